@@ -17,7 +17,7 @@ from megatrain.comm.lanes import AwaitedLane
 from megatrain.config.config import Config
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineInput
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.planning.update import plan_update
@@ -161,7 +161,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
         holders=config.holders,
         has_sequence_chunks=config.parallel.num_sequence_chunks > 1,
     )
-    for group in (mesh.dp, mesh.tp):
+    for group in mesh.by_name.values():
         communicator = group.communicator
         if isinstance(communicator, GlooCommunicator) and communicator.new_lane is not None:
             communicator.new_lane = lambda _: AwaitedLane()
@@ -181,8 +181,10 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
                 grad_clip=config.optimizer.grad_clip,
                 recorder=recorder,
             )
-    chunks = plan_stage(config, mesh)
-    estimate = estimate_memory(config, layout, mesh.coordinate["pp"], chunks, plan_update(config, mesh, chunks))
+    with planned_mesh(config, layout, context.rank) as planned:
+        chunks = plan_stage(config, planned)
+        update = plan_update(config, planned, chunks)
+    estimate = estimate_memory(config, layout, mesh.stage, chunks, update)
     leave()
     return memory.peak_bytes, estimate.total, estimate.moment
 
@@ -199,5 +201,5 @@ def random_inputs(rank_model: RankModel) -> list[PipelineInput]:
             first_sample + microbatch * config.batch.micro_batch_size,
             torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None,
         )
-        for microbatch in range(config.num_microbatches(rank_model.mesh.layout.dp_size))
+        for microbatch in range(config.num_microbatches(rank_model.mesh.layout))
     ]

@@ -266,7 +266,7 @@ def _measure(case: Case) -> dict[str, Any]:
     communication = 1.0 - (free_s + free_again_s) / 2.0 / off
     return {
         "case": case.name,
-        "bucket": config.bucket_size(config.parallel.dp_size) if config.parallel.dp_size > 1 else "-",
+        "bucket": config.bucket_size(config.layout(None)) if config.parallel.dp_size > 1 else "-",
         "off, ms": off * 1e3,
         "on, ms": on * 1e3,
         "ideal, ms": ideal * 1e3,

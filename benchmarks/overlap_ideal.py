@@ -65,7 +65,7 @@ def measured_computes(records: Sequence[Record], steps: set[int]) -> Computes:
 def sent_by_schedule(config: Config) -> float:
     """Return the bytes that a rank sends in a step, as the mean over stages."""
     bucket_bytes, message_bytes = sent_bytes(config)
-    schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
+    schedule = config.parallel.build_schedule(config.num_microbatches(config.layout(None)))
     num_messages = sum(action.kind in _SENDS for actions in schedule.stages for action in actions)
     shared = 2 * sum(map(sum, bucket_bytes.values()))
     return (shared + (num_messages * message_bytes if schedule.pp_size > 1 else 0)) / schedule.pp_size
@@ -114,7 +114,7 @@ class _Replay:
 
     def __init__(self, config: Config, rate: float) -> None:
         self._layout = config.layout(None)
-        self._schedule = config.parallel.build_schedule(config.num_microbatches(config.parallel.dp_size))
+        self._schedule = config.parallel.build_schedule(config.num_microbatches(config.layout(None)))
         bucket_bytes, message_bytes = sent_bytes(config)
         self._exchange_s = {key: [size / rate for size in sizes] for key, sizes in bucket_bytes.items()}
         self._message_s = message_bytes / rate if self._layout.pp_size > 1 else 0.0

@@ -53,7 +53,7 @@ class PeerSide:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
         if kind == "DDP":
             # megatrain's bucket size: torch's default is larger than this model, so DDP would overlap nothing
-            bucket_mb = config.bucket_size(mesh.layout.dp_size) * 4 / 2**20
+            bucket_mb = config.bucket_size(mesh.layout) * 4 / 2**20
             self._model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
         else:
             self._model = _fully_sharded(model, config, init_device_mesh("cpu", (mesh.dp.size,)))

@@ -179,7 +179,7 @@ def _inputs(rank_model: RankModel) -> list[PipelineInput]:
     config, generator = rank_model.config, torch.Generator().manual_seed(rank_model.mesh.coordinate["dp"])
     size, length = config.batch.micro_batch_size, config.model.seq_len
     inputs = []
-    for _ in range(config.num_microbatches(rank_model.mesh.layout.dp_size)):
+    for _ in range(config.num_microbatches(rank_model.mesh.layout)):
         tokens = torch.randint(0, config.model.vocab_size, (length + 1, size), generator=generator)
         inputs.append(rank_model.pipeline_input(tokens[:-1], tokens[1:], torch.arange(size), None))
     return inputs

@@ -155,12 +155,12 @@ def _on_device(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device:
     if config.parallel.recompute == "full":
         for block in meta.module.blocks.values():
             recompute_fully(block)
-    options = _data_parallel_options(config, mesh.layout.dp_size)
+    options = _data_parallel_options(config, mesh.layout)
     data_parallel = ChunkDataParallel(meta.parameters, mesh.by_name, options, device, number)
     return BuiltChunk(meta, data_parallel, scales)
 
 
-def _data_parallel_options(config: Config, dp_size: int) -> DataParallelOptions:
+def _data_parallel_options(config: Config, layout: Layout) -> DataParallelOptions:
     dtype = DTYPES[config.train.precision]
     gradient_dtype = accumulate_dtype(dtype)
     return DataParallelOptions(
@@ -168,7 +168,7 @@ def _data_parallel_options(config: Config, dp_size: int) -> DataParallelOptions:
         dtype=dtype,
         gradient_dtype=gradient_dtype,
         reduce_dtype=torch.bfloat16 if config.parallel.grad_reduce_dtype == "bf16" else gradient_dtype,
-        bucket_size=config.bucket_size(dp_size),
+        bucket_size=config.bucket_size(layout),
         has_overlap=config.parallel.overlap,
     )
 

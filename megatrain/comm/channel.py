@@ -18,6 +18,7 @@ from torch import Tensor
 from megatrain.comm.exchange import Exchange, Pending
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.layout import STAGES
 from megatrain.telemetry.recorder import Recorder
 
 
@@ -141,7 +142,7 @@ def create_links(
     stage: int, groups: Mapping[str, Group], recorder: Recorder, *, has_wrap_links: bool
 ) -> PipelineLinks | None:
     """Return the channels of a stage. groups: this rank's groups by name."""
-    pp_ranks = groups["pp"].ranks
+    pp_ranks = groups[STAGES].ranks
     if len(pp_ranks) == 1:
         if not has_wrap_links:
             return None

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from megatrain.contracts.layout import REPLICAS, first_axis_of
+from megatrain.comm.group_plan import PlannedGroup
 
 
 class Mark(Protocol):
@@ -92,26 +92,13 @@ class DeviceStreams:
         self._new_stream = new_stream
         self._streams: dict[str, DeviceStream] = {}
 
-    def of(self, group: str, link: str = "") -> DeviceStream:
-        """Return the stream of a group's collectives, or of one of its links."""
-        name = f"{group} {link}" if link else stream_name(group)
+    def of(self, group: PlannedGroup, link: str = "") -> DeviceStream:
+        """Return the stream of a group's collectives, or of one of its links.
+
+        Groups of replicas share one stream, of low priority. The other groups along an axis share another: the next
+        kernel of the stage waits for their exchanges, or, along the stages, they communicate at the end of a step.
+        """
+        name = f"{group.name} {link}" if link else "replicas" if group.is_of_replicas else group.axis
         if name not in self._streams:
-            self._streams[name] = self._new_stream(is_urgent=is_urgent(group))
+            self._streams[name] = self._new_stream(is_urgent=not group.is_of_replicas)
         return self._streams[name]
-
-
-def stream_name(group: str) -> str:
-    """Return the name of the stream of a group's collectives.
-
-    Groups of replicas share one stream, and groups of stages, which communicate at the end of a step, share another.
-    Each other axis has its own stream: the next kernel of the stage waits for its exchanges.
-    """
-    axis = first_axis_of(group)
-    if axis in REPLICAS:
-        return "replicas"
-    return "stages" if axis in ("pp", "embedding") else axis
-
-
-def is_urgent(group: str) -> bool:
-    """Return whether the exchanges of the group have priority over those between replicas."""
-    return first_axis_of(group) not in REPLICAS

@@ -16,7 +16,6 @@ from megatrain.comm.communicator import Communicator
 from megatrain.comm.device_stream import DeviceStreams, NoStream
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Transfer, Work
 from megatrain.comm.gloo import GlooCommunicator
-from megatrain.comm.group import Group
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.lanes import AwaitedLane
 from megatrain.comm.mesh import Mesh, build_mesh
@@ -77,39 +76,32 @@ class _Nothing:
         return True
 
 
-def dry_group(group: Group, recorder: Recorder, device_type: str, *, is_awaited_later: bool) -> Group:
-    """Return `group` without its peers, with the exchanges that it would have on `device_type`.
-
-    is_awaited_later: callers start its exchanges first and wait for them later; on CPUs two of them then run at the
-    same time.
-    """
-    if group.size == 1:
-        return group
-    planned = PlannedGroup(group.name, group.ranks)
-    communicator = _communicator(planned, group.rank, recorder, device_type, is_awaited_later=is_awaited_later)
-    return replace(group, communicator=communicator, num_calls=0)
-
-
 @contextmanager
 def dry_mesh(
-    layout: Layout, rank: int, *, has_wrap_links: bool = False, holders: Sequence[Holders] = ()
+    layout: Layout,
+    rank: int,
+    *,
+    device_type: str = "cpu",
+    has_wrap_links: bool = False,
+    holders: Sequence[Holders] = (),
+    has_sequence_chunks: bool = False,
 ) -> Iterator[Mesh]:
-    """Yield the mesh of `rank` in `layout`, without peers."""
+    """Yield the mesh of `rank` in `layout`, without peers, with the exchanges that it would have on `device_type`.
+
+    has_wrap_links, holders, has_sequence_chunks: see create_mesh. On CPUs, two exchanges of a group whose exchanges are
+    awaited later run at the same time.
+    """
     recorder = Recorder(BlackBoxWriter.anonymous())
+    runner, streams = ExchangeRunner(recorder), DeviceStreams(NoStream)
 
     def connect(planned: PlannedGroup) -> Communicator:
-        return _communicator(planned, planned.ranks.index(rank), recorder, "cpu", is_awaited_later=False)
+        stub_group, no_time = ProcessGroup(planned.ranks.index(rank), len(planned.ranks)), timedelta()
+        if device_type == "cuda" and not planned.uses_cpu_memory:
+            return DryCommunicator(NcclCommunicator(runner, planned, stub_group, no_time, streams))
+        is_awaited_later = planned.is_awaited_later(has_sequence_chunks=has_sequence_chunks)
+        new_lane = (lambda _: AwaitedLane()) if is_awaited_later else None
+        return DryCommunicator(GlooCommunicator(runner, planned, stub_group, no_time, new_lane))
 
     yield build_mesh(
-        layout, rank, torch.device("cpu"), recorder, connect, has_wrap_links=has_wrap_links, holders=holders
+        layout, rank, torch.device(device_type), recorder, connect, has_wrap_links=has_wrap_links, holders=holders
     )
-
-
-def _communicator(
-    planned: PlannedGroup, index: int, recorder: Recorder, device_type: str, *, is_awaited_later: bool
-) -> DryCommunicator:
-    runner, stub_group, no_time = ExchangeRunner(recorder), ProcessGroup(index, len(planned.ranks)), timedelta()
-    if device_type == "cuda":
-        return DryCommunicator(NcclCommunicator(runner, planned.name, stub_group, no_time, DeviceStreams(NoStream)))
-    new_lane = (lambda _: AwaitedLane()) if is_awaited_later else None
-    return DryCommunicator(GlooCommunicator(runner, planned, stub_group, no_time, new_lane))

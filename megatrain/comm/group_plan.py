@@ -13,19 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatrain.contracts.layout import STAGES, Holders, Layout, axis_named
+from megatrain.contracts.layout import NEAREST, STAGES, Holders, Layout, axis_named
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
     """A group that is not created yet. `ranks` are in axis order.
 
-    uses_cpu_memory: for exchanges in the memory of the CPU, in parallel with training. is_link: for sends and receives
-    only.
+    axis: the axis along which the ranks lie, or the outermost of several. is_of_replicas: gradients and parameters
+    travel between replicas in it; they are large, and needed later. uses_cpu_memory: for exchanges in the memory of the
+    CPU, in parallel with training. is_link: for sends and receives only.
     """
 
     name: str
     ranks: tuple[int, ...]
+    axis: str = ""
+    is_of_replicas: bool = False
     uses_cpu_memory: bool = False
     is_link: bool = False
 
@@ -33,6 +36,13 @@ class PlannedGroup:
     def key(self) -> str:
         """The name that only the members of this group use: groups of the same name have no rank in common."""
         return f"{self.name}-{self.ranks[0]}"
+
+    def is_awaited_later(self, *, has_sequence_chunks: bool) -> bool:
+        """Return whether callers start exchanges of the group first and wait for them later.
+
+        has_sequence_chunks: tp ranks exchange sequence chunks.
+        """
+        return self.is_link or self.is_of_replicas or (has_sequence_chunks and self.name == NEAREST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,7 @@ class _Kind:
     """The group joins the first and the last rank along the axis; each rank between them is a group of one."""
     num_runs: int = 1
     """The ranks along the axes are cut into this many runs of consecutive ranks; each run is a group."""
+    is_of_replicas: bool = False
     uses_cpu_memory: bool = False
     is_link: bool = False
 
@@ -55,7 +66,7 @@ class _Kind:
         if self.joins_ends:
             ends = (ranks[0], ranks[-1])
             ranks = ends if len(ranks) > 1 and rank in ends else (rank,)
-        return PlannedGroup(self.name, ranks, self.uses_cpu_memory, self.is_link)
+        return PlannedGroup(self.name, ranks, self.axes[0], self.is_of_replicas, self.uses_cpu_memory, self.is_link)
 
 
 _EMBEDDING = _Kind("embedding", (STAGES,), joins_ends=True)
@@ -102,13 +113,15 @@ def all_planned_groups(
 
 
 def _kinds(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> tuple[_Kind, ...]:
-    along = (_Kind(axis, (axis,)) for axis in layout.innermost_first)
-    spans = (_Kind(layout.group_name(axes), axes) for axes in layout.replica_spans)
+    along = (
+        _Kind(layout.group_name(axes), axes, is_of_replicas=layout.are_of_replicas(axes))
+        for axes in [*((axis,) for axis in layout.innermost_first), *layout.replica_spans]
+    )
     summed = summing_order(layout)
     others = (axis for axis in layout.innermost_first if axis not in summed)
     on_cpus = (_Kind(f"host-{axis}", (axis,), uses_cpu_memory=True) for axis in (*summed, *others))
     of_holders = (_Kind(holder.name, (holder.axis,), num_runs=holder.num_groups) for holder in holders)
-    always = (*along, *spans, *on_cpus, _EMBEDDING, *of_holders)
+    always = (*along, *on_cpus, _EMBEDDING, *of_holders)
     if layout.pp_size == 1:
         return always
     # with two stages the wrap link joins the same pair of ranks as the neighbour link, so it needs its own group

@@ -28,7 +28,7 @@ from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.lanes import Lane
 from megatrain.comm.link_warmup import warm_up
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
-from megatrain.contracts.layout import DENSE, DENSE_REPLICAS, NEAREST, REPLICAS, Coordinate, Holders, Layout
+from megatrain.contracts.layout import DENSE, DENSE_REPLICAS, STAGES, Coordinate, Holders, Layout
 from megatrain.telemetry.recorder import Recorder
 
 
@@ -77,17 +77,18 @@ class Mesh:
         return self.along["dp"]
 
     @property
-    def pp(self) -> Group:
-        return self.along["pp"]
-
-    @property
     def by_name(self) -> dict[str, Group]:
         """The groups over which parameters and gradients are exchanged."""
         return {**self.along, **self.spans, self.embedding.name: self.embedding, **self.holders}
 
     @property
+    def stage(self) -> int:
+        """The stage of the pipeline that this rank is in."""
+        return self.layout.index(STAGES, self.rank)
+
+    @property
     def is_last_stage(self) -> bool:
-        return self.coordinate["pp"] == self.layout.pp_size - 1
+        return self.stage == self.layout.pp_size - 1
 
     @property
     def is_alone(self) -> bool:
@@ -165,9 +166,6 @@ def create_mesh(
     """
     runner, timeout = ExchangeRunner(recorder, before_exchange), timedelta(seconds=timeout_s)
     streams = DeviceStreams()
-    awaited_later = {*REPLICAS, *map(layout.group_name, layout.replica_spans)}
-    if has_sequence_chunks:
-        awaited_later.add(NEAREST)
 
     def store_of(planned: PlannedGroup) -> dist.Store:
         return dist.distributed_c10d._get_default_store() if stores is None else stores.of(planned)
@@ -176,16 +174,16 @@ def create_mesh(
         store = store_of(planned)
         if device.type == "cuda" and not planned.uses_cpu_memory:
             group = nccl.create_process_group(planned, rank, device, store, timeout)
-            return nccl.NcclCommunicator(runner, planned.name, group, timeout, streams)
+            return nccl.NcclCommunicator(runner, planned, group, timeout, streams)
         group = gloo.create_process_group(planned, rank, store, timeout)
-        new_lane = Lane if planned.is_link or planned.name in awaited_later else None
+        new_lane = Lane if planned.is_awaited_later(has_sequence_chunks=has_sequence_chunks) else None
         return gloo.GlooCommunicator(runner, planned, group, timeout, new_lane)
 
     mesh = build_mesh(layout, rank, device, recorder, connect, has_wrap_links=has_wrap_links, holders=holders)
     if mesh.links is not None and mesh.links.connect_at_first_message:
         warm_up(
             mesh.links,
-            mesh.coordinate["pp"],
+            mesh.stage,
             layout.pp_size,
             device,
             lambda group: store_of(PlannedGroup(group.name, group.ranks)),
@@ -215,17 +213,16 @@ def build_mesh(
         number = recorder.add_group(planned.name, ranks)
         communicator = connect(planned) if len(ranks) > 1 else None
         groups[planned.name] = Group(planned.name, ranks, ranks.index(rank), number, communicator)
-    coordinate = layout.coordinate(rank)
     return Mesh(
         layout=layout,
         rank=rank,
-        coordinate=coordinate,
+        coordinate=layout.coordinate(rank),
         device=device,
         recorder=recorder,
         along={axis: groups[axis] for axis in layout.axes},
         embedding=groups["embedding"],
         cpu_groups=CpuGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
-        links=create_links(coordinate["pp"], groups, recorder, has_wrap_links=has_wrap_links),
+        links=create_links(layout.index(STAGES, rank), groups, recorder, has_wrap_links=has_wrap_links),
         holders={holder.name: groups[holder.name] for holder in holders},
         spans={name: groups[name] for name in map(layout.group_name, layout.replica_spans)},
     )

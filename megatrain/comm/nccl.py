@@ -20,7 +20,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from megatrain.comm.communicator import HALF, ProcessGroupCommunicator, summed_parts
-from megatrain.comm.device_stream import DeviceStreams, is_urgent
+from megatrain.comm.device_stream import DeviceStreams
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Transfer
 from megatrain.comm.group_creation import missing_members_error, new_process_group
 from megatrain.comm.group_plan import PlannedGroup
@@ -31,7 +31,7 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class NcclCommunicator(ProcessGroupCommunicator):
-    """A group's exchanges. `streams`: those of the rank; `name`: the name of the group, which selects a stream."""
+    """A group's exchanges. `streams`: those of the rank; the properties of the planned group select one of them."""
 
     connects_at_first_message = True
     is_asynchronous = False
@@ -40,14 +40,14 @@ class NcclCommunicator(ProcessGroupCommunicator):
     def __init__(
         self,
         runner: ExchangeRunner,
-        name: str,
+        planned: PlannedGroup,
         process_group: dist.ProcessGroup,
         timeout: timedelta,
         streams: DeviceStreams,
     ) -> None:
         super().__init__(process_group, timeout)
         self._runner = runner
-        self._name = name
+        self._planned = planned
         self._streams = streams
 
     def all_gather(self, x: Tensor, out: Tensor) -> Transfer:
@@ -70,7 +70,7 @@ class NcclCommunicator(ProcessGroupCommunicator):
         return Transfer(lambda: dist.irecv(x, peer, group=self.process_group))
 
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:
-        return self._runner.submit_on(self._streams.of(self._name, exchange.link), result, exchange)
+        return self._runner.submit_on(self._streams.of(self._planned, exchange.link), result, exchange)
 
 
 def create_process_group(
@@ -95,14 +95,14 @@ def create_process_group(
             "nccl",
             store,
             timeout,
-            options=_options(planned.name, timeout),
+            options=_options(planned, timeout),
             device=None if planned.is_link else device,
         )
     return group
 
 
-def _options(name: str, timeout: timedelta) -> Any:
+def _options(planned: PlannedGroup, timeout: timedelta) -> Any:
     # the priority of torch's own streams, on which the messages of links run
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=is_urgent(name))
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=not planned.is_of_replicas)
     options._timeout = timeout
     return options

@@ -183,7 +183,7 @@ def _summary(config: Config, world_size: int | None) -> str:
     layout = config.layout(world_size)
     parallel, batch = config.parallel, config.batch
     is_dp_assumed = parallel.dp_size == 0 and world_size is None
-    num_microbatches = config.num_microbatches(layout.dp_size)
+    num_microbatches = config.num_microbatches(layout)
     chunks = parallel.num_chunks
     size = parameters_by_part(config.model)
     bubble = bubble_fraction(parallel.schedule, layout.pp_size, chunks, num_microbatches)

@@ -195,10 +195,10 @@ class Config:
         num_heads, tp_size = self.model.resolved_num_kv_heads, self.parallel.tp_size
         return (Holders("tp", num_heads),) if num_heads < tp_size else ()
 
-    def num_microbatches(self, dp_size: int, global_batch_size: int | None = None) -> int:
+    def num_microbatches(self, layout: Layout, global_batch_size: int | None = None) -> int:
         """Return the micro-batches of each pipeline in one step. global_batch_size: None means the configured size."""
         samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
-        return samples // (self.batch.micro_batch_size * dp_size)
+        return samples // (self.batch.micro_batch_size * layout.num_sample_parts)
 
     @property
     def layers_per_chunk(self) -> tuple[int, ...]:
@@ -222,17 +222,17 @@ class Config:
         """Return the kind of a layer. Layers of the same kind compute alike and need the same memory."""
         return LayerKind(self.fp8.covers(layer), self.model.window_of(layer))
 
-    def bucket_size(self, dp_size: int) -> int:
+    def bucket_size(self, layout: Layout) -> int:
         """Return the number of elements at which a bucket is closed: parallel.bucket_size, or a default for the model.
 
         The default is the size of one layer's matrices on a rank: with N layers, only 1/N of the communication is
         exposed, because each collective overlaps with a layer. It is at most LARGEST_BUCKET, which suffices to use a
-        link fully, and at least SMALLEST_SHARD per rank, below which latency costs more than bandwidth.
+        link fully, and at least SMALLEST_SHARD per replica, below which latency costs more than bandwidth.
         """
         if self.parallel.bucket_size:
             return self.parallel.bucket_size
         layer = block_weights(self.model) // self.parallel.tp_size
-        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARD * dp_size)
+        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARD * layout.num_replicas)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return section -> key -> value, with values that JSON can represent."""

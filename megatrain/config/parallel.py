@@ -156,7 +156,7 @@ class ParallelConfig:
         metadata=option(
             "Least number of parameters of a chunk that are reduced and gathered in one collective: a bucket is closed "
             "when it holds this many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 "
-            "for each data-parallel rank.",
+            "for each rank that has a shard of it.",
             unit="elements",
             minimum=0,
         ),

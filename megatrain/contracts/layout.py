@@ -10,7 +10,7 @@ the ranks along an axis are always evenly spaced: an axis of a layout is a size 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -211,6 +211,11 @@ class Layout:
         """Return whether some ranks hold the same parameters and compute with them for other samples or tokens."""
         return any(self.size(axis) > 1 for axis in self.axes if not _BY_NAME[axis].cuts_model)
 
+    @property
+    def num_replicas(self) -> int:
+        """How many ranks hold the same dense parameters and compute with them for other samples or tokens."""
+        return prod(self.size(axis) for axis in DENSE_REPLICAS)
+
     def size(self, axis: str) -> int:
         return self._placed(axis).size
 
@@ -270,21 +275,38 @@ class Layout:
     @property
     def replica_spans(self) -> tuple[tuple[str, ...], ...]:
         """The axes along which ranks hold the same parameters, for each factorisation with several such axes."""
-        spans = (tuple(axis for axis in self.replica_axes(axes[0]) if self.size(axis) > 1) for axes in _FACTORISED)
-        return tuple(span for span in spans if len(span) > 1)
+        return tuple(axes for axes in self._replica_axes() if len(axes) > 1)
+
+    def are_of_replicas(self, axes: Sequence[str]) -> bool:
+        """Return whether gradients and parameters travel in the group along these axes.
+
+        These are all axes of several ranks along which ranks hold the same parameters, or the outermost of them. In a
+        group along an inner one, such as cp if there is dp too, ranks exchange tokens of the same samples.
+        """
+        return any(tuple(axes) == found[: len(axes)] for found in self._replica_axes())
+
+    @property
+    def num_sample_parts(self) -> int:
+        """How many parts the samples of a step are dealt to."""
+        return prod(self.size(axis.name) for axis in NUMBERING_AXES if axis.deals_samples)
 
     def sample_share(self, rank: int) -> tuple[int, int]:
         """Return (index, count): the samples of a step are dealt to `count` parts in turn; `rank` gets part `index`."""
-        index, count = 0, 1
-        for axis in self.grid:
-            if _BY_NAME[axis].deals_samples:
-                index, count = index * self.size(axis) + self.index(axis, rank), count * self.size(axis)
-        return index, count
+        index = 0
+        for axis in NUMBERING_AXES:
+            if axis.deals_samples:
+                index = index * self.size(axis.name) + self.index(axis.name, rank)
+        return index, self.num_sample_parts
 
     def place_text(self, rank: int, *axes: str) -> str:
         """Return a rank's place as text: "stage 0, dp 3, tp 1". axes: only these, in the given order."""
         at = self.coordinate(rank)
         return ", ".join(f"{_BY_NAME[axis].word or axis} {at[axis]}" for axis in axes or self.axes)
+
+    def _replica_axes(self) -> Iterator[tuple[str, ...]]:
+        """Yield the axes of several ranks along which ranks hold the same parameters, for each factorisation."""
+        for axes in _FACTORISED:
+            yield tuple(one for one in self.replica_axes(axes[0]) if self.size(one) > 1)
 
     def _placed(self, axis: str) -> PlacedAxis:
         for placed in self.placed:

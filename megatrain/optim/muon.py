@@ -9,7 +9,7 @@ so that both share a learning rate and a weight decay (Moonlight, arXiv:2502.169
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -17,24 +17,24 @@ from megatrain.comm.group import Group
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.optim.state import ShardState
 from megatrain.parallel.logical_matrices import LogicalMatrix
-from megatrain.parallel.matrix_exchange import MatrixExchange
+from megatrain.parallel.matrix_exchange import matrix_exchanges
 
 RMS_OF_ADAMW = 0.2
 
 
 class Muon:
-    """The updates of all shards of hidden weights. cut: the group along the axis that cuts the weights."""
+    """The updates of all shards of hidden weights. along: this rank's groups by axis."""
 
-    def __init__(self, states: Sequence[ShardState], config: OptimizerConfig, cut: Group) -> None:
+    def __init__(self, states: Sequence[ShardState], config: OptimizerConfig, along: Mapping[str, Group]) -> None:
         self._states = tuple(states)
         self._config = config
-        self._exchange = MatrixExchange([state.bucket for state in states], cut, config.muon_precision)
+        self._exchanges = matrix_exchanges([state.bucket for state in states], along, config.muon_precision)
 
     def update_(self, gradients: Sequence[Tensor], lr: float, gradient_scale: float) -> None:
         """Update all shards of state in place with gradients times `gradient_scale`, and their parameters too.
 
         The directions overwrite the gradients.
-        Communication: the same as for MatrixExchange.orthogonalize_.
+        Communication: that of MatrixExchange.orthogonalize_, once for each exchange.
         """
         momentum = self._config.momentum
         for state, gradient in zip(self._states, gradients, strict=True):
@@ -43,7 +43,8 @@ class Muon:
                 gradient.lerp_(average, momentum)
             else:
                 gradient.copy_(average)
-        self._exchange.orthogonalize_(gradients, update_scale)
+        for exchange in self._exchanges:
+            exchange.orthogonalize_(gradients, update_scale)
         for state, direction in zip(self._states, gradients, strict=True):
             state.move_(direction, lr)
 

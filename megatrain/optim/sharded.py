@@ -14,7 +14,6 @@ from torch import Tensor
 
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
-from megatrain.contracts.layout import NEAREST
 from megatrain.ops.square_sums import square_sum
 from megatrain.optim.adamw import adamw_update_
 from megatrain.optim.lamb import lamb_updates_
@@ -35,7 +34,7 @@ class ShardedOptimizer:
         self._chunks = tuple(chunks)
         self.states = [(chunk, ShardState(bucket)) for chunk in chunks for bucket in chunk.buckets]
         of_muon = [state for _, state in self.states if state.rule.name == "muon"]
-        self._muon = Muon(of_muon, config, mesh.along[NEAREST]) if of_muon else None
+        self._muon = Muon(of_muon, config, mesh.along) if of_muon else None
 
     def gradient_square_sum(self) -> Tensor:
         """Return this rank's part of the squared gradient norm, in fp64; only the first of several holders has one."""
@@ -53,7 +52,7 @@ class ShardedOptimizer:
 
         The update may overwrite the gradients.
         Communication: none for AdamW and SGD; for LAMB one small all-reduce over dp, then over tp (lamb.py); for Muon
-        all-to-alls over dp and tp (muon.py).
+        all-to-alls over the replicas and the axis that cuts a weight (muon.py).
         """
         self.num_updates += 1
         by_rule: dict[str, list[tuple[ShardState, Tensor]]] = {}

@@ -8,9 +8,10 @@ The reduction of a bucket may start when its gradients are complete, which is de
 writes to a parameter's gradient once per micro-batch for each use of the parameter: twice if a stage has both the
 embedding and the head of a model with tied embeddings, and later if the schedule defers wgrads. The number of writes is
 declared when the chunk is built (LogicalParameter.num_writes), not measured in a step. A bucket is complete when each
-of its parameters has all its writes. Reductions start in the order of the buckets, even if a later bucket is complete
-first, so all ranks start them in the same order. A bucket with a parameter that may get no gradient is never complete
-early, and is left out of that order.
+of its parameters has all its writes. A bucket with a parameter that may get no gradient is never complete early.
+Reductions start in one fixed order, even if a later bucket is complete first: the buckets that may start early, then
+the others. Whatever is left at the end of a window starts in that order too. So all ranks start them in the same order,
+even if a rank lacks a declared write.
 """
 
 from __future__ import annotations
@@ -203,8 +204,10 @@ class WriteCounts:
         self._num_missing: list[int] = []
         """By bucket, the number of parameters whose gradients are not complete."""
         self._num_microbatches = 0
-        self.early = [number for number, bucket in enumerate(buckets) if all(logical.num_writes for logical in bucket)]
-        """The buckets that may start before the end of the window, in the order in which they start."""
+        early = [number for number, bucket in enumerate(buckets) if all(logical.num_writes for logical in bucket)]
+        self.num_early = len(early)
+        self.order = (*early, *(number for number in range(len(buckets)) if number not in early))
+        """The order in which buckets start; only the first `num_early` may start before the end of the window."""
         self.begin(0)
 
     def begin(self, num_microbatches: int) -> None:

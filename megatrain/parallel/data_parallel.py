@@ -2,8 +2,8 @@
 
 ZeRO-1 accumulates full gradients over the micro-batches and reduce-scatters a chunk at the reduce action of the
 schedule, after its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard
-only. If all gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in their
-order (bucket.py). Each part of the model waits only for its own parameters. With overlap off, each collective is
+only. If all gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in one
+fixed order (bucket.py). Each part of the model waits only for its own parameters. With overlap off, each collective is
 awaited at once. The collectives and their order stay the same, so the results are bitwise the same. Source: MegaScale
 sec. 3.2; ZeRO (arXiv:1910.02054).
 """
@@ -88,7 +88,7 @@ class ChunkDataParallel:
                 bucket.allocate_gradients()
         self._counts = WriteCounts([bucket.parameters for bucket in self.buckets])
         self._num_started = 0
-        """How many of the buckets that may start early have started in the current window of micro-batches."""
+        """How many buckets of the fixed order have started in the current window of micro-batches."""
         self._is_by_bucket = self._is_counting = False
 
     def overlap_by_bucket(self, module: nn.Module) -> None:
@@ -241,10 +241,10 @@ class ChunkDataParallel:
             return
         self._counts.count(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
-        early = self._counts.early
+        order = self._counts.order
         # a bucket that is complete before an earlier one waits for it: all ranks start collectives in one order
-        while self._num_started < len(early) and self._counts.is_whole(early[self._num_started]):
-            self._start_reduction(self.buckets[early[self._num_started]])
+        while self._num_started < self._counts.num_early and self._counts.is_whole(order[self._num_started]):
+            self._start_reduction(self.buckets[order[self._num_started]])
             self._num_started += 1
 
     def _begin_window(self, num_microbatches: int) -> None:
@@ -258,10 +258,8 @@ class ChunkDataParallel:
                 pending.wait()
 
     def _start_reductions(self) -> None:
-        started = set(self._counts.early[: self._num_started])
-        for number, bucket in enumerate(self.buckets):
-            if number not in started:
-                self._start_reduction(bucket)
+        for number in self._counts.order[self._num_started :]:
+            self._start_reduction(self.buckets[number])
         self._num_started, self._is_counting = 0, False
         if not self.options.has_overlap:
             self.finish_reductions()

@@ -40,13 +40,15 @@ class LogicalMatrix:
 
 @dataclass(frozen=True, slots=True)
 class HiddenWeight:
-    """The matrices of one parameter, and what each rank along the cut axis holds of the parameter.
+    """The matrices of one parameter, and what each rank along the axis that cuts it holds of the parameter.
 
-    boxes: for each of these ranks, the boxes that lie one after another in its tensor, with the same total size.
+    boxes: for each of these ranks, the boxes that lie one after another in its tensor, with the same total size. axis:
+    the axis that cuts the parameter; if none does, ranks along it share the work.
     """
 
     matrices: tuple[LogicalMatrix, ...]
     boxes: tuple[tuple[Box, ...], ...]
+    axis: str
 
 
 def matrices_of(name: str, shape: Sequence[int], fused: Fused | None) -> tuple[LogicalMatrix, ...]:

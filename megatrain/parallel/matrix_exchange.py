@@ -1,11 +1,12 @@
 """Orthogonalises the matrices in shards: each is gathered to one rank, changed there, and returned to the shards.
 
-The routes are those of matrix_routes.py. Ranks share the work by its FLOPs.
+The routes are those of matrix_routes.py. Ranks share the work by its FLOPs. Weights with other replicas, or cut along
+another axis, have an exchange of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -23,17 +24,15 @@ _EXCHANGE = Operation.UPDATES_ALL_TO_ALL
 
 
 class MatrixExchange:
-    """The matrices of some buckets with the same replicas. All their parameters are hidden weights.
+    """The matrices of weights with the same replicas that are cut along the same axis.
 
-    cut: the group along the axis that cuts the weights. precision: the dtype in which matrices are sent and
-    orthogonalised, "bf16", or "master" for that of the summed gradients.
+    cut: the group along that axis. dtype: that in which matrices are sent and orthogonalised.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], cut: Group, precision: str) -> None:
-        self._replicas, self._cut = buckets[0].replicas, cut
-        assert all(bucket.replicas is self._replicas for bucket in buckets), "hidden weights have different replicas"
-        self._dtype = torch.bfloat16 if precision == "bf16" else buckets[0].gradient_dtype
-        self._weights = list(_placed(buckets))
+    def __init__(self, weights: Sequence[PlacedWeight], replicas: Group, cut: Group, dtype: torch.dtype) -> None:
+        self._weights = tuple(weights)
+        self._replicas, self._cut = replicas, cut
+        self._dtype = dtype
 
     @cached_property
     def routes(self) -> MatrixRoutes:
@@ -50,7 +49,8 @@ class MatrixExchange:
     def orthogonalize_(self, shards: Sequence[Tensor], scale: Callable[[LogicalMatrix], float]) -> None:
         """Replace each matrix in `shards`, flat memory of each bucket's shard, by scale * the orthogonal matrix.
 
-        The scale is applied in the dtype of the shards.
+        shards: one for each bucket from which the exchanges were made; other values in them stay. The scale is applied
+        in the dtype of the shards.
         Communication: two all-to-alls over the replicas and two over the cut axis; blocks. Along the replicas a rank
         sends its shards, and returns the results of the matrices of its row; along the cut axis it sends its part of
         these matrices, and returns the results of the matrices that it owns.
@@ -114,11 +114,22 @@ def _owned_parts(arrived: Tensor, owned: OwnedMatrix) -> Iterator[tuple[Tensor, 
         yield arrived[at : at + box.numel].view(box.sizes), box
 
 
-def _placed(buckets: Sequence[Bucket]) -> Iterator[PlacedWeight]:
+def matrix_exchanges(buckets: Sequence[Bucket], along: Mapping[str, Group], precision: str) -> list[MatrixExchange]:
+    """Return the exchanges of the weights in `buckets`, in the order in which all ranks must make them.
+
+    All parameters of the buckets are hidden weights. along: this rank's groups by axis. precision: "bf16", or "master"
+    for the dtype of the summed gradients.
+    """
+    weights: dict[tuple[str, str], list[PlacedWeight]] = {}
+    replicas: dict[str, Group] = {}
     for number, bucket in enumerate(buckets):
+        replicas[bucket.replicas.name] = bucket.replicas
         for logical, start in zip(bucket.parameters, bucket.starts, strict=True):
             assert logical.hidden is not None, f"{logical.name} has no logical matrices"
-            yield PlacedWeight(number, bucket.shard_numel, start, logical.hidden)
+            key = (bucket.replicas.name, logical.hidden.axis)
+            weights.setdefault(key, []).append(PlacedWeight(number, bucket.shard_numel, start, logical.hidden))
+    dtype = torch.bfloat16 if precision == "bf16" else buckets[0].gradient_dtype
+    return [MatrixExchange(found, replicas[name], along[axis], dtype) for (name, axis), found in weights.items()]
 
 
 def _view(shards: Sequence[Tensor], region: Region) -> Tensor:

@@ -82,7 +82,12 @@ def matrix_routes(
     grid: tuple[int, int],
     place: tuple[int, int],
 ) -> MatrixRoutes:
-    """Return the routes of the rank at `place` of a grid of (replicas, parts). cost: of the work on one matrix."""
+    """Return the routes of the rank at `place` of a grid of (replicas, parts). cost: of the work on one matrix.
+
+    Raises: ValueError when the parts of a weight are not the whole weight, each of its values once.
+    """
+    for placed in weights:
+        _check_parts(placed.weight)
     (num_replicas, num_parts), (own_row, own_part) = grid, place
     numbered = [(weight, matrix) for weight in weights for matrix in weight.weight.matrices]
     owners = [
@@ -122,6 +127,21 @@ def matrix_routes(
         along_cut=Hop(tuple(map(sum, to_part)), from_part),
         owned=tuple(OwnedMatrix(numbered[number][1], tuple(parts)) for number, parts in owned.items()),
     )
+
+
+def _check_parts(weight: HiddenWeight) -> None:
+    """Raise ValueError unless the boxes of `weight` tile each of its matrices. Several ranks may hold one box."""
+    boxes = {box for of_part in weight.boxes for box in of_part}
+    for matrix in weight.matrices:
+        shared = (shared_box(box, matrix.box) for box in boxes)
+        num_held = sum(box.numel for box in shared if box is not None)
+        if num_held != matrix.box.numel:
+            name = f"matrix {matrix.name} of {matrix.parameter}" if matrix.name else matrix.parameter
+            raise ValueError(
+                f"the {len(weight.boxes)} ranks along {weight.axis} hold {num_held} values of {name}, which has "
+                f"{matrix.box.numel}; together they must hold each value once: name the axis that cuts the parameter "
+                "in its row of the placement table (parallel/decoder.py)"
+            )
 
 
 def _regions(placed: PlacedWeight, matrix: LogicalMatrix, replica: int, part: int) -> Iterator[Region]:

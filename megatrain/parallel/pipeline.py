@@ -116,7 +116,7 @@ class Pipeline:
 
         `train` and `evaluate` do not start them again.
         """
-        for action in schedule.initial_gathers(self.mesh.coordinate["pp"]):
+        for action in schedule.initial_gathers(self.mesh.stage):
             self.chunks[action.chunk].data_parallel.start_gather()
 
     def train(
@@ -142,7 +142,7 @@ class Pipeline:
         self, schedule: Schedule, inputs: Sequence[PipelineInput], loss_scale: Callable[[], Tensor] | None
     ) -> _ScheduleRun:
         run = _ScheduleRun(schedule.placement, inputs, loss_scale)
-        for action in schedule.stages[self.mesh.coordinate["pp"]]:
+        for action in schedule.stages[self.mesh.stage]:
             self._execute(action, run)
             _release_delivered(run.forward_sends)
             _release_delivered(run.backward_sends)
@@ -174,8 +174,8 @@ class Pipeline:
     def _forward(self, action: Action, run: _ScheduleRun) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
         micro = run.inputs[action.microbatch]
-        is_first = run.placement.is_first(self.mesh.coordinate["pp"], action.chunk)
-        is_last = run.placement.is_last(self.mesh.coordinate["pp"], action.chunk)
+        is_first = run.placement.is_first(self.mesh.stage, action.chunk)
+        is_last = run.placement.is_last(self.mesh.stage, action.chunk)
         if is_first:
             x = micro.tokens_SB
         else:
@@ -199,7 +199,7 @@ class Pipeline:
 
     def _backward(self, action: Action, run: _ScheduleRun) -> None:
         chunk, key = self.chunks[action.chunk], (action.chunk, action.microbatch)
-        if run.placement.is_last(self.mesh.coordinate["pp"], action.chunk):
+        if run.placement.is_last(self.mesh.stage, action.chunk):
             assert run.loss_scale is not None
             gradient = run.loss_scale()
         else:

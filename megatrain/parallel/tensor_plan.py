@@ -89,10 +89,11 @@ def _hidden_weight(name: str, shape: tuple[int, ...], plan: TensorPlan) -> Hidde
     row = row_of(name, plan.table)
     if not row.is_hidden_weight:
         return None
-    ranks = plan.layout.ranks_along(plan.rank, NEAREST)
+    axis = NEAREST if row.cut is None else row.cut.axis
+    ranks = plan.layout.ranks_along(plan.rank, axis)
     held = (placements_of(name, shape, row, plan.layout, rank) for rank in ranks)
     boxes = tuple(tuple(placement.box for placement in placements) for placements in held)
-    return HiddenWeight(matrices_of(name, shape, row.fused), boxes)
+    return HiddenWeight(matrices_of(name, shape, row.fused), boxes, axis)
 
 
 def _cut_parameters(chunk: nn.Module, placements: Mapping[str, Sequence[Placement]]) -> None:

@@ -7,18 +7,18 @@ their layers are run once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 
 from megatrain.chunks.builder import build_chunks, hidden_shape
 from megatrain.chunks.inputs import pipeline_input
-from megatrain.comm import Mesh
-from megatrain.comm.dry import dry_group
+from megatrain.comm import Mesh, dry_mesh
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.layout import NEAREST
+from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart
 from megatrain.ops.attention_choice import DeviceKind
 from megatrain.parallel.bucket import Bucket
@@ -32,8 +32,6 @@ from megatrain.planning.footprint import (
     standing_tensors,
     tensors_of,
 )
-from megatrain.telemetry.black_box_writer import BlackBoxWriter
-from megatrain.telemetry.recorder import Recorder
 from megatrain.telemetry.step_summary import OperationTotals
 
 _META = torch.device("meta")
@@ -65,26 +63,29 @@ def planned_kind(config: Config) -> DeviceKind:
     return DeviceKind("cpu") if config.runtime.device == "cpu" else _ANY_GPU
 
 
+def planned_mesh(config: Config, layout: Layout, rank: int) -> AbstractContextManager[Mesh]:
+    """Return the mesh of `rank` for planning: without peers, with the exchanges of the planned kind of device."""
+    parallel = config.parallel
+    return dry_mesh(
+        layout,
+        rank,
+        device_type=planned_kind(config).type,
+        has_wrap_links=parallel.num_chunks > 1,
+        holders=config.holders,
+        has_sequence_chunks=parallel.num_sequence_chunks > 1,
+    )
+
+
 def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
-    """Return the chunks of the stage of `mesh`. The groups of `mesh` need no peers.
+    """Return the chunks of the stage of `mesh`, which is from planned_mesh.
 
     Raises: TopologyError when a parameter cannot be sharded.
     """
-    kind, host = planned_kind(config), HostCopies()
-    recorder = Recorder(BlackBoxWriter.anonymous())
+    kind, host, recorder, tp = planned_kind(config), HostCopies(), mesh.recorder, mesh.tp
+    assert mesh.device.type == kind.type, f"a mesh on {mesh.device.type} for a plan of {kind.type}"
     recorder.set_step(0)
-    along = {
-        axis: dry_group(
-            group,
-            recorder,
-            kind.type,
-            is_awaited_later=axis != NEAREST or config.parallel.num_sequence_chunks > 1,
-        )
-        for axis, group in mesh.along.items()
-    }
-    tp = along[NEAREST]
     copies = ImmediateCopies() if kind.type == "cpu" else host
-    built = build_chunks(config, replace(mesh, along=along), _META, copies, kind)
+    built = build_chunks(config, mesh, _META, copies, kind)
     micro = planned_micro_batch(config, tp)
     standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head uses another chunk's embedding
     measured: dict[tuple[object, ...], tuple[MeasuredChunk, int]] = {}
@@ -99,7 +100,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 standing,
                 host.memory,
                 is_split=config.parallel.schedule_kind.splits_backward,
-                is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout.dp_size) > 1,
+                is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout) > 1,
                 is_by_bucket=config.parallel.overlaps_by_bucket and not config.kernels.cuda_graphs,
             )
             sent = _tokens_sent(recorder.complete_step().totals, tp)

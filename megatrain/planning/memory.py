@@ -87,7 +87,7 @@ def estimate_memory(
     num_elements, num_sharded = sum(bucket.numel for bucket in buckets), sum(bucket.shard_numel for bucket in buckets)
     has_own_master = sum_bytes != dtype.itemsize
 
-    num_microbatches = config.num_microbatches(layout.dp_size)
+    num_microbatches = config.num_microbatches(layout)
     schedule = parallel.build_schedule(num_microbatches)
     walk = StepWalk(config, stage, [_chunk_memory(config, chunk) for chunk in chunks], message_bytes(config, layout))
     peak = max(

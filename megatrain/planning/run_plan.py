@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatrain.comm import Mesh, dry_mesh
+from megatrain.comm import Mesh
 from megatrain.config.config import Config, LayerKind
 from megatrain.config.model_size import block_weights, num_parameters, parameter_sizes
 from megatrain.config.optimizer import first_matching
@@ -22,7 +22,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import row_of
 from megatrain.parallel.update_rules import UpdateRule, update_rule
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
 from megatrain.planning.traffic import Traffic, stage_traffic
 from megatrain.planning.update import plan_update
@@ -136,12 +136,12 @@ def plan_run(config: Config) -> RunPlan:
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """
     layout, parallel = config.layout(None), config.parallel
-    num_microbatches = config.num_microbatches(layout.dp_size)
+    num_microbatches = config.num_microbatches(layout)
     groups: dict[str, GroupPlan] = {}
     stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):
         rank = layout.first_rank_of(alike[0])
-        with dry_mesh(layout, rank, has_wrap_links=parallel.num_chunks > 1, holders=config.holders) as mesh:
+        with planned_mesh(config, layout, rank) as mesh:
             for group in _group_plans(mesh):
                 groups.setdefault(group.name, group)
             chunks = plan_stage(config, mesh)
@@ -178,7 +178,7 @@ def plan_run(config: Config) -> RunPlan:
         num_chunks=parallel.num_chunks,
         num_microbatches=num_microbatches,
         micro_batch_size=config.batch.micro_batch_size,
-        bucket_size=config.bucket_size(layout.dp_size),
+        bucket_size=config.bucket_size(layout),
         by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),

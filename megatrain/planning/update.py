@@ -5,20 +5,17 @@ Every other update works in place and sends no more than small sums.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from megatrain.comm import Mesh
-from megatrain.comm.dry import dry_group
 from megatrain.config.config import Config
-from megatrain.contracts.layout import NEAREST
-from megatrain.parallel.matrix_exchange import MatrixExchange
-from megatrain.planning.chunks import PlannedChunk, planned_kind
+from megatrain.parallel.matrix_exchange import matrix_exchanges
+from megatrain.planning.chunks import PlannedChunk
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
-from megatrain.telemetry.black_box_writer import BlackBoxWriter
-from megatrain.telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +33,17 @@ IN_PLACE = PlannedUpdate()
 
 
 def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> PlannedUpdate:
-    """Return the update of the rank of `mesh`. chunks: from plan_stage, all of the rank's."""
+    """Return the update of the rank of `mesh`, from planned_mesh. chunks: from plan_stage, all of the rank's."""
     buckets = [bucket for chunk in chunks for bucket in chunk.buckets if bucket.rule.name == "muon"]
     if not buckets:
         return IN_PLACE
-    recorder = Recorder(BlackBoxWriter.anonymous())
-    cut = dry_group(mesh.along[NEAREST], recorder, planned_kind(config).type, is_awaited_later=False)
-    exchange = MatrixExchange(buckets, cut, config.optimizer.muon_precision)
+    exchanges = matrix_exchanges(buckets, mesh.along, config.optimizer.muon_precision)
     shards = [torch.empty(bucket.shard_numel, dtype=bucket.gradient_dtype, device="meta") for bucket in buckets]
     with PeakTensorBytes(on_meta=True).include(shards) as memory:  # the gradients, which exist already
-        exchange.orthogonalize_(shards, lambda _: 1.0)
+        for exchange in exchanges:
+            exchange.orthogonalize_(shards, lambda _: 1.0)
     standing = sum(shard.nbytes for shard in shards)
-    return PlannedUpdate(memory.peak_bytes - standing, exchange.bytes_sent)
+    sent: Counter[str] = Counter()
+    for exchange in exchanges:
+        sent.update(exchange.bytes_sent)
+    return PlannedUpdate(memory.peak_bytes - standing, sent)

@@ -47,7 +47,7 @@ def test_chunks_send_the_same_bytes_in_more_exchanges(
                 assert all(bool(span.flags & RecordFlag.WATCHED) == (num_chunks > 1) for span in found)
                 numbers[num_chunks, rank, operation] = len(found)
                 sizes[num_chunks, rank, operation] = sum(span.num_bytes for span in found)
-    num_microbatches = config.num_microbatches(1)
+    num_microbatches = config.num_microbatches(config.layout(None))
 
     for rank in (0, 1):
         for operation in EXCHANGES:

@@ -158,7 +158,7 @@ def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links
     )
     assert mesh.links is not None
     store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
-    warm_up(mesh.links, mesh.coordinate["pp"], layout.pp_size, CPU, lambda group: store, has_wrap_links=has_wrap_links)
+    warm_up(mesh.links, mesh.stage, layout.pp_size, CPU, lambda group: store, has_wrap_links=has_wrap_links)
     found = list(noted)
     mesh.barrier()
     return found

@@ -48,8 +48,9 @@ def connected() -> Iterator[Callable[[Recorder], dict[str, Group]]]:
         runner, streams = ExchangeRunner(recorder), DeviceStreams()
         found = {}
         for name in BYTES:
-            group = create_process_group(PlannedGroup(name, (0,)), 0, device, store, timeout)
-            communicator = NcclCommunicator(runner, name, group, timeout, streams)
+            planned = PlannedGroup(name, (0,), axis=name, is_of_replicas=name == "dp")
+            group = create_process_group(planned, 0, device, store, timeout)
+            communicator = NcclCommunicator(runner, planned, group, timeout, streams)
             found[name] = Group(name, (0,), 0, recorder.add_group(name, [0]), communicator)
         return found
 

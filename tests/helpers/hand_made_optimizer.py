@@ -126,7 +126,9 @@ def _logical(
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
     # without tensor parallel all is alike, so that one bucket may hold anything
     holders = SOLE_HOLDER if is_cut or tp.size == 1 else ShardHolders(("tp",), tp.rank, tp.size)
-    hidden = HiddenWeight(matrices_of(name, shape, None), tuple((box,) for box in boxes)) if name in HIDDEN else None
+    hidden = (
+        HiddenWeight(matrices_of(name, shape, None), tuple((box,) for box in boxes), "tp") if name in HIDDEN else None
+    )
     return LogicalParameter(
         parameter,
         (Placement(name, shape, boxes[tp.rank], holders=holders),),

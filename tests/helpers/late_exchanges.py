@@ -170,7 +170,7 @@ def _train(rank_model: RankModel, recorder: Recorder) -> str:
     rank_model.initialise()
     rank_model.set_training(True)
     config = rank_model.config
-    num_microbatches = config.num_microbatches(config.parallel.dp_size)
+    num_microbatches = config.num_microbatches(config.layout(None))
     digest = hashlib.blake2b()
     for step in range(NUM_STEPS):
         recorder.set_step(step)

@@ -11,6 +11,7 @@ from megatrain.comm.channel import Channel
 from megatrain.comm.device_stream import DeviceStreams
 from megatrain.comm.exchange import ExchangeRunner, Pending
 from megatrain.comm.group import Group
+from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.nccl import NcclCommunicator
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBox, read_black_box
@@ -43,7 +44,9 @@ class SimulatedRank:
     def group(self, name: str, ranks: tuple[int, ...] = (0, 1)) -> Group:
         durations = {method: milliseconds * MS for method, milliseconds in DURATIONS_MS.items()}
         nccl = SimulatedNccl(self._simulation, name, ranks, self.rank, durations)
-        communicator = NcclCommunicator(self._runner, name, nccl, timedelta(seconds=1), self._streams)
+        # "dp" joins replicas, also in a layout with one rank along dp
+        planned = PlannedGroup(name, ranks, axis=name.partition("-")[0], is_of_replicas=name == "dp")
+        communicator = NcclCommunicator(self._runner, planned, nccl, timedelta(seconds=1), self._streams)
         number = self.recorder.add_group(name, ranks)
         return Group(name, ranks, ranks.index(self.rank), number, communicator)
 

@@ -14,6 +14,8 @@ from megatrain.schedule import infeasibility, layout_infeasibilities
 BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")
 RAMPUP_KEYS = ("batch.rampup_start", "batch.rampup_increment", "batch.rampup_samples", "batch.global_batch_size")
 LAYOUT_KEYS = tuple(f"parallel.{axis.size_name}" for axis in configurable_axes())
+SAMPLE_PARTS = " * ".join(axis.size_name for axis in configurable_axes() if axis.deals_samples)
+"""The number of parts that the samples of a step are dealt to, in the terms of the options."""
 PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
 
 
@@ -65,15 +67,15 @@ def _rampup_problems(batch: BatchConfig) -> Iterator[Problem]:
 
 
 def _division_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
-    batch, dp_size, full = context.config.batch, context.dp_size, levels[-1]
-    if dp_size is None:
+    batch, num_parts, full = context.config.batch, context.num_sample_parts, levels[-1]
+    if num_parts is None:
         keys: tuple[str, ...] = BATCH_KEYS
         part = batch.micro_batch_size
         divisor = f"batch.micro_batch_size={part}"
     else:
         keys = (*BATCH_KEYS, *LAYOUT_KEYS)
-        part = batch.micro_batch_size * dp_size
-        divisor = f"batch.micro_batch_size * dp_size = {batch.micro_batch_size} * {dp_size} = {part}"
+        part = batch.micro_batch_size * num_parts
+        divisor = f"batch.micro_batch_size * {SAMPLE_PARTS} = {batch.micro_batch_size} * {num_parts} = {part}"
     if full % part:
         fitting = alternatives(multiples_around(part, full))
         yield Problem(keys, f"batch.global_batch_size={full} must be divisible by {divisor}; use {fitting}")
@@ -93,17 +95,17 @@ def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
     if any(layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks)):
         return
     # One replica has the most micro-batches: what is impossible then is impossible with any number of replicas.
-    part = batch.micro_batch_size * (context.dp_size or 1)
+    part = batch.micro_batch_size * (context.num_sample_parts or 1)
     # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many.
     smallest = levels[0]
     reason = _infeasibility(context, smallest // part)
     if reason is None:
         return
     rampup = "" if len(levels) == 1 else f" (level {smallest} of the ramp-up)"
-    assumed = "" if context.dp_size else " with dp_size=1, which is assumed as the most lenient case"
+    assumed = "" if context.num_sample_parts else " with dp_size=1, which is assumed as the most lenient case"
     fitting = next((count for count in (1, parallel.pp_size) if not _infeasibility(context, count)), None)
     hint = "" if fitting is None else f"; the smallest batch that fits is {fitting * part}"
-    layout_keys = LAYOUT_KEYS if context.dp_size else ()
+    layout_keys = LAYOUT_KEYS if context.num_sample_parts else ()
     keys = (*BATCH_KEYS, *layout_keys, *PIPELINE_KEYS, *(RAMPUP_KEYS if rampup else ()))
     yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}{assumed}: {reason}{hint}")
 

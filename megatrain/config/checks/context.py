@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +32,10 @@ class Context:
         if self.world_size is None or not is_replica_known or self.world_size % parallel.ranks_per_replica:
             return None
         return self.world_size // parallel.ranks_per_replica
+
+    @property
+    def num_sample_parts(self) -> int | None:
+        """How many parts the samples of a step are dealt to, if the data-parallel size is known; else None."""
+        if self.dp_size is None:
+            return None
+        return Layout(**{**self.config.parallel.sizes, "dp_size": self.dp_size}).num_sample_parts

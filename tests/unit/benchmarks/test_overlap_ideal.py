@@ -31,7 +31,7 @@ def config_of(**parallel: object) -> Config:
 
 def computes_of(config: Config) -> list[Computes]:
     layout = config.layout(None)
-    schedule = config.parallel.build_schedule(config.num_microbatches(layout.dp_size))
+    schedule = config.parallel.build_schedule(config.num_microbatches(layout))
     seconds = {ActionKind.FORWARD: FORWARD_S, ActionKind.BACKWARD: BACKWARD_S}
     found = []
     for rank in range(layout.world_size):
@@ -44,7 +44,7 @@ def computes_of(config: Config) -> list[Computes]:
 @pytest.mark.parametrize(("pp_size", "num_chunks", "dp_size"), [(1, 1, 1), (1, 4, 2), (2, 1, 1), (4, 2, 2)])
 def test_with_free_links_a_step_computes_and_has_its_bubble(pp_size: int, num_chunks: int, dp_size: int) -> None:
     config = config_of(pp_size=pp_size, num_chunks=num_chunks, dp_size=dp_size)
-    num_microbatches = config.num_microbatches(dp_size)
+    num_microbatches = config.num_microbatches(config.layout(None))
 
     per_chunk = FORWARD_S + BACKWARD_S
     expected = (num_microbatches * num_chunks + pp_size - 1) * per_chunk + UPDATE_S
@@ -58,7 +58,7 @@ def test_only_the_last_bucket_of_backward_is_waited_for(num_chunks: int, bucket_
     buckets = sent_bytes(config)[0][0, 0]
     assert len(buckets) >= 2
     rate = sum(buckets) / (3.0 if bucket_size > 1 else 0.1)
-    compute = config.num_microbatches(2) * num_chunks * (FORWARD_S + BACKWARD_S) + UPDATE_S
+    compute = config.num_microbatches(config.layout(None)) * num_chunks * (FORWARD_S + BACKWARD_S) + UPDATE_S
 
     assert ideal_of_schedule(config, computes_of(config), rate) == pytest.approx(compute + 2 * buckets[-1] / rate)
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_calls, traced
-from megatrain.comm import Pending
-from megatrain.comm.dry import dry_group
+from megatrain.comm import Pending, dry_mesh
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
-from tests.helpers.single_rank import SilentRecorder, simulated_group
+from megatrain.contracts.layout import Layout
 
 RANKS = (0, 1)
 PIECE = 100.0
@@ -74,7 +73,8 @@ def test_traced_exchange_has_its_wait_where_the_program_awaits(
     result, gradients = torch.zeros(4), torch.zeros(8)
     monkeypatch.setattr("benchmarks.overlap_trace.time.perf_counter", lambda: now)
     monkeypatch.setattr(Group, "_start", lambda *_, **__: Pending(result, lambda: pass_(100.0)))
-    group = dry_group(simulated_group("dp", 2, 0), SilentRecorder(), "cpu", is_awaited_later=False)
+    with dry_mesh(Layout(dp_size=2), 0) as mesh:
+        group = mesh.dp
     with traced() as (trace, mark):
         mark()
         pass_(1.0)

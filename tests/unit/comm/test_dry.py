@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatrain.comm.dry import dry_group
+from megatrain.comm import dry_mesh
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.layout import Layout
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
-from tests.helpers.single_rank import SilentRecorder, simulated_group
 
 SIZE = 4
 
@@ -18,10 +18,10 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def dry(name: str, size: int, rank: int, device_type: str, *, is_awaited_later: bool = False) -> Group:
-    return dry_group(
-        simulated_group(name, size, rank), SilentRecorder(), device_type, is_awaited_later=is_awaited_later
-    )
+def dry(axis: str, size: int, rank: int, device_type: str, *, has_sequence_chunks: bool = False) -> Group:
+    layout = Layout(**{f"{axis}_size": size})
+    with dry_mesh(layout, rank, device_type=device_type, has_sequence_chunks=has_sequence_chunks) as mesh:
+        return mesh.along[axis]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_sent_tensor_is_held_until_the_exchange_is_awaited() -> None:
 
 
 def test_cpu_carries_out_two_exchanges_at_a_time() -> None:
-    group = dry("tp", SIZE, 0, "cpu", is_awaited_later=True)
+    group = dry("tp", SIZE, 0, "cpu", has_sequence_chunks=True)
     pieces, outs = [meta(SIZE, 3) for _ in range(4)], [meta(1, 3) for _ in range(4)]
     with PeakTensorBytes(on_meta=True).include(pieces, outs) as memory:
         before = memory.live_bytes

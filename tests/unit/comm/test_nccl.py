@@ -14,11 +14,10 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from megatrain.comm import mesh, nccl
-from megatrain.comm.device_stream import is_urgent
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.mesh import create_mesh
 from megatrain.contracts.errors import CommunicationError
-from megatrain.contracts.layout import AXES, Layout
+from megatrain.contracts.layout import Layout
 from tests.helpers.single_rank import SilentRecorder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
@@ -108,8 +107,22 @@ def test_links_are_warmed_up(layout: Layout, device: torch.device, num_warm_ups:
     assert asked.num_warm_ups == num_warm_ups
 
 
-def test_replica_exchanges_have_lower_priority() -> None:
-    assert [axis.name for axis in AXES if not is_urgent(axis.name)] == ["dp", "edp"]
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        (CUBE, ["dp"]),
+        (Layout(cp_size=2, tp_size=2), ["cp"]),
+        (Layout(dp_size=2, cp_size=2), ["dp", "dp-cp"]),
+        (Layout(dp_size=4, cp_size=2, ep_size=2), ["dp", "edp", "dp-cp"]),
+    ],
+    ids=str,
+)
+def test_replica_exchanges_have_lower_priority(layout: Layout, names: list[str], asked: Asked) -> None:
+    """If dp has one rank, the replicas lie along cp; else tokens that travel along cp are urgent."""
+    ask_for_mesh(layout, GPU)
+
+    options = {name: given for name, given in asked.options.items() if given is not None}
+    assert [name for name, given in options.items() if not given.is_high_priority_stream] == names
 
 
 @pytest.mark.parametrize("device", [CPU, GPU], ids=str)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatrain.comm.device_stream import DeviceStreams, is_urgent, stream_name
+from megatrain.comm.device_stream import DeviceStream, DeviceStreams
+from megatrain.comm.group_plan import planned_groups
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Record, RecordFlag
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import Holders, Layout
 from tests.helpers.simulated_device import Simulation
 from tests.helpers.simulated_ranks import DURATIONS_MS, LAUNCH_NS, MS, READ_NS, BoxedRank, receive
 
@@ -183,22 +184,32 @@ def test_exchange_is_done_with_the_device_and_keeps_its_memory(make_ranks: MakeR
 
 
 def test_few_streams_serve_all_groups() -> None:
-    expected = {
-        "tp": ("tp", True),
-        "tp-in-2": ("tp", True),
-        "cp": ("cp", True),
-        "dp": ("replicas", False),
-        "edp": ("replicas", False),
-        "pp": ("stages", True),
-        "embedding": ("stages", True),
-    }
-    assert {group: (stream_name(group), is_urgent(group)) for group in expected} == expected
+    layout, holders = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=4, ep_size=2), [Holders("tp", 2)]
+    assert streams_of(layout, holders) == [
+        (["tp", "tp-in-2"], True),
+        (["cp"], True),
+        (["dp", "edp", "dp-cp"], False),
+        (["pp", "embedding"], True),
+        (["ep"], True),
+    ]
+    # if dp has one rank, the gradients travel along cp
+    assert streams_of(Layout(cp_size=2, tp_size=2), []) == [(["tp"], True), (["cp"], False)]
+
+
+def streams_of(layout: Layout, holders: Sequence[Holders]) -> list[tuple[list[str], bool]]:
+    """Return the groups that share a stream, and whether it is urgent, for each stream of collectives."""
+    streams = DeviceStreams(Simulation(1).devices[0].new_stream)
+    found: dict[DeviceStream, list[str]] = {}
+    for one in planned_groups(layout, 0, holders=holders):
+        if len(one.ranks) > 1 and not (one.is_link or one.uses_cpu_memory):
+            found.setdefault(streams.of(one), []).append(one.name)
+    return [(names, stream.is_urgent) for stream, names in found.items()]  # type: ignore[attr-defined]
 
 
 def test_each_direction_of_a_link_has_a_stream() -> None:
     streams = DeviceStreams(Simulation(1).devices[0].new_stream)
-    links = [streams.of(group, link) for group in ("pp-forward", "pp-backward") for link in ("to-1", "from-1")]
+    forward, backward = (one for one in planned_groups(Layout(pp_size=2), 0) if one.is_link)
+    links = [streams.of(group, link) for group in (forward, backward) for link in ("to-1", "from-1")]
 
     assert len(set(map(id, links))) == 4
-    assert streams.of("pp-forward", "to-1") is links[0]
-    assert streams.of("tp") is streams.of("tp-in-2") is not streams.of("dp")
+    assert streams.of(forward, "to-1") is links[0]

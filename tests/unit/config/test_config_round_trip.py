@@ -17,6 +17,7 @@ from megatrain.config import Config, config_hash, load_config, to_toml
 from megatrain.config.config import all_options, build_config
 from megatrain.config.options import Option
 from megatrain.contracts.errors import ConfigError, TopologyError
+from megatrain.contracts.layout import Layout
 
 VALUES = {
     "int": st.integers(-(2**63), 2**63 - 1),
@@ -118,8 +119,9 @@ def test_layout_follows_the_world_size(small: Path) -> None:
     config = load_config(small, ["--parallel.tp_size=2", "--parallel.pp_size=4"]).config
 
     assert (config.layout(None).world_size, config.layout(24).dp_size) == (8, 3)
-    assert config.num_microbatches(3) == 16
-    assert config.num_microbatches(3, global_batch_size=24) == 8
+    assert config.num_microbatches(Layout(dp_size=3)) == 16
+    assert config.num_microbatches(Layout(dp_size=3, cp_size=2, tp_size=2)) == 16, "ranks along cp share samples"
+    assert config.num_microbatches(Layout(dp_size=3), global_batch_size=24) == 8
     for world_size in (4, 12):
         with pytest.raises(TopologyError, match=rf"needs 8 ranks, but there are {world_size}; start 8 processes"):
             config.layout(world_size)

@@ -69,6 +69,14 @@ def test_rank_of_coordinate_and_sizes_lead_back() -> None:
     assert Layout(pp_size=3, tp_size=2).first_rank_of(2) == 4
 
 
+def test_samples_are_dealt_along_dp_only() -> None:
+    """Ranks along cp and tp share the samples of their dp rank, and the stages of a pipeline too."""
+    for layout in LAYOUTS:
+        shares = [layout.sample_share(rank) for rank in range(layout.world_size)]
+        assert layout.num_sample_parts == layout.dp_size
+        assert shares == [(layout.index("dp", rank), layout.dp_size) for rank in range(layout.world_size)]
+
+
 def test_number_of_replicas_follows_from_the_axes_within_one() -> None:
     for layout in LAYOUTS:
         ranks_per_replica = math.prod(layout.size(axis) for axis in WITHIN_REPLICA)

@@ -16,6 +16,7 @@ from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.bucket import WriteCounts
+from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
 from megatrain.schedule import build_schedule
@@ -58,7 +59,7 @@ def test_undeclared_gradient_write_is_an_error() -> None:
 def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
     """An expert that no token chose in a step must not keep its own bucket, or later buckets, waiting."""
     counts = WriteCounts(buckets_of([1], [1, 0], [1]))
-    assert counts.early == [0, 2]
+    assert (counts.order, counts.num_early) == ((0, 2, 1), 2)
     assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is right"
     assert not counts.is_whole(1)
 
@@ -88,6 +89,53 @@ class NotingGroup:
     ) -> Pending:
         self._notes.append(f"reduce {self._number}")
         return Pending(out)
+
+
+NAMES = ("a", "b", "c")
+"""Parameters in the order of their buckets, one each. A micro-batch may leave b without a gradient."""
+
+
+def started_buckets(written: str, *, is_by_bucket: bool, zero_stage: int) -> tuple[list[str], list[str]]:
+    """Return which buckets are reduced during a backward that writes to these parameters, and which after it."""
+    # buckets are in backward order, the reverse of the forward's
+    module = nn.ModuleDict({name: nn.Linear(3, 1, bias=False) for name in reversed(NAMES)})
+    module.requires_grad_(requires_grad=False)  # the test writes the gradients itself
+    parameters = [
+        LogicalParameter(part.weight, (Placement(name, (1, 3), Box((0, 0), (1, 3))),), 0 if name == "b" else 1)
+        for name, part in module.items()
+    ]
+    notes: list[str] = []
+    group: Any = NotingGroup(notes, "")
+    options = DataParallelOptions(zero_stage, torch.float32, torch.float32, torch.float32, 1, has_overlap=is_by_bucket)
+    chunk = ChunkDataParallel(parameters, {"dp": group}, options, torch.device("cpu"))
+    for name, bucket in zip(NAMES, chunk.buckets, strict=True):
+        bucket.replicas = NotingGroup(notes, name)  # type: ignore[assignment]
+    if is_by_bucket:
+        chunk.overlap_by_bucket(module)
+    chunk.start_step()
+    chunk.expect(1)
+    chunk.before_backward()
+    for name in written:
+        chunk.add_gradient(NAMES.index(name), 0, lambda total, is_fresh: total.fill_(1.0))
+    num_early = len(notes)
+    chunk.after_backward()
+    chunk.reduce()
+    chunk.finish_reduce()
+    order = [note.removeprefix("reduce ") for note in notes]
+    return order[:num_early], order[num_early:]
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_buckets_start_in_one_order_if_a_write_is_missing(zero_stage: int) -> None:
+    """The ranks of a group start the same collectives in the same order, whichever gradients their samples give."""
+    found = {
+        (written, is_by_bucket): started_buckets(written, is_by_bucket=is_by_bucket, zero_stage=zero_stage)
+        for written in ("abc", "ac", "ca", "a", "c", "bc", "b", "")
+        for is_by_bucket in (True, False)
+    }
+    assert {(*early, *late) for early, late in found.values()} == {("a", "c", "b")}
+    early = {written: "".join(early) for (written, is_by_bucket), (early, _) in found.items() if is_by_bucket}
+    assert early == {"abc": "ac", "ac": "ac", "ca": "ac", "a": "a", "c": "", "bc": "", "b": "", "": ""}
 
 
 def noting(rank_model: RankModel) -> list[str]:

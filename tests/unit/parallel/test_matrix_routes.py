@@ -38,7 +38,7 @@ def weights_on(num_parts: int, num_replicas: int, bucket_of: dict[str, int]) -> 
         held = (placements_of(name, shape, row, layout, rank) for rank in range(num_parts))
         boxes = tuple(tuple(placement.box for placement in placements) for placements in held)
         bucket = bucket_of[name]
-        placed.append((bucket, ends[bucket], HiddenWeight(matrices_of(name, shape, row.fused), boxes)))
+        placed.append((bucket, ends[bucket], HiddenWeight(matrices_of(name, shape, row.fused), boxes, "tp")))
         ends[bucket] += sum(box.numel for box in boxes[0])
     return [PlacedWeight(bucket, -(-ends[bucket] // num_replicas), start, weight) for bucket, start, weight in placed]
 
@@ -106,6 +106,19 @@ def test_owners_get_whole_matrices(grid: tuple[int, int], is_one_bucket: bool) -
     assert [(one.parameter.split(".")[-2], one.name) for one in sorted(owned, key=str)] == [
         *[("out", ""), ("qkv", "k"), ("qkv", "q"), ("qkv", "v"), ("down", ""), ("up", "gate"), ("up", "up")]
     ]
+
+
+def test_weight_whose_parts_are_not_whole_is_refused() -> None:
+    """The ranks along the axis that is asked hold one half: a matrix put together from it would have random values."""
+    name, shape = "blocks.0.mlp.up.weight", (2, 8, 5)
+    fused = row_of(name, decoder_table()).fused
+    half = Box((0, 0, 0), (2, 4, 5))
+    for boxes, num_held in (((half,),), 20), (((half,), (half,)), 20), (((half,), (Box((0, 3, 0), (2, 5, 5)),)), 45):
+        weight = HiddenWeight(matrices_of(name, shape, fused), boxes, "tp")
+        with pytest.raises(
+            ValueError, match=rf"the {len(boxes)} ranks along tp hold {num_held} values of .*{name}, which has 40"
+        ):
+            matrix_routes([PlacedWeight(0, 128, 0, weight)], cost, (1, len(boxes)), (0, 0))
 
 
 def packed_of(routes: MatrixRoutes, shards: list[Numbers]) -> Numbers:

@@ -132,7 +132,7 @@ class Stage:
         self.modules = [Module(losses) for _ in range(num_chunks)]
         chunks = [PipelineChunk(module, nullcontext(), Buckets(self.log, chunk))  # type: ignore[arg-type]
                   for chunk, module in enumerate(self.modules)]  # fmt: skip
-        mesh: Any = SimpleNamespace(layout=Layout(pp_size=pp_size), coordinate={"pp": stage}, links=self.links)
+        mesh: Any = SimpleNamespace(layout=Layout(pp_size=pp_size), stage=stage, links=self.links)
         recorder: Any = self.recorder
         cpu = torch.device("cpu")
         self.pipeline = Pipeline(mesh, chunks, recorder, hidden_shape=SHAPE, dtype=torch.float32, device=cpu)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
@@ -313,25 +314,33 @@ def test_planned_model_of_one_rank_equals_the_plain_model() -> None:
 
 
 EVERY_AXIS = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
-OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_axes=("edp",))
+OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_axes=("edp",), is_hidden_weight=True)
 
 
 def test_part_of_a_rank_follows_from_its_whole_coordinate() -> None:
-    """With each axis above 1: a part is on as many ranks of a stage as the axes that do not cut it have places."""
+    """With each axis above 1: a part is on as many ranks as the axes that do not cut it have places.
+
+    Each rank knows all parts of a hidden weight: those of the ranks along the axis that cuts it.
+    """
     assert all(EVERY_AXIS.size(axis.name) > 1 for axis in AXES)
     config = replace(config_of(STYLES[0]), num_kv_heads=4)
     found: dict[str, Counter[Box]] = defaultdict(Counter)
-    for rank in range(EVERY_AXIS.stride("pp")):
+    for rank in range(EVERY_AXIS.world_size):
         with torch.device("meta"):
             model = Transformer(config)
         plan = replace(
             plan_of(config, tp_size=2, rank=rank % 2), layout=EVERY_AXIS, rank=rank, table=(OVER_EP, *decoder_table())
         )
+        place = {axis: EVERY_AXIS.index(axis, rank) for axis in ("tp", "ep")}
         for one in apply_tensor_plan(model, plan)[0]:
             for placement in one.placements:
                 found[one.name][placement.box] += 1
+            if one.hidden is not None:
+                assert one.hidden.boxes[place[one.hidden.axis]] == tuple(each.box for each in one.placements)
+                parts = {box for of_part in one.hidden.boxes for box in of_part}
+                assert sum(box.numel for box in parts) == math.prod(one.placements[0].global_shape), one.name
     for name, boxes in found.items():
         cut = row_of(name, (OVER_EP, *decoder_table())).cut
         num_parts = 1 if cut is None else EVERY_AXIS.size(cut.axis)
         assert len(boxes) == num_parts, name
-        assert set(boxes.values()) == {EVERY_AXIS.stride("pp") // num_parts}, name
+        assert set(boxes.values()) == {EVERY_AXIS.world_size // num_parts}, name

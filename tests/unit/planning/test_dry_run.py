@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.memory import with_changes
-from megatrain.comm import dry_mesh
 from megatrain.config import load_config, parameters_by_part
 from megatrain.config.config import Config
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
@@ -27,7 +26,6 @@ PASSING = ["activations", "working", "messages", "travelling"]
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from megatrain.comm import dry_mesh
 from megatrain.config import load_config
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
@@ -141,7 +139,7 @@ def test_plan_shows_the_fullest_middle_stage(schedule: str, fullest: int) -> Non
     changes = {"parallel.pp_size": 4, "parallel.recompute": "full", "parallel.schedule": schedule}
     config = Config.from_dict(with_changes(changes))
     layout = config.layout(None)
-    with dry_mesh(layout, 1) as mesh:
+    with planned_mesh(config, layout, 1) as mesh:
         chunks = plan_stage(config, mesh)
     totals = {stage: estimate_memory(config, layout, stage, chunks) for stage in (1, 2)}
 
@@ -183,6 +181,6 @@ def test_middle_stages_of_other_layers_are_distinguished() -> None:
     layout = config.layout(None)
     for one in plan.stages:
         for stage in one.stages:
-            with dry_mesh(layout, stage) as mesh:
+            with planned_mesh(config, layout, stage) as mesh:
                 assert one.memory.total >= estimate_memory(config, layout, stage, plan_stage(config, mesh)).total
     assert any(line.split()[:5] == ["middle,", "layers", "2", "1,3", "1"] for line in text.splitlines())

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.memory import with_changes
-from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 
 S, B, H, N = 64, 2, 64, 4
 TOKENS = S * B
@@ -95,7 +94,7 @@ def test_a_layer_keeps_what_its_backward_needs(changes: dict[str, Any], bytes_a_
             }
         )
         config = Config.from_dict(tables)
-        with dry_mesh(config.layout(None), 0) as mesh:
+        with planned_mesh(config, config.layout(None), 0) as mesh:
             (chunk,) = plan_stage(config, mesh)
         kept.append(chunk.measured.footprint.kept)
 

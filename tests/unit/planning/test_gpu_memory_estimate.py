@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.memory import with_changes
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.planning.plan_text import render
@@ -52,9 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_gpu_estimate_equals_a_step_on_fake_tensors(changes: dict[str, Any]) -> None:
     config = Config.from_dict(with_changes({**changes, "runtime.device": "cuda", "batch.global_batch_size": 4}))
-    mesh = single_rank_mesh()
-    estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))
-    rank_model = build_rank_model(config, mesh, SilentRecorder(), torch.device("cpu"))
+    with planned_mesh(config, Layout(), 0) as mesh:
+        estimate = estimate_memory(config, Layout(), 0, plan_stage(config, mesh))
+    rank_model = build_rank_model(config, single_rank_mesh(), SilentRecorder(), torch.device("cpu"))
     rank_model.set_training(True)
 
     counted = peak_of_a_pass(rank_model)

@@ -30,7 +30,7 @@ def test_a_rank_of_a_dry_run_has_a_group_along_every_axis() -> None:
             axis: LAYOUT.ranks_along(5, axis) for axis in LAYOUT.axes
         }
         assert [group.name for group in mesh.cpu_groups.groups] == ["host-tp", "host-pp", "host-cp", "host-dp"]
-        assert mesh.coordinate == {"pp": 1, "dp": 0, "cp": 0, "tp": 1, "edp": 0, "ep": 1}
+        assert (mesh.stage, mesh.coordinate) == (1, {"pp": 1, "dp": 0, "cp": 0, "tp": 1, "edp": 0, "ep": 1})
         names = [group.name for group in mesh.groups if group.size > 1]
     assert names == [
         *("pp", "cp", "tp", "ep", "embedding", "host-pp", "host-cp", "host-tp", "host-ep", "pp-forward", "pp-backward")

@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from benchmarks.memory import with_changes
-from megatrain.chunks.builder import build_meta_chunks
+from megatrain.chunks.builder import build_chunks, build_meta_chunks
 from megatrain.comm import create_mesh
 from megatrain.comm.group import Group
 from megatrain.config import load_config, num_parameters
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
+from megatrain.parallel.offload import ImmediateCopies
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
+from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import build_rank_model
@@ -58,13 +61,59 @@ def test_buckets_are_those_of_the_trainer() -> None:
         with_changes({"model.hidden_size": 64, "model.vocab_size": 300, "parallel.bucket_size": 20_000})
     )
     layout, recorder = Layout(), Recorder(BlackBoxWriter.anonymous())
+    with planned_mesh(config, layout, 0) as mesh:
+        (chunk,) = plan_stage(config, mesh)
     mesh = create_mesh(layout, 0, torch.device("cpu"), recorder)
-    (chunk,) = plan_stage(config, mesh)
     (built,) = build_rank_model(config, mesh, recorder, torch.device("cpu")).data_parallel
 
     assert [bucket.numel for bucket in chunk.buckets] == [bucket.numel for bucket in built.buckets]
     assert len(chunk.buckets) > 2
     assert all(bucket.values.is_meta for bucket in chunk.buckets)
+
+
+def test_default_size_of_buckets_counts_all_replicas() -> None:
+    """Each rank of the replica group has a shard of 65,536 elements at least, whichever axes the replicas lie along."""
+    config = Config.from_dict(with_changes({"parallel.bucket_size": 0, "model.hidden_size": 32}))
+    found = {}
+    for layout in (Layout(), Layout(dp_size=2), Layout(cp_size=2), Layout(dp_size=2, cp_size=2)):
+        with planned_mesh(config, layout, 0) as mesh:
+            (chunk,) = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
+        found[str(layout)] = chunk.data_parallel.options.bucket_size // mesh.replicas.size
+    assert set(found.values()) == {65_536}, found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_groups_exchange_as_on_the_planned_device(device: str) -> None:
+    """Along one axis or several, and among holders: with the memory of the device's library, in one recorder."""
+    layout = Layout(pp_size=2, cp_size=2, dp_size=2, tp_size=4)
+    config = Config.from_dict(
+        with_changes(
+            {
+                "parallel.pp_size": 2,
+                "parallel.tp_size": 4,
+                "model.num_heads": 4,
+                "model.num_kv_heads": 2,
+                "model.has_tied_head": True,
+                "runtime.device": device,
+            }
+        )
+    )
+    with planned_mesh(config, layout, 0) as mesh:
+        buckets = [bucket for chunk in plan_stage(config, mesh) for bucket in chunk.buckets]
+    groups = {group.name: group for one in buckets for group in (one.replicas, *one.sum_groups)}
+    assert groups.keys() == {"dp-cp", "tp", "tp-in-2", "embedding"}
+    for group in groups.values():
+        x = torch.empty(group.size * 5, device="meta")
+        with PeakTensorBytes(on_meta=True).include(x) as memory:
+            pending = [group.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER) for _ in range(4)]
+            in_flight = memory.live_bytes - x.nbytes - 4 * x.nbytes // group.size
+        for one in pending:
+            one.wait()
+        # gloo's ranks exchange parts; two exchanges run at a time if the first is not awaited at once
+        num_parts = 0 if device == "cuda" else 2 if group.name == "dp-cp" else 4
+        assert in_flight == num_parts * x.nbytes, group.name
+    recorded = mesh.recorder.complete_step().totals[Operation.GRADS_REDUCE_SCATTER]
+    assert recorded.num_bytes == sum(4 * 4 * 5 * group.size for group in groups.values())
 
 
 def test_every_tensor_rank_holds_the_same_amount() -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.memory import with_changes
-from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.planning.chunks import plan_stage
+from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.footprint import Footprint, MeasuredChunk
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
@@ -71,7 +70,7 @@ def test_without_overlap_no_message_is_awaited_ahead(overlap: bool, num_ahead: i
     """The estimate walks the trainer's own schedule, which posts receives late where nothing overlaps."""
     changes = {"parallel.pp_size": 2, "parallel.overlap": overlap, "runtime.device": "cuda"}
     config, layout = Config.from_dict(with_changes(changes)), Layout(pp_size=2)
-    with dry_mesh(layout, 1) as mesh:
+    with planned_mesh(config, layout, 1) as mesh:
         (chunk,) = plan_stage(config, mesh)
     fullest_in_backward = footprint(KEPT, KEPT, 10**9)
     chunk = replace(chunk, measured=MeasuredChunk(fullest_in_backward, tables=0, num_microbatches=2))
@@ -119,7 +118,7 @@ def test_each_bucket_is_exchanged_among_its_own_replicas() -> None:
     config = Config.from_dict(with_changes(changes))
     buckets = {}
     for dp_size in (1, 2):
-        with dry_mesh(Layout(dp_size=dp_size), 0) as mesh:
+        with planned_mesh(config, Layout(dp_size=dp_size), 0) as mesh:
             (chunk,) = plan_stage(config, mesh)
             buckets[dp_size] = chunk.buckets[0]
 
