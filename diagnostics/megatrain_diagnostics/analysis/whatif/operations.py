@@ -18,6 +18,11 @@ PUBLIC_NAMES = {"num_chunks": "vpp_size"}
 """Field of JobShape -> name in the public format, if different."""
 
 
+def ranks_per_row(world_size: int, dp_size: int, pp_size: int) -> int:
+    """Return how many ranks are combined to a row: those of a stage that compute the same samples together."""
+    return world_size // (dp_size * pp_size)
+
+
 @dataclass(frozen=True, slots=True)
 class JobShape:
     """Sizes of the job; in the public format they are in a file beside the trace.
