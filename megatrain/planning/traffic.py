@@ -52,9 +52,9 @@ def stage_traffic(
             found[name, GRADIENTS] += num_sums * _sent(bucket, _gradient_bytes(config, bucket))
             # once a step: the shard's parts with other holders, such as a tied embedding of the first and last stage
             summed = sum(one.stop - one.start for one in bucket.shard_slices() if one.holders.groups)
-            for group in bucket.sum_groups:
+            for holders in bucket.sum_groups:
                 num_bytes = summed * bucket.gradient_dtype.itemsize
-                found[group.name, GRADIENTS] += 2 * (group.size - 1) * num_bytes // group.size
+                found[holders.name, GRADIENTS] += 2 * (holders.size - 1) * num_bytes // holders.size
     if config.parallel.pp_size > 1:
         found["pp", MESSAGES] += message * sum(action.kind in _SENDS for action in actions)
     for group, num_bytes in update.sent.items():
