@@ -147,7 +147,7 @@ def gain_without(model: ReplayModel, ranks: Collection[int]) -> float:
     A row represents a rank and the following ranks of the same tensor- and context-parallel group.
     """
     shape = model.shape
-    width = ranks_per_row(shape.world_size, shape.dp_size, shape.pp_size)
+    width = ranks_per_row(shape.world_size, shape.dp_size * shape.pp_size)
     cells = np.isin(model.lanes.ranks, [rank - shift for rank in ranks for shift in range(width)])
     if not cells.any():
         return 0.0

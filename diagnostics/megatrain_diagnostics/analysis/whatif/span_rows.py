@@ -85,7 +85,7 @@ class Cells:
     @property
     def width(self) -> int:
         """Number of ranks in a cell."""
-        return ranks_per_row(self.layout.world_size, self.layout.dp_size, self.layout.pp_size)
+        return ranks_per_row(self.layout.world_size, self.num_pipelines)
 
     def tp_rank(self, rank: NDArray[Any]) -> Ints:
         """Return the places of ranks in their cells, along tp and the other axes inside dp."""
