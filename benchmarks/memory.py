@@ -31,7 +31,7 @@ from tests.helpers.rank_protocol import RankContext
 BAR = 0.03
 """The greatest allowed difference between the estimate and the count, as a fraction of the count."""
 NUM_STEPS = 2
-"""The first one counts how often gradients are written; from then on buckets are reduced in the last backward."""
+"""Buckets are reduced in the last backward of both; only the second one gathers parameters that a step has updated."""
 _BASE: dict[str, dict[str, Any]] = {
     # activations, weights and logits all matter at this size
     "model": {"vocab_size": 2048, "seq_len": 256, "hidden_size": 256, "num_layers": 4, "num_heads": 4},

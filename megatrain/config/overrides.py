@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from megatrain.config.options import Option
 from megatrain.config.origin import OverrideOrigin
-from megatrain.config.tables import suggestions
+from megatrain.config.tables import missing_parallelism, suggestions
 from megatrain.config.toml_text import read_float
 from megatrain.formatting import alternatives
 
@@ -74,7 +74,10 @@ def _value(text: str, option: Option | None) -> object:
 
 def _not_a_setting(argument: str, sections: Mapping[str, Mapping[str, Option]]) -> str:
     name, _, text = argument.partition("=")
-    meant = suggestions(name.lstrip("-").replace("-", "_"), None, sections) if argument.startswith("--") else ()
+    key = name.lstrip("-").replace("-", "_") if argument.startswith("--") else ""
+    if rule := missing_parallelism(key, sections):
+        return f"{argument} cannot be set: {rule} (on the command line)"
+    meant = suggestions(key, None, sections) if key else ()
     written = tuple(f"--{key}={text or 'VALUE'}" for key in meant)
     hint = f"did you mean {alternatives(written)}?" if written else "write --section.key=value"
     return f"{argument} is not a setting of the form --section.key=value; {hint} (on the command line)"

@@ -15,6 +15,7 @@ from megatrain.config.options import Option, Value, WrongTypeError
 from megatrain.config.origin import Origin
 from megatrain.config.problem import Problem, closest_name
 from megatrain.config.toml_text import setting
+from megatrain.contracts.layout import SIZED_AXES
 from megatrain.formatting import alternatives
 
 _MOST = 16
@@ -66,6 +67,9 @@ class TableReader:
         key = f"{section}.{name}"
         origins = {} if origin is None else {key: origin}
         option = self._sections[section].get(name)
+        if option is None and (rule := missing_parallelism(name, self._sections)):
+            self._report(f"{setting(key, value)} cannot be set: {rule}", (key,), origins)
+            return
         if option is None:
             meant = suggestions(name, section, self._sections)
             self.doubtful.update(meant)
@@ -86,6 +90,9 @@ class TableReader:
         self, written: str, table: object, tables: Mapping[str, object], origins: Mapping[str, Origin]
     ) -> str | None:
         """Report an unknown section; return the section that was probably meant, or None if its keys cannot be read."""
+        if not isinstance(table, Mapping) and (rule := missing_parallelism(written, self._sections)):
+            self._report(f"{setting(written, table)} cannot be set: {rule}", (written,), origins)
+            return None
         if not isinstance(table, Mapping):
             meant = suggestions(written, None, self._sections)
             self.doubtful.update(meant)
@@ -111,6 +118,14 @@ def suggestions(name: str, section: str | None, sections: Mapping[str, Mapping[s
     found = {key: other for other, options in searched.items() for key in options}
     close = closest_name(name, found)
     return () if close is None else (f"{found[close]}.{close}",)
+
+
+def missing_parallelism(name: str, sections: Mapping[str, Mapping[str, Option]]) -> str:
+    """Return why a size of the layout cannot be set if it is the key of no section; empty for all other names."""
+    axis = next((axis for axis in SIZED_AXES if axis.size_name == name), None)
+    if axis is None or any(name in options for options in sections.values()):
+        return ""
+    return f"{axis.title} parallelism is not built yet; leave {name} out"
 
 
 def _example(option: Option) -> str:

@@ -33,8 +33,8 @@ def lamb_updates_(
     """Update all shards of state in place with gradients times `gradient_scale`, and their parameters too.
 
     num_updates: the number of this update; the first is 1. The directions overwrite the gradients.
-    Communication: one all-reduce of two numbers per parameter over dp, then over tp. If other stages hold some of the
-    parameters too, one more all-reduce of their two numbers over these stages.
+    Communication: one all-reduce of two numbers per parameter along each axis of the stage (Mesh.reduce_over_stage). If
+    other stages hold some of the parameters too, one more all-reduce of their two numbers over these stages.
     """
     square_sums = [
         lamb_direction_(

@@ -51,8 +51,8 @@ class ShardedOptimizer:
         """Update the shards with gradients times `gradient_scale`, and mark the parameters to be gathered.
 
         The update may overwrite the gradients.
-        Communication: none for AdamW and SGD; for LAMB one small all-reduce over dp, then over tp (lamb.py); for Muon
-        all-to-alls over the replicas and the axis that cuts a weight (muon.py).
+        Communication: none for AdamW and SGD; for LAMB one small all-reduce along each axis of the stage (lamb.py); for
+        Muon all-to-alls over the replicas and the axis that cuts a weight (muon.py).
         """
         self.num_updates += 1
         by_rule: dict[str, list[tuple[ShardState, Tensor]]] = {}

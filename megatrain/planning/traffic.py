@@ -1,7 +1,7 @@
 """How many bytes a rank sends in a training step, by group: from the schedule, the buckets and the measured chunks.
 
 A rank of a group of n sends (n - 1) / n of the whole tensor in an all-gather or a reduce-scatter, by any ring or direct
-algorithm. Small sums (counts, norms, flags) are left out.
+algorithm, and twice that in an all-reduce. Small sums (counts, norms, flags) are left out.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def stage_traffic(
             name = bucket.replicas.name
             found[name, PARAMETERS] += _sent(bucket, DTYPES[config.train.precision].itemsize)
             found[name, GRADIENTS] += num_sums * _sent(bucket, _gradient_bytes(config, bucket))
+            # once a step: the shard's parts with other holders, such as a tied embedding of the first and last stage
+            summed = sum(one.stop - one.start for one in bucket.shard_slices() if one.holders.groups)
+            for holders in bucket.sum_groups:
+                num_bytes = summed * bucket.gradient_dtype.itemsize
+                found[holders.name, GRADIENTS] += 2 * (holders.size - 1) * num_bytes // holders.size
     if config.parallel.pp_size > 1:
         found["pp", MESSAGES] += message * sum(action.kind in _SENDS for action in actions)
     for group, num_bytes in update.sent.items():

@@ -53,6 +53,20 @@ def test_layout_gives_the_numbers_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
+def test_zero_2_with_a_tied_head_in_another_chunk_of_the_stage(
+    overlap: bool, jobs: TrainingJobs, all_data: Tables
+) -> None:
+    """Two chunks write one gradient: it exists from the backward of the head on, until that of the embedding."""
+    model = {"model": {"num_layers": 2, "has_tied_head": True}}
+    reference = jobs.run(make_config(all_data, model))
+    options = {"parallel": {"zero_stage": 2, "overlap": overlap, "bucket_size": 300}}
+    run = jobs.run(make_config(all_data, model, on_layout(1, 1, 2, 2), options))
+
+    assert_parity(run, reference, BOUND)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [91, 97])
 def test_an_odd_vocabulary_with_a_tied_head_on_two_stages(
     jobs: TrainingJobs, all_data: Tables, vocab_size: int

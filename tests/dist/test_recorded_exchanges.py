@@ -30,6 +30,8 @@ TRAFFIC = (
     Operation.TP_REDUCE_SCATTER,
     Operation.PARAMS_ALL_GATHER,
     Operation.GRADS_REDUCE_SCATTER,
+    Operation.EMBEDDING_ALL_REDUCE,
+    Operation.TP_ALL_REDUCE,
 )
 FP64_BYTES = 8
 
@@ -154,5 +156,11 @@ def test_a_plan_names_the_bytes_that_ranks_send(config: Config, boxes: dict[int,
             ("dp", "parameters"): (dp_size - 1) * recorded[Operation.PARAMS_ALL_GATHER],
             ("dp", "gradients"): (dp_size - 1) * recorded[Operation.GRADS_REDUCE_SCATTER] // dp_size,
             ("pp", "messages"): recorded[Operation.FORWARD_SEND] + recorded[Operation.BACKWARD_SEND],
+            # an all-reduce of two ranks: each sends half of its sums, and half of the total
+            ("embedding", "gradients"): recorded[Operation.EMBEDDING_ALL_REDUCE],
         }
-        assert sent == planned[box.identity.coordinate["pp"]], rank
+        found = dict(planned[box.identity.coordinate["pp"]])
+        of_norms = found.pop(("tp", "gradients"))
+        assert sent == found, rank
+        # the norm of the gradients and the statistics of the loss are in the record too
+        assert 0 < of_norms < recorded[Operation.TP_ALL_REDUCE], rank

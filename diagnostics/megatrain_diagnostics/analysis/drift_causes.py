@@ -10,12 +10,13 @@ and norms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.layout import REPLICAS, STAGES, Layout
 from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 
@@ -30,6 +31,10 @@ _OWN_WORK = (
 _OF_TP = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _OF_DP = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
 _OF_PP = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV, Operation.EMBEDDING_ALL_REDUCE)
+_AXIS_OF: Mapping[Operation, str] = {
+    **dict.fromkeys(_OF_TP, "tp"), **dict.fromkeys(_OF_DP, REPLICAS[0]), **dict.fromkeys(_OF_PP, STAGES)
+}  # fmt: skip
+"""The axis of each exchange; parameters and gradients are exchanged along all axes of their replica group."""
 _MAX_RANKS = 16
 
 
@@ -60,12 +65,12 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
     world_size = roster.layout.world_size
     sums = {
         operation: (_rank_medians(before, operation, world_size), _rank_medians(after, operation, world_size))
-        for operation in (*_OWN_WORK, *_OF_TP, *_OF_DP, *_OF_PP)
+        for operation in (*_OWN_WORK, *_AXIS_OF)
     }
     changes = {operation: new - old for operation, (old, new) in sums.items()}
     for operation in changes:
-        if operation not in _OWN_WORK:
-            changes[operation] = _of_groups(changes[operation], _groups_of(operation, roster), delta_s)
+        if operation in _AXIS_OF:
+            changes[operation] = _of_groups(changes[operation], groups_of(operation, roster.layout), delta_s)
     _take_tp_out(changes)
     found = [
         (_order(operation), _moved(operation.value, sums[operation][0], change, roster, delta_s))
@@ -131,11 +136,16 @@ def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> 
     return found
 
 
-def _groups_of(operation: Operation, roster: Roster) -> Int64:
-    """Return a number for each rank; ranks in the same group of this operation have the same number."""
-    layout = roster.layout
-    axis = "tp" if operation in _OF_TP else "dp" if operation in _OF_DP else "pp"
-    first: Int64 = np.arange(layout.world_size) - places_along(layout, axis) * layout.stride(axis)
+def groups_of(operation: Operation, layout: Layout) -> Int64:
+    """Return a number for each rank; ranks in the same group of this exchange have the same number.
+
+    Raises: KeyError for an operation that is no exchange of the table.
+    """
+    axis = _AXIS_OF[operation]
+    axes = layout.replica_axes(axis) if axis in REPLICAS else (axis,)
+    first: Int64 = np.arange(layout.world_size)
+    for one in axes:
+        first = first - places_along(layout, one) * layout.stride(one)
     return first
 
 

@@ -92,6 +92,7 @@ _COMMUNICATION_OF: dict[Operation, Category] = {
     Operation.BARRIER: Category.OTHER_COMMUNICATION,
     Operation.CHECKSUM: Category.OTHER_COMMUNICATION,
 }
+"""Every exchange has a row, or is in a layer."""
 _IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _IN_OPTIMIZER = (*AXIS_ALL_REDUCES, Operation.UPDATES_ALL_TO_ALL)
 

@@ -16,7 +16,7 @@ from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.own_time import Aspect, aspects, scale_of, typical_step_s
 from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
-from megatrain_diagnostics.events.roster import groups_along
+from megatrain_diagnostics.events.roster import groups_along, replica_groups
 from megatrain_diagnostics.events.tables import Int64
 
 _NUM_ASPECTS = len(Aspect)
@@ -33,7 +33,8 @@ class ComparedSteps:
     """Consecutive compared steps, oldest first.
 
     Shapes: own and excess [steps, aspects, ranks]; scale and has_reported [steps, ranks]; work [steps, kinds, ranks];
-    dp_transfer_s [steps, stages, tp], tp_transfer_s [steps, stages, dp]: least time of a rank in each group.
+    dp_transfer_s [steps, stages, replica groups of a stage], tp_transfer_s [steps, stages, tp groups of a stage]: least
+    time of a rank in each group.
     """
 
     steps: NDArray[np.int64]
@@ -74,7 +75,7 @@ class StepHistory:
 
     def __init__(self, layout: Layout, num_steps: int, num_first: int) -> None:
         ranks = layout.world_size
-        self._of_dp, self._of_tp = groups_along(layout, "dp"), groups_along(layout, "tp")
+        self._of_dp, self._of_tp = replica_groups(layout), groups_along(layout, "tp")
         self._num_steps = num_steps
         self._num_first = num_first
         self._first: ComparedSteps | None = None

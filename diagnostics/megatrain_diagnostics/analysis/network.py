@@ -17,7 +17,7 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import Floats, Peers
-from megatrain_diagnostics.events.roster import Roster, groups_along
+from megatrain_diagnostics.events.roster import Roster, groups_along, replica_groups
 
 _TIMES = 1.5
 """A transfer is slow when it takes this many times its past duration, or the expected duration from other groups."""
@@ -64,7 +64,7 @@ def slow_groups(
     for kind, now, lately, before, members in (
         (
             *("data-parallel", window.dp_transfer_s, longer.dp_transfer_s, past.dp_transfer_s),
-            groups_along(layout, "dp"),
+            replica_groups(layout),
         ),
         ("tensor-parallel", window.tp_transfer_s, longer.tp_transfer_s, past.tp_transfer_s, of_tp),
     ):

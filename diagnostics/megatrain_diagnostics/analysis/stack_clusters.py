@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import REPLICAS, STAGES, Layout
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Stacks
 
@@ -44,7 +44,10 @@ class StackCluster:
 
 @dataclass(frozen=True, slots=True)
 class SharedGroup:
-    """The smallest parallel group that contains some ranks. `kind`: rank, host, an axis, replica or stage."""
+    """The smallest parallel group that contains some ranks.
+
+    kind: rank, host, replica, stage, or the name of a group along one or several axes, such as dp or dp-cp.
+    """
 
     kind: str
     name: str
@@ -141,10 +144,11 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
     candidates = [SharedGroup("rank", f"rank {first}", (first,))]
     if host := roster.host_of(first):
         candidates.append(SharedGroup("host", host, roster.ranks_on(host)))
-    candidates += [_group_along(axis, first, layout) for axis in layout.innermost_first]
+    candidates += [_group_along((axis,), first, layout) for axis in layout.innermost_first]
+    candidates += [_group_along(axes, first, layout) for axes in layout.replica_spans]
     candidates += [
         SharedGroup(kind, layout.place_text(first, axis), layout.ranks_along(first, *layout.others_of(axis)))
-        for kind, axis in (("replica", "dp"), ("stage", "pp"))
+        for kind, axis in (("replica", REPLICAS[0]), ("stage", STAGES))
     ]
     holding = [
         stack_cluster
@@ -154,11 +158,11 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
     return min(holding, key=lambda stack_cluster: len(stack_cluster.ranks), default=None)
 
 
-def _group_along(axis: str, first: int, layout: Layout) -> SharedGroup:
-    kind = "pipeline" if axis == "pp" else f"{axis} group"
-    return SharedGroup(
-        axis, f"{kind} of {layout.place_text(first, *layout.others_of(axis))}", layout.ranks_along(first, axis)
-    )
+def _group_along(axes: Sequence[str], first: int, layout: Layout) -> SharedGroup:
+    name = layout.group_name(axes)
+    kind = "pipeline" if name == STAGES else f"{name} group"
+    others = [axis for axis in layout.others_of(axes[0]) if axis not in axes]
+    return SharedGroup(name, f"{kind} of {layout.place_text(first, *others)}", layout.ranks_along(first, *axes))
 
 
 def _are_alike(left: tuple[str, ...], right: tuple[str, ...]) -> bool:

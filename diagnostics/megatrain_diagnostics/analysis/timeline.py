@@ -43,13 +43,24 @@ _LANE_OF: dict[Operation, str] = {
     Operation.DP_ALL_REDUCE: "dp",
     Operation.CP_ALL_REDUCE: "dp",
     Operation.UPDATES_ALL_TO_ALL: "dp",
+    Operation.STEP: "host",
+    Operation.DATA_WAIT: "host",
+    Operation.GC: "host",
+    Operation.CHECKPOINT: "host",
+    Operation.CHECKPOINT_LOAD: "host",
+    Operation.CHECKPOINT_EXCHANGE: "host",
+    Operation.EVALUATION: "host",
+    Operation.INIT: "host",
+    Operation.BARRIER: "host",
+    Operation.CHECKSUM: "host",
 }
+"""Every operation has a row. A number that no operation has, of a later version, is drawn on the lane of the host."""
 _SENDS = (Operation.FORWARD_SEND.number, Operation.BACKWARD_SEND.number)
 
 
 def lane_of(operation: Operation) -> str:
     """Return the lane that spans of an operation are drawn on."""
-    return _LANE_OF.get(operation, "host")
+    return _LANE_OF[operation]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from megatrain.contracts.errors import DataError, TopologyError
-from megatrain.contracts.layout import SIZED_AXES, Coordinate, Layout
+from megatrain.contracts.layout import REPLICAS, SIZED_AXES, STAGES, Coordinate, Layout
 from megatrain_diagnostics.events.tables import Groups, Int64, Ranks, axis_column, world_sizes
 
 MAX_RANKS = 2**20
@@ -48,7 +49,7 @@ class Roster:
     @cached_property
     def stage_of(self) -> Int64:
         """Return the stage of each rank of the layout."""
-        return places_along(self.layout, "pp")
+        return places_along(self.layout, STAGES)
 
     def coordinate(self, rank: int) -> Coordinate:
         return self.layout.coordinate(rank)
@@ -67,11 +68,16 @@ def places_along(layout: Layout, axis: str) -> Int64:
     return ranks // layout.stride(axis) % layout.size(axis)
 
 
-def groups_along(layout: Layout, axis: str) -> Int64:
-    """Return the ranks of the groups along an axis in each stage. Shape: [stages, groups of a stage, members]."""
+def groups_along(layout: Layout, *axes: str) -> Int64:
+    """Return the ranks of the groups along these axes in each stage. Shape: [stages, groups of a stage, members]."""
     ranks = np.arange(layout.world_size, dtype=np.int64).reshape([layout.size(axis) for axis in layout.grid])
-    last = np.moveaxis(ranks, layout.grid.index(axis), -1)
-    return last.reshape(layout.pp_size, -1, layout.size(axis))
+    last = np.moveaxis(ranks, [layout.grid.index(axis) for axis in axes], range(-len(axes), 0))
+    return last.reshape(layout.pp_size, -1, prod(map(layout.size, axes)))
+
+
+def replica_groups(layout: Layout) -> Int64:
+    """Return the ranks that exchange parameters and gradients. Shape: [stages, groups of a stage, members]."""
+    return groups_along(layout, *layout.replica_axes(REPLICAS[0]))
 
 
 def newest_round(ranks: Ranks) -> int:

@@ -15,7 +15,7 @@ from megatrain_job.failures.classifier import LogClassifier
 from megatrain_job.failures.context_lines import WatchdogSequences
 from megatrain_job.failures.lines import host_of_line
 from megatrain_job.failures.rule import ABORT, LINK, NOISE, TIMEOUT, Evidence
-from megatrain_job.failures.verdict import LABELS, NO_FAILURE, Label, Verdict
+from megatrain_job.failures.verdict import LABELS, NO_FAILURE, LabelRow, Verdict
 
 OWN_CAUSE: Final = TIMEOUT + 1
 """From this weight on, a log describes a failure of its own rank, not waiting or a lost peer."""
@@ -34,7 +34,14 @@ class RankLog:
     @property
     def weight(self) -> int:
         """The weight of the log's verdict; 0 for a log without a failure."""
-        return 0 if self.evidence is None or self.evidence.label is Label.BENIGN else self.evidence.weight
+        if self.evidence is None or not LABELS[self.evidence.label].is_failure:
+            return 0
+        return self.evidence.weight
+
+    @property
+    def row(self) -> LabelRow | None:
+        """The row of the log's label; None for a log without a sign of failure."""
+        return None if self.evidence is None else LABELS[self.evidence.label]
 
     @property
     def is_own_cause(self) -> bool:
@@ -118,7 +125,7 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
     named = _named_by_others(logs)
     if named is not None:
         return _of(named, logs, "the other ranks name it")
-    others = [log for log in failed if log.evidence is not None and log.evidence.label is not Label.COLLECTIVE_TIMEOUT]
+    others = [log for log in failed if log.row is not None and not log.row.is_wait]
     if others and len(others) < len(failed):
         return _of(_first(others), logs, "the others only waited")
     if silent and len(silent) < len(logs) / 2:
@@ -138,9 +145,7 @@ def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
 
 def _has_ended(log: RankLog) -> bool:
     """Return whether a log shows that the rank's process ended by itself: out of host memory, a crash, an error."""
-    if log.evidence is None or _is_cascade(log) or log.weight > ABORT:
-        return False
-    return log.evidence.label in (Label.HOST_OOM, Label.SEGFAULT, Label.USER_CODE)
+    return log.row is not None and log.row.ends_its_rank and not _is_cascade(log) and log.weight <= ABORT
 
 
 def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
@@ -150,8 +155,8 @@ def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
         if root.is_own_cause or len(logs) == 1:
             return BundleVerdict(replace(verdict, culprit=verdict.culprit or f"rank {root.rank}"), root.rank, reason)
     votes = Counter(log.evidence.label for log in logs if log.evidence is not None and log.weight > NOISE)
-    # a timeout is stronger evidence than the lost connections that follow when the first rank gives up
-    label = Label.COLLECTIVE_TIMEOUT if votes[Label.COLLECTIVE_TIMEOUT] else votes.most_common(1)[0][0]
+    waits = [label for label, _ in votes.most_common() if LABELS[label].is_wait]
+    label = waits[0] if waits else votes.most_common(1)[0][0]
     if root.evidence is not None and root.weight > NOISE:
         label = root.evidence.label
     heaviest = _first([log for log in logs if log.evidence is not None and log.evidence.label is label])

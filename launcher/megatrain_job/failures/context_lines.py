@@ -36,6 +36,11 @@ _ABOUT_FILES = re.compile(
 _ABOUT_VALUES = re.compile(
     r"\b(?:ValueError|RuntimeError|UnicodeDecodeError|AssertionError|struct\.error|ArrowException|OverflowError)\b"
 )
+_PARTS: Final = (
+    (Label.DATA, _LOADING, (_ABOUT_FILES, _ABOUT_VALUES)),
+    (Label.STORAGE, _SAVING, (_ABOUT_FILES,)),
+)
+"""A label, the frames of the part of the program that it stands for, and the exceptions that get the label there."""
 
 
 class Frames:
@@ -47,7 +52,7 @@ class Frames:
 
     def see(self, rank: str | None, line: str) -> None:
         """Process a frame."""
-        label = Label.DATA if _LOADING.search(line) else Label.STORAGE if _SAVING.search(line) else None
+        label = next((label for label, frames, _ in _PARTS if frames.search(line)), None)
         if label is not None:
             self._label_of.pop(rank, None)
             self._label_of[rank] = label
@@ -72,11 +77,10 @@ class Frames:
         none.
         """
         label = self._label_of.pop(rank, None)
-        if label is None:
-            return None
-        if _ABOUT_FILES.search(line) or (label is Label.DATA and _ABOUT_VALUES.search(line)):
-            return label
-        return None
+        is_about = any(
+            exception.search(line) for part, _, exceptions in _PARTS if part is label for exception in exceptions
+        )
+        return label if is_about else None
 
 
 _HEAD = re.compile(r"(Root Cause \(first observed failure\))|Failures:")

@@ -17,14 +17,12 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.formatting import names_text, ranks_text
-from megatrain_job.failures.verdict import Label
+from megatrain_job.failures.verdict import label_row
 
 if TYPE_CHECKING:  # the rules for logs take long to load, and a caller that judges only exit codes does not need them
     from megatrain_job.failures.bundle import BundleVerdict
     from megatrain_job.failures.hang import HangReport
 
-SIGNS_OF_LOSS: Final = ("", Label.NETWORK, Label.COLLECTIVE_TIMEOUT)
-"""Labels of failures that ranks have when other ranks are gone or hang, unless their logs show another cause."""
 _BREAKS = (IncidentKind.FAILURE, IncidentKind.HANG, IncidentKind.HOST_LOST)
 """Kinds of incidents in which a round broke; in the other kinds the round was ended on purpose."""
 
@@ -77,7 +75,8 @@ class Culprit:
         """Return a failure's role. is_victim: its log or exit code shows that another failure caused it."""
         if self.is_named and self.blames(rank, host):
             return FailureRole.ROOT
-        is_loss = self.is_named and label in SIGNS_OF_LOSS and (label != "" or self.kind is not IncidentKind.FAILURE)
+        row = label_row(label)
+        is_loss = self.is_named and row.is_sign_of_loss and (row.is_failure or self.kind is not IncidentKind.FAILURE)
         return FailureRole.FOLLOWS if is_victim or is_loss else FailureRole.CAUSE
 
     def role_of(self, failure: RankFailure, host: str) -> FailureRole:

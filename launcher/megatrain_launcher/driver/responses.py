@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain_job.failures.culprit import SIGNS_OF_LOSS, root_of
+from megatrain_job.failures.culprit import root_of
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
@@ -93,7 +93,7 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     if facts.kind is IncidentKind.HANG:
         return _for_hang(facts, history, policy, now)
     root = root_of(facts.failures)
-    if root is not None and not (facts.lost and root.label in SIGNS_OF_LOSS):
+    if root is not None and not (facts.lost and label_row(root.label).is_sign_of_loss):
         return _for_root(root, facts, history, policy, now)
     if facts.lost:
         names = tuple(sorted(facts.lost))
@@ -196,7 +196,7 @@ def _for_network(
     text = text or f"victims lost the connection to {_names(hosts)}"
     named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
     recent = _since(history, now - policy.network_window_s)
-    times = _times(hosts, [incident for incident in recent if incident.label == Label.NETWORK])
+    times = _times(hosts, [incident for incident in recent if incident.label == named.label])
     cordoned = tuple(host for host in hosts if times[host] >= policy.network_failures)
     if cordoned:
         names = _names_with_counts(cordoned, times)
@@ -245,9 +245,7 @@ def _label_and_action(failure: RankFailure) -> tuple[str, str]:
     by_code = _LABEL_OF_CODE.get(ExitCode(failure.exit_code)) if failure.exit_code in set(ExitCode) else None
     if by_code is not None:
         return by_code, LABELS[by_code].action
-    if failure.action or failure.label not in set(Label):
-        return failure.label, failure.action
-    return failure.label, label_row(failure.label).action
+    return failure.label, failure.action or label_row(failure.label).action
 
 
 def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:

@@ -25,7 +25,7 @@ from typing import Final, Self
 from megatrain.run_files.run_directory import rank_log_path
 from megatrain_job.failures.classifier import LogClassifier
 from megatrain_job.failures.rule import HOST
-from megatrain_job.failures.verdict import Label, Verdict
+from megatrain_job.failures.verdict import LABELS, Verdict
 from megatrain_launcher.logs.disk import LogDisk
 from megatrain_launcher.logs.files import RotatingFile
 from megatrain_launcher.logs.tee import Tee, TeeChoice, is_shown
@@ -80,7 +80,7 @@ class LogWatch:
     def verdict(self) -> Verdict | None:
         """The verdict so far; None while the log names no failure."""
         found = self._classifier.verdict
-        return None if found.label is Label.BENIGN else found
+        return found if LABELS[found.label].is_failure else None
 
 
 @dataclass(slots=True, eq=False)

@@ -119,15 +119,6 @@ def _schedule_problems(context: Context) -> Iterator[Problem]:
     parallel = context.config.parallel
     for found in layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks):
         yield Problem(found.keys, found.text)
-    if not parallel.schedule_kind.has_chunks:
-        return
-    if parallel.pp_size == 1 and parallel.zero_stage == 2 and context.config.model.has_tied_head:
-        yield Problem(
-            ("parallel.zero_stage", "parallel.num_chunks", "model.has_tied_head"),
-            f"parallel.zero_stage=2 keeps whole gradients of one chunk at a time; with model.has_tied_head=true and "
-            f"parallel.num_chunks={parallel.num_chunks} on one stage, two chunks write one gradient; use zero_stage=1, "
-            f"num_chunks=1 or has_tied_head=false",
-        )
 
 
 def _alignment_problems(context: Context) -> Iterator[Problem]:

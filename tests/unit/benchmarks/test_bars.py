@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import result as results
 from benchmarks.bars import as_written, at_least, at_most, must_hold
-from benchmarks.result import Result
-from benchmarks.summary import BEGIN, END, summary
+from benchmarks.result import RESULTS, Result
+from benchmarks.summary import BEGIN, END, summary, write_summary
 
 
 def test_bars_are_met_up_to_their_limit() -> None:
@@ -52,6 +53,12 @@ def test_command_fails_beyond_a_bar_and_pages_name_it(
     assert table.startswith(f"before\n{BEGIN}\n| benchmark |")
     assert table.endswith(f"|\n{END}\nafter\n")
     assert (row in table) is is_missed
+
+
+def test_the_committed_table_follows_from_the_committed_results(tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(RESULTS, tmp_path / "benchmarks"))
+    write_summary(copy)
+    assert (copy / "README.md").read_text() == (RESULTS / "README.md").read_text()
 
 
 def test_the_table_of_all_benchmarks_names_each_missed_bar() -> None:

@@ -28,7 +28,6 @@ ALLOWED = {
     "megatrain/contracts/layout.py": "the list itself",
     "megatrain/contracts/black_box/operations.py": _OF_OPERATIONS,
     "megatrain/config/parallel.py": "the options of axes to which comm and parallel give a meaning",
-    "diagnostics/megatrain_diagnostics/analysis/drift_causes.py": _OF_OPERATIONS,
     "diagnostics/megatrain_diagnostics/analysis/exposure.py": _OF_OPERATIONS,
     "diagnostics/megatrain_diagnostics/analysis/timeline.py": _OF_OPERATIONS,
     "diagnostics/web/src/canvas/timeline-scene.ts": _OF_OPERATIONS,

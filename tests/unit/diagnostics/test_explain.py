@@ -94,6 +94,17 @@ def test_first_open_exchange_to_end_delays_the_rank() -> None:
     assert spent_us(explain(drawing)) == {"compute": 30, "dp-reduce-scatter": 60, "dp-all-gather": 10}
 
 
+def test_every_exchange_that_a_rank_waits_for_has_a_category() -> None:
+    exchanges = [one for one in Op if one.is_collective or one.is_point_to_point]
+    for operation in exchanges:
+        drawing = Drawing()
+        draw_step(drawing, 100)
+        drawing.span(operation, 0, 70)
+        drawing.span(Op.FORWARD_COMPUTE, 70, 30)
+        assert "other" not in spent_us(explain(drawing)), operation
+    assert len(exchanges) >= 15
+
+
 def test_late_neighbour_is_bubble_then_transfer() -> None:
     drawing = Drawing(layout=Layout(pp_size=2))
     link = drawing.group("pp-forward", (0, 1))

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.analysis.drift_causes import _groups_of
+from megatrain_diagnostics.analysis.drift_causes import groups_of
 from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
+from megatrain_diagnostics.analysis.history import StepHistory
+from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.analysis.sentences import place_of
 from megatrain_diagnostics.analysis.stack_clusters import smallest_group
+from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, WORK_KINDS, StepRow
 from megatrain_diagnostics.analysis.timeline import rank_name
 from megatrain_diagnostics.analysis.whatif.span_rows import Cells
-from megatrain_diagnostics.events.roster import groups_along, places_along
+from megatrain_diagnostics.events.roster import groups_along, places_along, replica_groups
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from tests.helpers.metric_readings import make_host_reading, make_rank_reading
 from tests.helpers.synthetic_steps import SyntheticJob
@@ -45,12 +49,34 @@ def test_places_and_groups_are_those_of_the_layout() -> None:
 
 
 def test_ranks_that_exchange_share_a_number() -> None:
-    for operation, axis in (
-        (Operation.TP_ALL_GATHER, "tp"), (Operation.GRADS_REDUCE_SCATTER, "dp"), (Operation.FORWARD_RECV, "pp"),
+    for operation, axes in (
+        (Operation.TP_ALL_GATHER, ("tp",)), (Operation.GRADS_REDUCE_SCATTER, ("dp", "cp")),
+        (Operation.FORWARD_RECV, ("pp",)),
     ):  # fmt: skip
-        numbers = _groups_of(operation, ROSTER)
+        numbers = groups_of(operation, LAYOUT)
         for rank in RANKS.tolist():
-            assert tuple(np.flatnonzero(numbers == numbers[rank])) == LAYOUT.ranks_along(rank, axis), operation
+            assert tuple(np.flatnonzero(numbers == numbers[rank])) == LAYOUT.ranks_along(rank, *axes), operation
+    with pytest.raises(KeyError):
+        groups_of(Operation.GC, LAYOUT)
+
+
+def test_transfers_of_parameters_are_those_of_dp_and_cp_together() -> None:
+    for members in replica_groups(LAYOUT).reshape(-1, 4).tolist():
+        assert tuple(members) == LAYOUT.ranks_along(members[0], "dp", "cp")
+    # the last rank to arrive waits least; 10 and 14, which are not along dp of it, wait for it too
+    seconds = np.full((1, 16), 0.5)
+    seconds[0, 12] = 0.1
+    row = StepRow(
+        step=1,
+        operations=(Operation.GRADS_REDUCE_SCATTER.number,),
+        seconds=seconds,
+        longest=np.zeros((len(OVERLAPPED), 16)),
+        work=np.zeros((len(WORK_KINDS), 16)),
+        has_reported=np.ones(16, dtype=bool),
+    )
+    history = StepHistory(LAYOUT, num_steps=1, num_first=1)
+    history.add(row, Peers(ROSTER))
+    assert history.window(1).dp_transfer_s[0].tolist() == [[0.5, 0.5], [0.1, 0.5]]
 
 
 def test_a_rank_is_named_by_its_place_on_every_axis() -> None:
@@ -69,9 +95,17 @@ def test_the_smallest_group_of_outliers() -> None:
         ((3, 8), "replica", "dp 0"),
     ):
         found = smallest_group(odd, ROSTER)
-        assert found is not None
+        assert found is not None, odd
         assert (found.kind, found.name) == (kind, name)
         assert set(odd) <= set(found.ranks), odd
+
+
+def test_outliers_of_one_replica_group_share_it() -> None:
+    layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2)
+    found = smallest_group((8, 10, 12), SyntheticJob(layout, ranks_per_host=1).roster())
+    assert found is not None
+    assert (found.kind, found.name) == ("dp-cp", "dp-cp group of stage 1, tp 0")
+    assert found.ranks == layout.ranks_along(8, "dp", "cp")
 
 
 def test_drawn_grid_has_a_letter_for_each_rank() -> None:

@@ -20,7 +20,7 @@ from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import read_step_events
-from megatrain_diagnostics.analysis.timeline import Timeline, lay_out
+from megatrain_diagnostics.analysis.timeline import LANES, Timeline, lane_of, lay_out
 from megatrain_diagnostics.events.tables import Values
 from megatrain_job.jobs.notes import Note
 from tests.helpers.drawn_spans import BASE_NS, Drawing, draw_job
@@ -112,6 +112,12 @@ def test_tracks_nest_and_communication_has_its_own(job: Timeline, trace: dict[st
             assert all(before[1] <= after[0] for before, after in pairwise(ordered))
     assert {name.split()[0] for name in tracks.values()} == {"compute", "tp", "pp-send", "pp-recv", "dp", "host"}
     assert len(of_kind(trace, "X")) == len(job.spans.rank)
+
+
+def test_every_operation_has_a_lane_and_the_hosts_is_for_its_own() -> None:
+    lanes = {operation: lane_of(operation) for operation in Op}
+    assert set(lanes.values()) == set(LANES)
+    assert {one for one in Op if lanes[one] == "host"} == {one for one in Op if not one.is_on_device}
 
 
 def test_arrows_join_each_send_with_its_receive(trace: dict[str, Any]) -> None:

@@ -140,6 +140,17 @@ def test_tensor_parallel_ranks_may_be_apart(name: str, behind_s: float) -> None:
     assert found.worst_ranks == reported.worst_ranks
 
 
+def test_v_shaped_schedule_is_refused() -> None:
+    """Of two chunks the last stage passes the first one on to its second one without a message."""
+    table, job = recorded(PipelineJob(pp_size=2, dp_size=2, num_chunks=2))
+    spans = recorded_spans(table, job.shape)
+    of_turn = (spans.rank >= 2) & (spans.chunk == 0) & (spans.operation == Operation.FORWARD_SEND.number)
+    assert of_turn.any()
+    roster = make_roster(who_ran(job.shape), no_groups(), ROUND)
+    with pytest.raises(DataError, match=r"the last stage sends no result of its first chunk, so .* V-shaped"):
+        operations_of(select(spans, ~of_turn), roster, "job")
+
+
 def test_step_with_a_silent_rank_is_left_out() -> None:
     table, job = recorded(JOBS["interleaved"])
     spans = recorded_spans(table, job.shape)

@@ -158,6 +158,7 @@ def test_failures_that_do_not_count_against_a_host() -> None:
     killed = replace(facts(failure(code=-9)), fit=frozenset({"a", "b", "c"}))
     histories = {
         "code, on any host": [past(600, "user_code", step=1), past(300, "data", step=2)],
+        "labels of another program": [past(600, "unknown", step=1), past(300, "of_a_later_version", step=2)],
         "held and requested": [
             past(600, kind=IncidentKind.CONTROL_PLANE, action="hold"), past(300, kind=IncidentKind.REQUEST),
         ],

@@ -37,8 +37,8 @@ def test_recovery_guide_has_all_phases_kinds_states_and_keys() -> None:
     # every label has an answer
     answers = text.split("| failure | answer |", 1)[1].split("\n\n", 1)[0]
     unanswered = {str(label) for label in Label if str(label) not in answers}
-    # a victim's label; what is no failure; what has no label
-    assert unanswered <= {Label.COLLECTIVE_TIMEOUT, Label.BENIGN, "unknown"}
+    # a victim's label; what is no failure
+    assert unanswered <= {Label.COLLECTIVE_TIMEOUT, Label.BENIGN}
 
 
 def test_launching_guide_has_all_rendezvous_keys_and_checks() -> None:

@@ -74,13 +74,14 @@ class SpanPlaces:
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
     """Return the operations of the steps that were recorded in full, and the job's shape.
 
-    spans: of the roster's round, with times by one clock. Raises: DataError if no step was recorded in full.
+    spans: of the roster's round, with times by one clock. Raises: DataError if no step was recorded in full, and for a
+    V-shaped schedule.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
     rows = _reduced_over_cells(_one_after_the_other(rows, bounds), cells.width)
     rows = _received_before_use(rows, cells)
-    rows = add_missing_rows(rows, cells)
-    return _table(rows, cells), _shape(roster, job, cells)
+    shape = _shape(roster, job, cells, rows)
+    return _table(add_missing_rows(rows, cells), cells), shape
 
 
 def places_of(spans: Spans, roster: Roster) -> SpanPlaces:
@@ -253,8 +254,15 @@ def _table(rows: SpanRows, cells: Cells) -> OperationTable:
     )
 
 
-def _shape(roster: Roster, job: str, cells: Cells) -> JobShape:
+def _shape(roster: Roster, job: str, cells: Cells, rows: SpanRows) -> JobShape:
+    """Return the job's shape. Raises: DataError if the messages in `rows` are those of a V-shaped schedule."""
     layout = roster.layout
+    if cells.num_chunks > 1 and layout.pp_size > 1 and _is_v_shaped(cells, rows):
+        raise DataError(
+            f"round {roster.round}: the last stage sends no result of its first chunk, so the schedule is V-shaped; "
+            "what-if analysis knows only schedules whose passes all begin at the first stage: run the job with one of "
+            "them to analyse it"
+        )
     return JobShape(
         trial_name=job,
         run_id=roster.round,
@@ -265,3 +273,11 @@ def _shape(roster: Roster, job: str, cells: Cells) -> JobShape:
         num_chunks=cells.num_chunks,
         world_size=layout.world_size,
     )
+
+
+def _is_v_shaped(cells: Cells, rows: SpanRows) -> bool:
+    """Return whether the last stage keeps the result of its first chunk, although stages send the results of others."""
+    _, stage, _ = cells.places(rows.cell)
+    of_turn = (stage == cells.layout.pp_size - 1) & (rows.chunk == 0)
+    sends = rows.of(kinds.FORWARD_SEND)
+    return bool(sends.any() and (rows.of(kinds.FORWARD) & of_turn).any() and not (sends & of_turn).any())

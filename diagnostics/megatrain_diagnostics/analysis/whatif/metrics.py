@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
 from megatrain_diagnostics.analysis.whatif.model import ReplayModel
-from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints
+from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, ranks_per_row
 
 WORST_WORKERS = 0.03
 """Fraction of the workers that are ideal for M_W."""
@@ -146,7 +146,8 @@ def gain_without(model: ReplayModel, ranks: Collection[int]) -> float:
 
     A row represents a rank and the following ranks of the same tensor- and context-parallel group.
     """
-    width = model.shape.tp_size * model.shape.dsp_size
+    shape = model.shape
+    width = ranks_per_row(shape.world_size, shape.dp_size * shape.pp_size)
     cells = np.isin(model.lanes.ranks, [rank - shift for rank in ranks for shift in range(width)])
     if not cells.any():
         return 0.0

@@ -18,6 +18,14 @@ PUBLIC_NAMES = {"num_chunks": "vpp_size"}
 """Field of JobShape -> name in the public format, if different."""
 
 
+def ranks_per_row(world_size: int, num_cells: int) -> int:
+    """Return how many ranks are combined to a row: those of a stage that compute the same samples together.
+
+    num_cells: the pairs of a data-parallel rank and a stage.
+    """
+    return world_size // num_cells
+
+
 @dataclass(frozen=True, slots=True)
 class JobShape:
     """Sizes of the job; in the public format they are in a file beside the trace.

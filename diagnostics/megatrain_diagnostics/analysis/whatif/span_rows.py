@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from megatrain.contracts.layout import Layout
 from megatrain.schedule import ChunkPlacement
 from megatrain_diagnostics.analysis.whatif import kinds
-from megatrain_diagnostics.analysis.whatif.operations import Ints
+from megatrain_diagnostics.analysis.whatif.operations import Ints, ranks_per_row
 
 KINDS = tuple(sorted(kinds.KNOWN_KINDS))
 NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
@@ -84,8 +84,8 @@ class Cells:
 
     @property
     def width(self) -> int:
-        """Number of ranks in a cell: the ranks of a stage that compute the same samples together."""
-        return self.layout.stride("dp")
+        """Number of ranks in a cell."""
+        return ranks_per_row(self.layout.world_size, self.num_pipelines)
 
     def tp_rank(self, rank: NDArray[Any]) -> Ints:
         """Return the places of ranks in their cells, along tp and the other axes inside dp."""
