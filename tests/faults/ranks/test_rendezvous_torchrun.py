@@ -20,7 +20,7 @@ from tests.helpers.processes import descendants
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import make_job, started
 from tests.helpers.training_case import TINY, on_layout
-from tests.helpers.waiting import DEADLINE_S, wait_until
+from tests.helpers.waiting import DEADLINE_S, DeadlineError, wait_until
 
 STEPS = 60
 WORKER = """
@@ -63,7 +63,7 @@ class Torchrun:
         try:
             return self.process.wait(DEADLINE_S)
         except subprocess.TimeoutExpired:
-            pytest.fail(self.output.read_text())
+            raise DeadlineError(f"torchrun has not ended:\n{self.output.read_text()}") from None
 
     def close(self) -> None:
         for pid in self.workers:
