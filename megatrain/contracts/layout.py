@@ -212,8 +212,8 @@ class Layout:
         return any(self.size(axis) > 1 for axis in self.axes if not _BY_NAME[axis].cuts_model)
 
     @property
-    def num_replicas(self) -> int:
-        """How many ranks hold the same dense parameters and compute with them for other samples or tokens."""
+    def replica_group_size(self) -> int:
+        """How many ranks hold the same part of a dense parameter and compute with it for other samples or tokens."""
         return prod(self.size(axis) for axis in DENSE_REPLICAS)
 
     def size(self, axis: str) -> int:

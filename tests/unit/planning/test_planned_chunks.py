@@ -46,7 +46,7 @@ def test_stages_together_are_the_model(path: Path) -> None:
     layout = config.layout(None)
     total, layers = 0, []
     for stage in range(layout.pp_size):
-        for chunk in build_meta_chunks(config, layout, layout.first_rank_of(stage), tp_group(layout.tp_size)):
+        for chunk in build_meta_chunks(config, layout, tp_group(layout.tp_size), rank=layout.first_rank_of(stage)):
             layers += chunk.part.layers
             total += sum(
                 # the other tp ranks hold the rest of it, or the same
@@ -74,7 +74,7 @@ def test_ranks_of_every_axis_hold_each_part_alike(num_kv_heads: int) -> None:
     counted: dict[str, Counter[Box]] = defaultdict(Counter)
     shapes: dict[str, tuple[int, ...]] = {}
     for rank in range(layout.world_size):
-        for chunk in build_meta_chunks(config, layout, rank, tp_group(2, layout.index("tp", rank))):
+        for chunk in build_meta_chunks(config, layout, tp_group(2, layout.index("tp", rank)), rank=rank):
             for placement in (one for logical in chunk.parameters for one in logical.placements):
                 shapes[placement.name] = placement.global_shape
                 held[placement.name][placement.box] += 1
@@ -84,7 +84,7 @@ def test_ranks_of_every_axis_hold_each_part_alike(num_kv_heads: int) -> None:
     for name, boxes in held.items():
         assert sum(box.numel for box in boxes) == math.prod(shapes[name]), name
         # the ranks along dp and cp share the state of a part, and each of them counts its own range
-        assert set(counted[name].values()) == {layout.num_replicas}, name
+        assert set(counted[name].values()) == {layout.replica_group_size}, name
         num_copies = layout.stride("pp") * (2 if name == "embedding.word.weight" else 1)
         is_cut = row_of(name, decoder_table()).cut is not None
         # with one key-value head all tp ranks hold its key and its value, in the last two places of dim 1
@@ -159,7 +159,7 @@ def test_every_tensor_rank_holds_the_same_amount() -> None:
     held = {
         sum(
             one.parameter.numel()
-            for chunk in build_meta_chunks(config, Layout(tp_size=4), rank, tp_group(4, rank))
+            for chunk in build_meta_chunks(config, Layout(tp_size=4), tp_group(4, rank), rank=rank)
             for one in chunk.parameters
         )
         for rank in range(4)
@@ -173,7 +173,7 @@ def test_indivisible_model_is_refused() -> None:
     config = replace(config, parallel=replace(config.parallel, tp_size=3))
 
     with pytest.raises(TopologyError, match=r"cannot be cut along dim 0 in 3 parts for tp_size=3"):
-        build_meta_chunks(config, Layout(tp_size=3), 0, tp_group(3))
+        build_meta_chunks(config, Layout(tp_size=3), tp_group(3), rank=0)
 
 
 def test_layers_in_fp8_exchange_all_rows_at_once() -> None:
@@ -185,7 +185,7 @@ def test_layers_in_fp8_exchange_all_rows_at_once() -> None:
         "parallel.num_sequence_chunks": 4,
         "parallel.overlap": False,
     }
-    (chunk,) = build_meta_chunks(Config.from_dict(with_changes(changes)), Layout(tp_size=2), 0, tp_group(2))
+    (chunk,) = build_meta_chunks(Config.from_dict(with_changes(changes)), Layout(tp_size=2), tp_group(2), rank=0)
     styles = {
         path.split(".")[1]: (module.chunks.num_chunks, module.chunks.has_overlap)
         for path, module in chunk.module.named_modules()
