@@ -75,7 +75,7 @@ def state_tables(size_gb: float) -> dict[str, dict[str, Any]]:
 
 def build_state(config: Config, mesh: Mesh, bucket_size: int) -> RankState:
     """Return this data-parallel rank's shards. Another `bucket_size` cuts the same state at other places."""
-    (meta,) = build_meta_chunks(config, mesh.layout, mesh.coordinate["pp"], mesh.tp)
+    (meta,) = build_meta_chunks(config, mesh.layout, mesh.tp, rank=mesh.rank)
     shards: list[SavedShard] = []
     flats: list[Tensor] = []
     for members in group_into_buckets(meta.parameters, bucket_size):

@@ -1,6 +1,6 @@
-"""Fill this rank's state from a checkpoint of any layout. A data-parallel group reads each stored item once.
+"""Fill this rank's state from a checkpoint of any layout. A replica group reads each stored item once.
 
-Rank 0 reads the index and broadcasts it. The ranks of a data-parallel group exchange the lists of the items that they
+Rank 0 reads the index and broadcasts it. The ranks of a replica group exchange the lists of the items that they
 need, assign each item to one reader (load_plan.py), and process the items in the same order. The reader reads an item,
 checks its digest and sends the bytes to the other ranks that need it. So a group of any size reads its items from
 storage once, and a rank holds only a few items at a time. Source: MegaScale sec. 4.4.
@@ -55,8 +55,8 @@ def load_state(
     A checkpoint has only the moments that its job's update rule keeps. If it lacks the average of the weights, the
     average is set to the weights.
 
-    Communication: a broadcast of the index to all ranks; within each data-parallel group, a broadcast or sends of each
-    item that several of its ranks need; agreements of all ranks.
+    Communication: a broadcast of the index to all ranks; within each replica group, a broadcast or sends of each item
+    that several of its ranks need; agreements of all ranks.
     Raises: CheckpointError, the same on every rank, naming the file, the tensor or the item. The state is then partly
     filled.
     """
@@ -102,7 +102,7 @@ def _newest_steps(history: WantedBox, target: Tensor, stored: StoredTensor | Non
 
 @dataclass(slots=True)
 class _Loader:
-    """One pass over the items that a data-parallel group needs. `problem`: an error of this rank; None without one."""
+    """One pass over the items that a replica group needs. `problem`: an error of this rank; None without one."""
 
     reader: ItemReader
     items: tuple[StoredItem, ...]
@@ -113,16 +113,16 @@ class _Loader:
     problem: str | None = None
 
     def run(self, reads: Sequence[ItemRead]) -> None:
-        dp = self.cpu_groups.dp
+        replicas = self.cpu_groups.replicas
         own = {read.number: read for read in reads}
-        needs = gather_json_in(dp, sorted(own))
+        needs = gather_json_in(replicas, sorted(own))
         readers = assign_readers(needs, [item.length for item in self.items])
         needed_by = _members_by_item(needs)
         order = sorted(needed_by, key=lambda number: (self.items[number].file, self.items[number].offset))
-        contents = self._contents([number for number in order if readers[number] == dp.rank])
+        contents = self._contents([number for number in order if readers[number] == replicas.rank])
         for number in order:
             members, reader = needed_by[number], readers[number]
-            content = next(contents) if reader == dp.rank else None
+            content = next(contents) if reader == replicas.rank else None
             content = self._distribute(number, content, members, reader)
             if content is not None and number in own and self.problem is None:
                 self._fill(own[number], content)
@@ -151,19 +151,19 @@ class _Loader:
 
         If more than half of the group need the item, it is broadcast, and every rank gets the bytes.
         """
-        dp = self.cpu_groups.dp
+        replicas = self.cpu_groups.replicas
         if len(members) == 1:
             return content
-        if 2 * len(members) > dp.size:
+        if 2 * len(members) > replicas.size:
             buffer = content if content is not None else torch.empty(self.items[number].length, dtype=torch.uint8)
-            dp.broadcast(buffer, Operation.CHECKPOINT_EXCHANGE, source=reader).wait()
+            replicas.broadcast(buffer, Operation.CHECKPOINT_EXCHANGE, source=reader).wait()
         elif content is not None:
             buffer = content
             others = [member for member in members if member != reader]
             for sending in [self._channel(member).send(content, Operation.CHECKPOINT_EXCHANGE, chunk=-1, microbatch=-1)
                             for member in others]:  # fmt: skip
                 sending.wait()
-        elif dp.rank in members:
+        elif replicas.rank in members:
             buffer = (
                 self._channel(reader)
                 .receive(
@@ -178,12 +178,12 @@ class _Loader:
             )
         else:
             return None
-        if content is None and dp.rank in members:
+        if content is None and replicas.rank in members:
             self.report.bytes_received += buffer.numel()
         return buffer
 
     def _channel(self, member: int) -> Channel:
-        return Channel(self.cpu_groups.dp, self.cpu_groups.dp.ranks[member], number=0)
+        return Channel(self.cpu_groups.replicas, self.cpu_groups.replicas.ranks[member], number=0)
 
     def _fill(self, read: ItemRead, content: Tensor) -> None:
         try:

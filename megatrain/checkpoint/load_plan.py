@@ -1,7 +1,7 @@
 """Plan a load: which items of a checkpoint a rank needs, what to copy from each, and which rank of a group reads it.
 
 Items are boxes of the layout that saved; wanted boxes are those of the layout that loads. Their intersections are
-copied, and every wanted element must come from exactly one item. In a data-parallel group, one rank reads an item from
+copied, and every wanted element must come from exactly one item. In a replica group, one rank reads an item from
 storage and sends it to the others that need it. Pure functions: every rank computes the same from the same metadata.
 Source: the grouped reading of MegaScale sec. 4.4.
 """
@@ -163,7 +163,7 @@ def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRe
 
 
 def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]) -> tuple[int, ...]:
-    """Return for each item the rank of a data-parallel group that reads it, NO_READER for an item that no rank needs.
+    """Return for each item the rank of a replica group that reads it, NO_READER for an item that no rank needs.
 
     needs: item numbers by rank of the group. A rank reads the items that only it needs. Of the others, largest first,
     each goes to the rank with the fewest bytes to read among those that need it. The result is the same on every rank.

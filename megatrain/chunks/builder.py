@@ -67,7 +67,7 @@ def build_chunks(
     device_kind: the kind of device that kernels are chosen for, if `device` is meta.
     Raises: TopologyError when a parameter cannot be sharded; ImportError when a backend is not installed (not on meta).
     """
-    metas = build_meta_chunks(config, mesh.layout, mesh.rank, mesh.tp, device_kind)
+    metas = build_meta_chunks(config, mesh.layout, mesh.tp, rank=mesh.rank, device_kind=device_kind)
     built = [_on_device(config, mesh, number, meta, device) for number, meta in enumerate(metas)]
     if config.parallel.offload_layers:
         _offload_activations(config, mesh.tp, metas, copies)
@@ -80,9 +80,9 @@ def hidden_shape(config: Config, tp_size: int) -> tuple[int, int, int]:
 
 
 def build_meta_chunks(
-    config: Config, layout: Layout, rank: int, tp: Group, device_kind: DeviceKind | None = None
+    config: Config, layout: Layout, tp: Group, *, rank: int, device_kind: DeviceKind | None = None
 ) -> list[MetaChunk]:
-    """Return the chunks of the stage of `rank`, sharded for that rank. tp: its tensor-parallel group.
+    """Return the chunks of the stage of the global `rank`, sharded for that rank. tp: its tensor-parallel group.
 
     If this stage has both the embedding and the head of a model with tied embeddings, they use one parameter, which the
     first chunk owns.

@@ -25,11 +25,13 @@ _EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 class CpuGroups:
     """This rank's groups by axis. Tensors are on the CPU. Each call blocks. All ranks of its groups must make it.
 
-    order: the axes that an exchange with all ranks uses one after the other (`summing_order`).
+    order: the axes that an exchange with all ranks uses one after the other (`summing_order`). replicas: the ranks that
+    hold the same dense parameters; the group of an axis if they lie along one.
     """
 
     along: Mapping[str, Group]
     order: Sequence[str]
+    replicas: Group
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -37,13 +39,15 @@ class CpuGroups:
         return tuple(self.along[axis] for axis in self.order)
 
     @property
-    def dp(self) -> Group:
-        return self.along["dp"]
+    def all_groups(self) -> tuple[Group, ...]:
+        """All groups, without duplicates."""
+        along = tuple(self.along.values())
+        return along if any(group is self.replicas for group in along) else (*along, self.replicas)
 
     @property
     def num_calls(self) -> int:
         """The number of exchanges in which this rank has taken part."""
-        return sum(group.num_calls for group in self.along.values())
+        return sum(group.num_calls for group in self.all_groups)
 
     def gather_json(self, rank: int, value: Any) -> list[Any] | None:
         """Return every rank's `value` in rank order at rank 0, None at the others. `rank` is the caller's global
@@ -123,7 +127,7 @@ class CpuGroups:
 
     def set_timeout(self, seconds: float) -> None:
         """Limit the time of every later exchange."""
-        for group in self.along.values():
+        for group in self.all_groups:
             group.set_timeout(seconds)
 
 

@@ -119,7 +119,10 @@ def _kinds(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> 
     )
     summed = summing_order(layout)
     others = (axis for axis in layout.innermost_first if axis not in summed)
-    on_cpus = (_Kind(f"host-{axis}", (axis,), uses_cpu_memory=True) for axis in (*summed, *others))
+    on_cpus = (
+        _Kind(f"host-{layout.group_name(axes)}", axes, uses_cpu_memory=True)
+        for axes in [*((axis,) for axis in (*summed, *others)), *layout.replica_spans]
+    )
     of_holders = (_Kind(holder.name, (holder.axis,), num_runs=holder.num_groups) for holder in holders)
     always = (*along, *on_cpus, _EMBEDDING, *of_holders)
     if layout.pp_size == 1:

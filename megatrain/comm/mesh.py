@@ -1,9 +1,9 @@
 """The mesh: this rank's groups along each axis, and its channels to the neighbouring stages.
 
 group_plan.py computes from the layout's axes which groups exist and in which order each rank creates its own.
-`cpu_groups` has a second group along each axis, over CPU memory. The `embedding` group joins the first and the last
-stage of a pipeline, which both hold a tied embedding. If an axis has more ranks than parts, a group of `holders` joins
-the ranks that hold the same part.
+`cpu_groups` has a second group along each axis, and one of the replicas, over CPU memory. The `embedding` group joins
+the first and the last stage of a pipeline, which both hold a tied embedding. If an axis has more ranks than parts, a
+group of `holders` joins the ranks that hold the same part.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Mesh:
             *self.spans.values(),
             self.embedding,
             *self.holders.values(),
-            *self.cpu_groups.along.values(),
+            *self.cpu_groups.all_groups,
         ]
         if self.links is not None:
             for channel in self.links.channels:
@@ -221,7 +221,11 @@ def build_mesh(
         recorder=recorder,
         along={axis: groups[axis] for axis in layout.axes},
         embedding=groups["embedding"],
-        cpu_groups=CpuGroups({axis: groups[f"host-{axis}"] for axis in layout.axes}, summing_order(layout)),
+        cpu_groups=CpuGroups(
+            {axis: groups[f"host-{axis}"] for axis in layout.axes},
+            summing_order(layout),
+            groups[f"host-{layout.group_name(DENSE_REPLICAS)}"],
+        ),
         links=create_links(layout.index(STAGES, rank), groups, recorder, has_wrap_links=has_wrap_links),
         holders={holder.name: groups[holder.name] for holder in holders},
         spans={name: groups[name] for name in map(layout.group_name, layout.replica_spans)},

@@ -227,12 +227,13 @@ class Config:
 
         The default is the size of one layer's matrices on a rank: with N layers, only 1/N of the communication is
         exposed, because each collective overlaps with a layer. It is at most LARGEST_BUCKET, which suffices to use a
-        link fully, and at least SMALLEST_SHARD per replica, below which latency costs more than bandwidth.
+        link fully, and at least SMALLEST_SHARD per rank of the replica group, below which latency costs more than
+        bandwidth.
         """
         if self.parallel.bucket_size:
             return self.parallel.bucket_size
         layer = block_weights(self.model) // self.parallel.tp_size
-        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARD * layout.num_replicas)
+        return max(min(layer, LARGEST_BUCKET), SMALLEST_SHARD * layout.replica_group_size)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return section -> key -> value, with values that JSON can represent."""

@@ -103,6 +103,15 @@ def first_axis_of(group: str) -> str:
     return group.partition("-")[0]
 
 
+def _axes_beside(name: str) -> tuple[str, ...]:
+    """Return the factorisation that has the axis. Raises: TopologyError when none has it."""
+    for axes in _FACTORISED:
+        if name in axes:
+            return axes
+    dividing = ", ".join(one for axes in _FACTORISED for one in axes)
+    raise TopologyError(f"the axis {axis_named(name).name} does not divide the ranks of a stage, unlike {dividing}")
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedAxis:
     """An axis of one layout: ranks `stride` apart differ by one place along it."""
@@ -212,8 +221,8 @@ class Layout:
         return any(self.size(axis) > 1 for axis in self.axes if not _BY_NAME[axis].cuts_model)
 
     @property
-    def num_replicas(self) -> int:
-        """How many ranks hold the same dense parameters and compute with them for other samples or tokens."""
+    def replica_group_size(self) -> int:
+        """How many ranks hold the same part of a dense parameter and compute with it for other samples or tokens."""
         return prod(self.size(axis) for axis in DENSE_REPLICAS)
 
     def size(self, axis: str) -> int:
@@ -235,10 +244,16 @@ class Layout:
         return {axis: self.index(axis, rank) for axis in self.axes}
 
     def rank_of(self, coordinate: Coordinate) -> int:
-        """Return the rank at a coordinate. Raises: TopologyError when it lacks an axis that numbers the ranks."""
+        """Return the rank at a coordinate.
+
+        Raises: TopologyError when it lacks an axis that numbers the ranks, or a place is outside the axis.
+        """
         missing = [axis for axis in self.grid if axis not in coordinate]
         if missing:
             raise TopologyError(f"the coordinate {dict(coordinate)} lacks {', '.join(missing)} of the layout {self}")
+        for axis in self.grid:
+            if not 0 <= coordinate[axis] < self.size(axis):
+                raise TopologyError(f"{axis} {coordinate[axis]} is outside the layout {self}")
         return sum(coordinate[axis] * self.stride(axis) for axis in self.grid)
 
     def first_rank_of(self, stage: int) -> int:
@@ -255,12 +270,12 @@ class Layout:
 
     def others_of(self, axis: str) -> tuple[str, ...]:
         """Return the other listed axes that number the ranks together with this one."""
-        together = next(axes for axes in FACTORISATIONS.values() if axis in (STAGES, *axes))
+        together = DENSE if axis == STAGES else _axes_beside(axis)
         return tuple(candidate for candidate in self.axes if candidate in (STAGES, *together) and candidate != axis)
 
     def replica_axes(self, axis: str) -> tuple[str, ...]:
         """Return the listed axes of the same factorisation whose ranks hold the same parameters, such as dp and cp."""
-        together = next(axes for axes in FACTORISATIONS.values() if axis in axes)
+        together = _axes_beside(axis)
         return tuple(
             candidate for candidate in self.axes if candidate in together and not _BY_NAME[candidate].cuts_model
         )

@@ -56,12 +56,12 @@ def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
         "minimum": cpu_groups.minimum([rank, -rank, 7]),
         "all": cpu_groups.all_agree(True),
         "one refuses": cpu_groups.all_agree(rank != world_size - 1),
-        "in dp": gather_json_in(cpu_groups.dp, plan_of(rank)),
+        "of replicas": gather_json_in(cpu_groups.replicas, plan_of(rank)),
         "along": {
             axes: cpu_groups.all_gather(axes, torch.tensor([rank, -rank]), Operation.CHECKSUM)
             for axes in replicas_of(layout)
         },
-        "dp ranks": cpu_groups.dp.ranks,
+        "replicas": cpu_groups.replicas.ranks,
         "num_calls": cpu_groups.num_calls,
         "sum": mesh.sum_over_all(torch.tensor([float(rank)])).item(),
     }
@@ -87,5 +87,6 @@ def test_ranks_exchange_values_on_host_memory(layout: Layout, rank_pool: RankPoo
         assert answer["all"]
         assert answer["sum"] == sum(range(world_size))
         assert not answer["one refuses"]
-        assert answer["in dp"] == [plan_of(rank) for rank in answer["dp ranks"]]
+        assert answer["replicas"] == layout.ranks_along(rank, "dp", "cp")
+        assert answer["of replicas"] == [plan_of(member) for member in answer["replicas"]]
         assert (answer["num_calls"] > 0) == (world_size > 1)

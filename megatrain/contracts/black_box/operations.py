@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
+from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import NUMBERING_AXES, first_axis_of
 
 
@@ -87,8 +88,16 @@ def all_reduce_along(axis: str) -> Operation:
     """Return the operation that sums a small tensor along one of the axes that number the ranks.
 
     axis: the axis's name, or the name of a group along it: "tp-in-2", "dp-cp".
+    Raises: TopologyError for an axis that does not number the ranks, because no operation sums along it.
     """
-    return _BY_NAME[f"{first_axis_of(axis)}-all-reduce"]
+    operation = _BY_NAME.get(f"{first_axis_of(axis)}-all-reduce")
+    if operation is None:
+        known = ", ".join(one.value for one in Operation if one.value.endswith("-all-reduce"))
+        raise TopologyError(
+            f"no operation sums along {axis!r}; there are {known}: add one to Operation "
+            "(megatrain/contracts/black_box/operations.py)"
+        )
+    return operation
 
 
 AXIS_ALL_REDUCES = tuple(all_reduce_along(axis.name) for axis in NUMBERING_AXES)

@@ -49,7 +49,8 @@ def test_peer_copies_need_memory_and_are_reported() -> None:
 
 def test_start_with_too_little_memory_is_refused(tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "arena")
-    cpu_groups = CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
+    along = {axis: simulated_group(axis, 1, 0) for axis in Layout().grid}
+    cpu_groups = CpuGroups(along, Layout().grid, along["dp"])
     check_capacity(arena, ["a"], MemoryNeeded(1000, 1000), 2, 0, cpu_groups)
     with pytest.raises(ConfigError, match="needs 1000 PB more"):
         check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups)

@@ -117,7 +117,8 @@ def test_partly_fetched_snapshot_is_not_sealed(
 
 
 def single_rank_groups() -> CpuGroups:
-    return CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
+    along = {axis: simulated_group(axis, 1, 0) for axis in Layout().grid}
+    return CpuGroups(along, Layout().grid, along["dp"])
 
 
 def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:

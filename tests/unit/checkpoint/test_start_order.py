@@ -21,6 +21,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges
 from tests.helpers.checkpoint_tree import put_checkpoint, put_main
+from tests.helpers.lone_rank import simulated_group
 
 CONFIG = Config.from_dict(
     {
@@ -63,7 +64,7 @@ def checkpoints(tmp_path: Path) -> Location:
 
 
 def started(checkpoints: Location) -> StartingPoint:
-    return read_storage(checkpoints, CheckpointConfig(), 0, CpuGroups({}, ()))
+    return read_storage(checkpoints, CheckpointConfig(), 0, CpuGroups({}, (), simulated_group("dp", 1, 0)))
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def assert_groups_by_name(layout: Layout, has_wrap_links: bool) -> None:
     if min(layout.dp_size, layout.size("cp")) > 1:
         grid = np.arange(layout.world_size).reshape([layout.size(axis) for axis in ("pp", *DENSE)])
         same = np.moveaxis(grid, -1, 1).reshape(-1, layout.dp_size * layout.size("cp"))
-        expected["dp-cp"] = {tuple(members) for members in same.tolist()}
+        expected["dp-cp"] = expected["host-dp-cp"] = {tuple(members) for members in same.tolist()}
     pipelines = partitions["pp"]
     expected["embedding"] = {(members[0], members[-1]) for members in pipelines}
     expected |= dict.fromkeys(("pp-forward", "pp-backward"), pipelines)
@@ -163,7 +163,7 @@ def test_summing_and_creation_orders_are_fixed() -> None:
     assert summing_order(layout) == ("tp", "pp", "cp", "dp")
     assert [planned.name for planned in planned_groups(layout, 0)] == [
         *("tp", "cp", "dp", "pp", "ep", "edp", "dp-cp", "host-tp", "host-pp", "host-cp", "host-dp"),
-        *("host-ep", "host-edp", "embedding", "pp-forward", "pp-backward"),
+        *("host-ep", "host-edp", "host-dp-cp", "embedding", "pp-forward", "pp-backward"),
     ]
     assert [planned.name for planned in planned_groups(Layout(), 0)] == [
         *("tp", "dp", "pp", "host-tp", "host-pp", "host-dp", "embedding")

@@ -52,7 +52,8 @@ def test_loopback_address_is_refused_between_hosts() -> None:
 
 
 def single_rank_groups() -> CpuGroups:
-    return CpuGroups({axis: simulated_group(axis, 1, 0) for axis in Layout().grid}, Layout().grid)
+    along = {axis: simulated_group(axis, 1, 0) for axis in Layout().grid}
+    return CpuGroups(along, Layout().grid, along["dp"])
 
 
 def test_a_peer_rendezvous_has_a_secret_of_its_own() -> None:

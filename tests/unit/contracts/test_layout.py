@@ -86,6 +86,8 @@ def test_number_of_replicas_follows_from_the_axes_within_one() -> None:
 def test_a_coordinate_that_lacks_an_axis_is_refused() -> None:
     with pytest.raises(TopologyError, match=r"the coordinate \{'pp': 1, 'tp': 1\} lacks dp of the layout pp_size=2"):
         Layout(pp_size=2, dp_size=2, tp_size=2).rank_of({"pp": 1, "tp": 1})
+    with pytest.raises(TopologyError, match=r"dp 2 is outside the layout pp_size=2 dp_size=2"):
+        Layout(pp_size=2, dp_size=2).rank_of({"pp": 1, "dp": 2, "tp": 0})
 
 
 def test_ranks_along_several_axes() -> None:
@@ -128,6 +130,10 @@ def test_a_rank_or_an_axis_that_is_not_there_is_refused() -> None:
         Layout(dp_size=4).coordinate(4)
     with pytest.raises(TopologyError, match=r"no axis 'xp'; the axes are pp, dp, cp, tp, edp, ep"):
         Layout().size("xp")
+    with pytest.raises(TopologyError, match=r"no axis 'xp'; the axes are pp, dp, cp, tp, edp, ep"):
+        Layout().others_of("xp")
+    with pytest.raises(TopologyError, match=r"the axis pp does not divide the ranks of a stage, unlike dp, cp, tp"):
+        Layout(pp_size=2).replica_axes("pp")
 
 
 def test_sum_group_of_each_axis_has_a_name() -> None:
@@ -137,3 +143,6 @@ def test_sum_group_of_each_axis_has_a_name() -> None:
         Operation.PP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.CP_ALL_REDUCE, Operation.TP_ALL_REDUCE
     }  # fmt: skip
     assert {axis.name for axis in AXES} >= set(grid)
+    for axis in ("ep", "edp"):
+        with pytest.raises(TopologyError, match=rf"no operation sums along '{axis}'; there are tp-all-reduce, dp-all-"):
+            all_reduce_along(axis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from megatrain.config import load_config, num_parameters
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import TopologyError
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import AXES, Layout
+from megatrain.parallel.boxes import Box
+from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.offload import ImmediateCopies
+from megatrain.parallel.placement import row_of
 from megatrain.parallel.sequence_chunks import ChunkedSublayers
 from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
@@ -42,7 +46,7 @@ def test_stages_together_are_the_model(path: Path) -> None:
     layout = config.layout(None)
     total, layers = 0, []
     for stage in range(layout.pp_size):
-        for chunk in build_meta_chunks(config, layout, layout.first_rank_of(stage), tp_group(layout.tp_size)):
+        for chunk in build_meta_chunks(config, layout, tp_group(layout.tp_size), rank=layout.first_rank_of(stage)):
             layers += chunk.part.layers
             total += sum(
                 # the other tp ranks hold the rest of it, or the same
@@ -54,6 +58,40 @@ def test_stages_together_are_the_model(path: Path) -> None:
 
     assert total == num_parameters(config.model)
     assert sorted(layers) == list(range(config.model.num_layers))
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 1])
+def test_ranks_of_every_axis_hold_each_part_alike(num_kv_heads: int) -> None:
+    """Each part is on as many ranks of a stage as the axes that do not cut it have places; a tied head on two stages.
+
+    Each shard is counted once: the copies that hold it have different indices.
+    """
+    layout = Layout(pp_size=2, dp_size=2, cp_size=2, tp_size=2, ep_size=4)
+    assert all(layout.size(axis.name) > 1 for axis in AXES)
+    changes = {"model.has_tied_head": True, "model.num_heads": 4, "model.num_kv_heads": num_kv_heads}
+    config = Config.from_dict(with_changes({**changes, "parallel.pp_size": 2, "parallel.tp_size": 2}))
+    held: dict[str, Counter[Box]] = defaultdict(Counter)
+    counted: dict[str, Counter[Box]] = defaultdict(Counter)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for rank in range(layout.world_size):
+        for chunk in build_meta_chunks(config, layout, tp_group(2, layout.index("tp", rank)), rank=rank):
+            for placement in (one for logical in chunk.parameters for one in logical.placements):
+                shapes[placement.name] = placement.global_shape
+                held[placement.name][placement.box] += 1
+                counted[placement.name][placement.box] += placement.holders.index == 0
+
+    assert sum(map(math.prod, shapes.values())) == num_parameters(config.model)
+    for name, boxes in held.items():
+        assert sum(box.numel for box in boxes) == math.prod(shapes[name]), name
+        # the ranks along dp and cp share the state of a part, and each of them counts its own range
+        assert set(counted[name].values()) == {layout.replica_group_size}, name
+        num_copies = layout.stride("pp") * (2 if name == "embedding.word.weight" else 1)
+        is_cut = row_of(name, decoder_table()).cut is not None
+        # with one key-value head all tp ranks hold its key and its value, in the last two places of dim 1
+        is_shared = num_kv_heads == 1 and "qkv" in name
+        for box, count in boxes.items():
+            is_whole = not is_cut or (is_shared and box.offsets[1] == shapes[name][1] - 2)
+            assert count == (num_copies if is_whole else num_copies // layout.tp_size), name
 
 
 def test_buckets_are_those_of_the_trainer() -> None:
@@ -121,7 +159,7 @@ def test_every_tensor_rank_holds_the_same_amount() -> None:
     held = {
         sum(
             parameter.parameter.numel()
-            for chunk in build_meta_chunks(config, Layout(tp_size=4), rank, tp_group(4, rank))
+            for chunk in build_meta_chunks(config, Layout(tp_size=4), tp_group(4, rank), rank=rank)
             for parameter in chunk.parameters
         )
         for rank in range(4)
@@ -135,7 +173,7 @@ def test_indivisible_model_is_refused() -> None:
     config = replace(config, parallel=replace(config.parallel, tp_size=3))
 
     with pytest.raises(TopologyError, match=r"cannot be cut along dim 0 in 3 parts for tp_size=3"):
-        build_meta_chunks(config, Layout(tp_size=3), 0, tp_group(3))
+        build_meta_chunks(config, Layout(tp_size=3), tp_group(3), rank=0)
 
 
 def test_layers_in_fp8_exchange_all_rows_at_once() -> None:
@@ -147,7 +185,7 @@ def test_layers_in_fp8_exchange_all_rows_at_once() -> None:
         "parallel.num_sequence_chunks": 4,
         "parallel.overlap": False,
     }
-    (chunk,) = build_meta_chunks(Config.from_dict(with_changes(changes)), Layout(tp_size=2), 0, tp_group(2))
+    (chunk,) = build_meta_chunks(Config.from_dict(with_changes(changes)), Layout(tp_size=2), tp_group(2), rank=0)
     styles = {
         path.split(".")[1]: (module.chunks.num_chunks, module.chunks.has_overlap)
         for path, module in chunk.module.named_modules()
