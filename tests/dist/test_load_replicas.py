@@ -17,10 +17,10 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.process import Process
 from megatrain.training.rank_model import build_rank_model
-from tests.helpers.lone_rank import SilentRecorder, make_config
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.saved_checkpoint import whole_state, write_as_job
+from tests.helpers.single_rank import SilentRecorder, make_config
 from tests.helpers.waiting import DEADLINE_S
 
 

@@ -21,7 +21,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges
 from tests.helpers.checkpoint_tree import put_checkpoint, put_main
-from tests.helpers.lone_rank import simulated_group
+from tests.helpers.single_rank import simulated_group
 
 CONFIG = Config.from_dict(
     {
