@@ -24,7 +24,9 @@ def add_verb(verbs: Verbs) -> None:
     from megatrain_diagnostics.commands.arguments import add_json, add_round, add_steps
 
     parser = verbs.add_parser(
-        "whatif", help="what stragglers cost, and which ranks they are, by replaying recorded steps"
+        "whatif",
+        help="what stragglers cost, and which ranks they are, by replaying recorded steps",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "place",

@@ -91,6 +91,7 @@ def check(capsys: pytest.CaptureFixture[str], arguments: str, code: ExitCode) ->
 def test_malformed_command_line_of_a_job_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in OF_A_JOB:
         assert "--no-such" in check(capsys, f"{verb} --no-such", ExitCode.USAGE)
+        assert "--hel" in check(capsys, f"{verb} --hel", ExitCode.USAGE)  # no abbreviation is taken
         assert "two jobs" in check(capsys, f"{verb} a --job b", ExitCode.USAGE)
         check(capsys, f"{verb} a --rdzv-endpoint http://:0", ExitCode.USAGE)
 
@@ -139,6 +140,7 @@ def test_unreachable_etcd_of_a_job_is_a_coordination_error(capsys: pytest.Captur
 @pytest.mark.parametrize("verb", OF_A_RUN)
 def test_mistakes_about_a_run_have_their_exit_codes(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--no-such" in check(capsys, f"{verb} a --no-such", ExitCode.USAGE)
+    assert "--hel" in check(capsys, f"{verb} a --hel", ExitCode.USAGE)  # no abbreviation is taken
     nowhere = "nowhere" if verb != "logs classify" else "runs/nowhere"
     if verb != "logs classify":  # FILE, or RUN
         assert "nowhere" in check(capsys, f"{verb} {nowhere}", ExitCode.NOT_FOUND)

@@ -63,6 +63,7 @@ def test_history_of_metrics_has_the_last_report_of_each_step(tmp_path: Path) -> 
         for line in (
             nested, b'{"kind": "step", "step": ' + b"9" * 5000 + b"}", b'{"kind": "step", "step": true}', b"null", b"{",
             b'{"kind": "step", "step": -4, "loss": 1}', b'{"kind": "step", "step": 41, "loss": NaN, "duration_s": "x"}',
+            b'{"kind": "step", "step": 100000000000000000000, "loss": 1}',
             b'{"kind": "evaluation", "step": 40, "loss": 99}', b'{"kind": "step", "st',
         ):  # fmt: skip
             file.write(line + b"\n")

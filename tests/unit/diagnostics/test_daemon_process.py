@@ -260,6 +260,32 @@ def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
         config_of_values({"train.steps": text}, "demo")
 
 
+def is_blocked(directory: Path) -> bool:
+    """Put a file in the place of a directory; return whether that worked: the daemon may create it again first."""
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def test_store_that_cannot_be_created_again_is_reported(etcd: EtcdServers, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+
+    def problem() -> str | None:
+        state, _ = read_state(tmp_path / "diagnosis")
+        return None if state is None else state.problem
+
+    with daemon_thread(launched_settings(etcd, tmp_path)):
+        wait_until(lambda: problem() == "", "the state of a daemon that works")
+        wait_until(lambda: is_blocked(events), "a file in the place of the store")
+        wait_until(lambda: f"{events}: events cannot be written there" in (problem() or ""), "the problem")
+        events.unlink()
+        wait_until((events / "lock").exists, "the store")
+        wait_until(lambda: problem() == "", "the end of the problem")
+
+
 @pytest.mark.slow
 def test_removed_files_of_the_daemon_are_created_again(etcd: EtcdServers, client: EtcdClient, tmp_path: Path) -> None:
     run, finder = tmp_path / "run", WatchedDaemon(client, KEYS)

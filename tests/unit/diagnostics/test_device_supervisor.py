@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from megatrain_diagnostics.devices.supervisor import DeviceSupervisor
 from megatrain_diagnostics.events.tables import Gpus
 from megatrain_diagnostics.streamer.host_devices import HostDevices
 from tests.helpers.fake_nvml import FakeNvml, fake_nvml
+from tests.helpers.processes import descendants, words_of
 from tests.helpers.waiting import wait_until
 
 DEADLINE_S = 1.5
@@ -60,3 +62,12 @@ def test_reloaded_gpu_driver_is_opened_again(tmp_path: Path) -> None:
         wait_until(lambda: running.problem == "", "the driver that is back")
         assert running.newest is not None
         assert len(running.newest.driver.gpus) == 2
+
+
+def test_a_reader_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    with supervisor(fake_nvml(tmp_path)) as running:
+        wait_until(lambda: running.newest is not None, "a first sample")
+        (reader,) = (pid for pid in descendants(os.getpid()) if b"megatrain_diagnostics.devices" in words_of(pid))
+        os.kill(reader, signal.SIGKILL)
+        wait_until(lambda: running.problem == "the program that reads devices has ended", "its end")
+        wait_until(lambda: running.problem == "", "samples of the next one")

@@ -18,7 +18,7 @@ from megatrain_job.devices.links import LinkReading
 
 NOW_S = 1_800_000_000.0
 INTERVAL_S = 10.0
-PLACE = HostPlace("host-2", round=4, step=1200, ranks={"GPU-c": (19, 1200)})
+PLACE = HostPlace("host-2", round=4, step=1200, ranks={"GPU-c": (0, 1200)})
 GPU = GpuReading(
     3, "GPU-c", uncorrected_errors=4, corrected_errors=10, nvlink_errors=0, pcie_replays=0, temperature_c=62.0,
     slowdown_temperature_c=89.0, sm_clock_mhz=1410.0, max_sm_clock_mhz=1410.0, throttle_reasons=0x4,
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "heat that lasts": (
         [GPU, HOT, HOT, HOT, HOT], DEGRADED,
         (
-            r"GPU 3 of host-2 \(rank 19\) is slowed down: hardware slowdown, hardware thermal slowdown, 91 C, it slows "
+            r"GPU 3 of host-2 \(rank 0\) is slowed down: hardware slowdown, hardware thermal slowdown, 91 C, it slows "
             r"down at 89 C, SM clock 1,050 MHz of 1,410 MHz"
         ),
     ),
@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "some corrected errors": ([GPU, replace(GPU, corrected_errors=900)], None, ""),
     "errors of NVLink": ([GPU, replace(GPU, nvlink_errors=150)], DEGRADED, "150 NVLink errors"),
     "an Xid of the hardware": (
-        [xid(79)], FAILING, r"GPU 3 .* \(rank 19\) reported Xid 79, the GPU has fallen off the bus: evict the host",
+        [xid(79)], FAILING, r"GPU 3 .* \(rank 0\) reported Xid 79, the GPU has fallen off the bus: evict the host",
     ),
     "an Xid that was mended": ([xid(94)], DEGRADED, "Xid 94"),
     "an Xid of a program": ([xid(31), xid(43), xid(45)], None, ""),
@@ -112,7 +112,7 @@ def test_device_problem_of_readings(case: str) -> None:
     if kind is not None:
         assert re.search(text, found[0].text), found[0].text
         assert found[0].host == "host-2"
-        assert found[0].ranks == ((19,) if "rank 19" in found[0].text else ())
+        assert found[0].ranks == ((0,) if "rank 0" in found[0].text else ())
 
 
 def test_an_error_is_reported_for_an_hour() -> None:

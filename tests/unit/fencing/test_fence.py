@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.fencing.fence import (
+    CLOCK_RATE,
     REACTION_S,
     FenceAction,
     FenceRule,
@@ -161,6 +162,8 @@ def check_workers_end_before_the_driver_goes_on(
     )  # fmt: skip
     assert alone / driver >= lease_over + limits.end_s / host + REACTION_S - 1e-6
     assert waited_until <= alone + 1.0
+    # no longer than the slowest clock of the host requires
+    assert alone <= (CLOCK_RATE - 1.0) * ttl_s + CLOCK_RATE * (limits.end_s + REACTION_S) + 1e-6
 
 
 def test_a_longer_stop_is_reported_where_the_grace_is_short() -> None:

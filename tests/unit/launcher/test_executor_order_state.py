@@ -91,6 +91,7 @@ def test_workers_must_stop_for_a_halt_a_newer_round_or_the_end(orders: OrderStat
     assert (orders.stop_reason(1), orders.is_saving(1)) == ("", False)
     write_halt(orders, 1, is_saving=True)
     assert (orders.stop_reason(1), orders.is_saving(1)) == ("halt 1", True)
+    assert [orders.is_halted(number) for number in (1, 2)] == [True, False]
     write_round(orders, 2, "b")
     assert orders.stop_reason(1) == "halt 1"
     write_round(orders, 4, "b")

@@ -76,9 +76,11 @@ def test_host_that_leaves_in_order_removes_its_snapshots(tmp_path: Path, code: i
     )
     plan = make_plan(flags, {})
     own, other = arena_of(plan, "small.main.c0ffee00.h1"), arena_of(plan, "small.main.c0ffee00.h2")
-    assert run_launch(plan, {}, lambda _: code, lambda text: None) == code
+    reported: list[str] = []
+    assert run_launch(plan, {}, lambda _: code, reported.append) == code
     assert own.exists() is is_kept
     assert other.exists()
+    assert not any("snapshots" in text for text in reported)
 
 
 def test_launch_waits_for_the_end_of_a_writer(plan: LaunchPlan) -> None:

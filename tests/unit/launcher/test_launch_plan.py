@@ -159,6 +159,18 @@ def test_slurm_variables_identify_a_host(tmp_path: Path) -> None:
     assert plan.facts.labels == {"switch": "s0.s3", "rack": "r"}
 
 
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SLURM_TOPOLOGY_ADDR", ""),
+        ("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.node"),
+        ("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.block.node"),
+    ],
+)
+def test_slurm_topology_that_names_no_switch_gives_no_label(variable: str, text: str) -> None:
+    assert SlurmPlatform(SLURM | {variable: text}).facts().labels == {}
+
+
 def test_slurm_variables_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, str], dict[str, int], str]] = [
         ({"SLURM_STEP_TASKS_PER_NODE": "8(x3)"}, {}, "use srun --ntasks-per-node=1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.model import TokenContext, Transformer
 
 S, B = 10, 2
+Sublayer = Callable[[Tensor, dict[str, Tensor], ModelConfig], Tensor]
 MIXTURES = list(itertools.product(["layernorm", "rmsnorm"], ["gelu", "swiglu"], [True, False], ["learned", "rope"]))
 
 
@@ -32,10 +34,11 @@ def build(**changes: Any) -> tuple[ModelConfig, Transformer]:
     return config, model
 
 
-def plain_norm(x: Tensor, weights: dict[str, Tensor], config: ModelConfig) -> Tensor:
+def plain_norm(x: Tensor, weights: dict[str, Tensor], config: ModelConfig, name: str = "norm") -> Tensor:
+    weight = weights[f"{name}.weight"]
     if config.norm == "layernorm":
-        return functional.layer_norm(x, x.shape[-1:], weights["norm.weight"], weights["norm.bias"], config.norm_eps)
-    return functional.rms_norm(x, x.shape[-1:], weights["norm.weight"], config.norm_eps)
+        return functional.layer_norm(x, x.shape[-1:], weight, weights[f"{name}.bias"], config.norm_eps)
+    return functional.rms_norm(x, x.shape[-1:], weight, config.norm_eps)
 
 
 def turned(x_SBD: Tensor, theta: float) -> Tensor:
@@ -80,6 +83,14 @@ def plain_mlp(x: Tensor, weights: dict[str, Tensor], config: ModelConfig) -> Ten
     return y + weights["mlp_bias"] if config.has_bias else y
 
 
+def plain_branch(x: Tensor, weights: dict[str, Tensor], config: ModelConfig, *sublayers: Sublayer) -> Tensor:
+    """The sum of the sublayers, between the norms of the branch."""
+    normed = x if config.branch_norm == "output" else plain_norm(x, weights, config)
+    first, *others = (sublayer(normed, weights, config) for sublayer in sublayers)
+    y = sum(others, first)
+    return y if config.branch_norm == "input" else plain_norm(y, weights, config, "output_norm")
+
+
 def plain_hidden(model: Transformer, tokens: Tensor) -> Tensor:
     """The whole model without its head, by the equations."""
     config, state = model.config, dict(model.named_parameters())
@@ -92,14 +103,10 @@ def plain_hidden(model: Transformer, tokens: Tensor) -> Tensor:
         x = x + state["embedding.position"][:, None]
     for layer in range(config.num_layers):
         if config.block == "parallel":
-            weights = below(f"blocks.{layer}.branch.")
-            y = plain_norm(x, weights, config)
-            x = x + plain_attention(y, weights, config) + plain_mlp(y, weights, config)
+            x = x + plain_branch(x, below(f"blocks.{layer}.branch."), config, plain_attention, plain_mlp)
         else:
-            weights = below(f"blocks.{layer}.attention_branch.")
-            x = x + plain_attention(plain_norm(x, weights, config), weights, config)
-            weights = below(f"blocks.{layer}.mlp_branch.")
-            x = x + plain_mlp(plain_norm(x, weights, config), weights, config)
+            x = x + plain_branch(x, below(f"blocks.{layer}.attention_branch."), config, plain_attention)
+            x = x + plain_branch(x, below(f"blocks.{layer}.mlp_branch."), config, plain_mlp)
     return x
 
 
@@ -119,6 +126,17 @@ def test_hidden_states_and_gradients_are_the_equations(
     block: str, norm: str, mlp: str, has_bias: bool, positions: str
 ) -> None:
     _, model = build(block=block, norm=norm, mlp=mlp, has_bias=has_bias, positions=positions)
+    assert_equations(model)
+
+
+@pytest.mark.parametrize("branch_norm", ["output", "both"])
+def test_branch_with_an_output_norm_is_the_equations(branch_norm: str) -> None:
+    _, model = build(branch_norm=branch_norm, has_bias=True)
+    assert_equations(model)
+
+
+def assert_equations(model: Transformer) -> None:
+    """Compare hidden states and gradients with those of the equations."""
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 30, (S, B), generator=generator)
     grad = torch.randn(S, B, 16, dtype=torch.float64, generator=generator)

@@ -97,6 +97,16 @@ def test_without_weight_decay_matrices_still_have_a_ratio() -> None:
     assert all(torch.allclose(one, expected[name], rtol=1e-10) for name, one in whole_state(ranks).items())
 
 
+def test_weights_with_a_norm_below_one_move_in_proportion() -> None:
+    small = {name: 0.01 * one for name, one in draw(0).items()}
+    ranks, gradients = make_ranks(1, weights=small, weight_decay=0.0), [draw(100)]
+    run(ranks, gradients)
+
+    expected = plain_lamb(small, gradients, 0.0, 0.05)
+    for name, found in whole_state(ranks).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-10, msg=name)
+
+
 def test_biases_and_norms_move_as_with_adam() -> None:
     (lamb,) = make_ranks(1, weight_decay=0.1)
     adam = build_rank(weight_decay=0.1, eps=1e-6)

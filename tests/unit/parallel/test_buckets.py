@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,16 @@ def test_shards_are_equal_aligned_and_cover_the_bucket() -> None:
 
 def test_exact_fit_needs_no_padding() -> None:
     assert build(parameters([(SHARD_MULTIPLE,), (2, SHARD_MULTIPLE // 2)]), simulated_group("dp", 2, 0)).numel == 256
+
+
+def test_padding_of_gradients_is_zero_whatever_the_memory_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = build(parameters([(40, 10), (3,)]), simulated_group("dp", 2, 0))
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, math.nan, **options))
+    bucket.allocate_gradients()
+    assert bucket.gradients is not None
+    padding = bucket.gradients[403:]
+    assert padding.tolist() == [0.0] * (bucket.numel - 403)
+    assert len(padding) > 0
 
 
 def test_parameters_become_views_and_stay_the_same_objects() -> None:

@@ -165,6 +165,14 @@ def test_holders_of_a_key_value_head_have_their_group_planned() -> None:
     assert one_each.stages[0].memory == shared.stages[0].memory
 
 
+def test_step_has_the_flops_of_all_its_tokens() -> None:
+    config = Config.from_dict(with_changes({"batch.global_batch_size": 8}))
+    plan = plan_run(config)
+    tokens = 8 * config.model.seq_len
+    assert plan.num_tokens_per_step == tokens
+    assert plan.to_dict()["flops_per_step"] == pytest.approx(tokens * plan.flops_per_token)
+
+
 def test_middle_stages_of_other_layers_are_distinguished() -> None:
     """An end that is a chunk of its own, and middle stages of two kinds: the fullest stage is one of them."""
     changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}

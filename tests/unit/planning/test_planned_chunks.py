@@ -94,6 +94,17 @@ def test_ranks_of_every_axis_hold_each_part_alike(num_kv_heads: int) -> None:
             assert count == (num_copies if is_whole else num_copies // layout.tp_size), name
 
 
+def test_chunks_of_a_lone_stage_share_the_tied_embedding() -> None:
+    tables = {"model.num_layers": 2, "parallel.num_chunks": 2, "parallel.schedule": "interleaved"}
+    config = Config.from_dict(with_changes(tables))
+    first, last = build_meta_chunks(config, config.layout(None), tp_group(1), rank=0)
+    assert first.module.embedding is not None
+    assert last.module.loss_head is not None
+    assert last.module.loss_head.weight is first.module.embedding.word.weight
+    parameters = (*first.parameters, *last.parameters)
+    assert sum(parameter.parameter.numel() for parameter in parameters) == num_parameters(config.model)
+
+
 def test_buckets_are_those_of_the_trainer() -> None:
     config = Config.from_dict(
         with_changes({"model.hidden_size": 64, "model.vocab_size": 300, "parallel.bucket_size": 20_000})

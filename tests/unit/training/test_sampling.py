@@ -242,6 +242,8 @@ def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureF
 
 
 def test_the_function_writes_what_the_command_prints(run: TrainedRun, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json"]) == 0
+    assert load(run.root, device="cpu").generate(PROMPT) == json.loads(capfd.readouterr().out)["text"]
     options = {"max_tokens": 5, "temperature": 1.2, "top_k": 50, "top_p": 0.9, "seed": 4}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     assert main(["sample", str(run.root), "--prompt", PROMPT, "--device", "cpu", "--json", *arguments]) == 0

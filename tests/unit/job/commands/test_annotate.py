@@ -97,6 +97,8 @@ def test_changes_of_the_configuration_are_kept_by_key(tmp_path: Path) -> None:
         ChangedKey("optimizer.lr", "0.0003", "0.001"),
     )
     assert changed_keys(after, after) == ()
+    (long,) = changed_keys({"a.b": "x" * 300}, {"a.b": "x" * 301})
+    assert (long.before, long.after) == ("x" * 300, "x" * 297 + "...")
     path = tmp_path / "changes" / "changes.jsonl"
     path.parent.mkdir()
     first, second = ConfigChange(2, 50, 1000.0, keys), ConfigChange(3, 70, 2000.0, keys[:1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatrain_job.coordination.errors import AttemptError
-from megatrain_job.coordination.gateway_response import JsonObject
+from megatrain_job.coordination.gateway_response import GatewayError, GrpcCode, JsonObject
 from megatrain_job.coordination.log_in import LogIn
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
 from megatrain_job.coordination.transport import Deadline
@@ -88,6 +88,14 @@ def test_only_a_log_in_that_waited_long_enough_causes_a_pause() -> None:
         etcd.log_in(FIRST)
         etcd.silent_s[FIRST] = 0.0
         assert (etcd.log_in(FIRST) != "t") is is_paused, waited_s
+
+
+def test_only_a_refused_token_is_dropped() -> None:
+    refused = GatewayError(GrpcCode.UNAUTHENTICATED, "invalid auth token")
+    missing = GatewayError(GrpcCode.NOT_FOUND, "requested lease not found")
+    client = SilentEtcd().client
+    cases = [("t", refused), ("t", missing), (None, refused)]
+    assert [client.drop_refused(token, error) for token, error in cases] == [True, False, False]
 
 
 def test_token_that_fits_in_no_header_is_refused() -> None:

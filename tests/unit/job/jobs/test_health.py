@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from megatrain.contracts.records.diag_records import DaemonReport, DeviceProblem, DeviceProblemKind
 from megatrain.contracts.records.host_records import DiskSpace, HostPhase, HostSaves, HostStatus, Milestones
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
@@ -224,7 +226,8 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         ReasonCode.DISK_FILLING, {"statuses": disk_space(500, 5 * 3600.0)},
         r"runs/demo will be full in 5 hours: 500 GB of 1 TB are free \(host-1\)",
     ),
-    "disk is full": (ReasonCode.DISK_FILLING, {"statuses": disk_space(1.5)}, "runs/demo is nearly full: 1.5 GB"),
+    "disk is nearly full": (ReasonCode.DISK_FILLING, {"statuses": disk_space(1.5)}, "runs/demo is nearly full: 1.5 GB"),
+    "disk is full": (ReasonCode.DISK_FILLING, {"statuses": disk_space(0.0, 0.0)}, "runs/demo is nearly full: 0 B"),
     "half of the restarts": (
         ReasonCode.RESTART_BUDGET, {"incidents": restarts(2), "record": make_record(config=LIMITS)},
         "2 of 4 restarts within an hour",
@@ -299,6 +302,20 @@ def test_each_problem_is_reported_with_its_code_and_level() -> None:
         assert len(found) == 1, (name, health.reasons)
         assert re.search(text, found[0].text), (name, found[0].text)
         assert health.level is found[0].level, (name, health.reasons)
+
+
+def test_restart_budget_is_used_since_its_first_restart() -> None:
+    first, second = restarts(2)
+    second = replace(second, moments=Moments(NOW_S - 3, NOW_S - 2))
+    record = make_record(config=LIMITS)
+    (reason,) = assess(make_snapshot(incidents=(first, second), record=record), NOW_S).health.reasons
+    assert (reason.code, reason.since_unix_s) == (ReasonCode.RESTART_BUDGET, first.moments.detected)
+
+
+@pytest.mark.parametrize("missing", LIMITS)
+def test_restart_limit_that_is_no_number_gives_no_reason(missing: str) -> None:
+    record = make_record(config={**LIMITS, missing: "many"})
+    assert assess(make_snapshot(incidents=restarts(4), record=record), NOW_S).health.reasons == ()
 
 
 def test_every_code_is_in_the_table_and_has_its_page() -> None:
