@@ -23,6 +23,7 @@ NAMES = (
     "document_attention",
     "tokenisation",
     "packing",
+    "data_reading",
     "log_classification",
     "recovery",
     "recovery_network",
@@ -59,6 +60,9 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5, help="group_init: rounds of each side (default: %(default)s)")
     parser.add_argument("--text-mb", type=float, default=32.0, help="tokenisation: MB of text (default: %(default)s)")
+    parser.add_argument(
+        "--million-tokens", type=float, default=100.0, help="data_reading: tokens of the files (default: %(default)s)"
+    )
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
@@ -70,6 +74,7 @@ def main() -> int:
         "model_files": {"storage": args.storage},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
         "tokenisation": {"text_mb": args.text_mb},
+        "data_reading": {"million_tokens": args.million_tokens},
     }
     num_missed = 0
     for name in args.names or NAMES:

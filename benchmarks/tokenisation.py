@@ -1,4 +1,4 @@
-"""Tokens/s of `megatrain data build` with one and two processes, beside the tokenizers library's own batches.
+"""Tokens/s of `megatrain data build` with one and two workers, beside the tokenizers library's own batches.
 
 Both sides have the same text, tokenizer and cores. The build reads JSON lines, tokenizes them and writes the tokens to
 the disk; the library has the texts in memory and only encodes them, at its fastest settings (`tokenisation_peer`).
@@ -28,7 +28,7 @@ from megatrain.data.inputs import PYTHON_STDLIB
 from megatrain.data.tokenizer import train_tokenizer
 
 ROUNDS = 5
-PROCESSES = (1, 2)
+WORKERS = (1, 2)
 BAR = 0.9
 VOCAB_SIZE = 32_000
 PIECE_CHARACTERS = 4_000
@@ -47,9 +47,9 @@ class Tokenised:
 
 
 def run(text_mb: float) -> Result:
-    """Make the text and a tokenizer, then tokenize it on as many cores as there are processes."""
+    """Make the text and a tokenizer, then tokenize it on as many cores as there are workers."""
     cores = sorted(os.sched_getaffinity(0))
-    counts = [count for count in PROCESSES if count <= len(cores)]
+    counts = [count for count in WORKERS if count <= len(cores)]
     with tempfile.TemporaryDirectory(prefix="tokenisation-") as name:
         directory = Path(name)
         source, tokenizer = directory / "text.jsonl", directory / "tokenizer.json"
@@ -77,12 +77,12 @@ def run(text_mb: float) -> Result:
             for side in (OURS, PEER)
         ],
         notes=[
-            f"medians of {ROUNDS} runs a side, in turn; both sides may use as many cores as the build has processes",
-            f"{OURS}: from the tokenizer's load to the last token on the disk, with the start of the processes",
-            "with two processes, a third one reads the text on the same cores",
+            f"medians of {ROUNDS} runs a side, in turn; both sides may use as many cores as the build has workers",
+            f"{OURS}: from the tokenizer's load to the last token on the disk",
+            "two workers are threads of one process, in which a third thread reads the text",
             f"{PEER}: encoding alone, of texts in memory, with the method and the size of batches that win a trial",
             "ratio: tokens/s / those of the library on as many cores; tokens are those of the text, without ends",
-            *(f"{count} processes: not measured on {len(cores)} core" for count in PROCESSES if count not in counts),
+            *(f"{count} workers: not measured on {len(cores)} core" for count in WORKERS if count not in counts),
         ],
         settings={"documents": num_documents, "vocab_size": VOCAB_SIZE},
         bars=bars,
@@ -141,12 +141,12 @@ def _peer(source: Path, tokenizer: Path, cores: Sequence[int]) -> Tokenised:
 
 
 def _limited_to(cores: Sequence[int]) -> Callable[[], None]:
-    """Return what a child does first, so that it and its processes use these cores only."""
+    """Return what a child does first, so that it and its children use these cores only."""
     return partial(os.sched_setaffinity, 0, cores)
 
 
 Runs = Mapping[tuple[int, str], Sequence[Tokenised]]
-"""The runs of a number of processes and a side."""
+"""The runs of a number of workers and a side."""
 
 
 def _rates(runs: Sequence[Tokenised]) -> list[float]:
@@ -158,9 +158,7 @@ def _ratio(count: int, side: str, runs: Runs) -> float:
 
 
 def _bars(counts: Sequence[int], runs: Runs) -> list[Bar]:
-    return [
-        at_least(f"{count} processes: tokens/s / the library's", _ratio(count, OURS, runs), BAR) for count in counts
-    ]
+    return [at_least(f"{count} workers: tokens/s / the library's", _ratio(count, OURS, runs), BAR) for count in counts]
 
 
 def _row(count: int, side: str, runs: Runs, text_bytes: int, bar: Bar) -> dict[str, Any]:
@@ -168,7 +166,7 @@ def _row(count: int, side: str, runs: Runs, text_bytes: int, bar: Bar) -> dict[s
     rates = _rates(own)
     judged = bar.row() if side == OURS else {"bar": "", "met": ""}
     return {
-        "processes": count,
+        "workers": count,
         "side": side,
         "settings": statistics.mode(one.settings for one in own),
         "tokens/s": statistics.median(rates),

@@ -1,6 +1,6 @@
-"""Blocks: the documents that one process tokenizes at a time. Only the content of the corpus determines the blocks.
+"""Blocks: the documents that one worker tokenizes at a time. Only the content of the corpus determines the blocks.
 
-So the blocks, and all results in their order, are the same for any number of processes and after any interruption of a
+So the blocks, and all results in their order, are the same for any number of workers and after any interruption of a
 build.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatrain.data.corpus import Corpus, CorpusDocument, CorpusPlace
 
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 _BLOCK_DOCUMENTS = 4096
 
 
@@ -47,7 +47,7 @@ def blocks(
     for document in corpus.documents(skipped, first):
         documents.append(document)
         num_bytes += document.num_bytes
-        if num_bytes >= _BLOCK_BYTES or len(documents) >= _BLOCK_DOCUMENTS:
+        if num_bytes >= BLOCK_BYTES or len(documents) >= _BLOCK_DOCUMENTS:
             yield _block(corpus, file_sizes, documents, skipped)
             documents, num_bytes = [], 0
     if documents:

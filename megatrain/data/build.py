@@ -19,7 +19,9 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
-from megatrain.data.blocks import blocks
+from megatrain.data.blocks import DocumentBlock, blocks
 from megatrain.data.build_tokenizer import BuildOptions, build_tokenizer, held_out_documents
 from megatrain.data.corpus import Corpus, open_corpus
 from megatrain.data.end_of_document import tokenizer_config
@@ -38,12 +40,8 @@ from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.data.output import resumable_directory
 from megatrain.data.spool import TokenSpool
 from megatrain.data.summary import entropy_nats, token_counts
-from megatrain.data.tokenizer import (
-    BYTES,
-    TokenizerSource,
-    read_tokenizer_file,
-)
-from megatrain.data.tokenizing import tokenized
+from megatrain.data.tokenizer import BYTES, read_tokenizer_file
+from megatrain.data.tokenizing import TokenizedBlock, default_workers, tokenized
 from megatrain.formatting import bytes_text, count_text, seconds_text
 
 TRAIN = "train"
@@ -56,8 +54,6 @@ FILE_NAMES = (
     META_NAME,
 )
 """All file names that a data directory may contain; it has one of the two tokenizer files."""
-_BYTES_PER_WORKER = 8_000_000
-"""Text that makes one more process worthwhile: while a process starts, another one tokenizes a few megabytes."""
 _LIBRARIES = ("tokenizers", "sentencepiece", "pyarrow")
 _PROGRESS_INTERVAL_S = 5.0
 
@@ -74,8 +70,8 @@ def build(
 ) -> DataMeta:
     """Build `output` from `inputs` and return its meta.json; `report` gets lines on each phase and its progress.
 
-    num_workers: processes that tokenize; 0 means one per core, fewer for little text. is_strict: refuse folders that
-    contain files of unknown kinds.
+    num_workers: threads or processes that tokenize; 0 means one per core, fewer for little text. is_strict: refuse
+    folders that contain files of unknown kinds.
 
     Raises: DataError when an input cannot be used, there are fewer than two documents, or `output` exists and must not
     be replaced.
@@ -95,7 +91,9 @@ def build(
         start_s = time.perf_counter()
         with TokenSpool(kept) as spool:
             sizes = [version.num_bytes for version in versions]
-            _fill(spool, corpus, sizes, source, options.seed, num_workers or _num_workers(sum(sizes)), report)
+            workers = num_workers or default_workers(sum(sizes), len(os.sched_getaffinity(0)), tokenizer)
+            tokenize = partial(tokenized, tokenizer=tokenizer, source=source, seed=options.seed, num_workers=workers)
+            _fill(spool, corpus, sizes, tokenize, report)
             _check_number(corpus, spool.progress.documents)
             report(f"tokenized: {spool.progress.documents} documents ({time.perf_counter() - start_s:.1f} s)")
 
@@ -165,17 +163,11 @@ def _version(library: str) -> str:
         return ""
 
 
-def _num_workers(total_bytes: int) -> int:
-    return min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
-
-
 def _fill(
     spool: TokenSpool,
     corpus: Corpus,
     file_sizes: Sequence[int],
-    source: TokenizerSource,
-    seed: int,
-    num_workers: int,
+    tokenize: Callable[[Iterable[DocumentBlock]], Generator[tuple[DocumentBlock, TokenizedBlock]]],
     report: Callable[[str], None],
 ) -> None:
     """Tokenize the documents that are not in the spool yet."""
@@ -187,11 +179,12 @@ def _fill(
         report(f"continuing a build that was stopped, after {count_text(before.documents, 'document')}")
     skipped = Counter(before.skipped)
     progress = BuildProgress(sum(file_sizes), before.file_bytes)
-    for block, result in tokenized(blocks(corpus, file_sizes, skipped, before.place), source, seed, num_workers):
-        spool.add(block, result)
-        line = progress.after(block.file_bytes, block.text_bytes, result.num_tokens)
-        if line is not None:
-            report(line)
+    with closing(tokenize(blocks(corpus, file_sizes, skipped, before.place))) as results:
+        for block, result in results:
+            spool.add(block, result)
+            line = progress.after(block.file_bytes, block.text_bytes, result.num_tokens)
+            if line is not None:
+                report(line)
     spool.finish(skipped)
 
 

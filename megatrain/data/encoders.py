@@ -21,10 +21,12 @@ NUM_BYTES = 256
 
 
 class Encoder(Protocol):
-    """Text to ids and back. `notes`: settings of its file that are switched off; `file_name`: its usual file name."""
+    """Text to ids and back. `notes`: settings of its file that are switched off; `file_name`: its usual file name;
+    `runs_in_threads`: whether `encode` releases the interpreter lock."""
 
     notes: tuple[str, ...]
     file_name: str
+    runs_in_threads: bool
 
     def vocabulary(self) -> Mapping[str, int]:
         """Return the id of each token."""
@@ -46,6 +48,7 @@ class LibraryEncoder:
     """
 
     file_name = TOKENIZER_NAME
+    runs_in_threads = True
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.notes = tuple(_switched_off(backend))
@@ -71,6 +74,7 @@ class SentencePieceEncoder:
 
     notes = ()
     file_name = SENTENCEPIECE_NAME
+    runs_in_threads = True
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor, content: bytes) -> None:
         self._processor = processor
@@ -95,6 +99,7 @@ class ByteEncoder:
 
     notes = ()
     file_name = TOKENIZER_NAME
+    runs_in_threads = False
 
     def vocabulary(self) -> Mapping[str, int]:
         return {**{symbol: byte for byte, symbol in enumerate(_byte_symbols())}, END_OF_DOCUMENT: NUM_BYTES}

@@ -33,20 +33,29 @@ class MicroBatch:
 
     labels_SB is the next token, or -100. document_SB numbers the documents within each window from 0, for attention
     that must not cross them; None when the run has no document mask. sample_B is the sample's number in the run.
+    num_labels_B: how many labels of each sample have a loss.
+    squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
+    whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
     """
 
     tokens_SB: Tensor
     labels_SB: Tensor
     document_SB: Tensor | None
     sample_B: Tensor
+    num_labels_B: NDArray[np.int64]
+    squared_lengths: int
+
+    @property
+    def num_label_tokens(self) -> int:
+        return int(self.num_labels_B.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
     """One rank's micro-batches of a step.
 
-    `num_label_tokens` counts their labels that have a loss; `squared_lengths` measures the cost of their attention (see
-    the function of that name). `sources`: those of the samples; None for a run with one source.
+    `num_label_tokens` and `squared_lengths` are sums over the micro-batches. `sources`: those of the samples; None for
+    a run with one source.
     """
 
     cursor: int
@@ -131,8 +140,8 @@ class BatchReader:
             cursor,
             global_batch_size,
             microbatches,
-            sum(map(num_label_tokens, microbatches)),
-            sum(map(squared_lengths, microbatches)),
+            sum(one.num_label_tokens for one in microbatches),
+            sum(one.squared_lengths for one in microbatches),
             self._sample_sources(sources.reshape(samples_MB.shape), microbatches),
         )
 
@@ -145,9 +154,7 @@ class BatchReader:
         if len(self.sources) == 1:
             return None
         names = tuple("" if source is None else source.identity.name for source in self.sources)
-        return SampleSources(
-            names, source_MB, np.stack([num_labels_by_sample(microbatch) for microbatch in microbatches])
-        )
+        return SampleSources(names, source_MB, np.stack([microbatch.num_labels_B for microbatch in microbatches]))
 
     def _samples(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[list[TokenWindow]]:
         """Return the windows of each sample, by their places in the mixture."""
@@ -198,58 +205,39 @@ def assemble(
     window begins another document, as does the padding, and the last token of a document gets label -100 too, because
     it would have to predict the first token of an unrelated document.
     """
-    shape = (len(samples), seq_len)
-    tokens_BS = np.zeros(shape, dtype=np.int64)
-    labels_BS = np.full(shape, IGNORED_LABEL, dtype=np.int64)
-    is_first_BS = np.zeros(shape, dtype=bool)
-    for row, windows in enumerate(samples):
-        column = 0
+    shape = (seq_len, len(samples))
+    tokens_SB, labels_SB = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+    document_SB = np.zeros(shape, dtype=np.int64) if has_document_mask else None
+    num_labels_B = np.zeros(len(samples), dtype=np.int64)
+    squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
+    for sample, windows in enumerate(samples):
+        place, bounds = 0, [np.zeros(1, dtype=np.int64)]
         for dataset, start, count in windows:
             if count == 0:
                 continue
-            is_first_BS[row, column] = column > 0
+            end = place + count
             window = dataset.window(start, count + 1)
-            tokens_BS[row, column : column + count] = window[:-1]
-            labels_BS[row, column : column + count] = window[1:]
+            tokens_SB[place:end, sample] = window[:-1]
+            labels_SB[place:end, sample] = window[1:]
+            num_labels_B[sample] += count
             if has_document_mask:
-                firsts = dataset.document_starts_between(start + 1, start + count + 1) - start + column
-                labels_BS[row, firsts - 1] = IGNORED_LABEL
-                is_first_BS[row, firsts[firsts < seq_len]] = True
-            column += count
-        if 0 < column < seq_len:
-            is_first_BS[row, column] = True
-    documents_BS = np.cumsum(is_first_BS, axis=1) if has_document_mask else None
+                firsts = dataset.document_starts_between(start + 1, start + count + 1) + (place - start)
+                labels_SB[firsts - 1, sample] = IGNORED_LABEL
+                # an empty document begins where the next one does
+                num_labels_B[sample] -= np.count_nonzero(np.diff(firsts, prepend=place))
+                bounds += [firsts, np.array([end])] if end < seq_len else [firsts]
+            place = end
+        tokens_SB[place:, sample] = 0
+        labels_SB[place:, sample] = IGNORED_LABEL
+        if document_SB is not None:
+            lengths = np.diff(np.concatenate((*bounds, [seq_len])))
+            document_SB[:, sample] = np.repeat(np.arange(len(lengths)), lengths)
+            squared_lengths += int(lengths @ lengths)
     return MicroBatch(
-        tokens_SB=_sequence_first(tokens_BS),
-        labels_SB=_sequence_first(labels_BS),
-        document_SB=None if documents_BS is None else _sequence_first(documents_BS),
+        tokens_SB=torch.from_numpy(tokens_SB),
+        labels_SB=torch.from_numpy(labels_SB),
+        document_SB=None if document_SB is None else torch.from_numpy(document_SB),
         sample_B=torch.from_numpy(samples_B.copy()),
+        num_labels_B=num_labels_B,
+        squared_lengths=squared_lengths,
     )
-
-
-def num_labels_by_sample(microbatch: MicroBatch) -> NDArray[np.int64]:
-    """Return the number of positions of each sample that have a loss. Shapes: result [B]."""
-    counts: NDArray[np.int64] = (microbatch.labels_SB != IGNORED_LABEL).sum(0).numpy()
-    return counts
-
-
-def num_label_tokens(microbatch: MicroBatch) -> int:
-    """Return the number of positions that have a loss."""
-    return int(num_labels_by_sample(microbatch).sum())
-
-
-def squared_lengths(microbatch: MicroBatch) -> int:
-    """Return the sum of the squared lengths of the stretches that attend to themselves: the documents, or the whole
-    windows without a document mask.
-
-    Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
-    """
-    seq_len, num_samples = microbatch.tokens_SB.shape
-    if microbatch.document_SB is None:
-        return int(num_samples * seq_len**2)
-    lengths = (np.bincount(documents_S) for documents_S in microbatch.document_SB.numpy().T)
-    return sum(int((length**2).sum()) for length in lengths)
-
-
-def _sequence_first(values_BS: NDArray[np.int64]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values_BS.T))

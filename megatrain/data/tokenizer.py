@@ -35,7 +35,8 @@ class Tokenizer:
 
     `notes`: the settings of its file that are switched off, because they are random or change the text. `end`: the
     token that ends every document, empty if none is known; `end_source`: the file or list that names this token.
-    `file_name`: tokenizer.json or tokenizer.model.
+    `file_name`: tokenizer.json or tokenizer.model. `runs_in_threads`: whether `encode_batch` releases the interpreter
+    lock, so that several threads tokenize at the same time.
     """
 
     def __init__(self, encoder: Encoder, name: str, end: str = "", beside: SmallFile = no_files) -> None:
@@ -45,6 +46,7 @@ class Tokenizer:
         """
         self.notes = encoder.notes
         self.file_name = encoder.file_name
+        self.runs_in_threads = encoder.runs_in_threads
         self._encoder = encoder
         self._name = name
         vocabulary = encoder.vocabulary()

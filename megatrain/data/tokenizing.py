@@ -1,7 +1,9 @@
-"""Tokenize blocks of documents in several processes, and return the results in the order of the blocks.
+"""Tokenize blocks of documents in several threads or processes, and return the results in the order of the blocks.
 
-The processes are spawned, not forked, because the tokenizers library has threads. The kernel kills them when this
-process exits for any reason.
+An encoder that releases the interpreter lock runs in threads of this process: they share its tokenizer, and start at
+once. More than MAX_THREADS of them would wait for the lock too long, and so would other encoders, so these run in
+processes. The processes are spawned, not forked, because the tokenizers library has threads. The kernel kills them when
+this process exits for any reason.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from megatrain.contracts.errors import MegatrainError
-from megatrain.data.blocks import DocumentBlock
+from megatrain.data.blocks import BLOCK_BYTES, DocumentBlock
 from megatrain.data.corpus import CorpusDocument
 from megatrain.data.indexed import token_dtype
 from megatrain.data.tokenizer import Tokenizer, TokenizerSource
@@ -30,8 +33,14 @@ from megatrain.programs.processes import install_parent_death_guard
 DOCUMENT_DTYPE = np.dtype([("tokens", "<i8"), ("text_bytes", "<i8"), ("order_key", "<u8"), ("split_key", "<u8")])
 """What a build keeps of each document: its number of tokens with the end of the document, its bytes of text, and two
 hashes of its identity. The first, keyed by the seed, determines the order; the second, whether it is held out."""
+MAX_THREADS = 8
+"""Each thread needs the interpreter lock for about 3 % of its time."""
 _BLOCKS_PER_WORKER = 2
 """One block is tokenized while the next one waits."""
+_BYTES_PER_PROCESS = 8_000_000
+"""Text that makes one more process worthwhile: while a process starts, another one tokenizes a few megabytes."""
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+"""The variable of the tokenizers library for its own threads. They would only work on one block at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +56,83 @@ class TokenizedBlock:
         return len(self.documents) // DOCUMENT_DTYPE.itemsize
 
 
+def default_workers(num_bytes: int, num_cores: int, tokenizer: Tokenizer) -> int:
+    """Return how many threads or processes are worthwhile for a text of `num_bytes`."""
+    num_processes = min(num_cores, 1 + num_bytes // _BYTES_PER_PROCESS)
+    if not tokenizer.runs_in_threads or num_processes > MAX_THREADS:
+        return num_processes
+    return min(num_cores, MAX_THREADS, 1 + num_bytes // BLOCK_BYTES)
+
+
 def tokenized(
-    blocks: Iterable[DocumentBlock], source: TokenizerSource, seed: int, num_workers: int
-) -> Iterator[tuple[DocumentBlock, TokenizedBlock]]:
+    blocks: Iterable[DocumentBlock], tokenizer: Tokenizer, source: TokenizerSource, seed: int, num_workers: int
+) -> Generator[tuple[DocumentBlock, TokenizedBlock]]:
     """Yield each block with its tokens, in order.
 
-    num_workers: processes in addition to this one, which reads the corpus; with 1, this process does everything.
+    source: from which other processes load `tokenizer`. num_workers: threads or processes that tokenize, while this
+    thread reads the corpus; with 1, this thread does everything.
     Raises: MegatrainError when a process is killed.
     """
-    if num_workers == 1:
-        tokenizer = source.load()
-        for block in blocks:
-            yield block, tokenize(block, tokenizer, seed)
-        return
+    with _one_thread_a_call():
+        if num_workers == 1:
+            for block in blocks:
+                yield block, tokenize(block, tokenizer, seed)
+        elif tokenizer.runs_in_threads and num_workers <= MAX_THREADS:
+            with ThreadPoolExecutor(num_workers, "tokenize") as threads:
+                yield from _in_order(
+                    blocks, lambda block: threads.submit(tokenize, block, tokenizer, seed), num_workers
+                )
+        else:
+            yield from _in_processes(blocks, source, seed, num_workers)
+
+
+def _in_processes(
+    blocks: Iterable[DocumentBlock], source: TokenizerSource, seed: int, num_workers: int
+) -> Generator[tuple[DocumentBlock, TokenizedBlock]]:
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(num_workers, context, _begin, (os.getpid(),)) as processes:
+            yield from _in_order(
+                blocks, lambda block: processes.submit(_tokenize_in_worker, block, source, seed), num_workers
+            )
+    except BrokenProcessPool as error:
+        raise MegatrainError(
+            "a process that tokenizes was killed, perhaps because the machine ran out of memory; the same command "
+            "continues the build, with fewer --workers if necessary"
+        ) from error
+
+
+def _in_order(
+    blocks: Iterable[DocumentBlock], submit: Callable[[DocumentBlock], Future[TokenizedBlock]], num_workers: int
+) -> Generator[tuple[DocumentBlock, TokenizedBlock]]:
+    """Yield each block with its result, while a bounded number of later blocks is submitted."""
     waiting: deque[tuple[DocumentBlock, Future[TokenizedBlock]]] = deque()
-    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"), _begin, (os.getpid(),))
     try:
         for block in blocks:
-            waiting.append((block, pool.submit(_tokenize_in_worker, block, source, seed)))
+            waiting.append((block, submit(block)))
             if len(waiting) == _BLOCKS_PER_WORKER * num_workers:
                 first, result = waiting.popleft()
                 yield first, result.result()
         while waiting:
             first, result = waiting.popleft()
             yield first, result.result()
-    except BrokenProcessPool as error:
-        raise MegatrainError(
-            "a process that tokenizes was killed, perhaps because the machine ran out of memory; the same command "
-            "continues the build, with fewer --workers if necessary"
-        ) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        for _, result in waiting:
+            result.cancel()
+
+
+@contextmanager
+def _one_thread_a_call() -> Iterator[None]:
+    """Have the tokenizers library encode in the calling thread, also in processes that begin meanwhile."""
+    before = os.environ.get(_PARALLELISM)
+    os.environ[_PARALLELISM] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_PARALLELISM]
+        else:
+            os.environ[_PARALLELISM] = before
 
 
 def tokenize(block: DocumentBlock, tokenizer: Tokenizer, seed: int) -> TokenizedBlock:
@@ -105,7 +160,6 @@ def identity_hash(document: CorpusDocument, seed: int | None = None) -> int:
 def _begin(parent: int) -> None:
     install_parent_death_guard(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its children
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _tokenize_in_worker(block: DocumentBlock, source: TokenizerSource, seed: int) -> TokenizedBlock:

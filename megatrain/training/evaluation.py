@@ -18,7 +18,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.data.held_out import evaluation_batches
-from megatrain.data.reader import MicroBatch, num_label_tokens
+from megatrain.data.reader import MicroBatch
 from megatrain.reporting import EvaluationReport, Reporter, ValidationSetReport
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
@@ -93,7 +93,7 @@ def _sums(rank_model: RankModel, validation_set: ValidationSet) -> torch.Tensor:
     )
     while group := list(islice(batches, max(_MICROBATCHES_AT_ONCE, mesh.layout.pp_size))):
         loss_sum += _loss_sum(rank_model, config, group)
-        count += sum(map(num_label_tokens, group))
+        count += sum(one.num_label_tokens for one in group)
     return torch.stack([loss_sum, torch.full_like(loss_sum, float(count))])
 
 

@@ -148,15 +148,15 @@ def cut_documents(batch: Any, count: int) -> Any:
     """Return a batch whose samples have `count` documents of equal lengths each."""
     import torch
 
-    from megatrain.data.reader import squared_lengths
-
     def cut(micro: Any) -> Any:
-        length = micro.tokens_SB.shape[0]
+        length, num_samples = micro.tokens_SB.shape
         numbers_S = torch.arange(length) * count // length
-        return replace(micro, document_SB=numbers_S[:, None].expand_as(micro.tokens_SB).contiguous())
+        document_SB = numbers_S[:, None].expand_as(micro.tokens_SB).contiguous()
+        squared_lengths = num_samples * int((numbers_S.bincount() ** 2).sum())
+        return replace(micro, document_SB=document_SB, squared_lengths=squared_lengths)
 
     microbatches = [cut(micro) for micro in batch.microbatches]
-    return replace(batch, microbatches=microbatches, squared_lengths=sum(map(squared_lengths, microbatches)))
+    return replace(batch, microbatches=microbatches, squared_lengths=sum(one.squared_lengths for one in microbatches))
 
 
 def main() -> int:

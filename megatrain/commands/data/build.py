@@ -64,7 +64,7 @@ def add_verb(verbs: Verbs) -> None:
         type=whole_number(0),
         default=0,
         metavar="N",
-        help="number of processes that tokenize; it does not change the files (default: one per core)",
+        help="number of threads or processes that tokenize; it does not change the files (default: one per core)",
     )
     parser.add_argument("--strict", action="store_true", help="refuse folders with files that would be left out")
     add_force(parser, "a data directory")

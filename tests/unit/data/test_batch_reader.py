@@ -87,6 +87,25 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
         assert step.num_label_tokens == int((batch.labels_SB != IGNORED_LABEL).sum()) < 4 * SEQ_LEN
 
 
+def test_counts_of_a_microbatch_are_those_of_its_tensors(write_tokens: Callable[..., Path]) -> None:
+    """Documents of no and of few tokens; windows of all, some and no labels."""
+    lengths = np.random.default_rng(4).integers(0, 7, 40)
+    dataset = open_dataset(write_tokens([[1] * int(length) for length in lengths]), 4096)
+    for start in range(dataset.num_tokens - SEQ_LEN):
+        for has_document_mask in (False, True):
+            samples = [[TokenWindow(dataset, start, count)] for count in (SEQ_LEN, 3, 0)]
+            samples.append([TokenWindow(dataset, start, 2), TokenWindow(dataset, start + 4, 3)])
+            batch = assemble(samples, np.arange(4), SEQ_LEN, has_document_mask)
+            is_label_SB = batch.labels_SB != IGNORED_LABEL
+            assert batch.num_labels_B.tolist() == is_label_SB.sum(0).tolist()
+            assert batch.num_label_tokens == int(is_label_SB.sum())
+            if batch.document_SB is None:
+                assert batch.squared_lengths == 4 * SEQ_LEN**2
+            else:
+                columns = batch.document_SB.t()
+                assert batch.squared_lengths == sum(int((column.bincount() ** 2).sum()) for column in columns)
+
+
 def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> None:
     samples_B = np.arange(3)
     samples = [[TokenWindow(dataset, start, SEQ_LEN)] for start in (0, 8, 16)]

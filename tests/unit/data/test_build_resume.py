@@ -1,4 +1,4 @@
-"""A killed build continues where it stopped, with any number of processes: its files are those of a single process."""
+"""A killed build continues where it stopped, with any number of workers: its files are those of a single thread."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from megatrain.data import spool as spool_module
 from megatrain.data.build import BuildProgress
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.spool import TokenSpool
+from megatrain.data.tokenizing import MAX_THREADS
 from tests.helpers.built_data import build_data
 from tests.helpers.child_process import in_child
 from tests.helpers.require import require_module
@@ -167,10 +168,15 @@ def test_build_with_a_truncated_spool_begins_again(source: Path, tmp_path: Path)
     assert not any(CONTINUED in line for line in build(source, tmp_path / "out"))
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_any_number_of_processes_gives_the_same_files(source: Path, tmp_path: Path, num_workers: int) -> None:
-    build(source, tmp_path / "one", tokenizer_path=None, vocab_size=300)
-    build(source, tmp_path / "several", tokenizer_path=None, vocab_size=300, num_workers=num_workers)
+@pytest.mark.parametrize(
+    ("tokenizer", "num_workers"),
+    [(None, 2), (None, 5), (Path("bytes"), 2), pytest.param(None, MAX_THREADS + 1, marks=pytest.mark.slow)],
+)
+def test_any_number_of_workers_gives_the_same_files(
+    source: Path, tmp_path: Path, tokenizer: Path | None, num_workers: int
+) -> None:
+    build(source, tmp_path / "one", tokenizer_path=tokenizer, vocab_size=300)
+    build(source, tmp_path / "several", tokenizer_path=tokenizer, vocab_size=300, num_workers=num_workers)
     assert content(tmp_path / "one") == content(tmp_path / "several")
 
 

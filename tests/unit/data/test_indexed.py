@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
@@ -66,6 +67,23 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
     (tmp_path / "t.bin").write_bytes(GOLDEN_DATA)
     dataset = IndexedDataset(tmp_path / "t")
     assert [dataset.document(number).tolist() for number in range(2)] == [[5, 6, 7, 300], [0, 65499]]
+
+
+def test_starts_of_documents_are_those_of_a_plain_search(tmp_path: Path) -> None:
+    """Documents of no, one and several sequences; sequences of no tokens."""
+    random = np.random.default_rng(5)
+    lengths = random.integers(0, 4, 60)
+    bounds = np.sort(np.concatenate(([0, 0, 60, 60], random.integers(0, 61, 30))))
+    pointers = np.cumsum(lengths) - lengths
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, len(lengths), len(bounds))
+    parts = (lengths.astype("<i4"), (2 * pointers).astype("<i8"), bounds.astype("<i8"))
+    (tmp_path / "t.idx").write_bytes(header + b"".join(part.tobytes() for part in parts))
+    (tmp_path / "t.bin").write_bytes(bytes(2 * int(lengths.sum())))
+    dataset = IndexedDataset(tmp_path / "t")
+    starts = [dataset.document_start(number) for number in range(dataset.num_documents)]
+    for first, last in itertools.combinations(range(dataset.num_tokens + 1), 2):
+        expected = [start for start in starts if first <= start < last]
+        assert dataset.document_starts_between(first, last).tolist() == expected
 
 
 @pytest.mark.parametrize("length", [1, 104_729, pytest.param(10_000_000, marks=pytest.mark.slow)])
