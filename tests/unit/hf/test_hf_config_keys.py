@@ -13,7 +13,7 @@ import torch
 from megatrain.contracts.errors import CheckpointError
 from megatrain.hf import open_model
 from megatrain.hf.families import FAMILIES, IGNORED
-from tests.helpers.hf_models import our_logits, some_tokens, their_logits, tiny
+from tests.helpers.hf_models import LOGITS_BOUND, assert_same_logits, our_logits, some_tokens, their_logits, tiny
 from tests.helpers.huggingface import oracle
 from tests.helpers.require import lazy_module
 
@@ -93,6 +93,8 @@ def test_a_changed_key_is_refused_or_computed(case: str, tmp_path: Path) -> None
             continue
         again.config.return_dict = True
         expected = their_logits(again, tokens)
-        assert (found - expected).abs().max().item() < 1e-4, f"{key}={value!r} instead of {config.get(key)!r}"
+        # of the largest logit: some values make attention so sharp that it amplifies the rounding of both sides
+        bound = LOGITS_BOUND * max(1.0, expected.abs().max().item())
+        assert_same_logits(found, expected, bound, f"{key}={value!r} instead of {config.get(key)!r}")
     assert num_computed > 20
     assert num_refused > 20
