@@ -12,6 +12,7 @@ from megatrain.config.config import Config, all_options, section_classes
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import Value
 from megatrain.config.toml_text import value_text
+from megatrain.config.variant_parameters import own_parameters
 from megatrain.run_files.config_changes import ChangedKey
 
 FREE_MODEL_KEYS = frozenset({"dropout", "init_std", "is_residual_init_scaled"})
@@ -54,8 +55,14 @@ def weight_changes(before: Config, now: Config) -> list[ChangedKey]:
 def _is_of_function(change: ChangedKey, now: Config) -> bool:
     name = change.key.removeprefix("model.")
     if name == "seq_len":
-        return now.model.positions == "rope"
+        return not _is_of_length(now.model)
     return name in _FUNCTION_KEYS or name.startswith("rope_")
+
+
+def _is_of_length(model: ModelConfig) -> bool:
+    """Return whether parameters have model.seq_len as one of their dims."""
+    own = own_parameters(model, "positions").values()
+    return model.positions == "learned" or any("S" in one.declared.dims for one in own)
 
 
 def training_changes(before: Config, now: Config) -> list[ChangedKey]:

@@ -139,9 +139,14 @@ class ModelConfig:
         default=False,
         metadata=option("Whether the embedding of a token is multiplied by sqrt(hidden_size) (Gemma)."),
     )
-    positions: Literal["learned", "rope"] = field(
+    positions: str = field(
         default="learned",
-        metadata=option("learned: a table of seq_len vectors added to the embedding. rope: rotary, inside attention."),
+        metadata=option(
+            "learned: a table of seq_len vectors added to the embedding. rope: rotary, inside attention. none: only "
+            "the causal mask orders the tokens (NoPE, arXiv:2305.19466).",
+            choices=("learned", "rope", "none"),
+            has_variants=True,
+        ),
     )
     rope_theta: float = field(
         default=10000.0, metadata=option("Base of the rotary wavelengths.", above=1, maximum=10**15)

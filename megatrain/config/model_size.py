@@ -6,19 +6,22 @@ once, as part of the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from megatrain.config.model import ModelConfig
-from megatrain.config.variant_parameters import own_parameters, parameters_by_path
+from megatrain.config.variant_parameters import (
+    ShapedParameter,
+    own_parameters,
+    parameters_by_path,
+    parameters_of_positions,
+)
 
 
 def parameter_sizes(model: ModelConfig) -> dict[str, int]:
     """Return the number of elements of each parameter by its name. A tied head has no entry."""
-    sizes = {"embedding.word.weight": model.padded_vocab_size * model.hidden_size}
-    if model.positions == "learned":
-        sizes["embedding.position"] = model.seq_len * model.hidden_size
+    sizes = {"embedding.word.weight": model.padded_vocab_size * model.hidden_size} | _position_sizes(model)
     block = block_parameter_sizes(model)
     for layer in range(model.num_layers):
         sizes |= {f"blocks.{layer}.{name}": size for name, size in block.items()}
@@ -39,7 +42,7 @@ def block_parameter_sizes(model: ModelConfig) -> dict[str, int]:
 def norm_sizes(model: ModelConfig, path: str) -> dict[str, int]:
     """Return the number of elements of each parameter of a norm over the hidden units."""
     if not model.is_own("norm"):
-        return dict(_variant_sizes(model, "norm", path))
+        return dict(_sizes(own_parameters(model, "norm"), path))
     num_vectors = 2 if model.norm == "layernorm" else 1
     return {f"{path}.{leaf}": model.hidden_size for leaf in ("weight", "bias")[:num_vectors]}
 
@@ -56,15 +59,22 @@ def _branch(model: ModelConfig, path: str, *, has_attention: bool, has_mlp: bool
         yield f"{path}.mlp.up.weight", num_up * model.hidden_size
         if model.has_bias:
             yield f"{path}.mlp.up.bias", num_up
-        yield from _variant_sizes(model, "mlp", f"{path}.mlp.activation")
+        yield from _sizes(own_parameters(model, "mlp"), f"{path}.mlp.activation")
         yield f"{path}.mlp.down.weight", model.hidden_size * model.resolved_ffn_size
     for name, is_there in (("attention_bias", has_attention), ("mlp_bias", has_mlp)):
         if model.has_bias and is_there:
             yield f"{path}.{name}", model.hidden_size
 
 
-def _variant_sizes(model: ModelConfig, key: str, path: str) -> Iterator[tuple[str, int]]:
-    for name, parameter in own_parameters(model, key).items():
+def _position_sizes(model: ModelConfig) -> dict[str, int]:
+    """Return the number of elements of each parameter of positions that are added to the embedding."""
+    if model.positions == "learned":
+        return {"embedding.position": model.seq_len * model.hidden_size}
+    return dict(_sizes(parameters_of_positions(model, "add"), "embedding.positions"))
+
+
+def _sizes(parameters: Mapping[str, ShapedParameter], path: str) -> Iterator[tuple[str, int]]:
+    for name, parameter in parameters.items():
         yield f"{path}.{name}", prod(parameter.shape)
 
 
@@ -79,7 +89,8 @@ def _attention(model: ModelConfig, path: str) -> Iterator[tuple[str, int]]:
         yield f"{path}.key_norm.weight", head_dim
     if model.qk_norm == "all_heads":
         yield f"{path}.all_heads_norm.weight", (model.num_heads + model.resolved_num_kv_heads) * head_dim
-    yield from _variant_sizes(model, "attention", f"{path}.attend_heads")
+    yield from _sizes(parameters_of_positions(model, "rotate"), f"{path}.positions")
+    yield from _sizes(own_parameters(model, "attention"), f"{path}.attend_heads")
     yield f"{path}.out.weight", model.hidden_size * model.num_heads * head_dim
 
 
@@ -105,7 +116,7 @@ def parameters_by_part(model: ModelConfig) -> ModelSize:
     table = model.padded_vocab_size * model.hidden_size
     return ModelSize(
         embedding=table,
-        position=model.seq_len * model.hidden_size if model.positions == "learned" else 0,
+        position=sum(_position_sizes(model).values()),
         block=sum(block_parameter_sizes(model).values()),
         num_blocks=model.num_layers,
         final_norm=sum(norm_sizes(model, "loss_head.norm").values()),

@@ -5,9 +5,9 @@ A variant declares them in its attribute `own_parameters`, which maps names to V
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from megatrain.config.model import ModelConfig
 from megatrain.config.variants import load_variant
@@ -17,8 +17,11 @@ _DIMS: Mapping[str, tuple[str, ...]] = {
     "mlp": ("", "F"),
     "attention": ("", "D", "GR", "GRD"),
     "norm": ("", "H"),
+    "add": ("", "H", "S", "SH"),
+    "rotate": ("", "D", "GR", "GRD"),
 }
-"""Key of [model] -> the dims that a parameter of its variants may have."""
+"""Key of [model], or method of a variant of `positions` -> the dims that a parameter of such a variant may have."""
+PositionMethod = Literal["add", "rotate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,8 @@ class VariantParameter:
     """A parameter of a variant's module.
 
     dims: a letter for each dim of the unsharded parameter: H hidden, F ffn, G key-value heads, R query heads per
-    key-value head, D width of a head; "" is a scalar. Tensor-parallel ranks shard F and the heads (G, R), but not H and
-    D.
+    key-value head, D width of a head, S sequence; "" is a scalar. Tensor-parallel ranks shard F and the heads (G, R),
+    but not H, D and S.
     initial: the value of all elements before training.
     """
 
@@ -53,7 +56,16 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
     declared = getattr(load_variant(key, getattr(model, key)), "own_parameters", {})
     if not isinstance(declared, Mapping):
         raise ConfigError([f"{_subject(model, key)}: own_parameters is a {type(declared).__name__}; use a mapping"])
-    problems = [problem for name, parameter in declared.items() for problem in _problems(model, key, name, parameter)]
+    place = key
+    if key == "positions":
+        place, *others = position_methods(model)
+        if declared and others:
+            both = "own_parameters with the methods add and rotate, which are called in different modules"
+            raise ConfigError([f"{_subject(model, key)}: {both}; use a class with one of them"])
+    allowed = _DIMS[place] if declared else ()
+    problems = [
+        problem for name, parameter in declared.items() for problem in _problems(model, key, name, parameter, allowed)
+    ]
     if problems:
         raise ConfigError(problems)
     sizes = {
@@ -62,6 +74,7 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
         "G": model.resolved_num_kv_heads,
         "R": model.num_heads // model.resolved_num_kv_heads,
         "D": model.resolved_head_dim,
+        "S": model.seq_len,
     }
     return {
         name: ShapedParameter(parameter, tuple(sizes[dim] for dim in parameter.dims))
@@ -69,12 +82,37 @@ def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
     }
 
 
+def position_methods(model: ModelConfig) -> tuple[PositionMethod, ...]:
+    """Return the methods of the variant that model.positions names: add, rotate or both; none for built-in positions.
+
+    Raises: ConfigError when the variant has neither.
+    """
+    if model.is_own("positions"):
+        return ()
+    variant = load_variant("positions", model.positions)
+    methods: tuple[PositionMethod, ...] = ("add", "rotate")
+    found = tuple(method for method in methods if callable(getattr(variant, method, None)))
+    if not found:
+        raise ConfigError([f"{_subject(model, 'positions')}: has no method add or rotate; define one of them"])
+    return found
+
+
+def parameters_of_positions(model: ModelConfig, method: PositionMethod) -> dict[str, ShapedParameter]:
+    """Return the own parameters of the module whose `method` is called, by name in it."""
+    return own_parameters(model, "positions") if method in position_methods(model) else {}
+
+
 def parameters_by_path(model: ModelConfig) -> dict[str, ShapedParameter]:
     """Return the parameters of all variants, by the last parts of their names: `mlp.activation.slope`.
 
     A parameter belongs to a path if its name ends with a dot and the path.
     """
-    places = {"mlp": ("mlp.activation",), "attention": ("attention.attend_heads",), "norm": ("norm", "output_norm")}
+    places = {
+        "mlp": ("mlp.activation",),
+        "attention": ("attention.attend_heads",),
+        "norm": ("norm", "output_norm"),
+        "positions": ("positions",),
+    }
     return {
         f"{place}.{name}": parameter
         for key, paths in places.items()
@@ -83,14 +121,14 @@ def parameters_by_path(model: ModelConfig) -> dict[str, ShapedParameter]:
     }
 
 
-def _problems(model: ModelConfig, key: str, name: Any, parameter: Any) -> Iterator[str]:
+def _problems(model: ModelConfig, key: str, name: Any, parameter: Any, allowed: Sequence[str]) -> Iterator[str]:
     subject = f"{_subject(model, key)}: own_parameters[{name!r}]"
     if not isinstance(name, str) or not name.isidentifier():
         yield f"{subject}: the name must be an identifier"
     if not isinstance(parameter, VariantParameter):
         yield f"{subject} is a {type(parameter).__name__}; use megatrain.config.variant_parameters.VariantParameter"
-    elif parameter.dims not in _DIMS[key]:
-        yield f'{subject}: dims="{parameter.dims}" is not allowed; use {", ".join(repr(dims) for dims in _DIMS[key])}'
+    elif parameter.dims not in allowed:
+        yield f'{subject}: dims="{parameter.dims}" is not allowed; use {", ".join(repr(dims) for dims in allowed)}'
 
 
 def _subject(model: ModelConfig, key: str) -> str:

@@ -17,6 +17,7 @@ GROUPS: Mapping[str, str] = {
     "mlp": "megatrain.activations",
     "norm": "megatrain.norms",
     "attention": "megatrain.attentions",
+    "positions": "megatrain.positions",
     "rope_scaling": "megatrain.rope_scalings",
 }
 """The group of entry points of each key that may name a variant."""

@@ -98,7 +98,8 @@ class ConfigJson:
 
     def refusal(self, key: str, rule: str) -> CheckpointError:
         """Return the error for the value of `key`."""
-        found = f"={json.dumps(self.values[key])}" if key in self.values else " is missing"
+        is_there = key in self.values or self.has_null(key)
+        found = f"={json.dumps(self.values.get(key))}" if is_there else " is missing"
         return CheckpointError(f"{self.location}: {key}{found}; {rule}")
 
     def _unread(self, ignored: Container[str]) -> Iterator[tuple[ConfigJson, str]]:

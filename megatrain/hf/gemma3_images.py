@@ -30,6 +30,8 @@ class Gemma3Images(Gemma3):
     model_type = "gemma3"
     architecture = "Gemma3ForConditionalGeneration"
     is_exported = False
+    # the head belongs to the outer model, which does not cap its logits
+    fixed: ClassVar[Mapping[str, str | bool | float]] = {**Gemma3.fixed, "head_softcap": 0.0}
     ignored: ClassVar[frozenset[str]] = Gemma3.ignored | {
         "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
         "initializer_range",
@@ -37,8 +39,12 @@ class Gemma3Images(Gemma3):
     buffers: ClassVar[re.Pattern[str]] = re.compile(r"model\.(vision_tower|multi_modal_projector)\..*")
 
     def language_model(self, config: ConfigJson) -> ConfigJson:
-        # the head belongs to the outer model, so its key applies
+        # for the same reason, the outer key applies
         config.require("tie_word_embeddings", (True,), default=True)
+        if config.has_null("tie_word_embeddings"):
+            raise config.refusal(
+                "tie_word_embeddings", "transformers takes null for false, and only true is computed here"
+            )
         described = config.described("text_config", _DEFAULTS)
         described.require("model_type", (Gemma3.model_type,), default=Gemma3.model_type)
         described.require("tie_word_embeddings", (True,), default=True)

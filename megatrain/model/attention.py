@@ -8,12 +8,15 @@ The number of heads is read from the weight's shape, so a shard with some of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.variant_parameters import position_methods
 from megatrain.config.variants import load_variant
+from megatrain.model.context import TokenContext
 from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.linear import Linear, Projection
 from megatrain.model.norm import RmsNorm, ZeroCenteredRmsNorm
@@ -24,6 +27,9 @@ from megatrain.ops.rotary import split_partly_rotated, split_rotated_
 
 AttendHeads = Callable[[Tensor, Tensor, Tensor, AttentionPattern], Tensor]
 """A function like causal_attention(): takes queries, keys, values and the pattern, and returns the heads' outputs."""
+
+Positions = RotaryPositions | TokenContext
+"""The tables of rotary positions; else the context of all rows of the sequence, for a variant's `rotate`."""
 
 
 class HeadNorm(nn.Module):
@@ -98,14 +104,16 @@ class Attention(nn.Module):
         self.key_norm = HeadNorm(config) if has_norms else None
         self.all_heads_norm = AllHeadsNorm(config) if config.qk_norm == "all_heads" else None
         self.rotates_all = config.rotated_dim == config.resolved_head_dim
+        is_rotated = "rotate" in position_methods(config)
+        self.positions: Any = build_variant(config, "positions", config) if is_rotated else None
         self.attend_heads = _attend_heads(config)
         self.out = Linear(width, config.hidden_size)
 
-    def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
+    def forward(self, x_SBH: Tensor, pattern: AttentionPattern, positions: Positions) -> Tensor:
         """Return the output of attention. Shapes: x and result [S, B, H], all rows of the sequence."""
         return self.out(self.attend(self.qkv(x_SBH), pattern, positions))
 
-    def attend(self, product: Tensor, pattern: AttentionPattern, positions: RotaryPositions | None) -> Tensor:
+    def attend(self, product: Tensor, pattern: AttentionPattern, positions: Positions) -> Tensor:
         """Return the heads' outputs, side by side. `product` is the output of `qkv`; it may be overwritten.
 
         Shapes: product [S, B, G, R + 2, D], all rows of the sequence; result [S, B, N * D].
@@ -116,13 +124,16 @@ class Attention(nn.Module):
             del q, k, v
         elif self.all_heads_norm is not None:
             product = self.all_heads_norm(product)
-        if positions is None:
-            q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
-        else:
+        if isinstance(positions, RotaryPositions):
             split = split_rotated_ if self.rotates_all else split_partly_rotated
             q, k, v = split(product, *positions.table(product.shape[0], product.device, product.dtype))
+        else:
+            q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
         del product  # attention keeps the parts that it needs
-        return self.attend_heads(q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3), pattern)
+        q, k, v = q.flatten(2, 3), k.flatten(2, 3), v.flatten(2, 3)
+        if self.positions is not None:
+            q, k = self.positions.rotate(q, k, positions)
+        return self.attend_heads(q, k, v, pattern)
 
 
 def _attend_heads(config: ModelConfig) -> AttendHeads:

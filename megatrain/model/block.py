@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
-from megatrain.model.attention import Attention
+from megatrain.model.attention import Attention, Positions
 from megatrain.model.context import TokenContext
 from megatrain.model.dropout import ResidualDropout
-from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.mlp import Mlp
 from megatrain.model.norm import build_norm
 from megatrain.ops.attention import AttentionPattern
@@ -41,7 +40,7 @@ class Sublayers(nn.Module):
         attention: Attention | None,
         mlp: Mlp | None,
         pattern: AttentionPattern,
-        positions: RotaryPositions | None,
+        positions: Positions,
     ) -> Tensor:
         """Return the sum of the sublayers' outputs."""
         inner_SBH = self.branch_in(normed_SBH)
@@ -74,7 +73,7 @@ class ResidualBranch(nn.Module):
         stream: ResidualStream,
         context: TokenContext,
         pattern: AttentionPattern,
-        positions: RotaryPositions | None,
+        positions: Positions,
         onto_SBH: Tensor | None = None,
     ) -> ResidualStream:
         """Return onto_SBH + the branch's output for `stream`. onto_SBH: None means the sum of `stream`."""
@@ -119,7 +118,7 @@ class Block(nn.Module):
         stream: ResidualStream,
         context: TokenContext,
         pattern: AttentionPattern,
-        positions: RotaryPositions | None,
+        positions: Positions,
     ) -> ResidualStream:
         if self.has_one_input:
             stream = ResidualStream(stream.total())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.variant_parameters import position_methods
 from megatrain.model.context import TokenContext
 from megatrain.model.dropout import ResidualDropout
+from megatrain.model.variant import build_variant
 from megatrain.ops.embedding import embedding
 
 
@@ -25,7 +28,7 @@ class WordEmbedding(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings, multiplied by sqrt(H) and with learned positions added if the configuration has these.
+    """Token embeddings, multiplied by sqrt(H) and with positions added if the configuration has these.
 
     Replaceable submodule: `embedding_out`, after the lookup and before all operations on single tokens (positions,
     dropout).
@@ -39,6 +42,7 @@ class Embedding(nn.Module):
         self.position: nn.Parameter | None = None
         if config.positions == "learned":
             self.position = nn.Parameter(torch.empty(config.seq_len, config.hidden_size))
+        self.positions: Any = build_variant(config, "positions", config) if "add" in position_methods(config) else None
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site="embedding")
 
     def forward(self, tokens_SB: Tensor, context: TokenContext) -> Tensor:
@@ -50,4 +54,6 @@ class Embedding(nn.Module):
         if self.position is not None:
             first = context.token_offset
             x_SBH = x_SBH + self.position[first : first + x_SBH.shape[0], None, :]
+        if self.positions is not None:
+            x_SBH = self.positions.add(x_SBH, context)
         return self.dropout(x_SBH, context)

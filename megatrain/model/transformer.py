@@ -6,7 +6,7 @@ Shapes: S sequence, B micro-batch, H hidden.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -76,10 +76,11 @@ class Transformer(nn.Module):
 
     def _stream(self, x: Tensor, context: TokenContext) -> ResidualStream:
         stream = ResidualStream(x if self.embedding is None else self.embedding(x, context))
+        whole = replace(context, token_offset=0)  # attention has all rows
         patterns = {window: self._pattern(context, window) for window in self.positions}
         for layer, block in zip(self.part.layers, self.blocks.values(), strict=True):
             window = self.config.window_of(layer)
-            stream = block(stream, context, patterns[window], self.positions[window])
+            stream = block(stream, context, patterns[window], self.positions[window] or whole)
         return stream
 
     def _windows(self) -> set[int]:

@@ -16,6 +16,8 @@ LAYOUTS: dict[str, list[Tables]] = {
     "more-ranks-than-keys": [on_layout(4, 1, 2), {"parallel": {"num_sequence_chunks": 2, "recompute": "selective"}}],
     "zero-bubble": [on_layout(2, 2, 1, schedule="zero_bubble")],
 }
+POSITIONS: dict[str, set[str]] = {"counted": {"pace", "table"}, "leaning": {"stretch", "lean"}, "none": set()}
+"""Position scheme -> its parameters."""
 
 
 @pytest.mark.slow(kept=["zero-bubble"])
@@ -38,3 +40,27 @@ def test_variants_give_the_numbers_of_one_process(
     assert {name.rpartition(".")[2] for name in reference.final} >= {"slope", "offset", "alpha", "sink", "temper"}
     assert_bitwise(run.initial, reference.initial)
     assert_parity(run, reference, BOUND)
+
+
+@pytest.mark.slow(kept=["leaning-zero-bubble"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_positions_give_the_numbers_of_one_process(
+    positions: str, layout: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path
+) -> None:
+    write_variant_package(tmp_path)
+    common: Tables = {
+        "model": {"num_layers": 2, "num_kv_heads": 2, "positions": positions},
+        "data": all_data["data"],
+    }
+    with on_the_path(tmp_path):
+        reference = jobs.run(make_config(common))
+        run = jobs.run(make_config(*LAYOUTS[layout], common))
+
+    names = {name.rpartition(".")[2] for name in reference.final}
+    assert names >= POSITIONS[positions]
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    for name in reference.final:
+        if name.rpartition(".")[2] in POSITIONS[positions]:
+            assert (reference.final[name] != reference.initial[name]).any(), f"{name} is not trained"

@@ -86,6 +86,9 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt2-unpadded": GPT2 | {"vocab_multiple": 1},
 }  # fmt: skip
 
+LOGITS_BOUND = 1e-5
+"""The largest difference of logits in fp32."""
+
 
 def tiny(case: str, **changes: Any) -> ModelConfig:
     return ModelConfig(**(CASES[case] | changes))
@@ -123,6 +126,12 @@ def our_logits(parameters: Mapping[str, Tensor], model: ModelConfig, tokens_SB: 
 def their_logits(theirs: Callable[[Tensor], Any], tokens_SB: Tensor) -> Tensor:
     with torch.no_grad():
         return theirs(tokens_SB.t()).logits
+
+
+def assert_same_logits(found: Tensor, expected: Tensor, bound: float = LOGITS_BOUND, subject: str = "") -> None:
+    """Compare logits in fp32. bound: the largest difference."""
+    difference = (found - expected).abs().max().item()
+    assert difference < bound, f"{subject}: logits up to {expected.abs().max().item():.3g} differ by {difference:.3g}"
 
 
 def some_tokens(model: ModelConfig) -> Tensor:

@@ -75,6 +75,18 @@ def oracle(model: ModelConfig, dtype: torch.dtype) -> PreTrainedModel:
     return found.eval()
 
 
+def with_images(text: PreTrainedModel) -> PreTrainedModel:
+    """Return a tiny Gemma 3 with images around the language model `text`."""
+    vision = {
+        "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+        "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(text_config=text.config, vision_config=vision, mm_tokens_per_image=4)
+    found: PreTrainedModel = transformers.Gemma3ForConditionalGeneration(config).eval()
+    found.model.language_model.load_state_dict(text.model.state_dict())
+    return found
+
+
 def our_weights(theirs: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Return tensors under our names and in our shapes, for weights or gradients by transformers' names.
 

@@ -60,6 +60,35 @@ class SinkAttention(nn.Module):  # a learned score for each head that takes part
 def none_at_all(model, seq_len):
     return Frequencies(torch.zeros(model.rotated_dim // 2, dtype=torch.float64))
 
+class Counted(nn.Module):
+    own_parameters = {"pace": VariantParameter("H", 0.05), "table": VariantParameter("SH", 0.1)}
+    def __init__(self, model):
+        super().__init__()
+    def add(self, x, context):
+        first, last = context.token_offset, context.token_offset + len(x)
+        number = torch.arange(first, last, dtype=x.dtype, device=x.device)[:, None, None] / context.seq_len
+        return x + number * self.pace + self.table[first:last, None]
+
+class Leaning(nn.Module):
+    own_parameters = {"stretch": VariantParameter("GR", 0.5), "lean": VariantParameter("D", 0.2)}
+    def __init__(self, model):
+        super().__init__()
+    def rotate(self, q, k, context):
+        first, last = context.token_offset, context.token_offset + len(q)
+        number = torch.arange(first, last, dtype=q.dtype, device=q.device)[:, None, None, None] / context.seq_len
+        return q * (1 + number * self.stretch.flatten()[:, None]), k + number * self.lean
+
+class Both(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+    def add(self, x, context):
+        return x + 1.0
+    def rotate(self, q, k, context):
+        return q, 2 * k
+
+class BothWithParameters(Both):
+    own_parameters = {"pace": VariantParameter()}
+
 class NoMapping(nn.Module):
     is_gated = False
     own_parameters = ["slope"]
@@ -75,6 +104,10 @@ ENTRY_POINTS = {
     ),
     "megatrain.norms": "dynamic_tanh = others:DynamicTanh",
     "megatrain.attentions": "capped = others:capped\nsink = others:SinkAttention",
+    "megatrain.positions": (
+        "counted = others:Counted\nleaning = others:Leaning\nboth = others:Both\n"
+        "both_with_parameters = others:BothWithParameters\nneither = others:ReGlu"
+    ),
     "megatrain.rope_scalings": "still = others:none_at_all",
     "megatrain.hf_families": "lost = missing_family:Lost",
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from megatrain.config.changes import model_changes, training_changes
+from megatrain.config.changes import model_changes, training_changes, weight_changes
 from megatrain.config.config import Config
+from tests.helpers.variant_package import on_the_path, write_variant_package
 
 BASE: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8},
@@ -35,6 +37,22 @@ def test_changed_model_is_reported_with_its_key() -> None:
     ]:
         changes = model_changes(config(model=before), config(model={**before, key: value}))
         assert [change.key for change in changes] == [f"model.{key}"]
+
+
+def test_longer_sequences_keep_weights_without_a_table(tmp_path: Path) -> None:
+    write_variant_package(tmp_path)
+    with on_the_path(tmp_path):
+        keys = {
+            positions: [
+                change.key
+                for change in weight_changes(
+                    config(model={"positions": positions}), config(model={"positions": positions, "seq_len": 32})
+                )
+            ]
+            for positions in ("learned", "rope", "none", "counted", "leaning")
+        }
+    needed = ["model.seq_len"]
+    assert keys == {"learned": needed, "rope": [], "none": [], "counted": needed, "leaning": []}
 
 
 def test_equivalent_models_have_no_change() -> None:

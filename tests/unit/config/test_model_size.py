@@ -34,7 +34,7 @@ def test_parameters_of_a_block_are_those_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("is_tied", "head"), [(True, 0), (False, 128 * 8)])
-@pytest.mark.parametrize(("positions", "position"), [("learned", 4 * 8), ("rope", 0)])
+@pytest.mark.parametrize(("positions", "position"), [("learned", 4 * 8), ("rope", 0), ("none", 0)])
 def test_parts_around_the_blocks(is_tied: bool, head: int, positions: str, position: int) -> None:
     size = parameters_by_part(ModelConfig(**SMALL, positions=positions, has_tied_head=is_tied))
 

@@ -24,6 +24,7 @@ from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 from tests.helpers.hf_models import (
     CASES,
     LLAMA,
+    assert_same_logits,
     export,
     file_contents,
     our_logits,
@@ -57,7 +58,7 @@ def test_transformers_computes_our_logits(case: str, tmp_path: Path) -> None:
 
     assert theirs.dtype == torch.float32
     assert expected.std() > 0.5, "weights of this size tell nothing"
-    assert (our_logits(parameters, model, tokens) - expected).abs().max().item() < 1e-4
+    assert_same_logits(our_logits(parameters, model, tokens), expected)
 
 
 @pytest.mark.parametrize("has_qkv_bias", [False, True])
@@ -69,7 +70,7 @@ def test_biases_that_we_lack_are_zero(tmp_path: Path, has_qkv_bias: bool) -> Non
     report = export_model(parameters.__getitem__, model, tmp_path / "model", dtype="fp32")
     expected = their_logits(load(tmp_path / "model"), tokens)
 
-    assert (our_logits(parameters, model, tokens) - expected).abs().max().item() < 1e-4
+    assert_same_logits(our_logits(parameters, model, tokens), expected)
     assert any("biases of GPT2LMHeadModel are written as zeros" in note for note in report.notes)
 
 

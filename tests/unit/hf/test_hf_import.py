@@ -19,6 +19,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.hf import HfModel, open_model
 from tests.helpers.hf_models import (
     CASES,
+    assert_same_logits,
     export,
     file_contents,
     our_logits,
@@ -27,7 +28,7 @@ from tests.helpers.hf_models import (
     their_logits,
     tiny,
 )
-from tests.helpers.huggingface import oracle, our_weights
+from tests.helpers.huggingface import oracle, our_weights, with_images
 from tests.helpers.require import lazy_module, require_module
 
 safetensors_torch = require_module("safetensors.torch")
@@ -113,13 +114,7 @@ def test_the_configuration_is_ours_again(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
 def test_gemma3_with_images_gives_its_language_model(prefix: str, tmp_path: Path) -> None:
     model = tiny("gemma3")
-    text = oracle(model, torch.float32)
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-              "image_size": 8, "patch_size": 4}  # fmt: skip
-    theirs = transformers.Gemma3ForConditionalGeneration(
-        transformers.Gemma3Config(text_config=text.config, vision_config=vision, mm_tokens_per_image=4)
-    ).eval()
-    theirs.model.language_model.load_state_dict(text.model.state_dict())
+    theirs = with_images(oracle(model, torch.float32))
     theirs.save_pretrained(tmp_path)
     change_tensors(tmp_path, lambda all_tensors: _rename(all_tensors, prefix))
 
@@ -130,8 +125,15 @@ def test_gemma3_with_images_gives_its_language_model(prefix: str, tmp_path: Path
     assert replace(opened.model, vocab_multiple=model.vocab_multiple) == model
     tokens = some_tokens(model)
     found = our_logits(parameters_of(opened), opened.model, tokens)
-    torch.testing.assert_close(found, their_logits(theirs, tokens), rtol=0, atol=1e-5)
+    assert_same_logits(found, their_logits(theirs, tokens))
 
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    change_config(tmp_path, text_config=text | {"final_logit_softcapping": 30.0})
+    with pytest.raises(CheckpointError, match=r"text_config: final_logit_softcapping=30\.0; only null"):
+        open_model(tmp_path)
+    change_config(tmp_path, text_config=text, tie_word_embeddings=None)
+    with pytest.raises(CheckpointError, match="tie_word_embeddings=null; transformers takes null for false"):
+        open_model(tmp_path)
     change_config(tmp_path, tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match="tie_word_embeddings=false; only true"):
         open_model(tmp_path)
@@ -261,7 +263,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("llama", {"use_qk_norm": True}, "use_qk_norm=true; this key is unknown here and may change"),
     ("llama", {"is_decoder": True}, "is_decoder=true; only false"),
-    ("llama", {"model_type": None}, "model_type is missing"),
+    ("llama", {"model_type": None}, "model_type=null"),
     ("llama", {"hidden_act": "gelu"}, r'hidden_act="gelu"; only "silu"'),
     ("llama", {"mlp_bias": True}, "mlp_bias=true; must equal attention_bias=false"),
     (
@@ -287,7 +289,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"num_key_value_heads": 3}, "describes no model .*model.num_kv_heads=3 must divide"),
     ("llama", {"hidden_size": 0}, "hidden_size=0; expected a positive integer"),
     ("llama", {"hidden_size": True}, "hidden_size=true; expected a positive integer"),
-    ("llama", {"hidden_size": None}, "hidden_size is missing; expected a positive integer"),
+    ("llama", {"hidden_size": None}, "hidden_size=null; expected a positive integer"),
     ("llama", {"rms_norm_eps": "1e-5"}, r'rms_norm_eps="1e-5"; expected a number'),
     ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1; expected true or false"),
     ("llama", {"num_attention_heads": 6, "head_dim": None}, "describes no model .*model.num_heads=6 must divide"),

@@ -1,4 +1,4 @@
-"""The config.json of published models, as their model cards have them: read whole, and of the published size.
+"""The config.json of published models, as their model cards have them: read whole, of the published size, and planned.
 
 Source: the repositories of these names on Hugging Face's hub. Keys about tokens and versions are shortened.
 """
@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from megatrain.config import num_parameters
+from megatrain.config.batch import BatchConfig
+from megatrain.config.config import Config
+from megatrain.config.model import ModelConfig
+from megatrain.config.optimizer import OptimizerConfig
+from megatrain.config.parallel import ParallelConfig
+from megatrain.config.train import TrainConfig
 from megatrain.hf.config_json import ConfigJson
 from megatrain.hf.families import read_config
+from megatrain.planning.run_plan import plan_run
 
 COMMON: dict[str, Any] = {
     "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16", "transformers_version": "4.40.0",
@@ -167,9 +176,41 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 """Name -> (config.json, parameters of the published checkpoint)."""
 
 
+def padding_of(model: ModelConfig) -> int:
+    """Return the parameters in rows that pad the vocabulary."""
+    return (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.has_tied_head else 2)
+
+
 def test_published_configs_are_read_and_have_the_published_size() -> None:
     for name, (values, published) in PUBLISHED.items():
         family, model, _ = read_config(ConfigJson(values, name))
-        padding = (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.has_tied_head else 2)
-        assert num_parameters(model) - padding == published, name
+        assert num_parameters(model) - padding_of(model) == published, name
         assert family.problems(model) == [], name
+
+
+@pytest.mark.slow(kept=["openai-community/gpt2"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_planned_on_8_ranks(name: str) -> None:
+    values, published = PUBLISHED[name]
+    _, model, _ = read_config(ConfigJson(values, name))
+
+    plan = plan_run(
+        Config(
+            model=model,
+            parallel=ParallelConfig(pp_size=2, dp_size=4, recompute="full"),
+            batch=BatchConfig(global_batch_size=8),
+            train=TrainConfig(steps=1, precision="bf16"),
+            optimizer=OptimizerConfig(lr=1e-4),
+        )
+    )
+
+    assert plan.layout.world_size == 8
+    assert plan.num_parameters - padding_of(model) == published
+    # a tied head is on the last stage, and a copy of it on the first
+    copied = model.padded_vocab_size * model.hidden_size if model.has_tied_head else 0
+    assert sum(stage.num_parameters for stage in plan.stages) == plan.num_parameters + copied
+    assert plan.checkpoint_bytes == 12 * plan.num_parameters
+    for stage in plan.stages:
+        assert stage.memory.total > stage.memory.parameters > 0
+        assert stage.memory.activations > 0
+        assert any(one.num_bytes > 0 for one in stage.traffic)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatrain.config import num_parameters
 from megatrain.config.model import ModelConfig
+from megatrain.config.model_size import parameter_sizes
 from megatrain.config.options import options_of
 from megatrain.config.variants import load_families, load_variant
 from megatrain.contracts.errors import ConfigError
@@ -57,12 +58,16 @@ def test_variants_are_built_and_counted(install: Install) -> None:
         {"norm": "dynamic_tanh", "branch_norm": "both"},
         {"attention": "capped"},
         {"attention": "sink"},
+        {"positions": "none"},
+        {"positions": "counted"},
+        {"positions": "leaning"},
+        {"positions": "both"},
         {"positions": "rope", "rope_scaling": "still"},
     ):
         model = ModelConfig(**(SIZES | keys))
         with torch.device("meta"):
             built = sum(parameter.numel() for parameter in Transformer(model).parameters())
-        assert num_parameters(model) == built, keys
+        assert num_parameters(model) == sum(parameter_sizes(model).values()) == built, keys
         for key, value in keys.items():
             assert options_of(ModelConfig)[key].violation(value) is None
     assert ModelConfig(**(SIZES | {"mlp": "reglu"})).is_mlp_gated
@@ -74,6 +79,8 @@ def test_a_variant_is_what_is_computed(install: Install) -> None:
     # angles of zero turn nothing, and without an order of its own a token sees a set
     still = {"positions": "rope", "rope_scaling": "still", "rope_scaling_factor": 2.0}
     assert not torch.equal(outputs(**still), outputs(positions="rope"))
+    torch.testing.assert_close(outputs(**still), outputs(positions="none"), rtol=1e-12, atol=1e-12)
+    assert not torch.equal(outputs(positions="both"), outputs(positions="none"))
 
 
 def test_declared_parameters_are_built_and_not_decayed(install: Install) -> None:
@@ -98,6 +105,37 @@ def test_declared_parameters_are_built_and_not_decayed(install: Install) -> None
     plan = TensorPlan(decoder_table(model), Layout(), 0, simulated_group("tp", 1, 0), "none", model.vocab_size)
     decayed = {one.name.rpartition(".")[2] for one in apply_tensor_plan(chunk, plan)[0] if one.is_decayed}
     assert decayed == {"weight", "position"}
+
+
+def test_parameters_of_positions_are_in_one_place(install: Install) -> None:
+    install("one")
+    for variant, expected in (
+        ("counted", {"embedding.positions.pace": (16,), "embedding.positions.table": (9, 16)}),
+        (
+            "leaning",
+            {
+                f"blocks.{layer}.attention_branch.attention.positions.{name}": shape
+                for layer in (0, 1)
+                for name, shape in (("stretch", (2, 2)), ("lean", (4,)))
+            },
+        ),
+    ):
+        model = Transformer(ModelConfig(**(SIZES | {"positions": variant})))
+        found = {name: tuple(one.shape) for name, one in model.named_parameters() if ".positions." in name}
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("variant", "problem"),
+    [
+        ("neither", 'model.positions="neither": has no method add or rotate; define one of them'),
+        ("both_with_parameters", "own_parameters with the methods add and rotate, .*; use a class with one of them"),
+    ],
+)
+def test_unusable_positions_are_refused(variant: str, problem: str, install: Install) -> None:
+    install("one")
+    with pytest.raises(ConfigError, match=problem):
+        num_parameters(ModelConfig(**(SIZES | {"positions": variant})))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +171,8 @@ def test_a_variant_is_not_exported_as_something_else(install: Install) -> None:
         (neox | {"rope_scaling": "still", "rope_scaling_factor": 2.0}, 'model.rope_scaling="still"'),
         (llama | {"rope_scaling": "still", "rope_scaling_factor": 2.0}, 'model.rope_scaling="still"'),
         (llama | {"attention": "capped"}, 'model.attention="capped"'),
+        (llama | {"positions": "leaning"}, 'model.positions="leaning"'),
+        (llama | {"positions": "none"}, 'model.positions="none"'),
     ):
         with pytest.raises(ConfigError) as raised:
             family_for_export(ModelConfig(**(SIZES | keys)))
