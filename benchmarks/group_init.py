@@ -20,7 +20,7 @@ from benchmarks.bars import at_least
 from benchmarks.group_init_ranks import OURS, SIDES, Orders, Record, create_all, load_store
 from benchmarks.group_init_requests import Costs, Requests, busy_s, group_requests, nccl_requests, world_requests
 from benchmarks.result import Result
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import STAGES, Layout
 from tests.helpers.rank_pool import RankPool
 
 MEASURED = (
@@ -177,7 +177,7 @@ def in_words(requests: Requests) -> str:
 def _notes(num_rounds: int, costs: Costs) -> list[str]:
     largest = MODELLED[-1]
     each = ", ".join(f"{kind} {seconds * 1e6:.1f}" for kind, seconds in costs.by_kind.items())
-    at_ends = [in_words(nccl_requests(largest, rank)) for rank in (0, largest.stride("pp"))]
+    at_ends = [in_words(nccl_requests(largest, rank)) for rank in (0, largest.stride(STAGES))]
     return [
         f"seconds: median of {num_rounds} rounds, from when all processes are there and connected to the store",
         "a time ends when the last process has a sum from each of its groups; times ours: median of the rounds' ratios",

@@ -17,6 +17,7 @@ from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Record
+from megatrain.contracts.layout import STAGES
 from megatrain.parallel.offload import ImmediateCopies
 from megatrain.schedule import Action, ActionKind
 
@@ -80,7 +81,7 @@ def sent_bytes(config: Config) -> tuple[dict[tuple[int, int], list[int]], int]:
     layout = config.layout(None)
     found = {}
     for stage in range(layout.pp_size):
-        rank = next(rank for rank in range(layout.world_size) if layout.coordinate(rank)["pp"] == stage)
+        rank = layout.first_rank_of(stage)
         with dry_mesh(layout, rank, has_wrap_links=config.parallel.num_chunks > 1, holders=config.holders) as mesh:
             chunks = build_chunks(config, mesh, torch.device("meta"), ImmediateCopies())
         for number, chunk in enumerate(chunks):
@@ -133,7 +134,7 @@ class _Replay:
     def add_rank(self, step: int, rank: int, computes: Computes, last_update: int | None) -> int:
         """Add a rank's step. Returns the number of its parameter update, which all ranks begin together."""
         schedule, replay, at = self._schedule, self._replay, self._layout.coordinate(rank)
-        stage, peers = at["pp"], (at["pp"], at["tp"])
+        stage, peers = at[STAGES], (at[STAGES], at["tp"])
         gathers: dict[int, list[int]] = {}
         for chunk in range(schedule.num_chunks):
             after = [] if last_update is None else [last_update]
@@ -167,7 +168,7 @@ class _Replay:
                 consumer, direction = _SENDS[action.kind]
                 consumed = schedule.placement.model_chunk(stage, chunk) + direction
                 to, to_chunk = schedule.placement.stage_and_chunk(consumed)
-                receiver = self._layout.ranks_along(rank, "pp")[to]
+                receiver = self._layout.ranks_along(rank, STAGES)[to]
                 # within one stage, chunks pass activations in memory
                 sent = last if receiver == rank else replay.send(rank, direction, self._message_s, [last])
                 self._arrivals[step, receiver, Action(consumer, to_chunk, action.microbatch)] = sent

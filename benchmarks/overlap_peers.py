@@ -56,7 +56,7 @@ class PeerSide:
             bucket_mb = config.bucket_size(mesh.layout) * 4 / 2**20
             self._model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
         else:
-            self._model = _fully_sharded(model, config, init_device_mesh("cpu", (mesh.dp.size,)))
+            self._model = _fully_sharded(model, config, init_device_mesh("cpu", (mesh.replicas.size,)))
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
 
     def block(self, numbers: Sequence[int], mark: Callable[[], None]) -> float:

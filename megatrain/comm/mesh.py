@@ -70,11 +70,8 @@ class Mesh:
 
     @property
     def tp(self) -> Group:
+        """The ranks that hold the other shards of the same layers: rows of the sequence travel between them."""
         return self.along["tp"]
-
-    @property
-    def dp(self) -> Group:
-        return self.along["dp"]
 
     @property
     def by_name(self) -> dict[str, Group]:

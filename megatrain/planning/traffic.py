@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatrain.config.config import Config
+from megatrain.contracts.layout import STAGES
 from megatrain.ops.precision import DTYPES
 from megatrain.parallel.bucket import Bucket
 from megatrain.planning.chunks import PlannedChunk
@@ -56,7 +57,7 @@ def stage_traffic(
                 num_bytes = summed * bucket.gradient_dtype.itemsize
                 found[holders.name, GRADIENTS] += 2 * (holders.size - 1) * num_bytes // holders.size
     if config.parallel.pp_size > 1:
-        found["pp", MESSAGES] += message * sum(action.kind in _SENDS for action in actions)
+        found[STAGES, MESSAGES] += message * sum(action.kind in _SENDS for action in actions)
     for group, num_bytes in update.sent.items():
         found[group, UPDATES] += num_bytes
     return tuple(Traffic(group, what, num_bytes) for (group, what), num_bytes in found.items() if num_bytes)

@@ -65,7 +65,7 @@ def sent_by(rank: int) -> Tensor:
 
 def exchange(context: RankContext, boxes: str) -> Answers:
     mesh, rank, answers = joined_mesh(context, Layout(dp_size=SIZE), boxes), context.rank, Answers()
-    dp, results = mesh.dp, answers.results
+    dp, results = mesh.replicas, answers.results
     results["sum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE).wait().tolist()
     results["maximum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE, maximum=True).wait().tolist()
     results["gathered rows"] = dp.all_gather(own(rank), Operation.PARAMS_ALL_GATHER).wait().tolist()
@@ -188,7 +188,7 @@ def reduce_half_precision(context: RankContext) -> list[float]:
     rank = context.rank
     x = torch.full((SIZE * 2,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
     own_slice = x[2 * rank : 2 * rank + 2]
-    dp = joined_mesh(context, Layout(dp_size=SIZE)).dp
+    dp = joined_mesh(context, Layout(dp_size=SIZE)).replicas
     reduced = dp.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER, out=own_slice, sums_in_fp32=True).wait()
     assert reduced is own_slice
     halves = torch.full((SIZE,), 256.0 if rank == 0 else 0.5, dtype=torch.bfloat16)

@@ -14,6 +14,7 @@ from typing import Any
 
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, operation_name
 from megatrain.contracts.black_box.values import RecordFlag
+from megatrain.contracts.layout import STAGES
 from megatrain.formatting import printable
 from megatrain_diagnostics.analysis.timeline import LANES, Timeline, counter_names, rank_name
 from megatrain_diagnostics.events.tables import NO_DURATION
@@ -58,7 +59,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
         at = timeline.roster.coordinate(rank)
         name = printable(rank_name(timeline.roster, rank))
         yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_labels", "pid": rank, "args": {"labels": f"stage {at['pp']}"}}
+        yield {"ph": "M", "name": "process_labels", "pid": rank, "args": {"labels": f"stage {at[STAGES]}"}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     for track in timeline.tracks:
         of_track = {"ph": "M", "pid": track.rank, "tid": track.number}

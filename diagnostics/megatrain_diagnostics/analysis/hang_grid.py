@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import STAGES, Layout
 
 SUSPECT, OUTLIER, SILENT, WAITING, OTHER = "X", "o", "?", "w", "."
 LEGEND = f"{SUSPECT} suspect, {OUTLIER} stack differs from the others, {SILENT} silent, {WAITING} waits, {OTHER} other"
@@ -33,7 +33,7 @@ def rank_letters(
 def grid_lines(layout: Layout, letters: str) -> list[str]:
     """Return the lines of the drawing: a heading, then the replicas; equal neighbours share one line."""
     block, num_replicas = layout.stride("dp"), layout.dp_size
-    starts = [layout.ranks_along(replica * block, "pp") for replica in range(num_replicas)]
+    starts = [layout.ranks_along(replica * block, STAGES) for replica in range(num_replicas)]
     rows = [[letters[start : start + block] for start in of_replica] for of_replica in starts]
     names: list[str] = []
     drawn: list[list[str]] = []

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import STAGES, Layout
 
 MAX_ARROWS = 200
 """A picture with more arrows is not readable."""
@@ -83,4 +83,4 @@ def _by_replica(layout: Layout, rank: int) -> int:
 
 
 def _by_stage(layout: Layout, rank: int) -> int:
-    return rank // layout.stride("pp")
+    return rank // layout.stride(STAGES)

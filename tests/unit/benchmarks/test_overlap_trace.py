@@ -74,7 +74,7 @@ def test_traced_exchange_has_its_wait_where_the_program_awaits(
     monkeypatch.setattr("benchmarks.overlap_trace.time.perf_counter", lambda: now)
     monkeypatch.setattr(Group, "_start", lambda *_, **__: Pending(result, lambda: pass_(100.0)))
     with dry_mesh(Layout(dp_size=2), 0) as mesh:
-        group = mesh.dp
+        group = mesh.replicas
     with traced() as (trace, mark):
         mark()
         pass_(1.0)

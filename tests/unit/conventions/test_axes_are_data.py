@@ -1,7 +1,9 @@
 """Only the list of axes spells them out: code about all axes reads `contracts/layout.py`.
 
-Code about one axis may name it. The test searches for a few lines of code, without comments and docstrings, that name
-data, pipeline and tensor parallelism together: there a further axis would be forgotten.
+Two searches read the code without comments and docstrings. The first one finds a few lines that name data, pipeline and
+tensor parallelism together: there a further axis would be forgotten. The second one finds every quoted name of an axis.
+Code that means a property of an axis, such as the stages of a pipeline or the ranks with the same parameters, takes it
+from the layout. Code that means one kind of parallelism may name it, with a reason in the list.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from megatrain.contracts.layout import AXES
 from tests.helpers.source_tree import ROOT
 
 WINDOW_LINES = 4
@@ -46,6 +49,37 @@ ALLOWED = {
 }
 """File -> why it spells them."""
 
+_QUOTED = re.compile(rf"([\"'])({'|'.join(axis.name for axis in AXES)})\1")
+_OF_REPLICAS = "shows the replicas of a job that train on other samples, which are the places along dp"
+_OF_TENSOR = "transfers along tp and dp, which are judged apart"
+
+QUOTING = {
+    "megatrain/contracts/layout.py": "the list itself",
+    "megatrain/comm/mesh.py": "the tensor-parallel group, over which the model exchanges rows of the sequence",
+    "megatrain/config/config.py": "the holders of a key-value head, which the decoder's table cuts over tp",
+    "megatrain/parallel/decoder.py": "the table of placements, which says what each axis cuts",
+    "megatrain/planning/traffic.py": "rows of the sequence travel between tp ranks",
+    "diagnostics/megatrain_dashboard/api/stragglers/whatif_reader.py": _OF_REPLICAS,
+    "diagnostics/megatrain_dashboard/api/timeline/reader.py": _OF_REPLICAS,
+    "diagnostics/megatrain_dashboard/api/timeline/view.py": "draws tp ranks beside those of a pipeline",
+    "diagnostics/megatrain_diagnostics/analysis/drift_causes.py": _OF_OPERATIONS,
+    "diagnostics/megatrain_diagnostics/analysis/exposure.py": _OF_OPERATIONS,
+    "diagnostics/megatrain_diagnostics/analysis/hang_grid.py": _OF_REPLICAS,
+    "diagnostics/megatrain_diagnostics/analysis/history.py": _OF_TENSOR,
+    "diagnostics/megatrain_diagnostics/analysis/network.py": _OF_TENSOR,
+    "diagnostics/megatrain_diagnostics/analysis/stack_clusters.py": _OF_REPLICAS,
+    "diagnostics/megatrain_diagnostics/analysis/timeline.py": _OF_OPERATIONS,
+    "diagnostics/megatrain_diagnostics/analysis/waiting.py": _OF_REPLICAS,
+    "diagnostics/megatrain_diagnostics/analysis/whatif/from_spans.py": _PUBLIC,
+    "diagnostics/megatrain_diagnostics/analysis/whatif/span_rows.py": _OF_REPLICAS,
+    "diagnostics/web/src/canvas/ranks-picture.ts": _OF_REPLICAS,
+    "diagnostics/web/src/views/stragglers/what_if.tsx": _OF_REPLICAS,
+    "benchmarks/overlap_ideal.py": _OF_CASES,
+    "benchmarks/overlap_rank.py": _OF_CASES,
+    "benchmarks/span_overhead.py": "a group of one rank with some name",
+}
+"""File -> why it names an axis."""
+
 
 def source_files() -> Iterator[Path]:
     for root in _ROOTS:
@@ -79,6 +113,13 @@ def spelled_at(name: str, text: str) -> list[int]:
     return windows(code_lines(name, text))
 
 
+def quoted_at(name: str, text: str) -> list[int]:
+    """Return the lines that quote the name of an axis. A file in another language than code has labels, not code."""
+    if not name.endswith((".py", ".ts", ".tsx")) or not _QUOTED.search(text):
+        return []
+    return [number for number, line in sorted(code_lines(name, text).items()) if _QUOTED.search(line)]
+
+
 def windows(lines: dict[int, str]) -> list[int]:
     """Return where a window begins, of lines by their numbers, that names all three axes."""
     named = {number: set(_AXIS.findall(line)) for number, line in lines.items()}
@@ -98,6 +139,34 @@ def test_no_module_spells_the_axes() -> None:
     }
     assert {name: lines for name, lines in found.items() if name not in ALLOWED} == {}
     assert sorted(set(ALLOWED) - set(found)) == [], "these no longer spell the axes"
+
+
+def test_axes_are_named_for_a_reason() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): lines
+        for path in source_files()
+        if (lines := quoted_at(path.name, path.read_text(encoding="utf-8")))
+    }
+    assert {name: lines for name, lines in found.items() if name not in QUOTING} == {}, (
+        "take the property of the axis that is meant from contracts/layout.py (STAGES, NEAREST, DENSE_REPLICAS, "
+        "deals_samples, ...), or add the file with its reason"
+    )
+    assert sorted(set(QUOTING) - set(found)) == [], "these no longer name an axis"
+
+
+def test_detection_of_quoted_axes() -> None:
+    cases: list[tuple[str, str, list[int]]] = [
+        ("a.py", 'stage = coordinate["pp"]\n', [1]),
+        ("a.py", "text = f\"stage {at['pp']}\"\n", [1]),
+        ("a.py", 'groups = ["dp-cp", "tp-in-2", "stop"]\n', []),
+        ("a.py", '"""The group "dp"."""\nx = 1  # "dp"\n', []),
+        ("a.py", 'x = {\n    "ep": 1,\n}\n', [2]),
+        ("a.ts", 'const n = sizeOf(layout, "dp"); // "tp"\n', [1]),
+        ("a.ts", '// "dp"\n', []),
+        ("a.json", '{"label": "dp"}\n', []),
+    ]
+    for name, text, lines in cases:
+        assert quoted_at(name, text) == lines, text
 
 
 def test_detection_of_spelled_axes() -> None:

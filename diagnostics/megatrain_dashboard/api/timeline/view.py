@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import RecordFlag
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import STAGES, Layout
 from megatrain_dashboard.api.timeline.document import FullStepDocument, TimelineStepsDocument
 from megatrain_dashboard.responses.binary import pack
 from megatrain_dashboard.responses.document import layout_document
@@ -49,8 +49,8 @@ def default_ranks(layout: Layout, around: int | None = None) -> tuple[int, ...]:
     if layout.world_size <= MAX_DEFAULT_RANKS:
         return tuple(range(layout.world_size))
     centre = 0 if around is None else around
-    chosen = list(dict.fromkeys([centre, *layout.ranks_along(centre, "pp")]))[:MAX_DEFAULT_RANKS]
-    for rank in layout.ranks_along(centre, "pp"):
+    chosen = list(dict.fromkeys([centre, *layout.ranks_along(centre, STAGES)]))[:MAX_DEFAULT_RANKS]
+    for rank in layout.ranks_along(centre, STAGES):
         group = [member for member in layout.ranks_along(rank, "tp") if member not in chosen]
         if len(chosen) + len(group) <= MAX_DEFAULT_RANKS:
             chosen += group

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import STAGES
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
 from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows
@@ -242,7 +243,7 @@ def _table(rows: SpanRows, cells: Cells) -> OperationTable:
         kinds=KINDS,
         dp_rank=dp_rank,
         stage=stage,
-        rank=stage * cells.layout.stride("pp") + dp_rank * cells.width,
+        rank=stage * cells.layout.stride(STAGES) + dp_rank * cells.width,
         step=cells.steps[step].astype(np.int64),
         kind=rows.kind,
         start_s=(rows.start - begin[step]) / _NS_PER_S,

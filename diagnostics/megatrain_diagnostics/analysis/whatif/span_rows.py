@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.layout import Layout
+from megatrain.contracts.layout import STAGES, Layout
 from megatrain.schedule import ChunkPlacement
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints, ranks_per_row
@@ -74,7 +74,7 @@ class Cells:
 
     def of_ranks(self, rank: NDArray[Any], step: NDArray[Any]) -> Ints:
         """Return the cell of each (rank, step); each step must be in `steps`."""
-        stage, in_stage = np.divmod(rank.astype(np.int64), self.layout.stride("pp"))
+        stage, in_stage = np.divmod(rank.astype(np.int64), self.layout.stride(STAGES))
         dp_rank = in_stage // self.width
         return (dp_rank * self.layout.pp_size + stage) * len(self.steps) + np.searchsorted(self.steps, step)
 
