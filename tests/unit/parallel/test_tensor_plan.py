@@ -225,7 +225,7 @@ def test_untied_head_on_another_stage_is_a_parameter_of_its_own() -> None:
     last = planned(config, 2, 0, ModelPart(range(1, 2), has_embedding=False, has_head=True), pp_size=2)[1]
 
     assert "loss_head.weight" in {one.name for one in last}
-    assert not any(one.groups[1] == "embedding" for one in last)
+    assert not any("embedding" in one.groups[1] for one in last)
 
 
 @pytest.mark.slow
