@@ -36,6 +36,10 @@ ERROR_NS = 100_000
 """Between our events and the profiler's; docs/reference/events.md states a few microseconds for the method."""
 
 
+def planned_group(name: str) -> PlannedGroup:
+    return PlannedGroup(name, (0,), axis=name, is_of_replicas=name == "dp")
+
+
 @pytest.fixture
 def connected() -> Iterator[Callable[[Recorder], dict[str, Group]]]:
     """Return a function that makes NCCL's groups of this one rank: two ranks on one GPU are not allowed there."""
@@ -48,7 +52,7 @@ def connected() -> Iterator[Callable[[Recorder], dict[str, Group]]]:
         runner, streams = ExchangeRunner(recorder), DeviceStreams()
         found = {}
         for name in BYTES:
-            planned = PlannedGroup(name, (0,), axis=name, is_of_replicas=name == "dp")
+            planned = planned_group(name)
             group = create_process_group(planned, 0, device, store, timeout)
             communicator = NcclCommunicator(runner, planned, group, timeout, streams)
             found[name] = Group(name, (0,), 0, recorder.add_group(name, [0]), communicator)
@@ -88,7 +92,7 @@ def test_exchanges_run_beside_compute_with_their_own_times(
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     copied, kernels = copies(trace, "gpu_memcpy"), copies(trace, "kernel")
     records = read_black_box(black_box_path(tmp_path, "demo", "key", "main", 1, 0)).records
-    recorded = {record.num_bytes: record for record in records if record.operation == Operation.PARAMS_ALL_GATHER}
+    recorded = {one.num_bytes: one for one in records if one.operation == Operation.PARAMS_ALL_GATHER}
 
     used = [copied[size]["args"]["stream"] for size in BYTES.values()] + [kernels[0]["args"]["stream"]]
     assert len(set(used)) == len(BYTES) + 1
@@ -103,7 +107,7 @@ def test_only_what_travels_between_replicas_yields() -> None:
     streams = DeviceStreams()
     priorities: dict[str, int] = {}
     for name in BYTES:
-        with streams.of(name).after_compute():
+        with streams.of(planned_group(name)).after_compute():
             priorities[name] = torch.cuda.current_stream().priority
 
     assert priorities["tp"] == priorities["pp"] < priorities["dp"] == 0
