@@ -173,23 +173,23 @@ def test_summing_and_creation_orders_are_fixed() -> None:
 @pytest.mark.parametrize(
     ("layout", "of_replicas"),
     [
-        (Layout(dp_size=2, tp_size=2), {"dp"}),
-        (Layout(cp_size=2, tp_size=2), {"cp"}),
-        (Layout(dp_size=2, cp_size=2, tp_size=2), {"dp", "dp-cp"}),
-        (Layout(dp_size=4, pp_size=2, ep_size=2), {"dp", "edp"}),
-        (Layout(dp_size=2, ep_size=2), {"dp"}),
+        (Layout(dp_size=2, tp_size=2), ("dp",)),
+        (Layout(cp_size=2, tp_size=2), ("cp",)),
+        (Layout(dp_size=2, cp_size=2, tp_size=2), ("dp", "dp-cp")),
+        (Layout(dp_size=4, pp_size=2, ep_size=2), ("dp", "edp")),
+        (Layout(dp_size=2, ep_size=2), ("dp",)),
     ],
     ids=str,
 )
-def test_groups_of_replicas_are_marked_and_awaited_later(layout: Layout, of_replicas: set[str]) -> None:
+def test_groups_of_replicas_are_marked_and_awaited_later(layout: Layout, of_replicas: tuple[str, ...]) -> None:
     for rank in range(layout.world_size):
         planned = [one for one in planned_groups(layout, rank, holders=[Holders("tp", 1)]) if len(one.ranks) > 1]
         links = {one.name for one in planned if one.is_link}
-        assert {one.name for one in planned if one.is_of_replicas} == of_replicas
+        assert {one.name for one in planned if one.is_of_replicas} == set(of_replicas)
         for has_sequence_chunks in (False, True):
             later = {one.name for one in planned if one.is_awaited_later(has_sequence_chunks=has_sequence_chunks)}
             chunked = {"tp"} if has_sequence_chunks and layout.tp_size > 1 else set()
-            assert later == of_replicas | links | chunked
+            assert later == {*of_replicas, *links, *chunked}
 
 
 def test_groups_on_the_host_and_links_are_marked() -> None:
