@@ -48,9 +48,9 @@ def attend(pattern: AttentionPattern, changed: dict[str, slice | Tensor], value:
     grad[rows] = inner[rows]
     for name, where in changed.items():
         (heads | {"grad": grad})[name][where] = value
-    inputs = [one.requires_grad_() for one in heads.values()]
-    out = causal_attention(*inputs, pattern)
-    return Found(out.detach(), *torch.autograd.grad(out, inputs, grad))
+    q, k, v = (one.requires_grad_() for one in heads.values())
+    out = causal_attention(q, k, v, pattern)
+    return Found(out.detach(), *torch.autograd.grad(out, (q, k, v), grad))
 
 
 def some_of(starts: list[int]) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ def test_keys_before_the_window_change_nothing(lengths: str, window: int, name: 
 
 @pytest.mark.parametrize("name", ["k", "v"])
 @pytest.mark.parametrize(("lengths", "window"), [("short", 0), ("whole", 5), ("short", 3)])
-def test_what_sees_a_nan_is_nan_and_nothing_else(lengths: str, window: int, name: str) -> None:
+def test_queries_are_nan_only_if_they_see_a_nan(lengths: str, window: int, name: str) -> None:
     documents = documents_of(LENGTHS[lengths])
     pattern = AttentionPattern(SEQ_LEN, window, documents)
     number_S = documents.number_SB[:, 0]
