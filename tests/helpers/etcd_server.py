@@ -76,6 +76,15 @@ class EtcdMember:
                 preexec_fn=partial(install_parent_death_guard, os.getpid()),
             )
 
+    def num_commits(self) -> int:
+        """Return how often it has committed its database since it started."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=DEADLINE_S) as answer:
+            lines = answer.read().decode().splitlines()
+        (count,) = (
+            line.split()[1] for line in lines if line.startswith("etcd_disk_backend_commit_duration_seconds_count ")
+        )
+        return int(float(count))
+
     def kill(self) -> None:
         """End it as a power cut would."""
         self._signal(signal.SIGKILL)
