@@ -165,7 +165,7 @@ def test_killed_and_restarted_etcd_loses_and_doubles_nothing(own: EtcdServers) -
             last = 0
             for _ in range(2):
                 write_some(client, "w/", randomness, 30)
-                # A single etcd before 3.5.5 may lose its last acknowledged write (etcd issue 14370): a lease, not a key.
+                # A single etcd before 3.5.5 may lose its last acknowledged write (etcd issue 14370): here a lease.
                 # One before 3.5.3 may lose any write since its database was committed (etcd issue 13766).
                 num_commits = own.members[0].num_commits()
                 client.grant_lease(60)
