@@ -98,7 +98,7 @@ Act = Callable[[Broken], object]
 def kill_two_ranks(job: Broken) -> None:
     """The second one ends as the round begins that answers the end of the first."""
     job.running.faults.fail_at(0, 2, "kill", "load")
-    job.running.faults.fail_at(3, job.newest_step() + 5, "kill")
+    job.running.faults.fail_at(1, job.newest_step() + 5, "kill")
 
 
 def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[DashboardRecord]) -> Act:
@@ -172,7 +172,7 @@ def strike_rank(rank: int, kind: str) -> Act:
 DAEMON, PAGE = "megatrain_diagnostics.daemon", "megatrain_dashboard"
 FAULTS = {
     "two ranks within three seconds": Fault(kill_two_ranks, "recovering", "incident/"),
-    "a rank is stopped": Fault(strike_rank(2, "stop"), "recovering", "incident/"),
+    "a rank is stopped": Fault(strike_rank(1, "stop"), "recovering", "incident/"),
     "an executor is killed": Fault(
         lambda job: job.running.kill_host(job.running.other_than_driver()), "recovering", "incident/"
     ),
