@@ -32,7 +32,7 @@ class SealedSlot:
 
 
 def sealed_slots(arena: Arena, *, is_copy: bool = False) -> list[SealedSlot]:
-    """Return the slots with a complete snapshot: of this host's ranks, or with `is_copy` the copies for other hosts.
+    """Return the slots with a complete snapshot of this host's ranks, or with `is_copy` the copies for other hosts.
 
     A slot that is damaged, being written or just removed is left out.
     Raises: CheckpointError when the directory cannot be listed.

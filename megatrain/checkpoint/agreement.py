@@ -12,7 +12,7 @@ from megatrain.contracts.errors import CheckpointError
 
 @contextmanager
 def raised_by_all(cpu_groups: CpuGroups, rank: int) -> Iterator[None]:
-    """If the block raises CheckpointError on any rank, raise it on every rank; if on several, that of the lowest rank.
+    """If the block raises CheckpointError on any rank, raise the error of the lowest such rank on every rank.
 
     Communication: one agreement, when the block has ended.
     """

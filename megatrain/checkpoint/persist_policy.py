@@ -83,7 +83,7 @@ def is_pending(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool:
 
 
 def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool:
-    """Return whether a newer round resumed from this snapshot under its own number, so that its step is not lost."""
+    """Return whether a newer round has a snapshot of the same step: it resumed from this one, so no step is lost."""
     return any(slot.words.step == snapshot.step and slot.words.round > snapshot.round for slot in slots)
 
 

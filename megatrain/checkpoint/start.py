@@ -45,7 +45,10 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, slots=True)
 class StorageCandidate:
-    """A checkpoint to start from. `is_own`: of this run. `damage`: known damage; a damaged candidate is tried last."""
+    """A checkpoint to start from. `is_own`: this run wrote it.
+
+    `damage`: known damage; a damaged candidate is tried last.
+    """
 
     branch: str
     step: int

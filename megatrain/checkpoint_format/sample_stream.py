@@ -13,7 +13,7 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:
-    """A data set that provides samples. `digest`: of its tokens; empty when unknown."""
+    """A data set that provides samples. `digest`: the digest of its tokens; empty when unknown."""
 
     name: str
     num_tokens: int

@@ -228,7 +228,7 @@ class BuildProgress:
     def after(self, file_bytes: int, text_bytes: int, num_tokens: int) -> str | None:
         """Count a block; return a line of text if the last line is at least some seconds old.
 
-        file_bytes: bytes of files read so far, in all. text_bytes, num_tokens: those of the block.
+        file_bytes: bytes of files read so far, in all. text_bytes, num_tokens: the size of the block.
         """
         self._text_bytes += text_bytes
         self._num_tokens += num_tokens

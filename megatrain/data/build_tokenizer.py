@@ -1,4 +1,4 @@
-"""The options of a build, and its tokenizer: an existing one, that of bytes, or one trained on training documents."""
+"""The options of a build, and its tokenizer: existing, of bytes, or trained on the training documents."""
 
 from __future__ import annotations
 

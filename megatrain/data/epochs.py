@@ -13,9 +13,11 @@ from megatrain.data.reader import BatchReader, TrainingSource
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """How much the first samples of a run read of one source. share: of these samples; epochs: passes over the source.
+    """How much the first samples of a run read of one source. share: fraction of these samples; epochs: passes over the
+    source.
 
-    Samples that a rollback skips do not count, so a run that reads a source just as often as it may continues after it.
+    Samples that a rollback skips do not count, so a run that reads a source exactly `max_epochs` times can continue
+    after a rollback.
 
     is_over: no sample from the cursor on is from this source.
     """

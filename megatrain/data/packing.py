@@ -42,7 +42,7 @@ class PackedBlock:
 def pack_block(starts: NDArray[np.int64], lengths: NDArray[np.int64], seq_len: int) -> PackedBlock:
     """Pack the documents of a block. Within a bin, pieces are in the order of the file.
 
-    starts, lengths: of the documents, in tokens. Shapes: [documents].
+    starts, lengths: the first token and the number of tokens of each document. Shapes: [documents].
     """
     labels = np.maximum(lengths - 1, 0)
     num_full, rests = np.divmod(labels, seq_len)

@@ -54,8 +54,8 @@ class MicroBatch:
 class StepBatch:
     """One rank's micro-batches of a step.
 
-    `num_label_tokens` and `squared_lengths` are sums over the micro-batches. `sources`: those of the samples; None for
-    a run with one source.
+    `num_label_tokens` and `squared_lengths` are sums over the micro-batches. `sources`: the source of each sample; None
+    for a run with one source.
     """
 
     cursor: int
@@ -78,7 +78,7 @@ class TokenWindow(NamedTuple):
 class TrainingSource:
     """Tokens that samples come from, and their order.
 
-    section: of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
+    section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
     """
 
     identity: StreamSource

@@ -212,7 +212,7 @@ def stop_times(progress: Progress) -> StopTimes | None:
 
 
 def step_ns_of(progress: Progress) -> int | None:
-    """Return the median time of a step; until there is one, that of the first step; None before the first step."""
+    """Return the median time of a step; without a median, the time of the last step; None before the first step."""
     return progress.median_step_ns or progress.last_step_ns
 
 

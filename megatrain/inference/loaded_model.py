@@ -144,8 +144,8 @@ def load(
     """Load a model from a run, a checkpoint (a path or a URL), or a Hugging Face directory.
 
     For a run, its newest checkpoint without known damage is loaded, or that of `step`. device: "auto" (a GPU if there
-    is one), "cpu", "cuda" or "cuda:1". dtype: of the weights, "fp32", "bf16" or "fp64". ema: take the moving average of
-    the weights (optimizer.ema_decay).
+    is one), "cpu", "cuda" or "cuda:1". dtype: the dtype of the weights, "fp32", "bf16" or "fp64". ema: take the moving
+    average of the weights (optimizer.ema_decay).
     Raises: ConfigError for a device or a dtype that is not available; CheckpointError naming the path or the file.
     """
     text = os.fspath(path)

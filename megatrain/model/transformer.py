@@ -52,7 +52,7 @@ class Transformer(nn.Module):
         loss_terms: LossTerms = CROSS_ENTROPY_ALONE,
         device_kind: DeviceKind | None = None,
     ) -> None:
-        """device_kind: the kind of device for which kernels are chosen; None: that of the tensors."""
+        """device_kind: the kind of device for which kernels are chosen; None: the device of the tensors."""
         super().__init__()
         self.config = config
         self.kernels = kernels or KernelsConfig()

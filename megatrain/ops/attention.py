@@ -41,8 +41,8 @@ class AttentionPattern:
     All layers of one kind use the same pattern, so its mask and its kernel are determined only once.
     window_size w > 0: a token sees itself and the w - 1 tokens before. documents: a token sees its own document only.
     backend: "auto", or the name of the only backend that may be used. is_strict: whether a slow path is an error.
-    device_kind: the kind of device that kernels are chosen for; None: that of the heads. It
-    must be set if the heads are on meta.
+    device_kind: the kind of device that kernels are chosen for; None: the device of the heads. It must be set if the
+    heads are on meta.
     scale: the factor of the scores; None: 1 / sqrt(D). softcap c > 0: a score s becomes c * tanh(s / c).
     """
 
@@ -102,7 +102,7 @@ class AttentionPattern:
     def mask(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the number to add to the score of each (query, key): 0 or -inf.
 
-        dtype: that of the queries, because torch's kernels would convert a mask of another dtype in every layer.
+        dtype: the dtype of the queries, because torch's kernels would convert a mask of another dtype in every layer.
         Shapes: result [1 or B, 1, S, S].
         """
         if self._mask is None:

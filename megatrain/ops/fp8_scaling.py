@@ -16,7 +16,7 @@ from megatrain.ops.quantization import fp8_scale, scale_for
 
 
 class DelayedScaling:
-    """The history of P slots. While a slot has no magnitude, all scales are computed from the tensors themselves."""
+    """The history of P slots. While any slot has no magnitude, all scales are computed from the tensors themselves."""
 
     def __init__(self, formats: list[torch.dtype], history_len: int, device: torch.device) -> None:
         """`formats`: the format of each slot."""

@@ -34,7 +34,7 @@ class Muon:
         """Update all shards of state in place with gradients times `gradient_scale`, and their parameters too.
 
         The directions overwrite the gradients.
-        Communication: that of MatrixExchange.orthogonalize_, once for each exchange.
+        Communication: MatrixExchange.orthogonalize_, once for each exchange.
         """
         momentum = self._config.momentum
         for state, gradient in zip(self._states, gradients, strict=True):

@@ -22,7 +22,7 @@ from megatrain.parallel.placement import Fused
 class LogicalMatrix:
     """One matrix: a box of the parameter. The last dim of the box has the inputs.
 
-    name: that of the matrix in a fused parameter (`q`), else empty.
+    name: the name of the matrix in a fused parameter (`q`), else empty.
     """
 
     parameter: str

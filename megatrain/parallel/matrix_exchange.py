@@ -26,7 +26,7 @@ _EXCHANGE = Operation.UPDATES_ALL_TO_ALL
 class MatrixExchange:
     """The matrices of weights with the same replicas that are cut along the same axis.
 
-    cut: the group along that axis. dtype: that in which matrices are sent and orthogonalised.
+    cut: the group along that axis. dtype: the dtype in which matrices are sent and orthogonalised.
     """
 
     def __init__(self, weights: Sequence[PlacedWeight], replicas: Group, cut: Group, dtype: torch.dtype) -> None:

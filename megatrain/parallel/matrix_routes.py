@@ -82,7 +82,7 @@ def matrix_routes(
     grid: tuple[int, int],
     place: tuple[int, int],
 ) -> MatrixRoutes:
-    """Return the routes of the rank at `place` of a grid of (replicas, parts). cost: of the work on one matrix.
+    """Return the routes of the rank at `place` of a grid of (replicas, parts). cost: the cost of one matrix.
 
     Raises: ValueError when the parts of a weight are not the whole weight, each of its values once.
     """

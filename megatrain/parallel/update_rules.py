@@ -24,9 +24,9 @@ _STATE_KINDS: Mapping[str, tuple[str, ...]] = {
 class UpdateRule:
     """The update of a parameter. The parameters of one bucket have the same rule.
 
-    name: of the algorithm. lr_scale: the learning rate as a multiple of the optimizer's. weight_decay: decoupled, for
-    matrices and embeddings; decays_all: for norms and biases too. has_ema: whether a moving average of the weights is
-    kept.
+    name: the name of the algorithm. lr_scale: the learning rate as a multiple of the optimizer's. weight_decay:
+    decoupled, for matrices and embeddings; decays_all: whether norms and biases decay too. has_ema: whether a moving
+    average of the weights is kept.
     """
 
     name: str = "adamw"

@@ -24,7 +24,7 @@ from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one chunk for one micro-batch. A chunk's input and a received gradient count from their use on."""
+    """Bytes of one chunk for one micro-batch. A chunk's input and a received gradient count from their first use."""
 
     kept: int
     """Kept from the forward to the backward."""
@@ -39,11 +39,11 @@ class Footprint:
     on_host: int = 0
     """Kept from the forward to the backward in host memory."""
     kept_of_newest: int = 0
-    """In addition to `kept`, until the forward of a later micro-batch: what is offloaded but not freed yet."""
+    """Kept in addition to `kept` until the next forward, which frees it: activations that are offloaded already."""
     forward_after_newest: int = 0
-    """Like `forward`, if the previous micro-batch is still the newest; what it then frees lowers the peak."""
+    """Like `forward`, if the previous micro-batch has not run backward: freeing `kept_of_newest` lowers the peak."""
     backward_of_newest: int = 0
-    """Like `backward`, for the newest micro-batch."""
+    """Like `backward`, if the chunk has run no later forward."""
     early: int = 0
     """The increase of a backward's peak if buckets are reduced as soon as they are complete."""
     early_weights: int = 0
@@ -95,7 +95,7 @@ def measure(
 ) -> MeasuredChunk:
     """Run `chunk`, which is on meta, and count its memory.
 
-    micro: a micro-batch, also on meta. standing: tensors that do not count, because they already exist. host: counts
+    micro: a micro-batch, also on meta. standing: tensors that already exist, which are not counted. host: counts
     offloaded tensors. is_split: wgrads are deferred. is_added: gradients are added to those of earlier micro-batches.
     is_by_bucket: buckets are reduced as soon as they are complete.
     """

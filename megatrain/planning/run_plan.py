@@ -2,9 +2,10 @@
 
 A mesh without peers (comm/dry.py) is built in the job's full world for one rank of each kind of stage (with the
 embedding, in the middle, with the head), and the rank's chunks are built on meta. The result is what these ranks would
-hold. Middle stages with the same layers per chunk, of the same kinds, differ only in the micro-batches in flight. The
-first of these stages needs most memory, or the last if a stage defers more than it keeps. The plan also counts the
-parameters of the whole model by update rule and parameter group.
+hold. Middle stages with the same layers per chunk, of the same kinds, differ only in the micro-batches in flight and in
+the deferred wgrads. The first of these stages needs the most memory, or the last if the operands of deferred wgrads
+take more than the activations. The plan also counts the parameters of the whole model by update rule and parameter
+group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from megatrain.telemetry.flops import training_flops_per_token
 class GroupedParameters:
     """Parameters of one group with one update rule.
 
-    pattern: of the group; empty for those in no group. num_tensors, num_parameters: of the whole model.
+    pattern: the pattern of the group; empty for parameters in no group. num_tensors, num_parameters: in the whole
+    model.
     """
 
     pattern: str
@@ -97,7 +99,7 @@ class RunPlan:
     num_microbatches: int
     micro_batch_size: int
     bucket_size: int
-    """The least number of elements of gradients or parameters of one collective."""
+    """The minimum number of gradients or parameters that one collective exchanges."""
     by_chunk: str
     """Why collectives of data parallelism overlap only with other chunks; empty if they overlap bucket by bucket."""
     bubble_fraction: float

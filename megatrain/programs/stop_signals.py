@@ -4,7 +4,7 @@ SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the 
 request, or gives a callback for the handler to call. A second SIGINT interrupts the program without saving; other later
 signals have no effect.
 
-A forked child of such a program must reset the handlers before a signal reaches it.
+In a forked child of such a program, the earlier handlers are restored before a signal can reach it.
 
 `orderly_end` is for commands that have to clean up. By default SIGTERM, SIGUSR1 and SIGHUP end a Python program
 immediately. In `orderly_end` the first one raises SystemExit with the exit code of a shell (128 + the signal's number),
@@ -113,7 +113,7 @@ class StopSignals:
         """Restore the earlier handlers of the signals. Calling it again does nothing."""
         previous, self._previous = self._previous, {}
         for number, handler in previous.items():
-            # None stands for a handler that was not made in Python and cannot be restored.
+            # None stands for a handler that was not installed from Python; it cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def ignore(self) -> None:

@@ -20,7 +20,7 @@ _FOLLOW_AFTER_NS = 1_000_000_000
 class DeviceSpans:
     """Times spans on the device.
 
-    words: those of the black box. unlaunched: the spans with work that the host is still launching, by token.
+    words: the words of the black box. unlaunched: the spans with work that the host is still launching, by token.
     change_flags: adds flags to the record of (token, index of its first word). end: called with each span that has
     ended, and its times.
     """

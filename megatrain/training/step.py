@@ -40,7 +40,7 @@ _NUM_REQUESTS = len(fields(Requests))
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """The result of a step, the same on all ranks. `loss` is in nats per label token; `agreed` has the requests of all
-    ranks. `sources`: those with label tokens in this step, if `train_step` got the sources of the samples.
+    ranks. `sources`: the sources with label tokens in this step, if `train_step` got the sources of the samples.
     """
 
     loss: float
@@ -67,8 +67,8 @@ def train_step(
 
     num_label_tokens: the count in these micro-batches. grad_clip: the largest gradient norm, 0 for no limit.
     requests: returns the requests to this rank. Called at the end of backward, before the ranks agree and update.
-    sources: those of the samples of `inputs`, given on all ranks or on none. A model that does not keep the losses of
-    samples reports no source.
+    sources: the source of each sample of `inputs`, given on all ranks or on none. A model that does not keep the losses
+    of samples reports no source.
     check_replicas: called when the step has used the parameters and has not changed them yet.
     Communication: all exchanges of the step. Returns when this rank's shards are updated and the gathers at the start
     of the schedule have started; they overlap with the fetching of the next batch. A skipped step does not update or

@@ -25,7 +25,7 @@ from megatrain.data.reader import BatchReader, TrainingSource
 class ValidationSet:
     """A set of held-out tokens, and how many samples of it an evaluation takes.
 
-    `text_bytes`: the size of their text, None if it is unknown. `digest`: of their content.
+    `text_bytes`: the size of their text, None if it is unknown. `digest`: the digest of their content.
     """
 
     name: str

@@ -70,7 +70,7 @@ class CheckDocument(Document):
 
 
 class HostsDocument(Document):
-    """The response of /hosts: the round's hosts first. `thresholds`: of `straggler_score`; null: not judged."""
+    """The response of /hosts: the round's hosts first. `thresholds` of `straggler_score`; null: not judged."""
 
     hosts: tuple[HostDocument, ...]
     thresholds: ThresholdsDocument | None
@@ -95,7 +95,7 @@ class HostInputs:
     """The data of hosts.
 
     `clocks`: by host, (offset, error) in seconds of the newest comparison. `last_rounds`: by host, the newest round in
-    which its ranks reported. `roster`: that of the round that is shown, where there is no snapshot.
+    which its ranks reported. `roster`: the ranks of the round that is shown, if there is no snapshot.
     """
 
     snapshot: JobSnapshot | None = None

@@ -64,7 +64,7 @@ class ConfigChangeDocument(Document):
 
 
 class MarksDocument(Document):
-    """The response of /marks: by time. `changes`: of the configuration, in the same part of the run."""
+    """The response of /marks, by time. `changes`: changes of the configuration in the same part of the run."""
 
     marks: tuple[MarkDocument, ...]
     changes: tuple[ConfigChangeDocument, ...]

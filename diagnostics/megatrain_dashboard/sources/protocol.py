@@ -69,7 +69,7 @@ class JobSource(Protocol):
         """Return the steps from `first` to `last`, one entry each where they are few enough; None: no bound."""
 
     def roster(self, round_number: int | None) -> Roster:
-        """Return the roster of a round; None: of the round that is shown.
+        """Return the roster of a round; None: the round that is shown.
 
         Raises: DataError where nothing is known of the round; the error lists the known rounds.
         """

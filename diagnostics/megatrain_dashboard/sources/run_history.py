@@ -111,7 +111,7 @@ class RunHistory:
         return tuple(printable(text) for text in texts)
 
     def roster(self, round_number: int | None) -> Roster:
-        """Return the roster of a round; None: of the round that is shown. Raises: DataError."""
+        """Return the roster of a round; None: the round that is shown. Raises: DataError."""
         if round_number is None:
             shown = shown_round(self.rounds or rounds_seen(self._events))
             if shown is None:

@@ -72,7 +72,7 @@ def _of_gpu(rows: Gpus, first_step: int) -> str:
     is_low = ~(rows.sm_clock_mhz >= (1.0 - LIMITS.clock_drop) * usual) & ~np.isnan(rows.sm_clock_mhz)
     since = rows.step[is_low & ((~is_before) | (rows.step < 0))]
     when = f" since step {since[0]}" if len(since) and not np.isnan(before) and since[0] >= 0 else ""
-    limit = f"reported from a drop of {100 * LIMITS.clock_drop:.0f} % on"
+    limit = f"reported if it drops by {100 * LIMITS.clock_drop:.0f} % or more"
     return f"{who}: SM clock {mhz_text(usual)} -> {mhz_text(now)}{when} ({limit}), {_state(rows)}"
 
 

@@ -117,7 +117,7 @@ class Exposure:
 
 
 def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
-    """Return the time of the windows by category. `spans`: of the same ranks, of any step."""
+    """Return the time of the windows by category. `spans`: spans of the same ranks, in any step."""
     num = len(CATEGORIES)
     if not len(windows):
         none = np.zeros((0, num), dtype=np.int64)

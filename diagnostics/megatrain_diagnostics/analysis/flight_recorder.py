@@ -108,7 +108,7 @@ def known_ranks(dumps: Sequence[FlightDump]) -> tuple[int, bool]:
 
 
 def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tuple[int, ...]]:
-    """Return group -> members: those in the dumps, and all ranks whose dumps have the group.
+    """Return group -> members: the members that the dumps list, and all ranks whose dumps have the group.
 
     num_ranks: number of ranks of the job, which are the members of the default group.
     """

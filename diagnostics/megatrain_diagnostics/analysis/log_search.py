@@ -44,7 +44,8 @@ class LoggedFailure:
 class LogFinding:
     """The culprit, and the ranks with a failure in their logs: the root first, then causes, then consequences.
 
-    `classification`: of the line with the highest weight; with an incident, only lines of the culprit are used.
+    `classification`: the verdict of the line with the highest weight; with an incident, only lines of the culprit are
+    used.
     """
 
     culprit: Culprit

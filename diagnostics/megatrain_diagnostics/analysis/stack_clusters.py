@@ -34,7 +34,7 @@ _OF_COMMUNICATION = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py)
 
 @dataclass(frozen=True, slots=True)
 class StackCluster:
-    """Ranks with similar stacks. `frames`: of the most common stack, outermost first, such as "comm/group.py wait"."""
+    """Ranks with similar stacks. `frames` of the most common stack, outermost first, such as "comm/group.py wait"."""
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]

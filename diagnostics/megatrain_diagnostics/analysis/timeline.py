@@ -106,7 +106,7 @@ class Timeline:
 
 
 def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int, max_slices: int) -> Timeline:
-    """Return the timeline of `first_step` to `last_step`, inclusive. `values`: of the same steps, for counters."""
+    """Return the timeline of `first_step` to `last_step`, inclusive. `values` of the same steps, for counters."""
     spans = select(events.spans, (events.spans.step >= first_step) & (events.spans.step <= last_step))
     spans, left_out = _within(spans, max_slices)
     last_ns = int(end_ns(spans).max()) if len(spans.rank) else 0

@@ -149,7 +149,7 @@ def _busy(breakdown: Breakdown) -> int:
 
 
 def _job_table(job: Breakdown) -> list[str]:
-    rows = [("", "time a rank", "share", "of it waiting for peers")]
+    rows = [("", "time per rank", "share", "of it waiting for peers")]
     for name, amount in job.spent_ns.items():
         if amount:
             waiting = job.waiting_ns.get(name, 0)

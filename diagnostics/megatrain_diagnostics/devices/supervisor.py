@@ -24,7 +24,8 @@ from megatrain_diagnostics.devices.sample import HostSample
 
 _logger = logging.getLogger(__name__)
 DEADLINE_S = 30.0
-"""Added to the interval. NVML may take ten seconds to open if no daemon keeps the driver loaded."""
+"""Deadline for a line, in addition to the interval: without a daemon that keeps the driver loaded, NVML may take ten
+seconds to open."""
 _POLL_S = 0.5
 _PAUSE_S = 10.0
 _LONGEST_PAUSE_S = 600.0
@@ -108,7 +109,7 @@ class DeviceSupervisor:
                 if self._closed.is_set():
                     break
                 self._warn(
-                    "the program that reads devices hangs in the GPU driver and cannot be ended: reboot the host"
+                    "the program that reads devices hangs in the GPU driver and cannot be killed: reboot the host"
                 )
 
     def _listen(self, read_end: int) -> str:
@@ -116,7 +117,10 @@ class DeviceSupervisor:
         while not self._closed.is_set():
             if not select.select([read_end], [], [], _POLL_S)[0]:
                 if time.monotonic() > deadline:
-                    return f"the GPU driver has not answered for {self._deadline_s:.0f} s"
+                    return (
+                        f"the program that reads devices has printed nothing for {self._deadline_s:.0f} s; "
+                        "the GPU driver may hang"
+                    )
                 continue
             chunk = os.read(read_end, 1 << 16)
             if not chunk:

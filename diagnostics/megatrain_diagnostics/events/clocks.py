@@ -40,7 +40,7 @@ class HostClockOffsets:
         return len(self.at_ns) > 1
 
     def offsets(self, times_ns: Int64) -> Int64:
-        """Return the offset to subtract from each time. `times_ns`: of one rank, in the order of writing."""
+        """Return the offset to subtract from each time. `times_ns`: times of one rank, in the order of writing."""
         candidates = np.stack(
             [np.interp(times_ns, at, offset) for at, offset in zip(self.at_ns, self.offset_ns, strict=True)]
         ).astype(np.int64)

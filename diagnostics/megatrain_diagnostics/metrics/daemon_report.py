@@ -58,7 +58,7 @@ class DaemonReporter:
         problem: Callable[[], str],
         snapshot: Callable[[], JobSnapshot | None],
     ) -> None:
-        """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
+        """`record`: the record of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._client, self._keys, self._record = client, keys, record
         self._judge, self._statistics, self._training, self._devices = sources
         self._problem, self._snapshot = problem, snapshot

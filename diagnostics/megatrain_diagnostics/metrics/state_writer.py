@@ -55,7 +55,7 @@ class StateWriter:
         store: StoreSize,
         problem: Callable[[], str],
     ) -> None:
-        """`record`: of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
+        """`record`: the record of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._directory, self._job, self._record = directory, job, record
         self._judge, self._statistics, self._store, self._problem = judge, statistics, store, problem
         self._written: DaemonState | None = None

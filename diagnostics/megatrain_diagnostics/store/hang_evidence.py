@@ -258,7 +258,7 @@ def _reported_standing(rank_evidence: RankEvidence, *, is_after_halt: bool) -> R
         return rank_evidence.awaited if rank_evidence.awaited_group == group else 0
 
     positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in rank_evidence.positions.items()}
-    # after a halt, a dead rank may have been killed by the halt; but a halt stops (T) no process
+    # after a halt, a dead rank may have been killed by the halt; but a halt suspends no process (state T)
     state = rank_evidence.process_state if rank_evidence.process_state in _STOPPED or not is_after_halt else None
     return RankStanding(
         rank_evidence.rank,

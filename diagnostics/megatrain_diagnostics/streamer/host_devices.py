@@ -61,7 +61,7 @@ class HostDevices:
         return DevicesReading(source.newest, source.problem, dict(self._xids))
 
     def poll(self, tails: Sequence[RankTail], round_number: int, now_ns: int) -> Tables:
-        """Return the rows since the last poll. `tails`: of the newest round's ranks."""
+        """Return the rows since the last poll. `tails`: the tails of the newest round's ranks."""
         source = self._source
         if source is None:
             return []

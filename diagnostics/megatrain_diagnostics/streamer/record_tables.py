@@ -53,7 +53,7 @@ def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
 
 
 def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
-    """Return the mask of the spans to stream in normal operation: those of full steps, and rare operations.
+    """Return the mask of the spans to stream in normal operation: spans of full steps, and rare operations.
 
     The gathers that a full step's forward waits for were started after the optimizer in the step before it, so these
     are included.

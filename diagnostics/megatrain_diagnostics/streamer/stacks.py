@@ -58,7 +58,8 @@ class ThreadStack:
 def targets_in(directory: Path, prefix: str, host: str) -> tuple[DumpTarget, ...]:
     """Return the ranks of the newest round that have a black box in a directory.
 
-    Empty `prefix`: of any job; empty `host`: of any host. Files that are not black boxes are skipped.
+    With an empty `prefix`, boxes of any job count; with an empty `host`, boxes of any host. Files that are not black
+    boxes are skipped.
     """
     found = []
     for path in own_box_paths(directory):

@@ -55,7 +55,7 @@ test("a slice must match all words and numbers of a search", () => {
   assert.deepEqual(find("gc r5"), [4]);
 });
 
-test("lines of a rank are adjacent, with an ideal below its line", () => {
+test("lines of a rank are adjacent, and the ideal times of a line are below it", () => {
   const shown = picture();
   const ideal: IdealPicture = {
     problem: "", idealS: 1, notes: [], begin: new Float64Array(5), length: Float64Array.of(-1, 5, -1, -1, -1),
@@ -126,7 +126,7 @@ test("a slice narrower than a pixel is drawn, and of several in one pixel the on
   assert.deepEqual(row, [4, 4, 4, 4, 4, 4, 4, 201, 4, 4]);
 });
 
-test("ideals are drawn at their times, and slices without an ideal are not", () => {
+test("slices are drawn at their ideal times, and slices without one are not", () => {
   const { row } = strip(picture(), 0, 3, 0, 40, 40, {
     begin: Float64Array.of(30, 2, 0, 0, 0), length: Float64Array.of(4, 1, -1, -1, -1),
   });

@@ -161,9 +161,7 @@ class Watch:
         if self._is_over:
             return
         if not self._problem:
-            _logger.warning(
-                "watch of %s failed and continues at another endpoint: %s", self.keys, reason, exc_info=mistake
-            )
+            _logger.warning("watch of %s failed and will be opened again: %s", self.keys, reason, exc_info=mistake)
         self._problem = reason
         self._pause()
 

@@ -165,7 +165,7 @@ class EtcdJob:
                 event = watch.next(min(_POLL_S, max(0.01, deadline_s - time.monotonic())))
             except CoordinationError as error:
                 job = self._keys.job
-                _logger.warning("job %s cannot be watched, it is read every %g s: %s", job, self._max_pause_s, error)
+                _logger.warning("job %s cannot be watched; it is read every %g s: %s", job, self._max_pause_s, error)
                 self._drop_watch()
                 return
             if event is not None:

@@ -1,6 +1,6 @@
 """`megatrain status [JOB]`: whether the job is healthy; if not, what is wrong, where, since when, and what was done.
 
-The command always shows a state: if etcd does not answer, that in the run directory, within two seconds.
+If etcd does not answer, the command shows the state that the run directory has, within two seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CALL_S = 1.0
 
 
 class StatusCode(IntEnum):
-    """Exit codes of `megatrain status`, one for each kind of answer. If etcd does not answer: that of ExitCode."""
+    """Exit codes of `megatrain status`, one for each kind of answer. UNREACHABLE is equal to ExitCode.COORDINATION."""
 
     GREEN = 0
     AMBER = 3

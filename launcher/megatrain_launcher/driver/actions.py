@@ -17,7 +17,7 @@ class HaltRound:
 
 @dataclass(frozen=True, slots=True)
 class WriteRound:
-    """`vanished`: hosts without a lease, after their deadlines. If one registers again first, the write fails."""
+    """`vanished`: hosts that count as gone (see `Stopping`). The write fails if one of them has registered again."""
 
     round: Round
     vanished: tuple[str, ...] = ()

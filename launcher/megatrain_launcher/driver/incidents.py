@@ -176,7 +176,7 @@ def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> 
 
 
 def _receipts_of(state: ClusterState, incident: Incident) -> tuple[Receipt, ...]:
-    """Return all receipts of an incident: those in the receivers' records, else those that the incident has."""
+    """Return all receipts of an incident, by receiver: from the receiver's record, else from the incident."""
     current = {name: record.receipts.get(incident.topic, ()) for name, record in state.receivers.items()}
     kept = (receipt for receipt in incident.receipts if not current.get(receipt.receiver))
     new = (receipt for receipts in current.values() for receipt in receipts)

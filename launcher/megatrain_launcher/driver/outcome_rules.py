@@ -32,7 +32,7 @@ _MAX_HOSTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome of a verdict; `kind` None: undecided. `is_stopping`: stop the job, it has rolled back too often."""
+    """The outcome of a verdict; `kind` None: undecided. `is_stopping`: the job stops after too many rollbacks."""
 
     kind: OutcomeKind | None
     reason: str

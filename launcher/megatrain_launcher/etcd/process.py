@@ -68,7 +68,8 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
 
 
 class EtcdProcess:
-    """Runs an etcd as a context: for `credentials` only, on a unix socket, or with `tls` on an IP `address`.
+    """A context in which an etcd runs that accepts `credentials` only: on a unix socket, or with `tls` on an IP
+    `address`.
 
     `directory`: for data and log; created if it does not exist. `tls`: where a new certificate for the address and its
     key are written. Raises on entering: ConfigError when there is no etcd program, another user could have written in
@@ -350,7 +351,7 @@ class EtcdProcess:
                     raise
 
     def _start_and_wait(self, command: Sequence[str], settings: EtcdSettings) -> None:
-        """Start etcd by this command and wait until it serves. Raises: CoordinationError; then no process is left."""
+        """Start etcd with this command and wait until it serves. Raises: CoordinationError; then no process is left."""
         log_size = self.log.stat().st_size if self.log.exists() else 0
         self._command = command
         (self._endpoint,) = settings.endpoints

@@ -53,7 +53,7 @@ def find_lost_launch(record: JobRecord, run: RunDirectory, boxes: Path | None, h
 def lost_launch_of(
     record: JobRecord, signs: list[ActivitySign], now: float, booted: float | None, host: str
 ) -> LostLaunch:
-    """Return the traces that follow from signs of life. `booted`: when this machine, that of `host`, was started."""
+    """Return the traces that follow from signs of life. `booted`: when this machine, which is `host`, was started."""
     own = [sign for sign in signs if record.created_unix_s <= sign.unix_s <= now] or signs[:1]
     last = max(own, key=lambda sign: sign.unix_s)
     # the progress: the slowest rank among the signs within a minute of the newest one

@@ -16,7 +16,7 @@ from megatrain_launcher.health.history import HealthHistory
 NAMES = ("network", "infiniband")
 DEADLINE_S = 5.0
 FLAPS = 4
-"""The carrier changes since the last check that count as flapping."""
+"""A link that changed its carrier this often since the last check is flapping."""
 
 
 def check_network(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
@@ -68,10 +68,10 @@ def _judged(
         downs_before = seen.get(f"link_downs/{name}/{link.name}")
         outcome = CheckOutcome.FAILED if is_needed or link.name == chosen else CheckOutcome.WARNING
         if was_up and not link.is_up:
-            problems.append((outcome, f"{link.name} is {link.state}, it was up before"))
+            problems.append((outcome, f"{link.name} is {link.state}; it was up before"))
         elif link.is_up and speed_before and link.speed_mbps and link.speed_mbps < speed_before:
             problems.append(
-                (outcome, f"{link.name} runs at {_speed(link.speed_mbps)}, before at {_speed(speed_before)}")
+                (outcome, f"{link.name} runs at {_speed(link.speed_mbps)}, down from {_speed(speed_before)}")
             )
         elif link.is_up:
             remembered[f"link_up/{name}/{link.name}"] = 1.0

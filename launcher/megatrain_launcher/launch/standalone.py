@@ -43,7 +43,7 @@ def run_standalone(
     report: Callable[[str], None],
     on_job_over: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt when it was ended by force."""
+    """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt after a second Ctrl-C."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
     environment = without_password(environment)  # the password of another etcd
     # in this order: a launch that does not get the lock of the directory must not clean it up

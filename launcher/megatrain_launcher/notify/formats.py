@@ -106,7 +106,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
 def alertmanager_alerts(message: Message) -> list[dict[str, Any]]:
     """Return the alerts of a POST to /api/v2/alerts.
 
-    The labels of a topic stay the same as long as its level does. The alert with the former level is ended.
+    The labels of a topic stay the same as long as its level does. The alert with the former level is resolved.
     """
     return [_alert(message, topic) for topic in (*message.topics, *message.outdated)]
 

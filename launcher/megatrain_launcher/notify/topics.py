@@ -269,7 +269,7 @@ _GONE_TEXTS = {
 
 
 def gone_topic(name: str, mark: str, now_s: float) -> Topic:
-    """Return the end of a topic that no longer exists. `mark`: of the last message about it."""
+    """Return the end of a topic that no longer exists. `mark`: the mark of the last message about it."""
     kind, _, rest = name.partition("/")
     event = Event(kind) if kind in set(Event) else Event.HEALTH
     level = mark.partition(":")[2]

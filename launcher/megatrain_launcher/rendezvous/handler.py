@@ -226,10 +226,10 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _explain(self, view: View, problem: str) -> str:
         waiting = sorted(host for host in view.records if view.is_waiting(host))
         stopping = still_stopping(view)
-        stopping_text = f"; {', '.join(stopping)} stops its workers" if stopping else ""
+        stopping_text = f"; workers still stop on {', '.join(stopping)}" if stopping else ""
         return (
             f"--rdzv-id={self._settings.run_id}: no round of --nnodes={self._settings.host_range} hosts was formed "
-            f"within {self._settings.join_timeout_s:g} s: {', '.join(waiting) or 'no host'} waits{stopping_text}"
+            f"within {self._settings.join_timeout_s:g} s: waiting: {', '.join(waiting) or 'no host'}{stopping_text}"
             f"{'; ' + problem if problem else ''}. Start the missing agents, or lower --nnodes"
         )
 

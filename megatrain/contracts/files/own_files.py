@@ -54,7 +54,7 @@ def check_own_directory(path: Path) -> None:
 
 
 def open_own_file(path: Path, flags: int, owners: Collection[int] = ()) -> int:
-    """Open a regular file of one of `owners` (empty: of this process's user), and return its descriptor.
+    """Open a regular file of one of `owners` (empty: this process's user), and return its descriptor.
 
     Never blocks, not even on a FIFO. Raises: NotOwnError for another user's file, for a link, and for anything that is
     not a regular file; OSError.

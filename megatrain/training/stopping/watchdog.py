@@ -1,4 +1,4 @@
-"""How a worker stops: a signal makes it save at a step on which all ranks agree; a watchdog kills it if none comes.
+"""Stops a worker: after a signal it saves at a step on which all ranks agree; a watchdog kills it when time is up.
 
 A rank that waits in a collective, or in C code that holds the interpreter lock, never runs a Python signal handler. So
 the watchdog is a child process, forked while the worker is still small. CPython's own C-level handler writes the number
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """The worker's handle of its watchdog process, created by `start_watchdog`."""
+    """The worker's handle to its watchdog process, created by `start_watchdog`."""
 
     def __init__(self, pid: int, pipe_fd: int) -> None:
         self.pid = pid
@@ -40,7 +40,7 @@ class Watchdog:
         """Let the grace period begin `seconds` from now at the earliest, for a signal that has arrived or will arrive.
 
         The worker calls it with the timeout before a save or an evaluation, and with 0 after it. Each call replaces the
-        last.
+        previous one.
         """
         self._send(EXTEND, seconds)
 
@@ -95,7 +95,7 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
     """Fork the process that kills this process after a stop signal, unless this process ends before.
 
     The kill comes `grace_s` after the signal. If the median step in the black box that the watchdog follows is longer
-    than two thirds of that, the kill comes after twice that step.
+    than two thirds of `grace_s`, the kill comes after twice that step.
     Must be called in the main thread before torch is imported, so that the child stays small, and no lock of a library
     is copied.
     The watchdog sees the signals that have a Python handler: see StopSignals. `rank` is for the message; None means

@@ -52,15 +52,14 @@ def events(*readings: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
         (
             Cause.COMPUTE, [(1100, GPU), (1150, GPU), (1200, HOT), (1250, HOT), (1300, HOT)],
             (
-                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz since step 1200 (reported from "
-                "a drop of 5 % on),"
-                " hardware thermal slowdown, 91 C (it slows down at 89 C)"
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz since step 1200 (reported if "
+                "it drops by 5 % or more), hardware thermal slowdown, 91 C (it slows down at 89 C)"
             ),
         ),
         (
             Cause.COMPUTE, [(1210, HOT), (1250, HOT)],
             (
-                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz (reported from a drop of 5 % on), "
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz (reported if it drops by 5 % or more), "
                 "hardware thermal slowdown, 91 C (it slows down at 89 C)"
             ),
         ),

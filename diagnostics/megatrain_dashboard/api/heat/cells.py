@@ -75,7 +75,7 @@ class HeatCellReader:
         return cells
 
     def read_around(self, roster: Roster, query: HeatQuery, first: int, last: int) -> HeatCells:
-        """Return cells that include some steps: those of a cached picture, or else of these steps only.
+        """Return cells that include some steps: the cells of a cached picture, or else cells of these steps only.
 
         Raises: DataError; TooManyCellsError.
         """

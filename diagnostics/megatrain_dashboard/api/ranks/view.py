@@ -37,7 +37,7 @@ _MAX_CLUSTER_FRAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class RankInputs:
-    """The data of one rank. `spans`: of its newest recorded step. `standing`: its position in a hang."""
+    """The data of one rank. `spans`: the spans of its newest recorded step. `standing`: its position in a hang."""
 
     rank: int
     roster: Roster

@@ -71,7 +71,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
 
 def names_of(source: JobSource, incident: Incident | None) -> Names:
-    """Return the names for commands; with an incident, those of its first culprit if it has one."""
+    """Return the names for commands; with an incident that has culprits, the names of its first culprit."""
     run = source.run.root.resolve()
     etcd = "" if (run / ENDPOINT_FILE).exists() else source.etcd_endpoints
     if incident is None:

@@ -56,7 +56,7 @@ class StragglersDocument(Document):
 
 
 class PartDocument(Document):
-    """A part of the job; `slowdown`: that of a job in which everything except this part is ideal."""
+    """A part of the job; `slowdown`: the slowdown of a job in which everything except this part is ideal."""
 
     name: str
     slowdown: float

@@ -66,7 +66,7 @@ class SharedEtcd:
         self._jobs: dict[str, PolledJob] = {}
 
     def poll_all(self) -> tuple[dict[EtcdAccess, EtcdPoll], str]:
-        """Return all jobs and an empty text. If etcd does not list its jobs: those of the last list, and the reason."""
+        """Return all jobs and an empty text; if etcd does not list its jobs, the last known jobs and the reason."""
         where = names_text([str(endpoint) for endpoint in self._settings.endpoints])
         try:
             names = list_jobs(self._client)

@@ -75,8 +75,8 @@ class SpanPlaces:
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
     """Return the operations of the steps that were recorded in full, and the job's shape.
 
-    spans: of the roster's round, with times by one clock. Raises: DataError if no step was recorded in full, and for a
-    V-shaped schedule.
+    spans: the spans of the roster's round, with times by one clock. Raises: DataError if no step was recorded in full,
+    and for a V-shaped schedule.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
     rows = _reduced_over_cells(_one_after_the_other(rows, bounds), cells.width)

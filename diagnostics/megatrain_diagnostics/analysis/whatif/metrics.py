@@ -24,7 +24,7 @@ from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, ranks
 WORST_WORKERS = 0.03
 """Fraction of the workers that are ideal for M_W."""
 DECOMPOSED_FROM = 1.03
-"""Parts of a smaller slowdown are not reported, as in the public tool."""
+"""A smaller slowdown is not decomposed into parts, as in the public tool."""
 FIRST_OPERATION = "first-op"
 """The first operation of a stage's step. Gaps before it are a separate class: they are due to the data loader."""
 

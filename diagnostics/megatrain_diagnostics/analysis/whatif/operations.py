@@ -19,7 +19,7 @@ PUBLIC_NAMES = {"num_chunks": "vpp_size"}
 
 
 def ranks_per_row(world_size: int, num_cells: int) -> int:
-    """Return how many ranks are combined to a row: those of a stage that compute the same samples together.
+    """Return how many ranks are combined into a row: the ranks of a stage that compute the same samples together.
 
     num_cells: the pairs of a data-parallel rank and a stage.
     """
