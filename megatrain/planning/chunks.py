@@ -29,7 +29,7 @@ from megatrain.planning.footprint import (
     HostCopies,
     MeasuredChunk,
     measure,
-    standing_tensors,
+    parameter_tensors,
     tensors_of,
 )
 from megatrain.telemetry.step_summary import OperationTotals
@@ -87,7 +87,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     copies = ImmediateCopies() if kind.type == "cpu" else host
     built = build_chunks(config, mesh, _META, copies, kind)
     micro = planned_micro_batch(config, tp)
-    standing = [x for chunk in built for x in standing_tensors(chunk)]  # a tied head uses another chunk's embedding
+    existing = [x for chunk in built for x in parameter_tensors(chunk)]  # a tied head uses another chunk's embedding
     measured: dict[tuple[object, ...], tuple[MeasuredChunk, int]] = {}
     for chunk in built:
         key = _kind(config, chunk.meta.part)
@@ -97,7 +97,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 chunk,
                 micro,
                 hidden_shape(config, tp.size),
-                standing,
+                existing,
                 host.memory,
                 is_split=config.parallel.schedule_kind.splits_backward,
                 is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout) > 1,

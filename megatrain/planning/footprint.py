@@ -86,7 +86,7 @@ def measure(
     chunk: BuiltChunk,
     micro: PipelineInput,
     hidden_shape: Sequence[int],
-    standing: Sequence[Tensor],
+    existing: Sequence[Tensor],
     host: PeakTensorBytes,
     *,
     is_split: bool,
@@ -95,12 +95,12 @@ def measure(
 ) -> MeasuredChunk:
     """Run `chunk`, which is on meta, and count its memory.
 
-    micro: a micro-batch, also on meta. standing: tensors that already exist, which are not counted. host: counts
+    micro: a micro-batch, also on meta. existing: tensors that already exist, which are not counted. host: counts
     offloaded tensors. is_split: wgrads are deferred. is_added: gradients are added to those of earlier micro-batches.
     is_by_bucket: buckets are reduced as soon as they are complete.
     """
     chunk.meta.module.train()
-    with PeakTensorBytes(on_meta=True).include(standing, tensors_of(micro)) as memory:
+    with PeakTensorBytes(on_meta=True).include(existing, tensors_of(micro)) as memory:
         run = _ChunkRun(chunk, micro, hidden_shape, memory, is_split=is_split, is_added=is_added)
         start = memory.live_bytes
         first = run.forward()
@@ -132,7 +132,7 @@ def measure(
     )
 
 
-def standing_tensors(chunk: BuiltChunk) -> list[Tensor]:
+def parameter_tensors(chunk: BuiltChunk) -> list[Tensor]:
     """Return the tensors of the chunk's parameters and of their gradients."""
     chunk.data_parallel.before_backward()
     buckets = chunk.data_parallel.buckets

@@ -42,8 +42,8 @@ def plan_update(config: Config, mesh: Mesh, chunks: Sequence[PlannedChunk]) -> P
     with PeakTensorBytes(on_meta=True).include(shards) as memory:  # the gradients, which exist already
         for exchange in exchanges:
             exchange.orthogonalize_(shards, lambda _: 1.0)
-    standing = sum(shard.nbytes for shard in shards)
+    existing = sum(shard.nbytes for shard in shards)
     sent: Counter[str] = Counter()
     for exchange in exchanges:
         sent.update(exchange.bytes_sent)
-    return PlannedUpdate(memory.peak_bytes - standing, sent)
+    return PlannedUpdate(memory.peak_bytes - existing, sent)

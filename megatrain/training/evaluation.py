@@ -49,7 +49,7 @@ class Evaluation:
         return self.loss_sum / math.log(2.0) / self.text_bytes if self.text_bytes else None
 
 
-def together(evaluations: Sequence[Evaluation]) -> Evaluation:
+def combined(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Return the evaluation of all tokens of several sets: each token counts the same."""
     sizes = [evaluation.text_bytes for evaluation in evaluations if evaluation.text_bytes]
     return Evaluation(
@@ -133,7 +133,7 @@ class Evaluations:
         started = perf_counter()
         with self._phases.enter(Phase.EVALUATION, config.runtime.evaluation_timeout_s, Operation.EVALUATION):
             found = evaluate(self._rank_model, self._sets)
-        total = together(found)
+        total = combined(found)
         report = EvaluationReport(
             step=step,
             loss=total.loss,

@@ -35,7 +35,7 @@ class HostBoxes:
         self._tails: list[RankTail] = []
         self.num_lost = 0
         """Records of removed boxes that were overwritten before they were read."""
-        self.num_nonsense = 0
+        self.num_invalid = 0
 
     @property
     def tails(self) -> tuple[RankTail, ...]:
@@ -118,7 +118,7 @@ class HostBoxes:
 
     def _release(self, tail: RankTail) -> None:
         self.num_lost += tail.num_lost
-        self.num_nonsense += tail.num_nonsense
+        self.num_invalid += tail.num_invalid
         self._tails.remove(tail)
         tail.close()
 

@@ -45,11 +45,11 @@ def host_reading(
     sender: SenderState,
     rows_sent: Mapping[str, int],
     num_lost: int,
-    num_nonsense: int,
+    num_invalid: int,
     num_silent: int,
     devices: DevicesReading | None = None,
 ) -> HostReading:
-    """Return the reading of the host; `num_lost` and `num_nonsense` count records, the other drops count rows."""
+    """Return the reading of the host; `num_lost` and `num_invalid` count records, the other drops count rows."""
     steps = [rank.step_s for rank in ranks if rank.step_s is not None]
     return HostReading(
         job=job,
@@ -60,7 +60,7 @@ def host_reading(
         rows_sent=dict(rows_sent),
         rows_dropped={
             "overwritten": num_lost,
-            "nonsense": num_nonsense,
+            "invalid": num_invalid,
             "spool-full": sender.outbox.dropped_rows,
         },
         spool_bytes=sender.outbox.spooled_bytes,

@@ -53,9 +53,9 @@ class RankTail:
         self._reader = BlackBoxReader(path)
         self._clock = clock
         self.identity = self._reader.identity
-        if nonsense := _nonsense(self._reader):
+        if excess := _excess(self._reader):
             self._reader.close()
-            raise DataError(f"{path}: invalid header: {nonsense}; the value is too large for a job")
+            raise DataError(f"{path}: invalid header: {excess}; the value is too large for a job")
         self._period = 1
         self._source = RecordSource(self.identity.round, self.identity.rank, clock.offset_ns)
         self._ring = RingTail(self._reader)
@@ -67,7 +67,7 @@ class RankTail:
         """Totals of the last completed step that was seen."""
         self.num_lost = 0
         """Records that were overwritten in the ring before they were read."""
-        self.num_nonsense = 0
+        self.num_invalid = 0
 
     @property
     def name(self) -> str:
@@ -107,8 +107,8 @@ class RankTail:
         return found + self._rows(polled.ended) if len(polled.ended) else found
 
     def _rows(self, ended: Records) -> Tables:
-        spans, totals, values, num_nonsense = kinds_of(ended)
-        self.num_nonsense += num_nonsense
+        spans, totals, values, num_invalid = kinds_of(ended)
+        self.num_invalid += num_invalid
         control = self._reader.control()
         self._period = self._period if control is None else min(control.sample_period, _MAX_INT32)
         chosen = spans[is_sampled(spans, self._period)]
@@ -167,7 +167,7 @@ class RankTail:
         )
 
 
-def _nonsense(reader: BlackBoxReader) -> str:
+def _excess(reader: BlackBoxReader) -> str:
     """Return the part of a header that does not fit in the columns of a table; empty if the header is valid."""
     identity, at_ns = reader.identity, reader.clock.monotonic_ns
     most = max(identity.round, identity.layout.world_size)  # no rank and no size of an axis exceeds it

@@ -162,7 +162,7 @@ class Streamer:
             self._sender.state(),
             self._batcher.num_sent,
             boxes.num_lost + sum(tail.num_lost for tail in boxes.tails),
-            boxes.num_nonsense + sum(tail.num_nonsense for tail in boxes.tails),
+            boxes.num_invalid + sum(tail.num_invalid for tail in boxes.tails),
             len(self._silent),
             self._devices.reading,
         )

@@ -52,13 +52,13 @@ class Spool:
     def write(self, content: pa.Buffer, table: str, number: int, num_rows: int, made_unix_ns: int) -> Path:
         """Write a batch atomically; return the path."""
         path = self.directory / f"{max(0, made_unix_ns):020d}-{number:012d}-{num_rows}.{table}.arrow"
-        half = path.with_name(temporary_name(path.name))
+        temporary = path.with_name(temporary_name(path.name))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)  # the directory may have been removed
-            half.write_bytes(content)
-            half.rename(path)
+            temporary.write_bytes(content)
+            temporary.rename(path)
         except OSError:
-            half.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         return path
 

@@ -74,7 +74,7 @@ class Watch:
         self._num_refusals = 0
         self._problem = ""
         self._confirmed_at: float | None = None
-        self._standing: Endpoint | None = None
+        self._caught_up: Endpoint | None = None
         """The member whose stream is open and has delivered all events so far."""
         self._thread = threading.Thread(target=self._run, name=f"etcd watch {shown(keys.start)}", daemon=True)
         self._thread.start()
@@ -90,10 +90,10 @@ class Watch:
 
         While a stream is open, each call that proves its member to be up to date is such a time.
         """
-        confirmed_at, standing = self._confirmed_at, self._standing
-        if confirmed_at is None or standing is None:
+        confirmed_at, member = self._confirmed_at, self._caught_up
+        if confirmed_at is None or member is None:
             return confirmed_at
-        return max(confirmed_at, self._gateway.proven_at(standing))
+        return max(confirmed_at, self._gateway.proven_at(member))
 
     @property
     def is_open(self) -> bool:
@@ -152,16 +152,16 @@ class Watch:
                 self._queue.close(error)
                 return
             except CoordinationError as error:
-                self._rest(str(error))
+                self._back_off(str(error))
             except Exception as error:  # noqa: BLE001 -- a bug is reported, and does not end the watch
-                self._rest(f"{type(error).__name__}: {error}", mistake=error)
+                self._back_off(f"{type(error).__name__}: {error}", bug=error)
         self._queue.close()
 
-    def _rest(self, reason: str, mistake: Exception | None = None) -> None:
+    def _back_off(self, reason: str, bug: Exception | None = None) -> None:
         if self._is_over:
             return
         if not self._problem:
-            _logger.warning("watch of %s failed and will be opened again: %s", self.keys, reason, exc_info=mistake)
+            _logger.warning("watch of %s failed and will be opened again: %s", self.keys, reason, exc_info=bug)
         self._problem = reason
         self._pause()
 
@@ -200,7 +200,7 @@ class Watch:
                     self._gateway.record_failure(endpoint, f"a watch ended: {error}", is_alive=True)
                 raise CoordinationError(f"{what} at {endpoint}: {error}", endpoints=(str(endpoint),)) from error
             finally:
-                self._confirmed_at, self._standing = self.confirmed_at, None
+                self._confirmed_at, self._caught_up = self.confirmed_at, None
                 with self._lock:
                     self._stream = None
 
@@ -208,7 +208,7 @@ class Watch:
         opened_at = confirmed_at = proven_at = time.monotonic()
         while not self._is_over:
             wake_at = proven_at + self._limits.silence_s
-            if self._standing is None:
+            if self._caught_up is None:
                 wake_at = min(wake_at, opened_at + _SETTLED_S)
             message = stream.next(max(wake_at - time.monotonic(), _SHORTEST_WAIT_S))
             if message is not None:
@@ -218,7 +218,7 @@ class Watch:
                 proven_at = confirmed_at if has_events else proven_at
             elif time.monotonic() - confirmed_at >= self._limits.renew_s:
                 return
-            elif self._standing is None and time.monotonic() - opened_at >= _SETTLED_S:
+            elif self._caught_up is None and time.monotonic() - opened_at >= _SETTLED_S:
                 self._record_confirmation(endpoint)
             proven_at = max(proven_at, self._gateway.proven_at(endpoint))
             if time.monotonic() - proven_at >= self._limits.silence_s:
@@ -244,7 +244,7 @@ class Watch:
         newest = header_revision(message)
         _check_history(self._next_revision, newest)
         changes = [read_change(raw, self.keys, newest) for raw in list_field(message, "events")]
-        if changes or self._standing is None:
+        if changes or self._caught_up is None:
             self._record_confirmation(endpoint)
         if not changes:
             # a progress notification: all events up to this revision have been sent
@@ -256,7 +256,7 @@ class Watch:
 
     def _record_confirmation(self, endpoint: Endpoint) -> None:
         self._num_failures = self._num_refusals = 0
-        self._confirmed_at, self._standing = time.monotonic(), endpoint
+        self._confirmed_at, self._caught_up = time.monotonic(), endpoint
         if self._problem:
             self._problem = ""
             _logger.info("watch of %s continues at %s", self.keys, endpoint)

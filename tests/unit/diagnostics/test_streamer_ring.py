@@ -276,5 +276,5 @@ def test_impossible_records_are_left_out_and_counted(open_box: OpenBox) -> None:
     assert found[Spans].sequence.tolist() == [5]
     assert isinstance(found[Values], Values)
     assert np.isnan(found[Values].value).tolist() == [True], "no number is news, not nonsense"
-    assert tail.num_nonsense == 3
+    assert tail.num_invalid == 3
     tail.close()

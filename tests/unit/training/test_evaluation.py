@@ -18,7 +18,7 @@ from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.model import TokenContext, Transformer
-from megatrain.training.evaluation import Evaluation, evaluate, together
+from megatrain.training.evaluation import Evaluation, combined, evaluate
 from megatrain.training.rank_model import RankModel
 from megatrain.training.training_data import open_validation
 from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
@@ -154,10 +154,10 @@ def test_sets_together_have_the_numbers_of_each_alone(num_samples: int, tmp_path
     assert found == [evaluate(rank_model, [one])[0] for one in sets]
     assert [(one.name, one.num_samples) for one in sets] == [("40 tokens", num_samples or 5), ("11 tokens", 2)]
     assert [one.num_tokens for one in found] == [8 * num_samples or 39, 10]
-    total = together(found)
+    total = combined(found)
     assert total.num_tokens == sum(one.num_tokens for one in found)
     assert total.loss == sum(one.loss * one.num_tokens for one in found) / total.num_tokens
-    assert together(found[:1]) == found[0]
+    assert combined(found[:1]) == found[0]
     # the size of one text is not known
     assert [one.bits_per_byte is None for one in (*found, total)] == [num_samples > 0, True, True]
 
