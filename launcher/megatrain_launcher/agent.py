@@ -58,7 +58,7 @@ class _RunningRound:
     pids: dict[int, int] = field(default_factory=dict)
     """By local rank."""
     exit_codes: dict[int, int] = field(default_factory=dict)
-    """Of the workers that exited by themselves, by local rank."""
+    """By local rank, for workers that exited by themselves."""
     first_failure_at: float | None = None
     has_cause: bool = False
     """Whether one of the failures here is a cause, not a consequence of another worker's failure."""

@@ -128,7 +128,7 @@ def orders_lost_within_s(lease_ttl_s: float) -> float:
 def unfit_after_s(lease_ttl_s: float) -> float:
     """Return after how many seconds without orders a host that has its lease reports that it is not fit.
 
-    An outage of etcd cannot be the reason: one that lasts this long also costs the host its lease.
+    An outage of etcd cannot be the reason: after an outage of this length the host has no lease either.
     """
     return orders_lost_after_s(lease_ttl_s) + _PROOFS_S
 

@@ -34,7 +34,7 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.run_files.run_directory import RunDirectory
 
 _NUM_EXAMINED = 3
-"""How many of a branch's newest checkpoints are examined: the one that is being written is among them."""
+"""How many of a branch's newest checkpoints are examined. The checkpoint in progress is always among them."""
 
 
 @dataclass(frozen=True, slots=True)

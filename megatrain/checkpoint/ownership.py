@@ -1,10 +1,10 @@
 """Decides which of several ranks with the same state writes it. A pure function: every rank computes the same result.
 
-State that several ranks hold, by their placements, is written by only one of them: of the tp ranks (norms, biases), of
-the ranks that share a key-value head, of the first and the last stage (a tied embedding), or of all ranks of a stage
-(FP8 scales). Each shard goes to the holder with the fewest bytes to write so far. A rank's slot has all state of the
-rank, because after a crash of the workers the rank resumes from its slot alone. The first part of the slot's contents,
-the shards that the rank writes, goes into its data file.
+Placements show which ranks hold the same state: the tp ranks (norms, biases), the ranks that share a key-value head,
+the first and the last stage (a tied embedding), or all ranks of a stage (FP8 scales). Only one of them writes it. Each
+shard goes to the holder with the fewest bytes to write so far. A rank's slot has all state of the rank, because after a
+crash of the workers the rank resumes from its slot alone. The first part of the slot's contents, the shards that the
+rank writes, goes into its data file.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from megatrain.checkpoint_format.verifications import VERIFIED_NAME
 from megatrain.contracts.errors import CheckpointError
 
 LOCK_NAME = "LOCK"
-"""The lock file in a checkpoint.directory. The run that saves there holds it."""
+"""The lock file in a checkpoint.directory. The run that saves there holds the lock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 They replace the streams inside torch's process groups: a collective that is not asynchronous runs on the current stream
 (ProcessGroupNCCL, torch 2.8 and later). So events around it measure only the exchange, and several groups can share a
-stream. Sends and receives are an exception: torch runs them on another stream for each pair of ranks. A stream of this
-module waits for that one, so that its order and its events cover them too (ADR 0060).
+stream. Sends and receives are an exception: torch runs them on a separate stream for each pair of ranks. A stream of
+this module waits for torch's stream, so that its order and its events cover sends and receives too (ADR 0060).
 """
 
 from __future__ import annotations

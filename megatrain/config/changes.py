@@ -73,7 +73,7 @@ def training_changes(before: Config, now: Config) -> list[ChangedKey]:
     for kind in _NUMBERED_SECTIONS:
         names = {**before.sections_of(kind), **now.sections_of(kind)}
         keys += [(section, name) for section in names for name in all_options()[kind]]
-        # a numbered section that one configuration lacks counts there as one with default values
+        # a numbered section that one configuration lacks has default values in it
         defaults |= dict.fromkeys(names, section_classes()[kind]())
     sections = [{**defaults, **config.sections} for config in (before, now)]
     changes = []

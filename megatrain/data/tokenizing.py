@@ -1,9 +1,9 @@
 """Tokenize blocks of documents in several threads or processes, and return the results in the order of the blocks.
 
 An encoder that releases the interpreter lock runs in threads of this process: they share its tokenizer, and start at
-once. More than MAX_THREADS of them would wait for the lock too long, and so would other encoders, so these run in
-processes. The processes are spawned, not forked, because the tokenizers library has threads. The kernel kills them when
-this process exits for any reason.
+once. More than MAX_THREADS threads would wait for the lock too long. Then, and for other encoders, processes are used.
+They are spawned, not forked, because the tokenizers library has threads. The kernel kills them when this process exits
+for any reason.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _differentiate_finite(
     grad: Tensor, tokens: _Tokens, results: _Results, mask: Tensor | None, scale: float | None
 ) -> _Tokens:
     """Return the gradients of a segment. They are NaN for a query of which a number is not finite, and for all keys
-    that it sees; other tokens get nothing of it."""
+    that it sees, but not for other tokens."""
     if mask is None:
         return _differentiate(grad, tokens, results, mask, scale)
     is_bad_key_BGK = _has_nonfinite(tokens.k, tokens.v)

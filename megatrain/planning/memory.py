@@ -173,6 +173,6 @@ def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
 def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:
     """Return the most bytes besides all gradients in transfer, while one bucket's reduction after another ends.
 
-    beside: for each bucket, the additional bytes while its reduction ends. travelling: the bytes that it then frees.
+    beside: for each bucket, the additional bytes while its reduction ends. travelling: the bytes that are freed then.
     """
     return max(now - ended for now, ended in zip(beside, accumulate(travelling, initial=0), strict=False))

@@ -108,8 +108,8 @@ def _lower_stage(
     # chunk's first forward
     gather_before = {chunk: gathers[following] for chunk, following in pairwise(chunks[1:])}
     actions: list[Action] = [gathers[chunk] for chunk in chunks[:2]]
-    # receives[i] is the input of compute i: each is posted `receives_ahead` computes before that, so that the message
-    # travels during a compute
+    # receives[i] is the input of compute i: it is posted `receives_ahead` computes before, so that the message
+    # is in transfer during a compute
     actions += (receive for receive in receives[:receives_ahead] if receive is not None)
     for slot, compute in enumerate(order):
         due = slot + receives_ahead

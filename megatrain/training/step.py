@@ -99,7 +99,7 @@ def train_step(
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
-    rank_model.advance_fp8_scales()  # before the parameters' gathers: its collective would queue behind them
+    rank_model.advance_fp8_scales()  # before the gathers of parameters, because this collective would queue behind them
     if not is_skipped:
         with recorder.span(Operation.OPTIMIZER):
             rank_model.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))

@@ -102,9 +102,10 @@ class SeriesBuilder:
         return self._next_step
 
     def begin(self, round_number: int, num_ranks: int, first_step: int) -> None:
-        """Continue with a round from a step on.
+        """Continue with a round that begins at a step.
 
-        `num_ranks`: the number of ranks whose rows are used. If it is one, its rows need no confirmation by others.
+        `num_ranks`: the number of ranks whose rows are used. With one rank, its rows need no confirmation by other
+        ranks.
         """
         self._round, self._next_step, self._has_entered = round_number, first_step, False
         self._num_needed = min(2, num_ranks)

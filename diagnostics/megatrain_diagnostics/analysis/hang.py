@@ -2,7 +2,7 @@
 
 The rule is that of megatrain_job.failures.hang, which the driver uses too. Here its input comes from spans, black boxes
 or Flight Recorder dumps, and its result is reported with hosts and coordinates. Spans, unlike black boxes, do not show
-which of several open exchanges a rank waits for; so for spans it is also used which ranks are computing.
+which of several open exchanges a rank waits for; so with spans the rule also uses which ranks are computing.
 Source: MegaScale sec. 5.2 and fig. 8.
 """
 

@@ -5,8 +5,8 @@ first day as on the thirtieth. An analysis of a finished job feeds the same clas
 
 The straggler score is one number per rank and per host, the same on the page, in metrics, verdicts and commands. A
 rank's score is how far its own compute is above its peers over the newest compared steps, in spreads (`candidates`).
-For a rank that is slow by its data or its garbage collection, it is the score of that finding where that is greater. A
-host's score is the greatest of its ranks; where a finding names the host, the greatest of the named ranks. No score is
+If a finding says that a rank is slow because of its data or its garbage collection, the score of the finding is used if
+it is greater. A host's score is the greatest score of its ranks, or of the ranks that a finding names. No score is
 below 0.
 """
 
@@ -55,7 +55,7 @@ class LiveDetection:
         self.num_left_out = 0
         self.num_compared = 0
         self.correlations: Floats | None = None
-        """From whole spans, where they were read: see workload.pass_correlations."""
+        """Result of workload.pass_correlations, from whole spans; None if they were not read."""
         num_first = 2 * thresholds.num_steps
         self._history = StepHistory(roster.layout, max(_HISTORY_STEPS, 4 * thresholds.num_steps), num_first)
         self._num_taken = 0

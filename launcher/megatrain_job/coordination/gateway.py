@@ -43,7 +43,7 @@ _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
 _SLOW_AFTER_PART = 0.3
 """If no answer comes within this part of `attempt_s`, the attempt counts its member as frozen."""
 _SHORTEST_TRY_S = 0.05
-"""With less time left there is no try: it would only replace an informative reason by "no answer in time"."""
+"""With less time left no attempt is made: it would only replace an informative error with "no answer in time"."""
 
 
 class Gateway:

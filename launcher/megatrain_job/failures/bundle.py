@@ -18,7 +18,7 @@ from megatrain_job.failures.rule import ABORT, LINK, NOISE, TIMEOUT, Evidence
 from megatrain_job.failures.verdict import LABELS, NO_FAILURE, LabelRow, Verdict
 
 OWN_CAUSE: Final = TIMEOUT + 1
-"""From this weight on, a log describes a failure of its own rank, not waiting or a lost peer."""
+"""The least weight of a line that describes a failure of its own rank, not waiting or a lost peer."""
 
 
 @dataclass(frozen=True, slots=True)

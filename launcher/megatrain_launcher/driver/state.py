@@ -174,7 +174,7 @@ class ClusterState:
         return has_reported and status is not None and self.has_stopped(part, status.round)
 
     def gone_since(self, part: RoundHost) -> float:
-        """Return when this driver saw that a host was gone; the start of its watch if it did not see that."""
+        """Return when this driver saw that a host left; if it left earlier, the start of this driver's watch."""
         left = self.departed.get(part.host)
         if left is not None and left.record.session == part.session:
             return left.at

@@ -31,7 +31,7 @@ class Stopping:
 
     pending: tuple[RoundHost, ...]
     unreachable: Mapping[str, float]
-    """Those of the pending hosts that may be unreachable, and until when their workers may live."""
+    """Pending hosts that may be unreachable, and until when their workers may live."""
     fenced: Mapping[str, str]
     """Sessions that are not waited for, and why. No later round may name them."""
     lost: Mapping[str, str]

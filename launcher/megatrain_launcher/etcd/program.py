@@ -79,7 +79,8 @@ def base_command(program: Path, directory: Path) -> list[str]:
         program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
         "--log-outputs", "stderr",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
-        # new data counts rounds from 1, so it gets its own cluster id, which etcd derives from this and the peer URL
+        # with new data, rounds count from 1, so it gets a new cluster id: etcd derives the id from this token and the
+        # peer URL
         "--initial-cluster-token", secrets.token_hex(8),
         "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",

@@ -182,7 +182,7 @@ def counts(evidence: HangEvidence, before: HangEvidence | None) -> bool:
     """Return whether new evidence replaces the kept evidence of the round: the newest from before the halt is kept.
 
     Evidence from after the halt shows ranks that failed with their peers or were killed. It is used only if there is no
-    other, or if the other is of an earlier stall that has passed: ranks have reached later steps since.
+    evidence from before, or if that evidence shows an earlier stall: ranks have reached later steps since.
     """
     if before is None or before.round != evidence.round or not evidence.is_after_halt:
         return True

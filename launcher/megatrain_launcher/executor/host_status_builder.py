@@ -33,7 +33,7 @@ class _RoundState:
     pids: dict[int, int] = field(default_factory=dict)
     started_unix_s: float | None = None
     ends: dict[int, WorkerEnd] = field(default_factory=dict)
-    """By local rank; only of workers that exited by themselves."""
+    """By local rank, for workers that exited by themselves."""
     progress: HostProgress | None = None
     stall: Stall | None = None
     is_stopping: bool = False

@@ -24,9 +24,9 @@ _AT_ONCE = 3
 _FIRST_GAP_S = 60.0
 _MAX_GAP_S = 900.0
 _MAX_TOPICS = 20
-"""In one message."""
+"""Maximum number of topics in one message."""
 _MAX_RECEIPTS = 8
-"""For one incident: it begins, is being repaired, gets worse, is over."""
+"""Maximum number of receipts of one incident. Its messages are: begun, being repaired, worse, over."""
 _MAX_WITH_RECEIPTS = 20
 """Receipts are kept for this many of the newest incidents; those of older ones have been copied by the driver."""
 

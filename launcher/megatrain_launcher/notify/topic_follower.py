@@ -25,7 +25,7 @@ whichever is longer."""
 
 @dataclass(frozen=True, slots=True)
 class TopicSnapshot:
-    """What there was to report at one moment. `number` increases with each read."""
+    """The topics to report at one moment. `number` increases with each read."""
 
     number: int
     topics: tuple[Topic, ...]

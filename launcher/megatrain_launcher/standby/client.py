@@ -262,7 +262,7 @@ class StandbyClient:
                     self._state.changed.wait_for(lambda: self._state.is_closing, _RESTART_DELAY_S)
 
     def _run_server(self, preload: Sequence[str]) -> bool:
-        """Start a server and read its messages until it dies. Return whether it sent any, so that it was ready."""
+        """Start a server and read its messages until it dies. Return whether it was ready, which any message shows."""
         ours, its_own = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(_KILL_TIMEOUT_S), 0))
         with ours:

@@ -55,7 +55,7 @@ def _run(module: str) -> None:
 
 
 def _own_part(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the module's first frame on; all of it if the module has not begun to run."""
+    """Return the part of the traceback that begins in the module; all of it if the module has not begun to run."""
     part = traceback
     while part is not None and part.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         part = part.tb_next

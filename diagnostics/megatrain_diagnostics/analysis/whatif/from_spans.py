@@ -174,7 +174,8 @@ def _behind_its_backward(
 ) -> Ints:
     """Return starts in which no reduce-scatter begins before the end of its chunk's last backward.
 
-    Buckets may be reduced during that backward. In the model they wait for it, so only the time after it is used.
+    Buckets may be reduced during that backward. The replay model starts them after it, so only the time after it
+    counts.
     """
     chunk_line = line * cells.num_chunks + np.maximum(spans.chunk, 0)
     is_backward = np.isin(spans.operation, _BACKWARDS)

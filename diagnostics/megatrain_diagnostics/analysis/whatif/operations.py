@@ -39,7 +39,7 @@ class JobShape:
     pp_size: int = 1
     tp_size: int = 1
     dsp_size: int = 1
-    """Ranks that share the sequences of a data-parallel rank (context parallelism); they are combined to one row."""
+    """Ranks that share the sequences of a data-parallel rank (context parallelism); they are combined into one row."""
     num_chunks: int = 1
     """Chunks of a stage."""
     world_size: int = 1
