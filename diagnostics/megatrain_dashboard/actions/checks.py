@@ -80,12 +80,12 @@ def effect_of(request: ActionRequest, snapshot: JobSnapshot) -> str:
         case "checkpoint":
             return f"all ranks on {hosts} would save a checkpoint at the next step that they agree on"
         case "restart":
-            return f"the workers on {hosts} would be ended and started again from the newest state"
+            return f"the workers on {hosts} would be stopped and started again from the newest state"
         case "stop":
             return f"the job would save a checkpoint and end, on {hosts}; it would not start again by itself"
         case "evict":
             spares = _spares(snapshot)
-            return f"the round would end, {request.target} be cordoned, and a round begin without it: {spares}"
+            return f"{request.target} would be cordoned, and a new round would begin without it: {spares}"
         case "cordon":
             return f"no later round would use {request.target}; it stays in the current round"
         case "uncordon":

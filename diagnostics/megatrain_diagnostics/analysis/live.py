@@ -175,7 +175,7 @@ def _is_suspicious(window: ComparedSteps, thresholds: Thresholds) -> bool:
 
 
 def _explained_ranks(findings: Sequence[Finding]) -> list[int]:
-    """Return the ranks that are slow by their samples."""
+    """Return the ranks that are slow because of their samples."""
     return [rank for finding in findings if finding.cause is Cause.LENGTHS for rank in finding.ranks]
 
 

@@ -144,7 +144,7 @@ def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
         worst = findings[0]
         where = ", ".join(worst.hosts) or "no single host"
         more = f"; {len(findings) - 1} more below" if len(findings) > 1 else ""
-        return f"slow by its {worst.cause.value}: {where}, {worst.confidence.value} confidence{more}"
+        return f"slow because of its {worst.cause.value}: {where}, {worst.confidence.value} confidence{more}"
     if not is_enough:
         return "insufficient evidence: too few steps, or ranks without peers"
     return "no rank is slower than its peers"

@@ -85,7 +85,7 @@ def _lines(found: Communication) -> list[str]:
         ("exchanges", f"{found.num_exchanges:,}, {found.num_incomplete:,} of them without the spans of all members"),
     ]
     if found.num_hidden:
-        why = "no host that arrived before the last one waited for their end, so their duration is not known"
+        why = "no rank that came before the last one waited for the end, so the duration is not known"
         pairs.append(("overlapped", f"{found.num_hidden:,}: {why}"))
     if found.num_too_short:
         pairs.append(

@@ -90,7 +90,9 @@ class DaemonConnection:
             try:
                 answer = self._clock_answers.get(timeout=_CLOCK_S)
             except queue.Empty:
-                raise TimeoutError(f"the daemon has not answered a clock question within {_CLOCK_S:g} s") from None
+                raise TimeoutError(
+                    f"the daemon has not answered a request for its clock within {_CLOCK_S:g} s"
+                ) from None
             if answer is None:
                 raise WireError(self._problem or "the daemon has ended the stream")
             if answer.question == self._num_asked:  # skips late answers to earlier questions

@@ -157,7 +157,7 @@ def job_location(args: argparse.Namespace) -> JobLocation:
     if run is None and given_name:
         raise MissingJobLocationError(
             f"job {given_name!r}: no run directory of that name (looked for {RUNS / given_name / ENDPOINT_FILE}); "
-            "give etcd's address by --rdzv-endpoint HOST:PORT, or name the run directory"
+            "give etcd's address with --rdzv-endpoint HOST:PORT, or name the run directory"
         )
     run = run or _only_run()
     if flags != EtcdFlags():

@@ -103,7 +103,7 @@ def make_certificate(files: TlsFiles, address: str) -> None:
     except ImportError as error:
         problem = "an etcd of the job's own that other hosts reach needs the package cryptography"
         raise ConfigError(
-            [f"{problem}: pip install 'megatrain[launcher]', or name an etcd by --rdzv-endpoint=HOST:PORT"]
+            [f"{problem}: pip install 'megatrain[launcher]', or name an etcd with --rdzv-endpoint=HOST:PORT"]
         ) from error
     assert files.certificate is not None
     assert files.key is not None

@@ -105,5 +105,5 @@ def why_not_started(directory: Path, error: OSError) -> str:
     path_text = f"{error.filename}: " if error.filename else ""
     return (
         f"no etcd can be started in {directory}: {path_text}{error.strerror or error}; set job.run_directory, or name "
-        "an etcd by --rdzv-endpoint=HOST:PORT"
+        "an etcd with --rdzv-endpoint=HOST:PORT"
     )

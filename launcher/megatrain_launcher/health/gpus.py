@@ -89,7 +89,7 @@ def _without_gpus(
         return failed(NAMES[0], f"{reason}{before}{advice}"), failed(NAMES[1], f"no GPU{before}"), *rest
     if reading.error:
         return (
-            warning(NAMES[0], f"{reason}; workers would compute on the processor{advice}"),
+            warning(NAMES[0], f"{reason}; workers would compute on the CPU{advice}"),
             skipped(NAMES[1], reason),
             *rest,
         )
@@ -107,7 +107,7 @@ def _judge_driver(reading: DriverReading, kernel_module: str) -> HealthFinding:
         return failed(
             name, f"the kernel has driver {kernel_module}, the library is of version {reading.version}{_REBOOT}"
         )
-    return passed(name, f"driver {reading.version or 'of unknown version'}, asked by {reading.source}")
+    return passed(name, f"driver {reading.version or 'of unknown version'}, read with {reading.source}")
 
 
 def _judge_count(

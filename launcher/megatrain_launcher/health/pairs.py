@@ -137,7 +137,7 @@ def _bad_pairs(schedule: Sequence[Pair], found: Mapping[Pair, PairResult], max_s
         usual = median_low(times.values())
         for pair, taken_s in times.items():
             if taken_s > usual * max_slowdown and taken_s - usual > NOISE_S:
-                bad[pair] = f"all-reduce took {taken_s * 1000:.1f} ms, in other pairs {usual * 1000:.1f}"
+                bad[pair] = f"all-reduce took {taken_s * 1000:.1f} ms, but {usual * 1000:.1f} ms in other pairs"
     return {pair: bad[pair] for pair in schedule if pair in bad}
 
 
@@ -151,7 +151,9 @@ def _slow_computers(results: Sequence[PairResult], max_slowdown: float, hardware
     for host, taken_s in best.items():
         usual = median_low(value for other, value in best.items() if hardware.get(other) == hardware.get(host))
         if taken_s > usual * max_slowdown and taken_s - usual > NOISE_S:
-            slow[host] = f"a matrix multiplication took {taken_s * 1000:.1f} ms, on other hosts {usual * 1000:.1f} ms"
+            slow[host] = (
+                f"a matrix multiplication took {taken_s * 1000:.1f} ms, but {usual * 1000:.1f} ms on other hosts"
+            )
     return slow
 
 

@@ -88,7 +88,7 @@ def _judge(name: str, timings: Timings, history: HealthHistory, max_slowdown: fl
         known = "as usual" if compared else "no history yet to compare with"
         finding = passed(name, f"{state}, {known}")
     elif timings.kind == "cpu" and busy is not None and busy > BUSY_FRACTION:
-        finding = warning(name, f"{', '.join(slow)}: other programs use {busy:.0%} of the processor")
+        finding = warning(name, f"{', '.join(slow)}: other programs use {busy:.0%} of the CPU")
     else:
         finding = failed(name, f"{', '.join(slow)}; recovery.max_slowdown={max_slowdown:g}")
     return replace(finding, value=worst * 1000, unit="ms", samples=samples)

@@ -98,7 +98,7 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
             [
                 (
                     f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts find each other "
-                    "through etcd; name its members by --rdzv-endpoint=HOST:PORT, or add --standalone to have all "
+                    "through etcd; name its members with --rdzv-endpoint=HOST:PORT, or add --standalone to have all "
                     "hosts on this machine"
                 )
             ]
@@ -129,7 +129,7 @@ def _listen_address(plan: LaunchPlan) -> str:
     if not address:
         raise ConfigError(
             [(f"{name}: the other hosts cannot reach this one by that name; give --local-addr=ADDRESS, set "
-             "runtime.network_interface, or name an etcd by --rdzv-endpoint=HOST:PORT")]
+             "runtime.network_interface, or name an etcd with --rdzv-endpoint=HOST:PORT")]
         )  # fmt: skip
     return address
 

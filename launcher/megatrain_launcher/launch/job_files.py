@@ -113,7 +113,7 @@ class JobFiles:
             time.sleep(_POLL_S)
         raise CoordinationError(
             f"{self.endpoint}: the first host did not publish etcd's address ({found}; this is launch {launch_id}); "
-            "the run directory must be the same on all hosts, or name an etcd by --rdzv-endpoint=HOST:PORT"
+            "the run directory must be the same on all hosts, or name an etcd with --rdzv-endpoint=HOST:PORT"
         )
 
     @contextmanager

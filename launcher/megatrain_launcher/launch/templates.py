@@ -64,9 +64,9 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
     """Return the filled-in file. Raises: FlagError when a flag that it needs is missing."""
     problems = []
     if flags.template != "slurm" and not flags.etcd.endpoints:
-        problems.append("--write-template: pods need an etcd in the cluster; name it by --rdzv-endpoint=HOST:PORT")
+        problems.append("--write-template: pods need an etcd in the cluster; name it with --rdzv-endpoint=HOST:PORT")
     if flags.template != "slurm" and not flags.image:
-        problems.append("--write-template: name the container image by --image=IMAGE")
+        problems.append("--write-template: name the container image with --image=IMAGE")
     if flags.nodes and len(flags.nodes) < max_hosts + flags.spares:
         problems.append(
             f"--write-template: {len(flags.nodes)} nodes are named by --node, and {max_hosts + flags.spares} pods need "
@@ -74,7 +74,7 @@ def write_template(flags: LaunchFlags, config: Config, max_hosts: int) -> str:
         )
     if flags.etcd.user and not flags.etcd.password_file:
         problems.append(
-            "--write-template: name the password's file, as hosts will see it, by --etcd-password-file=FILE"
+            "--write-template: name the password's file, as hosts will see it, with --etcd-password-file=FILE"
         )
     if problems:
         raise FlagError(problems)

@@ -57,7 +57,7 @@ def test_the_slow_host_is_named_with_figures_and_sentences(slow_run: Path, capsy
     assert document["num_steps"] == 58
     assert main(["diag", "stragglers", str(slow_run / "events")]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("slow by its compute: host-1, high confidence")
+    assert text.startswith("slow because of its compute: host-1, high confidence")
     assert "the others wait for it" in text
 
 

@@ -37,7 +37,7 @@ def test_outcome_of_each_gpu_reading() -> None:
         (DriverReading(""), {"device": "cuda"}, ("failed", "failed", "skipped"), "no GPU"),
         (DriverReading(""), {"num_before": 8}, ("failed", "failed", "skipped"), "had 8 before"),
         (DriverReading(""), {"kernel_module": "535.1"}, ("passed", "skipped", "skipped"), "535.1 is loaded"),
-        (DriverReading("nvml", error="boom"), {}, ("warning", "skipped", "skipped"), "on the processor"),
+        (DriverReading("nvml", error="boom"), {}, ("warning", "skipped", "skipped"), "on the CPU"),
         (
             DriverReading("nvml", error="version mismatch"),
             {"device": "cuda"},

@@ -112,7 +112,7 @@ def test_faulty_host_is_named(count: int, data: st.DataObject, is_broken: bool) 
     assert set(verdict.culprits) == {host}
     assert not verdict.suspects
     assert not verdict.bad_links
-    assert ("timed out" if is_broken else "50.0 ms, in other pairs 10.0") in verdict.culprits[host]
+    assert ("timed out" if is_broken else "50.0 ms, but 10.0 ms in other pairs") in verdict.culprits[host]
 
 
 @settings(max_examples=50)
@@ -169,7 +169,7 @@ def test_slow_computing_is_the_hosts_own() -> None:
     results = results_of(schedule)
     slow = [replace(result, compute_s=0.05) if result.host == "host-1" else result for result in results]
     assert culprit_hosts(schedule, slow, 1.5) == ("host-1",)
-    assert "50.0 ms, on other hosts 20.0" in judge_pairs(schedule, slow, 1.5).culprits["host-1"]
+    assert "50.0 ms, but 20.0 ms on other hosts" in judge_pairs(schedule, slow, 1.5).culprits["host-1"]
     assert culprit_hosts(schedule, slow, 3.0) == ()
     assert culprit_hosts(schedule, slow, 1.5, {"host-0": "H100", "host-1": "A100"}) == ()
     # slow in one turn only: something else ran
