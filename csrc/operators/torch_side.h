@@ -20,7 +20,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-// The dispatch key under which kernels are registered. Tests compile the same files for the processor, with key CPU.
+// The dispatch key under which kernels are registered. Tests compile the same files for the CPU, with key CPU.
 #ifndef MEGATRAIN_DISPATCH_KEY
 #define MEGATRAIN_DISPATCH_KEY CUDA
 #endif
@@ -152,7 +152,7 @@ inline cudaStream_t current_stream(int32_t device_index) {
 class Device {
  public:
   explicit Device(const Tensor& tensor) : index_(tensor.get_device_index()) {
-    if (index_ < 0) return;  // no GPU: the kernels run on the processor
+    if (index_ < 0) return;  // no GPU: the kernels run on the CPU
     stream_ = current_stream(index_);
     check(cudaGetDevice(&previous_), "cudaGetDevice");
     if (previous_ != index_) check(cudaSetDevice(index_), "cudaSetDevice");

@@ -156,7 +156,7 @@ class LocalLocation:
 class _LocalSink:
     """Writes under the final name: no COMMIT covers a partly written file.
 
-    Whole pages bypass the page cache as long as the file system supports that. Then the processors copy nothing, and
+    Whole pages bypass the page cache as long as the file system supports that. Then the CPUs copy nothing, and
     pages that are not read soon do not fill memory that a training job needs.
     """
 

@@ -1,4 +1,4 @@
-"""Section [runtime]: the device, the processor, the network and how long to wait for peers."""
+"""Section [runtime]: the device, the CPU, the network and how long to wait for peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megatrain.config.options import LARGEST_INTEGER, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """The device, the processor, the network and how long to wait for peers."""
+    """The device, the CPU, the network and how long to wait for peers."""
 
     device: Literal["auto", "cpu", "cuda"] = field(
         default="auto", metadata=option("Where to compute. auto: CUDA if there is a GPU, else the CPU.")

@@ -50,7 +50,7 @@ class PhaseTimeouts:
                 return self.checkpoint_s
 
     def part(self, share: float) -> PhaseTimeouts:
-        """Return shorter timeouts: `share` of each time."""
+        """Return timeouts that are shorter by the factor `share`."""
         return PhaseTimeouts(
             init_s=share * self.init_s,
             first_step_s=share * self.first_step_s,

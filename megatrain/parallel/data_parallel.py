@@ -180,10 +180,11 @@ class ChunkDataParallel:
                     f"the gradients of {', '.join(names)} were written after the last reduction of the step: a "
                     "backward ran outside of the schedule, or a module of another chunk uses them"
                 )
-        self.finish_gather()  # of parameters that no forward used: the optimizer is about to write to them
+        # a parameter that no forward used may still be in a gather, and the optimizer writes to it next
+        self.finish_gather()
         sums = []
         for bucket in self.buckets:
-            sums += _start_sum(bucket, self.gradient_shard(bucket))  # one at most
+            sums += _start_sum(bucket, self.gradient_shard(bucket))  # a list of at most one sum
             if not self.options.has_overlap and sums:
                 sums.pop().finish()
         for pending_sum in sums:

@@ -79,7 +79,7 @@ class Catalog:
             return [segment for segment in segments if self._footers.get(segment.path) is not None]
 
     def set_aside(self, path: Path, reason: str) -> None:
-        """Stop using a segment, and report the reason by `problems`."""
+        """Stop using a segment, and add the reason to `problems`."""
         with self._lock:
             self._footers[path] = None
             self._record_problem(f"{path}: {reason}")

@@ -34,7 +34,7 @@ class ExecutorSettings:
     feasible_hosts: frozenset[int]
     """The numbers of hosts, from min_hosts to max_hosts, with which this configuration can train."""
     launch_id: str = ""
-    """Shared by all hosts of one launch; empty: the first host's is used."""
+    """The same on all hosts of one launch; empty: the id of the first host is used."""
     module: str = "megatrain.train"
     arguments: Sequence[str] = ()
     """Arguments of the workers' module."""
