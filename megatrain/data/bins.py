@@ -8,25 +8,22 @@ of pieces up to its end. packing.py determines the content; `megatrain data pack
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
-import signal
 import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.errors import DataError, MegatrainError
+from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.whole_files import sync_directory, temporary_name
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset, map_file
 from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, pack_block
-from megatrain.programs.processes import install_parent_death_guard
+from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"
 BINS_VERSION = 1
@@ -112,15 +109,15 @@ def write_bins(
     """Pack the documents of `dataset` into `bins_path`. After a kill, the file from before remains, or none.
 
     num_workers: processes that pack; it does not change the file. `report` gets the documents that are packed so far
-    and their number. Raises: DataError when the file cannot be written; MegatrainError when a process is killed.
+    and their number. Raises: DataError when the file cannot be written; MegatrainError when a process ends.
     """
     path = bins_path(dataset.prefix, seq_len)
     temporary = path.with_name(temporary_name(path.name))
     bounds, num_pieces, num_labels, num_left_out = [np.zeros(1, np.int64)], 0, 0, 0
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("wb") as file, closing(_packed(dataset, seq_len, num_workers)) as blocks:
             file.write(bytes(BINS_HEADER.size))
-            for block, done in _packed(dataset, seq_len, num_workers):
+            for block, done in blocks:
                 file.write(block.pieces.tobytes())
                 bounds.append(block.bounds[1:] + num_pieces)
                 num_pieces += len(block.pieces)
@@ -166,34 +163,28 @@ def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
     return None if num_bins == bins.num_bins else BINS_HEADER.size + bins.pieces.nbytes + (num_bins + 1) * 8
 
 
-def _packed(dataset: IndexedDataset, seq_len: int, num_workers: int) -> Iterator[tuple[PackedBlock, int]]:
+def _packed(dataset: IndexedDataset, seq_len: int, num_workers: int) -> Generator[tuple[PackedBlock, int]]:
     """Yield each packed block, with the number of documents up to its end."""
     firsts = range(0, dataset.num_documents, BLOCK_DOCUMENTS)
-    ends = [min(first + BLOCK_DOCUMENTS, dataset.num_documents) for first in firsts]
+    results: Generator[tuple[int, PackedBlock]]
     if num_workers <= 1 or len(firsts) == 1:
-        yield from ((_pack(dataset, first, seq_len), end) for first, end in zip(firsts, ends, strict=True))
-        return
-    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"), _begin, (os.getpid(),))
-    try:
-        pack = functools.partial(_pack_in_worker, dataset.prefix, seq_len)
-        yield from zip(pool.map(pack, firsts), ends, strict=True)
-    except BrokenProcessPool as error:
-        raise MegatrainError(
-            "a process that packs was killed, perhaps because the machine ran out of memory; run the command again, "
-            "with fewer --workers if necessary"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+        results = ((first, _pack(dataset, first, seq_len)) for first in firsts)
+    else:
+        results = in_processes(
+            functools.partial(_pack_in_worker, dataset.prefix, seq_len),
+            firsts,
+            num_workers,
+            task="packs",
+            hint="run the command again, with fewer --workers if necessary",
+        )
+    with closing(results):
+        for first, block in results:
+            yield block, min(first + BLOCK_DOCUMENTS, dataset.num_documents)
 
 
 def _pack(dataset: IndexedDataset, first: int, seq_len: int) -> PackedBlock:
     starts = dataset.document_starts(first, min(first + BLOCK_DOCUMENTS, dataset.num_documents) + 1)
     return pack_block(starts[:-1], np.diff(starts), seq_len)
-
-
-def _begin(parent: int) -> None:
-    install_parent_death_guard(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its children
 
 
 @functools.cache
