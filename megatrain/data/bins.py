@@ -1,36 +1,39 @@
 """The file `<prefix>.bins-<seq_len>`: the packed samples of a pair of token files, memory-mapped.
 
 Little-endian: 8 bytes magic, uint64 version, uint64 seq_len, 32 bytes digest of the token files, uint64 number of
-pieces, uint64 number of bins; then the pieces (packing.PIECE_DTYPE), and int64 bounds: 0 and, for each bin, the number
-of pieces up to its end. packing.py determines the content; `megatrain data pack` writes the file.
+pieces, uint64 number of bins, uint32 CRC-32 of this header; then the pieces (packing.PIECE_DTYPE), and int64 bounds: 0
+and, for each bin, the number of pieces up to its end; then the sums of the blocks of pieces and bounds (block_sums.py).
+packing.py determines the content; `megatrain data pack` writes the file.
 """
 
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
-import signal
 import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.errors import DataError, MegatrainError
+from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.whole_files import sync_directory, temporary_name
+from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset, map_file
 from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, pack_block
-from megatrain.programs.processes import install_parent_death_guard
+from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"
-BINS_VERSION = 1
-BINS_HEADER = struct.Struct("<8sQQ32sQQ")
+BINS_VERSION = 2
+BINS_HEADER = struct.Struct("<8sQQ32sQQI")
+_BOUND_BYTES = 8
+_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,14 @@ def bins_path(prefix: Path, seq_len: int) -> Path:
 class PackedBins:
     """A memory-mapped file of packed samples, which belongs to `dataset`.
 
+    Opening it reads the header only. `read` checks what it reads; `pieces` and `bounds` are the file as it is.
     Raises: DataError when the file is missing, damaged, or of other token files; the message says how to make it.
     """
 
     def __init__(self, dataset: IndexedDataset, seq_len: int) -> None:
         self.path = bins_path(dataset.prefix, seq_len)
         self.seq_len = seq_len
-        again = f"`megatrain data pack {dataset.prefix} --seq-len {seq_len} --force`"
+        self._again = again = f"make it again: `megatrain data pack {dataset.prefix} --seq-len {seq_len} --force`"
         if not self.path.exists():
             raise DataError(
                 f"{self.path}: does not exist; make it with `megatrain data pack {dataset.prefix} --seq-len "
@@ -71,24 +75,28 @@ class PackedBins:
             )
         content = map_file(self.path)
         if len(content) < BINS_HEADER.size:
-            raise DataError(f"{self.path}: has {len(content)} bytes, less than its header; make it again: {again}")
-        magic, version, found_len, digest, num_pieces, num_bins = BINS_HEADER.unpack_from(content)
+            raise DataError(f"{self.path}: has {len(content)} bytes, less than its header; {again}")
+        magic, version, found_len, digest, num_pieces, num_bins, header_sum = BINS_HEADER.unpack_from(content)
         if (magic, version, found_len) != (BINS_MAGIC, BINS_VERSION, seq_len):
             raise DataError(
                 f"{self.path}: has magic {magic!r}, version {version} and seq_len {found_len}; expected "
-                f"{BINS_MAGIC!r}, {BINS_VERSION} and {seq_len}; make it again: {again}"
+                f"{BINS_MAGIC!r}, {BINS_VERSION} and {seq_len}; {again}"
             )
         wanted = data_digest(dataset)
         if digest.decode("ascii", "replace") != wanted:
             raise DataError(
                 f"{self.path}: was made for data with digest {digest.decode('ascii', 'replace')}, and {dataset.prefix} "
-                f"has {wanted}; make it again: {again}"
+                f"has {wanted}; {again}"
             )
-        size = BINS_HEADER.size + num_pieces * PIECE_DTYPE.itemsize + (num_bins + 1) * 8
+        if header_sum != _header_sum(content[: BINS_HEADER.size]):
+            raise DataError(f"{self.path}: its header, at byte 0, differs from its checksum; it is damaged, {again}")
+        num_bytes = num_pieces * PIECE_DTYPE.itemsize + (num_bins + 1) * _BOUND_BYTES
+        self._sums_start = BINS_HEADER.size + num_bytes
+        size = self._sums_start + num_blocks(num_bytes) * SUM_DTYPE.itemsize
         if len(content) != size:
             raise DataError(
                 f"{self.path}: has {len(content)} bytes, and its header describes {size}; it is cut off or damaged, "
-                f"make it again: {again}"
+                f"{again}"
             )
         if num_bins == 0:
             raise DataError(f"{self.path}: holds no samples, because no document has two tokens; use more text")
@@ -96,10 +104,44 @@ class PackedBins:
         self.bounds: NDArray[np.int64] = np.frombuffer(
             content, "<i8", num_bins + 1, BINS_HEADER.size + self.pieces.nbytes
         )
+        self._summed = SummedContent(
+            memoryview(content)[BINS_HEADER.size : self._sums_start],
+            np.frombuffer(content, SUM_DTYPE, num_blocks(num_bytes), self._sums_start),
+        )
 
     @property
     def num_bins(self) -> int:
         return len(self.bounds) - 1
+
+    def read(self, bins: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        """Return the pieces of these bins, one bin after the other, and for each bin where its pieces begin; then their
+        number. A few pages of the file are read for each bin.
+
+        Shapes: bins [N], results [P] of PIECE_DTYPE and [N + 1].
+        Raises: DataError when a page differs from its checksum.
+        """
+        places = self.pieces.nbytes + bins * _BOUND_BYTES
+        self._check(places, places + 2 * _BOUND_BYTES)
+        firsts, ends = self.bounds[bins], self.bounds[bins + 1]
+        self._check(firsts * PIECE_DTYPE.itemsize, ends * PIECE_DTYPE.itemsize)
+        bounds = np.concatenate([[0], np.cumsum(ends - firsts)])
+        # the places of all pieces: those of bin n count up from firsts[n]
+        places = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], ends - firsts)
+        return self.pieces[places], bounds
+
+    def _check(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Check the blocks that these ranges of bytes after the header touch."""
+        block = self._summed.first_damaged(starts, ends)
+        if block is not None:
+            raise DataError(
+                f"{self.path}: the {BLOCK_BYTES} bytes from byte {BINS_HEADER.size + block * BLOCK_BYTES} on differ "
+                f"from their checksum; the file is damaged, {self._again}"
+            )
+
+    def first_wrong_sum(self) -> int | None:
+        """Return the byte of the first checksum that differs from its block; None if all are right."""
+        block = self._summed.first_damaged(np.zeros(1, np.int64), np.array([self._sums_start - BINS_HEADER.size]))
+        return None if block is None else self._sums_start + block * SUM_DTYPE.itemsize
 
 
 def write_bins(
@@ -112,27 +154,34 @@ def write_bins(
     """Pack the documents of `dataset` into `bins_path`. After a kill, the file from before remains, or none.
 
     num_workers: processes that pack; it does not change the file. `report` gets the documents that are packed so far
-    and their number. Raises: DataError when the file cannot be written; MegatrainError when a process is killed.
+    and their number. Raises: DataError when the file cannot be written; MegatrainError when a process ends.
     """
     path = bins_path(dataset.prefix, seq_len)
     temporary = path.with_name(temporary_name(path.name))
-    bounds, num_pieces, num_labels, num_left_out = [np.zeros(1, np.int64)], 0, 0, 0
+    num_bins = num_pieces = num_labels = num_left_out = 0
     try:
-        with temporary.open("wb") as file:
+        with (
+            temporary.open("wb") as file,
+            TemporaryFile(dir=path.parent) as bounds,
+            closing(_packed(dataset, seq_len, num_workers)) as blocks,
+        ):
             file.write(bytes(BINS_HEADER.size))
-            for block, done in _packed(dataset, seq_len, num_workers):
-                file.write(block.pieces.tobytes())
-                bounds.append(block.bounds[1:] + num_pieces)
+            content = SummingWriter(file)
+            bounds.write(bytes(_BOUND_BYTES))
+            for block, done in blocks:
+                content.write(block.pieces.tobytes())
+                bounds.write((block.bounds[1:] + num_pieces).astype("<i8").tobytes())
+                num_bins += block.num_bins
                 num_pieces += len(block.pieces)
                 num_labels += int(block.pieces["labels"].sum(dtype=np.int64))
                 num_left_out += block.num_left_out
                 report(done, dataset.num_documents)
-            num_bins = sum(map(len, bounds)) - 1
-            for part in bounds:
-                file.write(part.astype("<i8").tobytes())
+            bounds.seek(0)
+            while part := bounds.read(_COPY_BYTES):
+                content.write(part)
+            file.write(content.sums().tobytes())
             file.seek(0)
-            digest = data_digest(dataset).encode("ascii")
-            file.write(BINS_HEADER.pack(BINS_MAGIC, BINS_VERSION, seq_len, digest, num_pieces, num_bins))
+            file.write(_header(seq_len, data_digest(dataset), num_pieces, num_bins))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -159,41 +208,47 @@ def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
         wrong = np.flatnonzero(block.bounds[1 : len(bounds) + 1] + num_pieces != bounds)
         if len(wrong) or len(bounds) < block.num_bins:
             place = num_bins + 1 + (int(wrong[0]) if len(wrong) else len(bounds))
-            return BINS_HEADER.size + bins.pieces.nbytes + place * 8
+            return BINS_HEADER.size + bins.pieces.nbytes + place * _BOUND_BYTES
         num_pieces, num_bins = num_pieces + len(block.pieces), num_bins + block.num_bins
     if bins.bounds[0] != 0:
         return BINS_HEADER.size + bins.pieces.nbytes
-    return None if num_bins == bins.num_bins else BINS_HEADER.size + bins.pieces.nbytes + (num_bins + 1) * 8
+    if num_bins != bins.num_bins:
+        return BINS_HEADER.size + bins.pieces.nbytes + (num_bins + 1) * _BOUND_BYTES
+    return bins.first_wrong_sum()
 
 
-def _packed(dataset: IndexedDataset, seq_len: int, num_workers: int) -> Iterator[tuple[PackedBlock, int]]:
+def _header(seq_len: int, digest: str, num_pieces: int, num_bins: int) -> bytes:
+    fields = (BINS_MAGIC, BINS_VERSION, seq_len, digest.encode("ascii"), num_pieces, num_bins)
+    return BINS_HEADER.pack(*fields, _header_sum(BINS_HEADER.pack(*fields, 0)))
+
+
+def _header_sum(header: bytes) -> int:
+    """Return the CRC-32 of a header without its last field."""
+    return zlib.crc32(header[: -SUM_DTYPE.itemsize])
+
+
+def _packed(dataset: IndexedDataset, seq_len: int, num_workers: int) -> Generator[tuple[PackedBlock, int]]:
     """Yield each packed block, with the number of documents up to its end."""
     firsts = range(0, dataset.num_documents, BLOCK_DOCUMENTS)
-    ends = [min(first + BLOCK_DOCUMENTS, dataset.num_documents) for first in firsts]
+    results: Generator[tuple[int, PackedBlock]]
     if num_workers <= 1 or len(firsts) == 1:
-        yield from ((_pack(dataset, first, seq_len), end) for first, end in zip(firsts, ends, strict=True))
-        return
-    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context("spawn"), _begin, (os.getpid(),))
-    try:
-        pack = functools.partial(_pack_in_worker, dataset.prefix, seq_len)
-        yield from zip(pool.map(pack, firsts), ends, strict=True)
-    except BrokenProcessPool as error:
-        raise MegatrainError(
-            "a process that packs was killed, perhaps because the machine ran out of memory; run the command again, "
-            "with fewer --workers if necessary"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+        results = ((first, _pack(dataset, first, seq_len)) for first in firsts)
+    else:
+        results = in_processes(
+            functools.partial(_pack_in_worker, dataset.prefix, seq_len),
+            firsts,
+            num_workers,
+            task="packs",
+            hint="run the command again, with fewer --workers if necessary",
+        )
+    with closing(results):
+        for first, block in results:
+            yield block, min(first + BLOCK_DOCUMENTS, dataset.num_documents)
 
 
 def _pack(dataset: IndexedDataset, first: int, seq_len: int) -> PackedBlock:
     starts = dataset.document_starts(first, min(first + BLOCK_DOCUMENTS, dataset.num_documents) + 1)
     return pack_block(starts[:-1], np.diff(starts), seq_len)
-
-
-def _begin(parent: int) -> None:
-    install_parent_death_guard(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its children
 
 
 @functools.cache

@@ -92,15 +92,10 @@ class PackedOrder:
         return self.bins.num_bins
 
     def pieces(self, cursors: NDArray[np.int64]) -> SamplePieces:
-        """Return the pieces of samples `cursors`."""
+        """Return the pieces of samples `cursors`. Raises: DataError when the file of bins is damaged there."""
         epochs, indices = np.divmod(np.asarray(cursors, dtype=np.int64), self.samples_per_epoch)
         keys = _mix(_epoch_keys(self.seed, epochs) ^ np.uint64(_STREAM_PERMUTATION))
-        chosen = permuted(indices, self.samples_per_epoch, keys)
-        firsts, ends = self.bins.bounds[chosen], self.bins.bounds[chosen + 1]
-        bounds = np.concatenate([[0], np.cumsum(ends - firsts)])
-        # the places of all pieces: those of sample n count up from firsts[n]
-        places = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], ends - firsts)
-        found = self.bins.pieces[places]
+        found, bounds = self.bins.read(permuted(indices, self.samples_per_epoch, keys))
         return SamplePieces(found["start"].astype(np.int64), found["labels"].astype(np.int64), bounds)
 
 

@@ -36,6 +36,7 @@ class MicroBatch:
     num_labels_B: how many labels of each sample have a loss.
     squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
     whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
+    num_documents: the number of these stretches, without the padding.
     """
 
     tokens_SB: Tensor
@@ -44,6 +45,7 @@ class MicroBatch:
     sample_B: Tensor
     num_labels_B: NDArray[np.int64]
     squared_lengths: int
+    num_documents: int
 
     @property
     def num_label_tokens(self) -> int:
@@ -54,8 +56,8 @@ class MicroBatch:
 class StepBatch:
     """One rank's micro-batches of a step.
 
-    `num_label_tokens` and `squared_lengths` are sums over the micro-batches. `sources`: the source of each sample; None
-    for a run with one source.
+    `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
+    each sample; None for a run with one source.
     """
 
     cursor: int
@@ -63,6 +65,7 @@ class StepBatch:
     microbatches: list[MicroBatch]
     num_label_tokens: int
     squared_lengths: int = 0
+    num_documents: int = 0
     sources: SampleSources | None = None
 
 
@@ -142,6 +145,7 @@ class BatchReader:
             microbatches,
             sum(one.num_label_tokens for one in microbatches),
             sum(one.squared_lengths for one in microbatches),
+            sum(one.num_documents for one in microbatches),
             self._sample_sources(sources.reshape(samples_MB.shape), microbatches),
         )
 
@@ -210,6 +214,7 @@ def assemble(
     document_SB = np.zeros(shape, dtype=np.int64) if has_document_mask else None
     num_labels_B = np.zeros(len(samples), dtype=np.int64)
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
+    num_documents = 0 if has_document_mask else len(samples)
     for sample, windows in enumerate(samples):
         place, bounds = 0, [np.zeros(1, dtype=np.int64)]
         for dataset, start, count in windows:
@@ -233,6 +238,7 @@ def assemble(
             lengths = np.diff(np.concatenate((*bounds, [seq_len])))
             document_SB[:, sample] = np.repeat(np.arange(len(lengths)), lengths)
             squared_lengths += int(lengths @ lengths)
+            num_documents += int(np.count_nonzero(lengths)) - (place < seq_len)
     return MicroBatch(
         tokens_SB=torch.from_numpy(tokens_SB),
         labels_SB=torch.from_numpy(labels_SB),
@@ -240,4 +246,5 @@ def assemble(
         sample_B=torch.from_numpy(samples_B.copy()),
         num_labels_B=num_labels_B,
         squared_lengths=squared_lengths,
+        num_documents=num_documents,
     )

@@ -1,9 +1,8 @@
 """Tokenize blocks of documents in several threads or processes, and return the results in the order of the blocks.
 
 An encoder that releases the interpreter lock runs in threads of this process: they share its tokenizer, and start at
-once. More than MAX_THREADS threads would wait for the lock too long. Then, and for other encoders, processes are used.
-They are spawned, not forked, because the tokenizers library has threads. The kernel kills them when this process exits
-for any reason.
+once. More than MAX_THREADS threads would wait for the lock too long. Then, and for other encoders, processes are used
+(worker_pool.py).
 """
 
 from __future__ import annotations
@@ -11,32 +10,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import multiprocessing
 import os
-import signal
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.errors import MegatrainError
 from megatrain.data.blocks import BLOCK_BYTES, DocumentBlock
 from megatrain.data.corpus import CorpusDocument
 from megatrain.data.indexed import token_dtype
 from megatrain.data.tokenizer import Tokenizer, TokenizerSource
-from megatrain.programs.processes import install_parent_death_guard
+from megatrain.data.worker_pool import in_processes, in_threads
 
 DOCUMENT_DTYPE = np.dtype([("tokens", "<i8"), ("text_bytes", "<i8"), ("order_key", "<u8"), ("split_key", "<u8")])
 """What a build keeps of each document: its number of tokens with the end of the document, its bytes of text, and two
 hashes of its identity. The first, keyed by the seed, determines the order; the second, whether it is held out."""
 MAX_THREADS = 8
 """Each thread needs the interpreter lock for about 3 % of its time."""
-_BLOCKS_PER_WORKER = 2
-"""One block is tokenized while the next one waits."""
 _BYTES_PER_PROCESS = 8_000_000
 """Text that makes one more process worthwhile: while a process starts, another one tokenizes a few megabytes."""
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
@@ -71,54 +62,22 @@ def tokenized(
 
     source: from which other processes load `tokenizer`. num_workers: threads or processes that tokenize, while this
     thread reads the corpus; with 1, this thread does everything.
-    Raises: MegatrainError when a process is killed.
+    Raises: MegatrainError when a process ends.
     """
     with _one_thread_a_call():
         if num_workers == 1:
             for block in blocks:
                 yield block, tokenize(block, tokenizer, seed)
         elif tokenizer.runs_in_threads and num_workers <= MAX_THREADS:
-            with ThreadPoolExecutor(num_workers, "tokenize") as threads:
-                yield from _in_order(
-                    blocks, lambda block: threads.submit(tokenize, block, tokenizer, seed), num_workers
-                )
+            yield from in_threads(functools.partial(tokenize, tokenizer=tokenizer, seed=seed), blocks, num_workers)
         else:
-            yield from _in_processes(blocks, source, seed, num_workers)
-
-
-def _in_processes(
-    blocks: Iterable[DocumentBlock], source: TokenizerSource, seed: int, num_workers: int
-) -> Generator[tuple[DocumentBlock, TokenizedBlock]]:
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(num_workers, context, _begin, (os.getpid(),)) as processes:
-            yield from _in_order(
-                blocks, lambda block: processes.submit(_tokenize_in_worker, block, source, seed), num_workers
+            yield from in_processes(
+                functools.partial(_tokenize_in_worker, source=source, seed=seed),
+                blocks,
+                num_workers,
+                task="tokenizes",
+                hint="the same command continues the build, with fewer --workers if necessary",
             )
-    except BrokenProcessPool as error:
-        raise MegatrainError(
-            "a process that tokenizes was killed, perhaps because the machine ran out of memory; the same command "
-            "continues the build, with fewer --workers if necessary"
-        ) from error
-
-
-def _in_order(
-    blocks: Iterable[DocumentBlock], submit: Callable[[DocumentBlock], Future[TokenizedBlock]], num_workers: int
-) -> Generator[tuple[DocumentBlock, TokenizedBlock]]:
-    """Yield each block with its result, while a bounded number of later blocks is submitted."""
-    waiting: deque[tuple[DocumentBlock, Future[TokenizedBlock]]] = deque()
-    try:
-        for block in blocks:
-            waiting.append((block, submit(block)))
-            if len(waiting) == _BLOCKS_PER_WORKER * num_workers:
-                first, result = waiting.popleft()
-                yield first, result.result()
-        while waiting:
-            first, result = waiting.popleft()
-            yield first, result.result()
-    finally:
-        for _, result in waiting:
-            result.cancel()
 
 
 @contextmanager
@@ -155,11 +114,6 @@ def identity_hash(document: CorpusDocument, seed: int | None = None) -> int:
     identity = f"{document.name}\0{document.record}".encode("utf-8", "surrogateescape")
     key = b"" if seed is None else str(seed).encode()
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8, key=key).digest(), "little")
-
-
-def _begin(parent: int) -> None:
-    install_parent_death_guard(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent stops its children
 
 
 def _tokenize_in_worker(block: DocumentBlock, source: TokenizerSource, seed: int) -> TokenizedBlock:

@@ -167,8 +167,7 @@ def _end_problems(dataset: IndexedDataset, eod_id: int) -> Iterator[DataProblem]
     """Yield one problem for all documents that do not end with token `eod_id`: the first, and how many there are."""
     first, num_wrong = -1, 0
     for document in range(0, dataset.num_documents, _BLOCK_DOCUMENTS):
-        bounds = dataset.document_bounds[document : document + _BLOCK_DOCUMENTS + 1]
-        starts = np.append(dataset.sequence_pointers // dataset.dtype.itemsize, dataset.num_tokens)[bounds]
+        starts = dataset.document_starts(document, document + _BLOCK_DOCUMENTS + 1)
         ends, is_empty = starts[1:], starts[1:] == starts[:-1]
         is_wrong = (dataset.tokens[np.maximum(ends - 1, 0)] != eod_id) | is_empty
         num_here = int(np.count_nonzero(is_wrong))

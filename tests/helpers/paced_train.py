@@ -153,10 +153,17 @@ def cut_documents(batch: Any, count: int) -> Any:
         numbers_S = torch.arange(length) * count // length
         document_SB = numbers_S[:, None].expand_as(micro.tokens_SB).contiguous()
         squared_lengths = num_samples * int((numbers_S.bincount() ** 2).sum())
-        return replace(micro, document_SB=document_SB, squared_lengths=squared_lengths)
+        return replace(
+            micro, document_SB=document_SB, squared_lengths=squared_lengths, num_documents=num_samples * count
+        )
 
     microbatches = [cut(micro) for micro in batch.microbatches]
-    return replace(batch, microbatches=microbatches, squared_lengths=sum(one.squared_lengths for one in microbatches))
+    return replace(
+        batch,
+        microbatches=microbatches,
+        squared_lengths=sum(one.squared_lengths for one in microbatches),
+        num_documents=sum(one.num_documents for one in microbatches),
+    )
 
 
 def main() -> int:

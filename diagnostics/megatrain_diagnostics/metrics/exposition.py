@@ -67,6 +67,19 @@ _RANK_GAUGES = (
         "megatrain_rank_data_wait_seconds", "Time the last step waited for data.", lambda rank: rank.data_wait_s
     ),
     _RankGauge("megatrain_rank_gc_seconds", "Python's garbage collection in the last step.", lambda rank: rank.gc_s),
+    _RankGauge(
+        "megatrain_rank_label_tokens",
+        "Tokens of the rank's samples in the last step that contribute to the loss.",
+        lambda rank: rank.label_tokens,
+    ),
+    _RankGauge(
+        "megatrain_rank_documents", "Documents of the rank's samples in the last step.", lambda rank: rank.documents
+    ),
+    _RankGauge(
+        "megatrain_rank_squared_lengths",
+        "Sum of the squared lengths of these documents, which the cost of attention follows.",
+        lambda rank: rank.squared_lengths,
+    ),
 )
 
 

@@ -33,6 +33,11 @@ class RankReading:
     """In collectives, sends and receives, including the time they wait."""
     data_wait_s: float | None = None
     gc_s: float | None = None
+    label_tokens: float | None = None
+    """Of the samples of the last completed step; so are the next two."""
+    documents: float | None = None
+    squared_lengths: float | None = None
+    """The sum of the squared lengths of the documents: the cost of attention."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from megatrain import __version__
-from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
-from megatrain_diagnostics.events.tables import StepTotals
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
+from megatrain_diagnostics.events.tables import StepTotals, Values
 from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, RankReading
 from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.wire.sender import SenderState
@@ -35,6 +35,9 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
         collective_s=_sum_s(tail.totals, _EXCHANGES),
         data_wait_s=_sum_s(tail.totals, (Operation.DATA_WAIT,)),
         gc_s=_sum_s(tail.totals, (Operation.GC,)),
+        label_tokens=_value(tail.values, StepValue.LABEL_TOKENS),
+        documents=_value(tail.values, StepValue.DOCUMENTS),
+        squared_lengths=_value(tail.values, StepValue.SQUARED_LENGTHS),
     )
 
 
@@ -82,3 +85,9 @@ def _sum_s(totals: StepTotals | None, operations: Sequence[Operation]) -> float 
         return None
     chosen = np.isin(totals.operation, [operation.number for operation in operations])
     return float(totals.sum_ns[chosen].sum()) / _NS
+
+
+def _value(values: Values | None, kind: StepValue) -> float | None:
+    """Return a value of the last step; None if the rank has not recorded it."""
+    found = [] if values is None else values.value[values.kind == kind]
+    return float(found[-1]) if len(found) else None

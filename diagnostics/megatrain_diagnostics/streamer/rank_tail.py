@@ -65,6 +65,8 @@ class RankTail:
         self._is_alive, self._state = True, State.RUNNING
         self.totals: StepTotals | None = None
         """Totals of the last completed step that was seen."""
+        self.values: Values | None = None
+        """Values of the last step that was seen."""
         self.num_lost = 0
         """Records that were overwritten in the ring before they were read."""
         self.num_invalid = 0
@@ -122,7 +124,9 @@ class RankTail:
             self.totals = select(rows, rows.step == rows.step.max())
             found.append((StepTotals, rows))
         if len(values):
-            found.append((Values, values_table(values, self._source)))
+            rows_of_values = values_table(values, self._source)
+            self.values = select(rows_of_values, rows_of_values.step == rows_of_values.step.max())
+            found.append((Values, rows_of_values))
         if len(chosen):
             found.append((Spans, spans_table(chosen, self._source)))
         return found

@@ -110,7 +110,7 @@ def operation_name(number: int) -> str:
 
 
 class StepValue(IntEnum):
-    """One kind of number. All except LABEL_TOKENS and SQUARED_LENGTHS are the same on every rank."""
+    """One kind of number. LABEL_TOKENS, SQUARED_LENGTHS and DOCUMENTS differ by rank, the others do not."""
 
     LOSS = 1
     GRAD_NORM = 2
@@ -126,6 +126,8 @@ class StepValue(IntEnum):
     """The device's peak memory use."""
     PEAK_FLOPS = 8
     """The device's peak FLOPs per second, if known. MODEL_FLOPS, the step's time and this give the MFU."""
+    DOCUMENTS = 9
+    """Documents of this rank's micro-batches; without a document mask the samples, because attention crosses all."""
 
     @property
     def text(self) -> str:

@@ -33,7 +33,7 @@ class Heartbeat(StepObserver):
 
 
 class StepValues(StepObserver):
-    """Writes loss, gradient norm, tokens, FLOPs and memory of each step to the black box."""
+    """Writes loss, gradient norm, tokens, documents, FLOPs and memory of each step to the black box."""
 
     def __init__(self, config: Config, rank_model: RankModel, recorder: Recorder, memory: DeviceMemory) -> None:
         self._seq_len = config.model.seq_len
@@ -51,6 +51,7 @@ class StepValues(StepObserver):
         record(StepValue.TOKENS, num_tokens)
         record(StepValue.LABEL_TOKENS, done.batch.num_label_tokens)
         record(StepValue.SQUARED_LENGTHS, done.batch.squared_lengths)
+        record(StepValue.DOCUMENTS, done.batch.num_documents)
         record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token)
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)

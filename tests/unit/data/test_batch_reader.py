@@ -100,10 +100,12 @@ def test_counts_of_a_microbatch_are_those_of_its_tensors(write_tokens: Callable[
             assert batch.num_labels_B.tolist() == is_label_SB.sum(0).tolist()
             assert batch.num_label_tokens == int(is_label_SB.sum())
             if batch.document_SB is None:
-                assert batch.squared_lengths == 4 * SEQ_LEN**2
+                assert (batch.squared_lengths, batch.num_documents) == (4 * SEQ_LEN**2, 4)
             else:
                 columns = batch.document_SB.t()
                 assert batch.squared_lengths == sum(int((column.bincount() ** 2).sum()) for column in columns)
+                real = [column[:size].tolist() for column, size in zip(columns, (SEQ_LEN, 3, 0, 5), strict=True)]
+                assert batch.num_documents == sum(len(set(numbers)) for numbers in real)
 
 
 def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> None:

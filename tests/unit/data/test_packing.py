@@ -18,9 +18,10 @@ from megatrain.cli import main
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.data.bins import BINS_HEADER, PackedBins, bins_path, write_bins
+from megatrain.data.block_sums import BLOCK_BYTES
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import PackedOrder
-from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, best_fit, pack_block
+from megatrain.data.packing import BLOCK_DOCUMENTS, PackedBlock, best_fit, pack_block
 from megatrain.data.reader import IGNORED_LABEL, BatchReader
 from megatrain.data.verification import verify_data
 
@@ -176,7 +177,6 @@ def patched(path: Path, change: Callable[[bytearray], object]) -> None:
     path.write_bytes(content)
 
 
-LAST_PIECE = -8 - PIECE_DTYPE.itemsize
 # name -> how the file is changed, and what its reader and `data verify` say
 DAMAGES: dict[str, tuple[Callable[[bytearray], object], str]] = {
     "cut off": (lambda content: content.__delitem__(slice(-8, None)), "its header describes"),
@@ -184,6 +184,7 @@ DAMAGES: dict[str, tuple[Callable[[bytearray], object], str]] = {
     "magic": (lambda content: content.__setitem__(0, 0), "has magic"),
     "version": (lambda content: content.__setitem__(8, 9), "version 9"),
     "other length": (lambda content: content.__setitem__(16, 17), "seq_len 17"),
+    "counts": (lambda content: content.__setitem__(56, content[56] ^ 1), "its header, at byte 0, differs"),
     "other data": (lambda content: content.__setitem__(24, ord("x")), "was made for data with digest x"),
 }
 
@@ -203,7 +204,9 @@ def test_a_damaged_file_is_refused_with_the_command(dataset: IndexedDataset, nam
     assert (problem.file, problem.offset) == (str(path), None)
 
 
-@pytest.mark.parametrize(("place", "what"), [(BINS_HEADER.size, "piece"), (-8, "last bound"), (-16, "bound")])
+@pytest.mark.parametrize(
+    ("place", "what"), [(BINS_HEADER.size, "piece"), (-12, "last bound"), (-20, "bound"), (-4, "sum")]
+)
 def test_verify_names_the_byte_that_differs(dataset: IndexedDataset, place: int, what: str) -> None:
     write_bins(dataset, SEQ_LEN)
     assert verify_data(dataset.prefix)[0].problems == ()
@@ -212,6 +215,37 @@ def test_verify_names_the_byte_that_differs(dataset: IndexedDataset, place: int,
     (problem,) = verify_data(dataset.prefix)[0].problems
     assert problem.offset == place % path.stat().st_size
     assert "differs from what packing makes" in problem.text
+
+
+def test_a_damaged_page_is_refused_when_it_is_read(write_tokens: Callable[..., Path]) -> None:
+    """Whatever bit is wrong: a sample that touches the page is refused, and all others are as before."""
+    generator = np.random.default_rng(5)
+    dataset = IndexedDataset(write_tokens([range(length) for length in generator.integers(1, 40, 500).tolist()]))
+    write_bins(dataset, SEQ_LEN)
+    path = bins_path(dataset.prefix, SEQ_LEN)
+    content = path.read_bytes()
+    whole = PackedBins(dataset, SEQ_LEN)
+    numbers = [np.array([number]) for number in range(whole.num_bins)]
+    before = [whole.read(number)[0].tolist() for number in numbers]
+    assert [piece for bin in before for piece in bin] == whole.read(np.concatenate(numbers))[0].tolist()
+    num_bytes = whole.pieces.nbytes + whole.bounds.nbytes
+    assert num_bytes > 2 * BLOCK_BYTES
+    for place in generator.integers(0, len(content) - BINS_HEADER.size, 12).tolist():
+        block = place // BLOCK_BYTES if place < num_bytes else (place - num_bytes) // 4
+        changed = bytearray(content)
+        changed[BINS_HEADER.size + place] ^= 1 << int(generator.integers(8))
+        path.write_bytes(changed)
+        damaged, errors = PackedBins(dataset, SEQ_LEN), []
+        for number, pieces in zip(numbers, before, strict=True):
+            try:
+                assert damaged.read(number)[0].tolist() == pieces
+            except DataError as error:
+                errors.append(str(error))
+        assert 0 < len(errors) < len(numbers)
+        (text,) = set(errors)
+        first = BINS_HEADER.size + block * BLOCK_BYTES
+        assert text.startswith(f"{path}: the {BLOCK_BYTES} bytes from byte {first} on differ")
+        assert "--force`" in text
 
 
 def test_pack_command_makes_the_file_once(dataset: IndexedDataset, capsys: pytest.CaptureFixture[str]) -> None:

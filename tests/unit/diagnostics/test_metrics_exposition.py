@@ -29,7 +29,7 @@ LABELS_ALLOWED = {
     *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
     *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code"),
 }
-MAX_RANK_GAUGES = 10
+MAX_RANK_GAUGES = 12
 
 
 def families(collector: Collector) -> dict[str, Metric]:

@@ -21,6 +21,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined
+from megatrain_diagnostics.streamer.host_reading import rank_reading
 from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.streamer.ring_tail import RECORD, RingPoll, RingTail
 
@@ -202,6 +203,25 @@ def test_a_rank_becomes_rows(open_box: OpenBox) -> None:
     assert set(found[Spans].step.tolist()) == {6, 7}, "a burst"
     assert Ranks not in found
     assert Groups not in found
+    tail.close()
+
+
+def test_reading_of_a_rank_has_the_work_of_its_last_step(open_box: OpenBox) -> None:
+    recorder, path = open_box()
+    tail = RankTail(path, CLOCK)
+    tail.poll()
+    assert rank_reading(tail, CLOCK).documents is None
+    for step in range(3):
+        recorder.set_step(step)
+        for kind, value in (
+            (StepValue.LABEL_TOKENS, 60.0),
+            (StepValue.SQUARED_LENGTHS, 900.0),
+            (StepValue.DOCUMENTS, 7.0),
+        ):
+            recorder.record_value(kind, value + step)
+    tail.poll()
+    found = rank_reading(tail, CLOCK)
+    assert (found.label_tokens, found.squared_lengths, found.documents) == (62.0, 902.0, 9.0)
     tail.close()
 
 

@@ -209,6 +209,7 @@ def test_results_of_a_step_are_recorded(make_trainer: MakeTrainer, tmp_path: Pat
             StepValue.TOKENS: report.num_tokens,
             StepValue.LABEL_TOKENS: report.num_tokens,
             StepValue.SQUARED_LENGTHS: num_samples * seq_len**2,
+            StepValue.DOCUMENTS: num_samples,
             StepValue.MODEL_FLOPS: report.num_tokens * training_flops_per_token(made.config.model),
             StepValue.PEAK_FLOPS: 2.5e12,
         }
