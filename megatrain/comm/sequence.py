@@ -1,9 +1,11 @@
 """Differentiable collectives over the tensor-parallel group: their backward is a collective, too.
 
-The first two are each other's backward; the backward of a sum is a sum.
+The first two are each other's backward; the backward of a sum is a sum. A gather of columns has none, because all
+ranks compute the same with the whole.
 
     gather_from_sequence      all-gather along the sequence      <->  reduce-scatter
     reduce_scatter_to_sequence  sum over ranks, keep own rows    <->  all-gather
+    gather_columns            all-gather along the last dim       ->  keep own columns
 
 Sequence parallel after Korthikanti et al. (arXiv:2205.05198). Shapes: S whole sequence, B micro-batch, H hidden; a
 `_local` tensor holds S / tp_size rows.
@@ -54,6 +56,14 @@ def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
     return x if group.size == 1 else _Sum.apply(x, group)
 
 
+def gather_columns(x_local: Tensor, group: Group) -> Tensor:
+    """Join the ranks' columns: [T, V / tp] -> [T, V], contiguous. All ranks must compute the same with the result.
+
+    Communication: blocking all-gather; none in backward, because every rank has the gradient of all columns.
+    """
+    return x_local if group.size == 1 else _GatherColumns.apply(x_local, group)
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -74,6 +84,19 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter_rows(grad, ctx.group), None
+
+
+class _GatherColumns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_local: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        parts = all_gather_rows(x_local, group).view(group.size, *x_local.shape)
+        return parts.transpose(0, 1).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # a copy: a view would keep the gradient of all columns
+        return grad.chunk(ctx.group.size, dim=1)[ctx.group.rank].clone(memory_format=torch.contiguous_format), None
 
 
 class _ReduceScatter(torch.autograd.Function):

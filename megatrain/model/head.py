@@ -43,22 +43,34 @@ class CrossEntropy(nn.Module):
 class CustomLoss(nn.Module):
     """The summed loss of a micro-batch by a user's function, which gets logits without the padding of the vocabulary.
 
-    Replaces CrossEntropy if the vocabulary is not sharded. Evaluation uses the cross entropy.
+    loss: gets the logits [T, vocab_size] and the labels [T]. built_in: the module that this one replaces in training;
+    evaluation still uses it. gather: joins the columns of all ranks if the vocabulary is sharded; each of these ranks
+    then calls the function.
     """
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], vocab_size: int) -> None:
+    def __init__(
+        self,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        vocab_size: int,
+        built_in: nn.Module,
+        gather: Callable[[Tensor], Tensor] = lambda logits_TV: logits_TV,
+    ) -> None:
         super().__init__()
         self.loss = loss
         self.vocab_size = vocab_size
+        self.built_in = built_in
+        self.gather = gather
 
     def forward(self, logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         """Return the summed loss, fp32 (fp64 for fp64).
 
+        Communication: that of `gather` in training, that of `built_in` in evaluation.
         Raises: ConfigError when the function returns anything but a scalar with a gradient.
         """
         if not self.training:
-            return summed_cross_entropy(logits_TV, labels_T, self.vocab_size)
-        found = self.loss(logits_TV[:, : self.vocab_size], labels_T)
+            summed: Tensor = self.built_in(logits_TV, labels_T)
+            return summed
+        found = self.loss(self.gather(logits_TV)[:, : self.vocab_size], labels_T)
         if not isinstance(found, Tensor):
             raise _refusal(f"a {type(found).__name__}")
         if found.dim() != 0:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from megatrain.comm.group import Group
+from megatrain.contracts.errors import TopologyError
 from megatrain.parallel.boxes import boxes_of_range
 from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders
 from megatrain.parallel.sharding import FlatShard, LogicalParameter
@@ -69,9 +70,16 @@ class Bucket:
         gradient_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """groups: the rank's groups, by name."""
+        """groups: the rank's groups, by name. Raises: TopologyError when one that the placements name is missing."""
         self.parameters = tuple(parameters)
         replica_group, sum_groups = self.parameters[0].groups
+        for name in (replica_group, *sum_groups):
+            if name not in groups:
+                raise TopologyError(
+                    f"the gradient of {self.parameters[0].name} is summed over the group {name}, and this layout has "
+                    f"only {', '.join(groups)}: a group exists along each axis that the layout lists (Layout.axes); "
+                    "list the axis there, or change the parameter's row (parallel/decoder.py)"
+                )
         self.replicas = groups[replica_group]
         self.sum_groups = tuple(groups[name] for name in sum_groups)
         self.rule = self.parameters[0].rule

@@ -6,13 +6,13 @@ their layers are run once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
-from megatrain.chunks.builder import build_chunks, hidden_shape
+from megatrain.chunks.builder import BuiltChunk, build_chunks, hidden_shape
 from megatrain.chunks.inputs import pipeline_input
 from megatrain.comm import Mesh, dry_mesh
 from megatrain.comm.group import Group
@@ -46,6 +46,8 @@ class PlannedChunk:
     part: ModelPart
     parameters: tuple[LogicalParameter, ...]
     buckets: tuple[Bucket, ...]
+    borrowed: tuple[Bucket, ...]
+    """Buckets of the stage's other chunks whose parameters this chunk uses too: of the embedding for a tied head."""
     measured: MeasuredChunk
     micro_batch_bytes: int
     """Bytes of the input of a micro-batch: tokens, labels, documents."""
@@ -87,12 +89,14 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     copies = ImmediateCopies() if kind.type == "cpu" else host
     built = build_chunks(config, mesh, _META, copies, kind)
     micro = planned_micro_batch(config, tp)
-    existing = [x for chunk in built for x in parameter_tensors(chunk)]  # a tied head uses another chunk's embedding
     measured: dict[tuple[object, ...], tuple[MeasuredChunk, int]] = {}
     for chunk in built:
         key = _kind(config, chunk.meta.part)
         if key not in measured:
             recorder.complete_step()  # the totals begin at zero
+            # of all chunks, because a tied head uses another chunk's embedding; again for each chunk, because with
+            # ZeRO-2 a measurement reduces its gradients and frees them
+            existing = [x for other in built for x in parameter_tensors(other)]
             found = measure(
                 chunk,
                 micro,
@@ -109,9 +113,16 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     planned = []
     for chunk in built:
         found, sent = measured[_kind(config, chunk.meta.part)]
-        buckets = tuple(chunk.data_parallel.buckets)
-        planned.append(PlannedChunk(chunk.meta.part, chunk.meta.parameters, buckets, found, num_bytes, sent))
+        buckets, part = tuple(chunk.data_parallel.buckets), chunk.meta.part
+        borrowed = _borrowed_buckets(chunk, built)
+        planned.append(PlannedChunk(part, chunk.meta.parameters, buckets, borrowed, found, num_bytes, sent))
     return planned
+
+
+def _borrowed_buckets(chunk: BuiltChunk, built: Sequence[BuiltChunk]) -> tuple[Bucket, ...]:
+    used = set(chunk.meta.module.parameters())
+    others = [bucket for other in built if other is not chunk for bucket in other.data_parallel.buckets]
+    return tuple(bucket for bucket in others if any(logical.parameter in used for logical in bucket.parameters))
 
 
 def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:

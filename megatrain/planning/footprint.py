@@ -133,9 +133,11 @@ def measure(
 
 
 def parameter_tensors(chunk: BuiltChunk) -> list[Tensor]:
-    """Return the tensors of the chunk's parameters and of their gradients."""
-    chunk.data_parallel.before_backward()
+    """Return the tensors of the chunk's parameters and of their gradients, which are allocated if they are not."""
     buckets = chunk.data_parallel.buckets
+    for bucket in buckets:
+        if bucket.gradients is None:
+            bucket.allocate_gradients()
     return [x for bucket in buckets for x in (bucket.values, bucket.gradients) if x is not None]
 
 

@@ -147,6 +147,7 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
             [reduction.copied for reduction in reductions],
             [reduction.whole - reduction.travelling if reduction.copied else 0 for reduction in reductions],
         ),
+        borrowed_gradients=sum(_reduction(config, bucket).whole for bucket in chunk.borrowed),
     )
 
 

@@ -35,6 +35,9 @@ class ChunkMemory:
     copied: int
     """The most in addition to the copies while one bucket after another is copied, if gradients are sent in another
     dtype and then freed."""
+    borrowed_gradients: int = 0
+    """Gradients of the stage's first chunk that this chunk's backward writes too (a tied head), in the dtype in which
+    they accumulate. ZeRO-2 holds them until the first chunk's backward, which counts them as its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class StepWalk:
         self._messages = 0
         self._travelling: dict[int, int] = {}
         self._exchanged: dict[int, int] = {}
+        self._borrowed = 0
+        """Gradients of the first chunk that exist before its backward."""
         self._unsent = 0
         self._to_come: Counter[tuple[ActionKind, int]] = Counter()
         """The number of actions still to come, by kind and chunk."""
@@ -118,6 +123,9 @@ class StepWalk:
             for earlier in list(self._travelling):
                 self._arrive(earlier)
             self._travelling[action.chunk] = chunk.whole_gradients
+            if action.chunk == 0:
+                self._borrowed = 0
+            self._borrowed = max(self._borrowed, chunk.borrowed_gradients)
         footprint, what = chunk.footprint, f"backward of chunk {action.chunk}"
         kept, most = footprint.kept, footprint.backward
         if self._newest.get(action.chunk) == action.microbatch:
@@ -185,7 +193,7 @@ class StepWalk:
             self._activations + of_which_kept,
             bytes_of_part - of_which_kept,
             self._messages,
-            sum(self._travelling.values()) + max(self._exchanged.values(), default=0) + early,
+            sum(self._travelling.values()) + self._borrowed + max(self._exchanged.values(), default=0) + early,
         )
         if moment.total > self.peak.total:
             self.peak = moment

@@ -17,7 +17,8 @@ Loss: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 """Returns the summed loss of a micro-batch, a scalar with a gradient, from its logits and labels.
 
 Shapes: logits [T, V] with T = seq_len * micro_batch_size tokens and V = model.vocab_size; labels [T], int64, -100 where
-a token has no label. The trainer divides the sum by the number of labels in the global batch.
+a token has no label. The trainer divides the sum by the number of labels in the global batch. With tensor parallelism
+each rank of the group gets all columns of the logits and calls the function, which must return the same on all of them.
 """
 
 
@@ -58,18 +59,13 @@ class Extensions:
     def problems(self, config: Config) -> list[str]:
         """Return the settings of `config` that do not support a custom loss, one sentence each.
 
-        A loss over a part of the vocabulary would be wrong, and terms of the built-in loss would be ignored.
+        Terms of the built-in loss would be ignored.
         """
         if self.loss is None:
             return []
-        tp_size, train = config.parallel.tp_size, config.train
         found = []
-        if tp_size > 1:
-            found.append(
-                f"parallel.tp_size={tp_size} with a loss of your own: each tensor-parallel rank has only some columns "
-                "of the logits, and your loss needs all; set parallel.tp_size=1, or leave the loss out"
-            )
-        for name, value in (("z_loss", train.z_loss), ("label_smoothing", train.label_smoothing)):
+        for name in ("z_loss", "label_smoothing"):
+            value = getattr(config.train, name)
             if value:
                 found.append(
                     f"train.{name}={value:g} with a loss of your own: {name} is a term of the built-in loss; set "

@@ -16,6 +16,7 @@ from megatrain.checkpoint.ownership import SavedShard
 from megatrain.chunks.builder import BuiltChunk, build_chunks, hidden_shape
 from megatrain.chunks.inputs import pipeline_input
 from megatrain.comm import Mesh
+from megatrain.comm.sequence import gather_columns
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES
 from megatrain.model import initialise_
@@ -123,8 +124,10 @@ def build_rank_model(
     built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())
     if loss is not None:
         for chunk in built:
-            if chunk.meta.module.loss_head is not None:
-                chunk.meta.module.loss_head.cross_entropy = CustomLoss(loss, config.model.vocab_size)
+            head = chunk.meta.module.loss_head
+            if head is not None:
+                gather = partial(gather_columns, group=mesh.tp)
+                head.cross_entropy = CustomLoss(loss, config.model.vocab_size, head.cross_entropy, gather)
     chunks = [_as_trained(config, chunk, capture) for chunk in built]
     if loss is None and len(config.data_sources) > 1:
         chunks = [

@@ -31,6 +31,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
         "parallel.tp_size": 2, "parallel.dp_size": 2, "optimizer.name": "muon", "model.seq_len": 16,
         "model.vocab_size": 64, "model.num_layers": 6,
     },
+    "dp2, 2 chunks on one stage, a tied head, ZeRO-2, gradients summed in bf16": {
+        "parallel.dp_size": 2, "parallel.num_chunks": 2, "parallel.schedule": "interleaved", "parallel.zero_stage": 2,
+        "train.precision": "bf16", "parallel.grad_reduce_dtype": "bf16",
+    },
     "dp2, zero bubble": {"parallel.pp_size": 2, "parallel.dp_size": 2, "parallel.schedule": "zero_bubble"},
 }  # fmt: skip
 

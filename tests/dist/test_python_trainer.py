@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from torch import Tensor
+from torch.nn import functional
 
 import megatrain
 from megatrain.config.config import Config
@@ -40,6 +41,11 @@ TABLES: Tables = {
     "checkpoint": {"interval": 2},
 }
 """In fp64, where two ways to compute one loss differ by nothing that counts."""
+LAYOUTS: dict[str, Tables] = {
+    "tp2": on_layout(2, 1, 1),
+    "tp2-pp2-dp2": on_layout(2, 2, 2),
+    "pp2-dp2-chunks2": on_layout(1, 2, 2, 2),
+}
 
 
 class Notes(megatrain.Callback):
@@ -91,6 +97,13 @@ def work_on_rank(context: RankContext, config: Config, loss: Loss) -> list[Any]:
 def doubled_loss(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
     assert logits_TV.shape[1] == 90, "the columns that pad the vocabulary are not the user's"
     return 2 * summed_loss(logits_TV, labels_T)
+
+
+def focal_loss(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
+    """Weight each token by how badly it is predicted. Needs all columns of a row, unlike a sum over columns."""
+    assert logits_TV.shape[1] == 90, "the columns of all ranks, without padding"
+    loss_T = functional.cross_entropy(logits_TV, labels_T, ignore_index=-100, reduction="none")
+    return ((1 - (-loss_T).exp()) ** 2 * loss_T).sum()
 
 
 def numbers(job: Job, kind: str, *names: str) -> list[tuple[Any, ...]]:
@@ -147,18 +160,19 @@ def test_custom_loss_replaces_cross_entropy_in_training_only(
     assert numbers(job, "evaluation", "loss") == evaluations
 
 
-@pytest.mark.slow
-def test_custom_loss_is_the_same_in_a_pipeline(
-    command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
+@pytest.mark.slow(kept=["tp2"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_custom_loss_is_the_same_in_every_layout(
+    layout: Tables, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
-    layout = on_layout(1, 2, 2, 2)
     job = make_job(tmp_path / "job", all_data, TABLES, layout, {"model": {"num_layers": 4}})
     plain = make_job(tmp_path / "plain", all_data, TABLES, {"model": {"num_layers": 4}})
-    by_rank = rank_pool.run(work_on_rank, 4, job.config, summed_loss)
-    rank_pool.run(train_in_program, 1, plain.config, None, 0)
+    by_rank = rank_pool.run(work_on_rank, job.config.layout(None).world_size, job.config, focal_loss)
+    rank_pool.run(train_in_program, 1, plain.config, focal_loss, 0)
 
-    expected = [(step, pytest.approx(loss, rel=1e-9)) for step, loss in numbers(plain, "step", "loss")]
-    assert numbers(job, "step", "loss") == expected
+    for kind, names in (("step", ["loss", "grad_norm"]), ("evaluation", ["loss"])):
+        expected = [pytest.approx(values, rel=1e-9) for values in numbers(plain, kind, *names)]
+        assert numbers(job, kind, *names) == expected
     for rank, calls in enumerate(by_rank):
         assert calls[0] == ("start", STEPS, rank, 0)
         assert calls[1:] == by_rank[0][1:], "every rank has the same numbers"

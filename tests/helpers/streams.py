@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatrain.replay import ReplicaGraph, build_replica_graph
+from megatrain_diagnostics.replay import ReplicaGraph, build_replica_graph
 
 
 def graph_of_streams(streams: Sequence[int], edges: Sequence[tuple[int, int]]) -> ReplicaGraph:

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.replay import ReplicaGraph
-from megatrain.replay.replicas import Matrix, Node
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.whatif import ReplayModel, make_model
 from megatrain_diagnostics.analysis.whatif.from_spans import SpanPlaces, operations_of, places_of
 from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Int64, Spans
+from megatrain_diagnostics.replay import Matrix, Node, ReplicaGraph
 
 _NOWHERE = -1
 _NS_PER_S = 1e9

@@ -72,7 +72,7 @@ def test_modules_and_help_load_few_packages() -> None:
     """One process does it all, so each statement also loads the modules of those before it."""
     light = [f"import {module}" for module in STANDARD_LIBRARY_ONLY]
     light.append("from megatrain.cli import main; assert main(['--help']) == 0")
-    replay = "import megatrain.replay"
+    replay = "import megatrain_diagnostics.replay"
     verbs = [f"assert main([{verb!r}, '--help']) == 0" for verb in BUILT_IN_VERBS]
     statements = [*light, replay, *verbs]
 

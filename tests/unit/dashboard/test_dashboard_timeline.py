@@ -16,7 +16,6 @@ from megatrain.cli import main
 from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.black_box.operations import operation_name
 from megatrain.contracts.layout import Layout
-from megatrain.replay import build_replica_graph, evaluate_replicas
 from megatrain_dashboard.api.timeline import reader as timelines
 from megatrain_dashboard.api.timeline.route import gzipped, router
 from megatrain_dashboard.api.timeline.view import default_ranks
@@ -27,6 +26,7 @@ from megatrain_diagnostics.analysis.whatif import make_model, what_if
 from megatrain_diagnostics.analysis.whatif.from_spans import operations_of
 from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Spans, select
+from megatrain_diagnostics.replay import build_replica_graph, evaluate_replicas
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.drawn_spans import Drawing, draw_job
 from tests.helpers.pipeline_job import PipelineJob

@@ -12,12 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from megatrain.comm.dry import dry_mesh
 from megatrain.comm.group import Group
+from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import Layout
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.bucket import SHARD_MULTIPLE, Bucket, ShardSlice, group_into_buckets
 from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import SOLE_HOLDER, Placement, ShardHolders, placements_of, row_of, tensor_shape
+from megatrain.parallel.placement import (
+    SOLE_HOLDER,
+    Cut,
+    Placement,
+    PlacementRow,
+    ShardHolders,
+    placements_of,
+    row_of,
+    tensor_shape,
+)
 from megatrain.parallel.sharding import LogicalParameter
 from tests.helpers.single_rank import simulated_group
 from tests.helpers.single_rank_buckets import held_whole
@@ -221,6 +232,27 @@ def test_a_bucket_has_the_groups_of_its_parameters() -> None:
     assert norm.shard_slices() == [ShardSlice(0, SHARD_MULTIPLE, ShardHolders(("tp",), 1, 2))]
     assert experts.shard == slice(SHARD_MULTIPLE, 2 * SHARD_MULTIPLE)
     assert (experts.numel, norm.numel) == (4 * SHARD_MULTIPLE, 2 * SHARD_MULTIPLE)
+
+
+@pytest.mark.parametrize(
+    ("row", "group"),
+    [
+        # the axis is listed only with ep_size above 1
+        (PlacementRow("experts", Cut("ep", 0), replica_axes=("edp",)), "edp"),
+        (PlacementRow("experts", sum_groups=("ep",)), "ep"),
+    ],
+    ids=["replicas", "sum"],
+)
+def test_gradient_over_a_group_that_does_not_exist_is_refused(row: PlacementRow, group: str) -> None:
+    layout = Layout(dp_size=2, tp_size=2)
+    experts = LogicalParameter(nn.Parameter(torch.empty(4, 8)), placements_of("experts", (4, 8), row, layout, 0))
+    with dry_mesh(layout, 0) as mesh, pytest.raises(TopologyError) as refused:
+        build([experts], *mesh.by_name.values())
+
+    message = (
+        f"the gradient of experts is summed over the group {group}, and this layout has only pp, dp, tp, embedding:"
+    )
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 5])

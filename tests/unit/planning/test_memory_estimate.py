@@ -49,6 +49,13 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.recompute": "selective",
     },
     "chunks on one stage": {"parallel.num_chunks": 2, "parallel.schedule": "interleaved"},
+    "ZeRO-2, chunks on one stage, a tied head": {
+        "parallel.zero_stage": 2,
+        "parallel.num_chunks": 4,
+        "parallel.schedule": "interleaved",
+        "parallel.bucket_size": 50_000,
+        "batch.micro_batch_size": 1,
+    },
     "ZeRO-2, gradients in bf16": LLAMA | {"parallel.zero_stage": 2, "parallel.grad_reduce_dtype": "bf16"},
     "offloaded": LLAMA | {"model.num_layers": 6, "parallel.offload_layers": 3},
     "documents, full recompute, LAMB, ZeRO-2": {

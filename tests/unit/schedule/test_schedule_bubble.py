@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megatrain.replay import evaluate_replicas
 from megatrain.schedule import (
     SCHEDULE_NAMES,
     ActionKind,
@@ -20,6 +19,7 @@ from megatrain.schedule import (
     build_schedule,
     infeasibility,
 )
+from megatrain_diagnostics.replay import evaluate_replicas
 from tests.helpers.streams import graph_of_streams
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD

@@ -13,9 +13,9 @@ from torch import Tensor
 import megatrain
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.errors import ConfigError, UsageError
-from megatrain.model.head import CustomLoss
+from megatrain.model.head import CrossEntropy, CustomLoss
 from megatrain.ops.cross_entropy import summed_cross_entropy
-from megatrain.training.extensions import Extensions
+from megatrain.training.extensions import Extensions, Loss
 from tests.helpers.own_loss_program import summed_loss
 from tests.helpers.single_rank_trainer import small_config
 
@@ -24,9 +24,13 @@ LABELS_T = torch.tensor([0, 4, -100, 2, 1, 3])
 VOCAB_SIZE = 5
 
 
+def custom(loss: Loss) -> CustomLoss:
+    return CustomLoss(loss, VOCAB_SIZE, CrossEntropy(VOCAB_SIZE))
+
+
 def test_a_loss_and_its_gradient_are_the_functions() -> None:
     ours, theirs = (LOGITS_TV.clone().requires_grad_() for _ in range(2))
-    found = CustomLoss(summed_loss, VOCAB_SIZE)(ours * 1.0, LABELS_T)
+    found = custom(summed_loss)(ours * 1.0, LABELS_T)
     expected = summed_cross_entropy(theirs * 1.0, LABELS_T, VOCAB_SIZE)
     found.backward()
     expected.backward()
@@ -42,13 +46,13 @@ def test_evaluation_has_cross_entropy() -> None:
     def refused(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
         raise AssertionError
 
-    found = CustomLoss(refused, VOCAB_SIZE).eval()(LOGITS_TV.clone(), LABELS_T)
+    found = custom(refused).eval()(LOGITS_TV.clone(), LABELS_T)
     assert torch.equal(found, summed_cross_entropy(LOGITS_TV.clone(), LABELS_T, VOCAB_SIZE))
 
 
 def test_the_sum_has_the_dtype_of_accumulation() -> None:
     logits_TV = LOGITS_TV.bfloat16().requires_grad_()
-    assert CustomLoss(lambda logits, labels: logits.sum(), VOCAB_SIZE)(logits_TV, LABELS_T).dtype == torch.float32
+    assert custom(lambda logits, labels: logits.sum())(logits_TV, LABELS_T).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -61,23 +65,22 @@ def test_the_sum_has_the_dtype_of_accumulation() -> None:
     ids=["float", "vector", "detached"],
 )
 def test_loss_that_is_not_a_sum_is_refused(returned: Any, message: str) -> None:
-    loss = CustomLoss(lambda logits, labels: returned(logits), VOCAB_SIZE)
+    loss = custom(lambda logits, labels: returned(logits))
     with pytest.raises(ConfigError, match=message):
         loss(LOGITS_TV.clone().requires_grad_(), LABELS_T)
 
 
 def test_configuration_that_a_custom_loss_ignores_is_refused(tmp_path: Path) -> None:
-    config = small_config(tmp_path, {"parallel": {"tp_size": 2}, "train": {"z_loss": 0.1, "label_smoothing": 0.2}})
+    config = small_config(tmp_path, {"train": {"z_loss": 0.1, "label_smoothing": 0.2}})
     found = Extensions(loss=summed_loss).problems(config)
 
     assert [problem.split(" ", 1)[0] for problem in found] == [
-        "parallel.tp_size=2",
         "train.z_loss=0.1",
         "train.label_smoothing=0.2",
     ]
     assert Extensions().problems(config) == []
     with pytest.raises(ConfigError, match=r"train\.z_loss=0\.1 with a loss of your own"):
-        megatrain.Trainer(config, ["--parallel.tp_size=1"], loss=summed_loss).run()
+        megatrain.Trainer(config, loss=summed_loss).run()
 
 
 def test_path_tables_and_configuration_mean_the_same(tmp_path: Path) -> None:

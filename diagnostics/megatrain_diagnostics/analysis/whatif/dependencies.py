@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatrain.contracts.errors import DataError, TopologyError
-from megatrain.replay import ReplicaGraph, build_replica_graph
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
 from megatrain_diagnostics.analysis.whatif.messages import Edges, add_messages
+from megatrain_diagnostics.replay import ReplicaGraph, build_replica_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.replay import evaluate_replicas
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.dependencies import Dependencies, find_dependencies
 from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, make_lanes, median
 from megatrain_diagnostics.analysis.whatif.operations import Floats, JobShape, OperationTable
+from megatrain_diagnostics.replay import evaluate_replicas
 
 CLOCK_TOLERANCE_S = 0.01
 """Limit of the clock error; times that are more negative are set to zero."""

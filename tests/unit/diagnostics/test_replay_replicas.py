@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import TopologyError
-from megatrain.replay import ReplicaGraph, build_replica_graph, evaluate_replicas
+from megatrain_diagnostics.replay import ReplicaGraph, build_replica_graph, evaluate_replicas
 
 NUM_OPERATIONS, NUM_REPLICAS, NUM_COLUMNS = 60, 3, 4
 

@@ -1,5 +1,6 @@
-"""Many replicas of one graph at once: equal dependencies, different durations, some operations in common.
+"""The dependency-graph engine: operations, their dependencies and durations -> when each operation ends.
 
+It computes many replicas of one graph at once: equal dependencies, different durations, some operations in common.
 Data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times are one small
 matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column. Columns
 (steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a scenario
