@@ -4,7 +4,7 @@ Sample j of micro-batch m on rank d is number cursor + (m * dp_size + d) * micro
 samples depends only on cursor and global batch size, and a run may resume with another dp_size and see the same data.
 Samples that a run leaves out do not count: the next sample replaces them. A mixture determines the source of each
 sample.
-Legend: S sequence, B micro-batch. Tensors are sequence-first, int64.
+Legend: S sequence, B micro-batch. Arrays are sequence-first, int64. This package loads no torch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, SampleOrder
 from megatrain.data.sample_sources import SampleSources
-from megatrain.ops.cross_entropy import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +37,10 @@ class MicroBatch:
     num_documents: the number of these stretches, without the padding.
     """
 
-    tokens_SB: Tensor
-    labels_SB: Tensor
-    document_SB: Tensor | None
-    sample_B: Tensor
+    tokens_SB: NDArray[np.int64]
+    labels_SB: NDArray[np.int64]
+    document_SB: NDArray[np.int64] | None
+    sample_B: NDArray[np.int64]
     num_labels_B: NDArray[np.int64]
     squared_lengths: int
     num_documents: int
@@ -240,10 +238,10 @@ def assemble(
             squared_lengths += int(lengths @ lengths)
             num_documents += int(np.count_nonzero(lengths)) - (place < seq_len)
     return MicroBatch(
-        tokens_SB=torch.from_numpy(tokens_SB),
-        labels_SB=torch.from_numpy(labels_SB),
-        document_SB=None if document_SB is None else torch.from_numpy(document_SB),
-        sample_B=torch.from_numpy(samples_B.copy()),
+        tokens_SB=tokens_SB,
+        labels_SB=labels_SB,
+        document_SB=document_SB,
+        sample_B=samples_B.copy(),
         num_labels_B=num_labels_B,
         squared_lengths=squared_lengths,
         num_documents=num_documents,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.ops.library import (
     LOSS_BLOCK_ELEMENTS,
     declare,
@@ -27,8 +28,6 @@ from megatrain.ops.library import (
     require_shape,
 )
 from megatrain.ops.precision import accumulate_dtype
-
-IGNORED_LABEL = -100
 
 Observe = Callable[[Tensor], None]
 """A callback that reads the loss of each token, which is 0 if its label is ignored. Shapes: [T]."""

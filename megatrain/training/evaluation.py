@@ -98,7 +98,7 @@ def _sums(rank_model: RankModel, validation_set: ValidationSet) -> torch.Tensor:
 
 
 def _loss_sum(rank_model: RankModel, config: Config, group: Iterable[MicroBatch]) -> torch.Tensor:
-    inputs = [rank_model.pipeline_input(m.tokens_SB, m.labels_SB, m.sample_B, m.document_SB) for m in group]
+    inputs = [rank_model.input_of(micro) for micro in group]
     return rank_model.pipeline.evaluate(config.parallel.forward_only(len(inputs)), inputs)
 
 

@@ -19,6 +19,7 @@ from megatrain.comm import Mesh
 from megatrain.comm.sequence import gather_columns
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES
+from megatrain.data.reader import MicroBatch
 from megatrain.model import initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.model.head import CustomLoss
@@ -99,6 +100,15 @@ class RankModel:
                        document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
         """Return the pipeline's input on this rank's device for a micro-batch on the CPU."""
         return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, document_SB)
+
+    def input_of(self, micro: MicroBatch) -> PipelineInput:
+        """Return the pipeline's input on this rank's device for a micro-batch of the data."""
+        return self.pipeline_input(
+            torch.from_numpy(micro.tokens_SB),
+            torch.from_numpy(micro.labels_SB),
+            torch.from_numpy(micro.sample_B),
+            None if micro.document_SB is None else torch.from_numpy(micro.document_SB),
+        )
 
     def set_training(self, is_training: bool) -> None:
         """Switch dropout on or off."""

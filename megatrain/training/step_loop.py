@@ -175,10 +175,7 @@ class StepLoop:
     def _train_step(self, batch: StepBatch) -> StepOutcome:
         config, rank_model = self._config, self._parts.rank_model
         schedule = config.parallel.build_schedule(len(batch.microbatches))
-        inputs = [
-            rank_model.pipeline_input(micro.tokens_SB, micro.labels_SB, micro.sample_B, micro.document_SB)
-            for micro in batch.microbatches
-        ]
+        inputs = [rank_model.input_of(micro) for micro in batch.microbatches]
         return train_step(
             rank_model,
             schedule,

@@ -42,12 +42,12 @@ def losses_by_source(rank_model: RankModel, batch: StepBatch) -> dict[str, tuple
     found: dict[str, list[Tensor]] = {}
     model, config = rank_model.pipeline.chunks[0].module, rank_model.config
     for micro in batch.microbatches:
-        given = rank_model.pipeline_input(micro.tokens_SB, micro.labels_SB, micro.sample_B, micro.document_SB)
+        given = rank_model.input_of(micro)
         with torch.no_grad():
             logits_SBV = model.loss_head.logits(model(given.tokens_SB, given.context))[..., : config.model.vocab_size]
         for sample in range(micro.tokens_SB.shape[1]):
             name = "code" if micro.tokens_SB[0, sample] >= FIRST_TOKEN["code"] else "web"
-            found.setdefault(name, []).append(_token_losses(config, logits_SBV[:, sample], micro.labels_SB[:, sample]))
+            found.setdefault(name, []).append(_token_losses(config, logits_SBV[:, sample], given.labels_SB[:, sample]))
     joined = {name: torch.cat(parts) for name, parts in found.items()}
     return {name: (loss_T.mean().item(), loss_T.numel()) for name, loss_T in joined.items() if loss_T.numel()}
 

@@ -146,13 +146,13 @@ def pause_until(until: float) -> None:
 
 def cut_documents(batch: Any, count: int) -> Any:
     """Return a batch whose samples have `count` documents of equal lengths each."""
-    import torch
+    import numpy as np
 
     def cut(micro: Any) -> Any:
         length, num_samples = micro.tokens_SB.shape
-        numbers_S = torch.arange(length) * count // length
-        document_SB = numbers_S[:, None].expand_as(micro.tokens_SB).contiguous()
-        squared_lengths = num_samples * int((numbers_S.bincount() ** 2).sum())
+        numbers_S = np.arange(length) * count // length
+        document_SB = np.repeat(numbers_S[:, None], num_samples, axis=1)
+        squared_lengths = num_samples * int((np.bincount(numbers_S) ** 2).sum())
         return replace(
             micro, document_SB=document_SB, squared_lengths=squared_lengths, num_documents=num_samples * count
         )

@@ -197,7 +197,7 @@ class _NotingReader:
         skipped: SampleRanges = (),
     ) -> StepBatch:
         batch = self._reader.read_step(cursor, global_batch_size, dp_rank, dp_size, micro_batch_size, skipped)
-        self.samples[cursor] = torch.cat([micro.sample_B for micro in batch.microbatches]).tolist()
+        self.samples[cursor] = np.concatenate([micro.sample_B for micro in batch.microbatches]).tolist()
         return batch
 
 

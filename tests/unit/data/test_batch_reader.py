@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import IGNORED_LABEL, BatchReader, StepBatch, TokenWindow, assemble
+from megatrain.data.reader import BatchReader, StepBatch, TokenWindow, assemble
 
 SEQ_LEN = 8
 
@@ -36,11 +36,11 @@ def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedD
     assert step.num_label_tokens == 2 * 3 * SEQ_LEN
     for batch in step.microbatches:
         assert batch.tokens_SB.shape == batch.labels_SB.shape == (SEQ_LEN, 3)
-        assert batch.tokens_SB.dtype == batch.labels_SB.dtype == batch.sample_B.dtype == torch.int64
-        assert batch.tokens_SB.is_contiguous()
+        assert batch.tokens_SB.dtype == batch.labels_SB.dtype == batch.sample_B.dtype == np.int64
+        assert batch.tokens_SB.flags.c_contiguous
         assert batch.document_SB is None
-        assert torch.equal(batch.labels_SB, batch.tokens_SB + 1)  # each token is its own position
-        starts = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1).window_starts(batch.sample_B.numpy())
+        assert np.array_equal(batch.labels_SB, batch.tokens_SB + 1)  # each token is its own position
+        starts = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1).window_starts(batch.sample_B)
         assert batch.tokens_SB[0].tolist() == starts.tolist()
 
 
@@ -80,10 +80,10 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
         (batch,) = step.microbatches
         assert batch.document_SB is not None
         for j in range(4):
-            positions = batch.tokens_SB[:, j].numpy()  # each token is its own position
-            assert np.array_equal(batch.document_SB[:, j].numpy(), owner[positions] - owner[positions[0]])
+            positions = batch.tokens_SB[:, j]  # each token is its own position
+            assert np.array_equal(batch.document_SB[:, j], owner[positions] - owner[positions[0]])
             is_last = owner[positions] != owner[positions + 1]
-            assert np.array_equal(batch.labels_SB[:, j].numpy(), np.where(is_last, IGNORED_LABEL, positions + 1))
+            assert np.array_equal(batch.labels_SB[:, j], np.where(is_last, IGNORED_LABEL, positions + 1))
         assert step.num_label_tokens == int((batch.labels_SB != IGNORED_LABEL).sum()) < 4 * SEQ_LEN
 
 
@@ -102,8 +102,8 @@ def test_counts_of_a_microbatch_are_those_of_its_tensors(write_tokens: Callable[
             if batch.document_SB is None:
                 assert (batch.squared_lengths, batch.num_documents) == (4 * SEQ_LEN**2, 4)
             else:
-                columns = batch.document_SB.t()
-                assert batch.squared_lengths == sum(int((column.bincount() ** 2).sum()) for column in columns)
+                columns = batch.document_SB.T
+                assert batch.squared_lengths == sum(int((np.bincount(column) ** 2).sum()) for column in columns)
                 real = [column[:size].tolist() for column, size in zip(columns, (SEQ_LEN, 3, 0, 5), strict=True)]
                 assert batch.num_documents == sum(len(set(numbers)) for numbers in real)
 

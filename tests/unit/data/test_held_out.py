@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.reader import IGNORED_LABEL
 
 
 def predicted(

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from megatrain.cli import main
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.bins import BINS_HEADER, PackedBins, bins_path, write_bins
 from megatrain.data.block_sums import BLOCK_BYTES
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import PackedOrder
 from megatrain.data.packing import BLOCK_DOCUMENTS, PackedBlock, best_fit, pack_block
-from megatrain.data.reader import IGNORED_LABEL, BatchReader
+from megatrain.data.reader import BatchReader
 from megatrain.data.verification import verify_data
 
 SEQ_LEN = 16

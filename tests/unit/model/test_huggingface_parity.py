@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.model import TokenContext, Transformer
-from megatrain.ops.cross_entropy import IGNORED_LABEL
 from tests.helpers.hf_models import CASES, tiny
 from tests.helpers.huggingface import WideFloats, oracle, our_weights
 

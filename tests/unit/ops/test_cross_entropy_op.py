@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.ops import cross_entropy
 from megatrain.ops.cross_entropy import (
     CROSS_ENTROPY_ALONE,
-    IGNORED_LABEL,
     LossTerms,
     local_statistics,
     logits_gradient_,

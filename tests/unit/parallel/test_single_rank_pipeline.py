@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.model import TokenContext, Transformer
-from megatrain.ops.cross_entropy import IGNORED_LABEL
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from tests.helpers.single_rank import (

@@ -61,7 +61,7 @@ def mixed(tmp_path: Path) -> Mixed:
 
 def step(rank_model: RankModel, batch: StepBatch) -> StepOutcome:
     micros = batch.microbatches
-    inputs = [rank_model.pipeline_input(m.tokens_SB, m.labels_SB, m.sample_B, m.document_SB) for m in micros]
+    inputs = [rank_model.input_of(micro) for micro in micros]
     schedule = build_schedule("1f1b", 1, 1, len(inputs))
     return train_step(
         rank_model, schedule, inputs, num_label_tokens=batch.num_label_tokens, lr=1e-2, grad_clip=1.0,
@@ -100,7 +100,7 @@ def test_a_source_without_labels_in_a_step_is_absent(mixed: Mixed) -> None:
     assert batch.sources is not None
     is_web_MB = batch.sources.source_MB == batch.sources.names.index("web")
     for micro, is_web_B in zip(batch.microbatches, is_web_MB, strict=True):
-        micro.labels_SB[:, torch.from_numpy(~is_web_B)] = -100
+        micro.labels_SB[:, ~is_web_B] = -100
     counts_MB = np.where(is_web_MB, batch.sources.num_labels_MB, 0)
     num_labels, sources = int(counts_MB.sum()), replace(batch.sources, num_labels_MB=counts_MB)
     outcome = step(single_rank_model(mixed.config), replace(batch, num_label_tokens=num_labels, sources=sources))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megatrain.config.config import Config
-from megatrain.ops.cross_entropy import IGNORED_LABEL
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import train_step

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.ops.cross_entropy import IGNORED_LABEL
+from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.optim import ShardedOptimizer
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
