@@ -81,6 +81,7 @@ def _serve(side: str, prefix: Path, requests: Connection) -> None:
 
 
 def _batch_reader(prefix: Path) -> Read:
+    from megatrain.contracts.step_plan import Dealing, StepPlan
     from megatrain.data.dataset import open_dataset
     from megatrain.data.order import SampleOrder
     from megatrain.data.reader import BatchReader
@@ -91,7 +92,8 @@ def _batch_reader(prefix: Path) -> Read:
     def read(case: Case, first: int, count: int) -> None:
         reader = BatchReader.of_one(dataset, order, case.has_documents)
         for cursor in range(first, first + count, STEP_SAMPLES):
-            reader.read_step(cursor, STEP_SAMPLES, 0, 1, case.micro_batch_size)
+            dealing = Dealing(STEP_SAMPLES // case.micro_batch_size, 1)
+            reader.read_step(StepPlan(cursor, STEP_SAMPLES, case.micro_batch_size, dealing), 0)
 
     return read
 

@@ -27,6 +27,7 @@ from megatrain.config.batch import cursor_after
 from megatrain.config.parallel import LARGEST_SIZE
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.step_plan import idle_text
 from megatrain.schedule import bubble_fraction
 
 SUMMARY = "show, check and document the configuration of a run"
@@ -183,7 +184,7 @@ def _summary(config: Config, world_size: int | None) -> str:
     layout = config.layout(world_size)
     parallel, batch = config.parallel, config.batch
     is_dp_assumed = parallel.dp_size == 0 and world_size is None
-    num_microbatches = config.num_microbatches(layout)
+    num_microbatches, idle = config.num_microbatches(layout), idle_text(config.dealing(layout))
     chunks = parallel.num_chunks
     size = parameters_by_part(config.model)
     bubble = bubble_fraction(parallel.schedule, layout.pp_size, chunks, num_microbatches)
@@ -196,7 +197,7 @@ def _summary(config: Config, world_size: int | None) -> str:
         f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
         "batch": f"{batch.global_batch_size} sequences of {config.model.seq_len} tokens = "
         f"{batch.global_batch_size * config.model.seq_len:,} tokens a step, {num_microbatches} micro-batches of "
-        f"{batch.micro_batch_size} a pipeline",
+        f"{batch.micro_batch_size} a pipeline" + (f" ({idle})" if idle else ""),
         "bubble": f"{bubble:.1%} of the compute time of a stage",
         "hash": config_hash(config),
     }

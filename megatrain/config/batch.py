@@ -32,7 +32,10 @@ class BatchConfig:
     )
     global_batch_size: int = field(
         metadata=option(
-            "Sequences in one optimizer step, over all ranks.", unit="sequences", minimum=1, maximum=LARGEST_BATCH
+            "Sequences in one optimizer step, over all ranks; a multiple of micro_batch_size.",
+            unit="sequences",
+            minimum=1,
+            maximum=LARGEST_BATCH,
         )
     )
     rampup_start: int = field(

@@ -37,6 +37,8 @@ from megatrain.config.tables import TableReader, kind_of, number_of
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Holders, Layout
+from megatrain.contracts.sample_ranges import SampleRanges
+from megatrain.contracts.step_plan import Dealing, StepPlan
 from megatrain.fencing.fence import FenceRule
 from megatrain.fencing.phase_timeouts import PhaseTimeouts
 
@@ -195,10 +197,31 @@ class Config:
         num_heads, tp_size = self.model.resolved_num_kv_heads, self.parallel.tp_size
         return (Holders("tp", num_heads),) if num_heads < tp_size else ()
 
-    def num_microbatches(self, layout: Layout, global_batch_size: int | None = None) -> int:
-        """Return the micro-batches of each pipeline in one step. global_batch_size: None means the configured size."""
+    def dealing(self, layout: Layout, global_batch_size: int | None = None) -> Dealing:
+        """Return how a step is dealt to the replicas. global_batch_size: None means the configured size."""
         samples = self.batch.global_batch_size if global_batch_size is None else global_batch_size
-        return samples // (self.batch.micro_batch_size * layout.num_sample_parts)
+        parallel = self.parallel
+        return Dealing(
+            samples // self.batch.micro_batch_size,
+            layout.num_sample_parts,
+            parallel.schedule_kind.least_microbatches(parallel.pp_size),
+            has_equal_slots=parallel.zero_stage == 2,
+        )
+
+    def num_microbatches(self, layout: Layout, global_batch_size: int | None = None) -> int:
+        """Return the micro-batches of the pipeline that computes most of them in one step, with empty ones.
+
+        global_batch_size: None means the configured size.
+        """
+        return self.dealing(layout, global_batch_size).most_slots
+
+    def step_plan(self, layout: Layout, cursor: int, global_batch_size: int, skipped: SampleRanges = ()) -> StepPlan:
+        """Return the plan of the step from sample `cursor` on, the same on all ranks.
+
+        Raises: ValueError when global_batch_size is not a multiple of batch.micro_batch_size.
+        """
+        dealing = self.dealing(layout, global_batch_size)
+        return StepPlan(cursor, global_batch_size, self.batch.micro_batch_size, dealing, skipped)
 
     @property
     def layers_per_chunk(self) -> tuple[int, ...]:

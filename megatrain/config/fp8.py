@@ -28,7 +28,8 @@ class Fp8Config:
         default="current",
         metadata=option(
             "Source of a tensor's scale. current: the tensor itself, which is read once more. delayed (tensorwise): "
-            "the largest magnitudes of the last history_len steps, over all ranks."
+            "the largest magnitudes of the last history_len steps, over all ranks; no replica may have an empty "
+            "micro-batch."
         ),
     )
     history_len: int = field(

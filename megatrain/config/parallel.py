@@ -62,7 +62,8 @@ class ParallelConfig:
     dp_size: int = field(
         default=0,
         metadata=option(
-            "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size).",
+            "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size). It need not divide the "
+            "micro-batches of a step: the first replicas then compute one more than the others.",
             unit="ranks",
             minimum=0,
             maximum=LARGEST_SIZE,

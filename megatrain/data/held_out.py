@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.step_plan import NO_SAMPLE, Dealing, StepPlan
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.reader import MicroBatch, TokenWindow, assemble, dealt
+from megatrain.data.reader import MicroBatch, TokenWindow, assemble
 
 
 def num_windows(dataset: IndexedDataset, seq_len: int) -> int:
@@ -42,15 +43,17 @@ def evaluation_batches(
 ) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches of the first `num_samples` windows (0 = all).
 
-    Every rank gets the same number of micro-batches, as pipelines and collectives need. In samples beyond the last
-    window, all labels are -100.
+    They are dealt as those of a training step. Every rank gets at least one, because all ranks gather the parameters.
+    In empty micro-batches and in samples beyond the last window, all labels are -100.
     """
     num_samples = num_evaluated(dataset, seq_len, num_samples)
-    num_microbatches = -(-num_samples // (micro_batch_size * dp_size))
-    for samples_B in dealt(num_microbatches, dp_rank, dp_size, micro_batch_size):
+    num_microbatches = -(-num_samples // micro_batch_size)
+    plan = StepPlan(0, num_microbatches * micro_batch_size, micro_batch_size, Dealing(num_microbatches, dp_size))
+    for slot in plan.slots(dp_rank):
+        samples_B = np.array(slot or (NO_SAMPLE,) * micro_batch_size, dtype=np.int64)
         starts_B = samples_B * seq_len
         label_counts_B = np.clip(dataset.num_tokens - 1 - starts_B, 0, seq_len)
-        label_counts_B[samples_B >= num_samples] = 0
+        label_counts_B[(samples_B >= num_samples) | (samples_B == NO_SAMPLE)] = 0
         samples = [
             [TokenWindow(dataset, start, count)]
             for start, count in zip(starts_B.tolist(), label_counts_B.tolist(), strict=True)

@@ -13,22 +13,21 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
+from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.reader import StepBatch
 
 _logger = logging.getLogger(__name__)
 
 
 class Prefetcher:
-    """Delivers `read_step(cursor, global_batch_size)` for each pair of `steps`, in order, `prefetch` steps ahead.
+    """Delivers `read_step(plan)` for each of `plans`, in order, `prefetch` steps ahead.
 
     With `prefetch` 0 there is no thread, and each step is read when it is requested.
     """
 
-    def __init__(
-        self, read_step: Callable[[int, int], StepBatch], steps: Iterable[tuple[int, int]], prefetch: int
-    ) -> None:
+    def __init__(self, read_step: Callable[[StepPlan], StepBatch], plans: Iterable[StepPlan], prefetch: int) -> None:
         self._read_step = read_step
-        self._steps = iter(steps)
+        self._plans = iter(plans)
         self._prefetch = prefetch
         self._changed = threading.Condition()
         self._ready: deque[StepBatch | BaseException] = deque()
@@ -50,10 +49,10 @@ class Prefetcher:
     def next(self) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary.
 
-        Raises: the error of the read; StopIteration when the plan has no more steps; RuntimeError after `close`.
+        Raises: the error of the read; StopIteration when there are no more plans; RuntimeError after `close`.
         """
         if self._thread is None and not self._is_closed:
-            return self._read_step(*next(self._steps))
+            return self._read_step(next(self._plans))
         with self._changed:
             self._changed.wait_for(lambda: bool(self._ready) or self._is_closed)
             if self._is_closed:
@@ -80,7 +79,7 @@ class Prefetcher:
         result: StepBatch | BaseException
         while True:
             try:
-                result = self._read_step(*next(self._steps))
+                result = self._read_step(next(self._plans))
             except BaseException as error:  # noqa: BLE001 -- `next` raises it in the consumer, StopIteration too
                 result = error
             with self._changed:

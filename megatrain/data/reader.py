@@ -1,9 +1,8 @@
 """Micro-batches of a step for one data-parallel rank, read directly from the memory-mapped tokens.
 
-Sample j of micro-batch m on rank d is number cursor + (m * dp_size + d) * micro_batch_size + j. So a step's set of
-samples depends only on cursor and global batch size, and a run may resume with another dp_size and see the same data.
-Samples that a run leaves out do not count: the next sample replaces them. A mixture determines the source of each
-sample.
+The step plan (contracts/step_plan.py) determines the samples of each micro-batch of a rank, and which micro-batches are
+empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
+and see the same data. A mixture determines the source of each sample.
 Legend: S sequence, B micro-batch. Arrays are sequence-first, int64. This package loads no torch.
 """
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.labels import IGNORED_LABEL
-from megatrain.contracts.sample_ranges import SampleRanges
+from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, SampleOrder
@@ -30,7 +29,8 @@ class MicroBatch:
     """The input of one forward pass.
 
     labels_SB is the next token, or -100. document_SB numbers the documents within each window from 0, for attention
-    that must not cross them; None when the run has no document mask. sample_B is the sample's number in the run.
+    that must not cross them; None when the run has no document mask. sample_B is the sample's number in the run, or
+    NO_SAMPLE: an empty micro-batch fills a slot of the pipeline, and all its labels are -100.
     num_labels_B: how many labels of each sample have a loss.
     squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
     whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
@@ -110,41 +110,31 @@ class BatchReader:
         by_identity = {source.identity: source for source in self.sources if source is not None}
         return replace(self, sources=tuple(map(by_identity.get, stream.sources)), mixture=Mixture.of(stream))
 
-    def read_step(
-        self,
-        cursor: int,
-        global_batch_size: int,
-        dp_rank: int,
-        dp_size: int,
-        micro_batch_size: int,
-        skipped: SampleRanges = (),
-    ) -> StepBatch:
-        """Return this rank's part of the step that starts at sample `cursor`; `skipped` samples are left out.
+    def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
+        """Return one replica's part of a step.
 
-        Raises: ValueError when the global batch is not a whole number of micro-batches per rank; DataError when a token
-        is outside the vocabulary.
+        Raises: DataError when a token is outside the vocabulary.
         """
-        num_microbatches, rest = divmod(global_batch_size, micro_batch_size * dp_size)
-        if rest:
-            raise ValueError(
-                f"global_batch_size={global_batch_size} is not a multiple of micro_batch_size={micro_batch_size} times "
-                f"dp_size={dp_size}"
-            )
-        samples_MB = positions(cursor, dealt(num_microbatches, dp_rank, dp_size, micro_batch_size), skipped)
-        sources, indices = self.mixture.places(samples_MB.ravel())
-        samples = self._samples(sources, indices)
+        slots = plan.slots(replica)
+        sources, indices = self.mixture.places(np.array([number for slot in slots for number in slot], dtype=np.int64))
+        samples = iter(self._samples(sources, indices))
         microbatches = [
-            assemble(samples[first : first + micro_batch_size], samples_B, self.seq_len, self.has_document_mask)
-            for first, samples_B in zip(range(0, len(samples), micro_batch_size), samples_MB, strict=True)
+            assemble(
+                [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
+                np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
+                self.seq_len,
+                self.has_document_mask,
+            )
+            for slot in slots
         ]
         return StepBatch(
-            cursor,
-            global_batch_size,
+            plan.cursor,
+            plan.global_batch_size,
             microbatches,
             sum(one.num_label_tokens for one in microbatches),
             sum(one.squared_lengths for one in microbatches),
             sum(one.num_documents for one in microbatches),
-            self._sample_sources(sources.reshape(samples_MB.shape), microbatches),
+            self._sample_sources(sources, microbatches),
         )
 
     @property
@@ -152,11 +142,15 @@ class BatchReader:
         """The tokens of a sample, the same for all sources."""
         return next(source.order.seq_len for source in self.sources if source is not None)
 
-    def _sample_sources(self, source_MB: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
+    def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
             return None
         names = tuple("" if source is None else source.identity.name for source in self.sources)
-        return SampleSources(names, source_MB, np.stack([microbatch.num_labels_B for microbatch in microbatches]))
+        num_labels_MB = np.stack([microbatch.num_labels_B for microbatch in microbatches])
+        # the empty micro-batches at the end have no labels, so their source does not matter
+        source_MB = np.zeros(num_labels_MB.shape, dtype=np.int64)
+        source_MB.reshape(-1)[: len(sources)] = sources
+        return SampleSources(names, source_MB, num_labels_MB)
 
     def _samples(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[list[TokenWindow]]:
         """Return the windows of each sample, by their places in the mixture."""
@@ -178,26 +172,6 @@ class BatchReader:
         return source
 
 
-def dealt(num_microbatches: int, dp_rank: int, dp_size: int, micro_batch_size: int) -> NDArray[np.int64]:
-    """Return the samples of a rank, counted from the step's first sample.
-
-    Shapes: result [num_microbatches, micro_batch_size].
-    """
-    rows_M1 = np.arange(num_microbatches, dtype=np.int64)[:, None] * dp_size + dp_rank
-    return rows_M1 * micro_batch_size + np.arange(micro_batch_size, dtype=np.int64)
-
-
-def positions(cursor: int, counts: NDArray[np.int64], skipped: SampleRanges) -> NDArray[np.int64]:
-    """Return the position after each of `counts` samples from `cursor` on, where `skipped` samples do not count: the
-    result of `position_after` for each count."""
-    found = cursor + counts
-    for first, end in skipped:
-        if end > cursor:
-            start = max(first, cursor)
-            found = np.where(found >= start, found + (end - start), found)
-    return found
-
-
 def assemble(
     samples: Sequence[Sequence[TokenWindow]], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
 ) -> MicroBatch:
@@ -212,7 +186,7 @@ def assemble(
     document_SB = np.zeros(shape, dtype=np.int64) if has_document_mask else None
     num_labels_B = np.zeros(len(samples), dtype=np.int64)
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
-    num_documents = 0 if has_document_mask else len(samples)
+    num_documents = 0 if has_document_mask else sum(map(bool, samples))
     for sample, windows in enumerate(samples):
         place, bounds = 0, [np.zeros(1, dtype=np.int64)]
         for dataset, start, count in windows:

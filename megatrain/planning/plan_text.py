@@ -28,6 +28,7 @@ def _job(plan: RunPlan) -> list[str]:
         "schedule": f"{plan.schedule}, {_count(plan.num_chunks, 'chunk')} a stage, "
         f"{_count(plan.num_microbatches, 'micro-batch', 'es')} of {plan.micro_batch_size} a pipeline, "
         f"bubble {plan.bubble_fraction:.1%} of the compute time",
+        **({"idle": plan.idle} if plan.idle else {}),
         "buckets": f"{plan.bucket_size:,} elements or more, exchanged "
         + (f"together for each chunk ({plan.by_chunk})" if plan.by_chunk else "each during its own chunk's computes"),
         "step": f"{plan.num_tokens_per_step:,} tokens, {plan.flops_per_token:.4g} FLOPs a token, "

@@ -20,6 +20,7 @@ from megatrain.config.config import Config, LayerKind
 from megatrain.config.model_size import block_weights, num_parameters, parameter_sizes
 from megatrain.config.optimizer import first_matching
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.step_plan import idle_text
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import row_of
 from megatrain.parallel.update_rules import UpdateRule, update_rule
@@ -98,6 +99,10 @@ class RunPlan:
     num_chunks: int
     num_microbatches: int
     micro_batch_size: int
+    idle_share: float
+    """The share of the slots of all pipelines that are idle, because replicas have unequal numbers of micro-batches."""
+    idle: str
+    """The same as text; empty if no slot is idle."""
     bucket_size: int
     """The minimum number of gradients or parameters that one collective exchanges."""
     by_chunk: str
@@ -138,7 +143,8 @@ def plan_run(config: Config) -> RunPlan:
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """
     layout, parallel = config.layout(None), config.parallel
-    num_microbatches = config.num_microbatches(layout)
+    dealing = config.dealing(layout)
+    num_microbatches = dealing.most_slots
     groups: dict[str, GroupPlan] = {}
     stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):
@@ -180,6 +186,8 @@ def plan_run(config: Config) -> RunPlan:
         num_chunks=parallel.num_chunks,
         num_microbatches=num_microbatches,
         micro_batch_size=config.batch.micro_batch_size,
+        idle_share=dealing.idle_share,
+        idle=idle_text(dealing),
         bucket_size=config.bucket_size(layout),
         by_chunk=_by_chunk(config, largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),

@@ -59,6 +59,10 @@ class ScheduleKind:
     def placement(self, pp_size: int, num_chunks: int) -> ChunkPlacement:
         return ChunkPlacement(pp_size, num_chunks, self.is_v_shaped)
 
+    def least_microbatches(self, pp_size: int) -> int:
+        """Return the fewest micro-batches that a pipeline of this schedule needs."""
+        return pp_size if self.why_microbatches else 1
+
 
 KINDS: dict[str, ScheduleKind] = {
     kind.name: kind
@@ -136,11 +140,11 @@ def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: in
         return found.text
     if num_microbatches < 1:
         return f"num_microbatches={num_microbatches} must be at least 1"
-    reason = KINDS[name].why_microbatches
-    if reason and num_microbatches < pp_size:
+    kind = KINDS[name]
+    if num_microbatches < kind.least_microbatches(pp_size):
         return (
-            f"num_microbatches={num_microbatches} (batch.global_batch_size / (batch.micro_batch_size * dp_size)) must "
-            f'be at least {_STAGES}={pp_size} for {_SCHEDULE}="{name}", or {reason}; '
+            f"num_microbatches={num_microbatches} (batch.global_batch_size / (batch.micro_batch_size * dp_size), "
+            f'rounded up) must be at least {_STAGES}={pp_size} for {_SCHEDULE}="{name}", or {kind.why_microbatches}; '
             f'raise batch.global_batch_size to {pp_size} micro-batches or use schedule="1f1b"'
         )
     return None

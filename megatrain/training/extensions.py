@@ -17,8 +17,9 @@ Loss: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 """Returns the summed loss of a micro-batch, a scalar with a gradient, from its logits and labels.
 
 Shapes: logits [T, V] with T = seq_len * micro_batch_size tokens and V = model.vocab_size; labels [T], int64, -100 where
-a token has no label. The trainer divides the sum by the number of labels in the global batch. With tensor parallelism
-each rank of the group gets all columns of the logits and calls the function, which must return the same on all of them.
+a token has no label; without any label, the sum is 0. The trainer divides the sum by the number of labels in the global
+batch. With tensor parallelism each rank of the group gets all columns of the logits and calls the function, which must
+return the same on all of them.
 """
 
 

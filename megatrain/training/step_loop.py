@@ -16,6 +16,7 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.errors import NonFiniteError
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
+from megatrain.contracts.step_plan import StepPlan, idle_text
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
@@ -120,9 +121,10 @@ class StepLoop:
         if self.step >= config.train.steps:
             self._print_line(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
         self._check_data()
+        self._print_line(idle_text(config.dealing(self._parts.rank_model.mesh.layout)))
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
-        with Prefetcher(self._read_step, self._plan(), config.data.prefetch) as batches:
+        with Prefetcher(self._read_step, self._plans(), config.data.prefetch) as batches:
             while self.step < config.train.steps and not self.is_stopped:
                 started = perf_counter()
                 for observer in observers:
@@ -148,10 +150,12 @@ class StepLoop:
             chunk.finish_gather()  # no group may be destroyed while it carries out an exchange
         self._saving.finish(self.step)
 
-    def _plan(self) -> Iterator[tuple[int, int]]:
-        """Return (cursor, global batch size) of every remaining step."""
-        batches = batches_from(self._config.batch, self._progress.consumed_samples, self._excluded_samples)
-        return islice(batches, max(0, self._config.train.steps - self.step))
+    def _plans(self) -> Iterator[StepPlan]:
+        """Yield the plan of every remaining step."""
+        config, layout, excluded = self._config, self._parts.rank_model.mesh.layout, self._excluded_samples
+        batches = batches_from(config.batch, self._progress.consumed_samples, excluded)
+        for cursor, size in islice(batches, max(0, config.train.steps - self.step)):
+            yield config.step_plan(layout, cursor, size, excluded)
 
     def _check_data(self) -> None:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""
@@ -162,15 +166,10 @@ class StepLoop:
         if len(uses) > 1:
             self._print_line(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
 
-    def _read_step(self, cursor: int, global_batch_size: int) -> StepBatch:
+    def _read_step(self, plan: StepPlan) -> StepBatch:
         mesh = self._parts.rank_model.mesh
-        return self._reader.read_step(
-            cursor,
-            global_batch_size,
-            *mesh.layout.sample_share(mesh.rank),
-            self._config.batch.micro_batch_size,
-            self._excluded_samples,
-        )
+        replica, _ = mesh.layout.sample_share(mesh.rank)
+        return self._reader.read_step(plan, replica)
 
     def _train_step(self, batch: StepBatch) -> StepOutcome:
         config, rank_model = self._config, self._parts.rank_model

@@ -10,6 +10,7 @@ from megatrain.training.training_data import open_reader
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close
 from tests.helpers.mixed_data import losses_by_source, write_mixture
 from tests.helpers.single_rank import single_rank_model
+from tests.helpers.step_plans import step_plan
 from tests.helpers.training_case import make_config, on_layout
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -33,7 +34,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 def test_losses_by_source_are_the_same_in_every_layout(layout: Tables, jobs: TrainingJobs, mixture: Tables) -> None:
     one_process = make_config(mixture)
     size = one_process.batch.global_batch_size
-    batches = [open_reader(one_process).read_step(step * size, size, 0, 1, 1) for step in range(3)]
+    batches = [open_reader(one_process).read_step(step_plan(step * size, size), 0) for step in range(3)]
     expected = losses_by_source(single_rank_model(one_process), batches[0])
     run = jobs.run(make_config(mixture, layout))
 

@@ -44,7 +44,7 @@ join_timeout_s = 20.0
 
 
 def write_config(directory: Path) -> Path:
-    """Write a configuration whose run and black boxes are below `directory`; 1, 2, 3, 4, 6 or 12 ranks divide it."""
+    """Write a configuration whose run and black boxes are below `directory`."""
     path = directory / "small.toml"
     boxes = directory / "boxes"
     boxes.mkdir(exist_ok=True)

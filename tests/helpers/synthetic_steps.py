@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import Operation, StepValue
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.roster import Roster, make_roster
 from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined
@@ -41,6 +41,8 @@ class SyntheticJob:
     is_gc_in_passes: bool = False
     work_factor: dict[int, float] = field(default_factory=dict)
     """Squared lengths, which compute follows."""
+    num_microbatches: dict[int, int] = field(default_factory=dict)
+    """By data-parallel rank; 1 for others."""
     work_noise: float = 0.0
     """Of squared lengths, of every rank and step."""
     stage_factor: dict[int, float] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class SyntheticJob:
         # the ranks of a tensor-parallel group have the same samples
         chance = random.normal(0.0, 1.0, (self.layout.pp_size, self.layout.dp_size))[stage * 0, dp]
         work = np.array([self.work_factor.get(rank, 1.0) for rank in range(num)]) * np.exp(self.work_noise * chance)
+        passes = np.array([self.num_microbatches.get(int(one), 1) for one in dp])
+        work *= passes
         factor *= work
         factor *= 1.0 + self.noise * random.normal(size=num).clip(-4, 4)
         forward, backward = FORWARD * factor, BACKWARD * factor
@@ -118,9 +122,9 @@ class SyntheticJob:
             **({Operation.GC: gc} if gc.any() else {}),
             **(extra or {}),
         }
-        return self._totals(step, seconds), self._values(step, work)
+        return self._totals(step, seconds, passes), self._values(step, work)
 
-    def _totals(self, step: int, seconds: dict[Operation, Array]) -> StepTotals:
+    def _totals(self, step: int, seconds: dict[Operation, Array], passes: NDArray[np.int64]) -> StepTotals:
         num, count = self.world_size, len(seconds)
         self.sequence += count
         sums = np.concatenate([(second * 1e9).astype(np.int64) for second in seconds.values()])
@@ -135,7 +139,7 @@ class SyntheticJob:
                 "start_ns": np.full(num * count, START_NS + int(step * STEP_S * 1e9)),
                 "sum_ns": sums,
                 "max_ns": sums.copy(),
-                "count": np.full(num * count, 1),
+                "count": np.concatenate([passes if each in MODEL_COMPUTES else np.ones(num) for each in seconds]),
                 "num_bytes": np.repeat([1_000_000 if second.is_collective else 0 for second in seconds], num),
             },
         )

@@ -32,7 +32,7 @@ from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Coordinate
 from megatrain.contracts.process import Process
 from megatrain.contracts.records.rounds import Rollback
-from megatrain.contracts.sample_ranges import SampleRanges
+from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
@@ -187,17 +187,10 @@ class _NotingReader:
     def mixture(self) -> Any:
         return self._reader.mixture
 
-    def read_step(
-        self,
-        cursor: int,
-        global_batch_size: int,
-        dp_rank: int,
-        dp_size: int,
-        micro_batch_size: int,
-        skipped: SampleRanges = (),
-    ) -> StepBatch:
-        batch = self._reader.read_step(cursor, global_batch_size, dp_rank, dp_size, micro_batch_size, skipped)
-        self.samples[cursor] = np.concatenate([micro.sample_B for micro in batch.microbatches]).tolist()
+    def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
+        batch = self._reader.read_step(plan, replica)
+        read = np.concatenate([micro.sample_B for micro in batch.microbatches])
+        self.samples[plan.cursor] = read[read != NO_SAMPLE].tolist()
         return batch
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.analysis.own_time import Aspect, aspects, scale_of, typical_step_s
+from megatrain_diagnostics.analysis.own_time import Aspect, aspects, per_pass, scale_of, typical_step_s
 from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
 from megatrain_diagnostics.events.roster import groups_along, replica_groups
@@ -102,7 +102,7 @@ class StepHistory:
         self._own[slot] = own
         self._excess[slot] = np.where(row.has_reported, own - reference.median, 0.0)
         self._scale[slot] = scale_of(peers.stage_medians(own[Aspect.COMPUTE], row.has_reported), peers.stage_of, step_s)
-        self._work[slot] = row.work
+        self._work[slot] = row.work * per_pass(row)
         self._has_reported[slot] = row.has_reported
         self._step_s[slot] = step_s
         self._dp_transfer_s[slot] = _least(row.sum_of(DP_TRANSFERS), row.has_reported, self._of_dp)

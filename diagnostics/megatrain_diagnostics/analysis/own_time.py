@@ -3,6 +3,9 @@
 Forward and backward passes contain tensor-parallel collectives, which wait for the other tp ranks, so their time is
 subtracted from compute. Collectives and receives end only when other ranks have arrived, so they are waiting. Of
 overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
+
+Replicas may have unequal numbers of micro-batches (docs/adr/0075-step-plan.md). A rank with more of them computes
+longer on any host, so compute is compared as if all ranks had the same number.
 """
 
 from __future__ import annotations
@@ -47,16 +50,31 @@ _MIN_SCALE_S = 1e-9
 
 
 def aspects(row: StepRow) -> Floats:
-    """Return seconds by aspect; 0 for ranks that did not report. Shapes: [aspects, ranks]."""
+    """Return seconds by aspect; 0 for ranks that did not report.
+
+    The time of the passes is that of the median number of passes. Shapes: [aspects, ranks].
+    """
     passes = row.sum_of(_PASSES)
     inside = np.minimum(row.sum_of(_INSIDE_PASSES), passes)
     found = np.stack([
-        passes - inside + row.of(Operation.OPTIMIZER.number),
+        (passes - inside) * per_pass(row) + row.of(Operation.OPTIMIZER.number),
         row.of(Operation.DATA_WAIT.number),
         row.of(Operation.GC.number),
         row.sum_of(_WAITS) + row.longest.sum(axis=0),
     ])  # fmt: skip
     found[:, ~row.has_reported] = 0.0
+    return found
+
+
+def per_pass(row: StepRow) -> Floats:
+    """Return the factor that makes each rank's passes as many as the median; 1 if all have the same number.
+
+    Shapes: [ranks].
+    """
+    is_known = row.num_forwards > 0
+    if not is_known.any():
+        return np.ones(len(row.num_forwards))
+    found: Floats = np.where(is_known, np.median(row.num_forwards[is_known]) / np.maximum(row.num_forwards, 1), 1.0)
     return found
 
 

@@ -42,7 +42,10 @@ class RingCounters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRow:
-    """One step of all ranks. Shapes: seconds [operations, ranks], work [kinds, ranks], has_reported [ranks]."""
+    """One step of all ranks.
+
+    Shapes: seconds [operations, ranks], work [kinds, ranks], num_forwards and has_reported [ranks].
+    """
 
     step: int
     operations: tuple[int, ...]
@@ -51,6 +54,8 @@ class StepRow:
     longest: Floats
     """Longest span of each of OVERLAPPED. Shapes: [OVERLAPPED, ranks]."""
     work: Floats
+    num_forwards: Indices
+    """The number of forward passes: micro-batches times chunks, 0 if it is not known."""
     has_reported: Flags
 
     def of(self, number: int) -> Floats:
@@ -86,6 +91,7 @@ class StepRing:
         self._seconds: NDArray[np.float32] = np.zeros((num_steps, _FIRST_OPERATIONS, num_ranks), dtype=np.float32)
         self._longest: NDArray[np.float32] = np.zeros((num_steps, len(OVERLAPPED), num_ranks), dtype=np.float32)
         self._work = np.zeros((num_steps, len(WORK_KINDS), num_ranks))
+        self._num_forwards = np.zeros((num_steps, num_ranks), dtype=np.int64)
         self._has_reported = np.zeros((num_steps, num_ranks), dtype=bool)
         self._first_seen_s = np.full(num_steps, np.inf)
 
@@ -118,6 +124,8 @@ class StepRing:
             of_it = totals.operation[kept] == operation.number
             longest = np.clip(totals.max_ns[kept][of_it], 0, totals.sum_ns[kept][of_it])
             self._longest[slot[of_it], place, rank[of_it]] = longest / 1e9
+        is_forward = totals.operation[kept] == Operation.FORWARD_COMPUTE.number
+        self._num_forwards[slot[is_forward], rank[is_forward]] = np.maximum(totals.count[kept][is_forward], 0)
         self._has_reported[slot, rank] = True
         seen = np.unique(slot)
         self._first_seen_s[seen] = np.minimum(self._first_seen_s[seen], now_s)
@@ -153,6 +161,7 @@ class StepRing:
             seconds=self._seconds[slot, : len(self._numbers)].astype(np.float64),
             longest=self._longest[slot].astype(np.float64),
             work=self._work[slot].copy(),
+            num_forwards=self._num_forwards[slot].copy(),
             has_reported=self._has_reported[slot].copy(),
         )
         self._clear(slice(slot, slot + 1))
@@ -195,6 +204,7 @@ class StepRing:
         self._seconds[slots] = 0.0
         self._longest[slots] = 0.0
         self._work[slots] = 0.0
+        self._num_forwards[slots] = 0
         self._has_reported[slots] = False
         self._first_seen_s[slots] = np.inf
 

@@ -1,4 +1,7 @@
-"""Rules of the batch: its division over ranks and micro-batches, the ramp-up, and what the pipeline schedule needs."""
+"""Rules of the batch: its division into micro-batches, the ramp-up, and what the pipeline schedule needs.
+
+The number of replicas need not divide the number of micro-batches (contracts/step_plan.py).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
 from megatrain.config.parallel import configurable_axes
 from megatrain.config.problem import Problem, multiples_around
+from megatrain.contracts.step_plan import Dealing
 from megatrain.formatting import alternatives
 from megatrain.schedule import infeasibility, layout_infeasibilities
 
 BATCH_KEYS = ("batch.global_batch_size", "batch.micro_batch_size")
 RAMPUP_KEYS = ("batch.rampup_start", "batch.rampup_increment", "batch.rampup_samples", "batch.global_batch_size")
 LAYOUT_KEYS = tuple(f"parallel.{axis.size_name}" for axis in configurable_axes())
-SAMPLE_PARTS = " * ".join(axis.size_name for axis in configurable_axes() if axis.deals_samples)
-"""The number of parts that the samples of a step are dealt to, in the terms of the options."""
 PIPELINE_KEYS = ("parallel.schedule", "parallel.pp_size", "parallel.num_chunks")
 
 
@@ -26,10 +28,11 @@ def batch_problems(context: Context) -> Iterator[Problem]:
     yield from rampup
     is_rampup_sound = not rampup and context.knows(*RAMPUP_KEYS)
     levels: Sequence[int] = rampup_levels(batch) if is_rampup_sound else (batch.global_batch_size,)
-    uneven = list(_division_problems(context, levels))
+    uneven = list(_division_problems(batch, levels))
     yield from uneven
     if not uneven:
         yield from _schedule_problems(context, levels)
+        yield from _empty_slot_problems(context, levels)
 
 
 def _rampup_problems(batch: BatchConfig) -> Iterator[Problem]:
@@ -66,26 +69,19 @@ def _rampup_problems(batch: BatchConfig) -> Iterator[Problem]:
         )
 
 
-def _division_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
-    batch, num_parts, full = context.config.batch, context.num_sample_parts, levels[-1]
-    if num_parts is None:
-        keys: tuple[str, ...] = BATCH_KEYS
-        part = batch.micro_batch_size
-        divisor = f"batch.micro_batch_size={part}"
-    else:
-        keys = (*BATCH_KEYS, *LAYOUT_KEYS)
-        part = batch.micro_batch_size * num_parts
-        divisor = f"batch.micro_batch_size * {SAMPLE_PARTS} = {batch.micro_batch_size} * {num_parts} = {part}"
+def _division_problems(batch: BatchConfig, levels: Sequence[int]) -> Iterator[Problem]:
+    full, part = levels[-1], batch.micro_batch_size
+    divisor = f"batch.micro_batch_size={part}"
     if full % part:
         fitting = alternatives(multiples_around(part, full))
-        yield Problem(keys, f"batch.global_batch_size={full} must be divisible by {divisor}; use {fitting}")
+        yield Problem(BATCH_KEYS, f"batch.global_batch_size={full} must be divisible by {divisor}; use {fitting}")
         return
     # Levels are evenly spaced: if the first two can be divided, all can.
     for level in levels[:-1][:2]:
         if level % part:
             steps = f"batch.rampup_start={batch.rampup_start} with batch.rampup_increment={batch.rampup_increment}"
             rule = f"{steps} reaches a global batch of {level}, which must be divisible by {divisor}"
-            yield Problem((*RAMPUP_KEYS, *keys), f"{rule}; use multiples of {part} for both")
+            yield Problem((*RAMPUP_KEYS, *BATCH_KEYS), f"{rule}; use multiples of {part} for both")
             return
 
 
@@ -95,19 +91,42 @@ def _schedule_problems(context: Context, levels: Sequence[int]) -> Iterator[Prob
     if any(layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks)):
         return
     # One replica has the most micro-batches: what is impossible then is impossible with any number of replicas.
-    part = batch.micro_batch_size * (context.num_sample_parts or 1)
-    # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many.
+    num_parts = context.num_sample_parts or 1
+    part = batch.micro_batch_size * num_parts
+    # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many. The
+    # fullest replica must fill the pipeline; empty slots are only for those that have fewer micro-batches than it.
     smallest = levels[0]
-    reason = _infeasibility(context, smallest // part)
+    reason = _infeasibility(context, Dealing(smallest // batch.micro_batch_size, num_parts).num_own(0))
     if reason is None:
         return
     rampup = "" if len(levels) == 1 else f" (level {smallest} of the ramp-up)"
     assumed = "" if context.num_sample_parts else " with dp_size=1, which is assumed as the most lenient case"
     fitting = next((count for count in (1, parallel.pp_size) if not _infeasibility(context, count)), None)
-    hint = "" if fitting is None else f"; the smallest batch that fits is {fitting * part}"
+    hint = "" if fitting is None else f"; the smallest batch that fills every pipeline is {fitting * part}"
     layout_keys = LAYOUT_KEYS if context.num_sample_parts else ()
     keys = (*BATCH_KEYS, *layout_keys, *PIPELINE_KEYS, *(RAMPUP_KEYS if rampup else ()))
     yield Problem(keys, f"batch.global_batch_size={levels[-1]}{rampup}{assumed}: {reason}{hint}")
+
+
+def _empty_slot_problems(context: Context, levels: Sequence[int]) -> Iterator[Problem]:
+    """Yield why empty slots would change the numbers: delayed scales would depend on the magnitudes in them."""
+    config, layout = context.config, context.layout
+    if not (config.fp8.is_used and config.fp8.scaling == "delayed") or layout is None:
+        return
+    # Levels are evenly spaced: if neither the smallest nor the second has empty slots, no level has.
+    for level in dict.fromkeys((*levels[:2], levels[-1])):
+        dealing = config.dealing(layout, level)
+        last = dealing.num_replicas - 1
+        if dealing.has_empty_slots:
+            fitting = alternatives(multiples_around(config.batch.micro_batch_size * dealing.num_replicas, level))
+            yield Problem(
+                ("fp8.scaling", *BATCH_KEYS, *LAYOUT_KEYS, *PIPELINE_KEYS, "parallel.zero_stage"),
+                f'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; '
+                f"a global batch of {level} is {dealing.num_microbatches} micro-batches for {dealing.num_replicas} "
+                f"replicas, and the last has {dealing.num_own(last)} for {dealing.num_slots(last)} slots; use "
+                f'scaling="current" or a batch of {fitting}',
+            )
+            return
 
 
 def _infeasibility(context: Context, num_microbatches: int) -> str | None:

@@ -36,6 +36,11 @@ class Context:
     @property
     def num_sample_parts(self) -> int | None:
         """How many parts the samples of a step are dealt to, if the data-parallel size is known; else None."""
+        return None if self.layout is None else self.layout.num_sample_parts
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout, if the data-parallel size is known; else None."""
         if self.dp_size is None:
             return None
-        return Layout(**{**self.config.parallel.sizes, "dp_size": self.dp_size}).num_sample_parts
+        return Layout(**{**self.config.parallel.sizes, "dp_size": self.dp_size})

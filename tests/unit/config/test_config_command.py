@@ -69,6 +69,14 @@ def test_check_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["bubble"].startswith("12.5% ")  # (2 - 1) / (2 * 4)
 
 
+def test_check_says_what_unequal_replicas_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", DEMO, "--world-size", "8", overrides=("--batch.global_batch_size=72",)) == 0
+    assert (
+        ", 5 micro-batches of 8 a pipeline (10.0% of the slots are idle: 9 micro-batches for 2 replicas, 4 to 5 each)\n"
+        in capsys.readouterr().out
+    )
+
+
 def test_check_says_how_layers_are_split(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("check", str(small), overrides=("--parallel.pp_size=3", "--parallel.counts_head_as_layer=true"))
     assert "1f1b, 1 chunk a stage, 3 + 3 + 2 layers in the model's order\n" in capsys.readouterr().out

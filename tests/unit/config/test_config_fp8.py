@@ -9,6 +9,41 @@ CASES = {
     "fits": (FITTING, None),
     "rowwise": ([*FITTING, "--fp8.recipe=rowwise", "--fp8.skip_layers=[0, 7]"], None),
     "delayed": ([*FITTING, "--fp8.scaling=delayed", "--fp8.history_len=4"], None),
+    "delayed, replicas with unequal numbers of micro-batches": (
+        [*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=5"],
+        None,
+    ),
+    "current, with empty micro-batches": ([*FITTING, "--parallel.dp_size=5", "--parallel.zero_stage=2"], None),
+    "delayed, with empty micro-batches": (
+        [*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=5", "--parallel.zero_stage=2"],
+        (
+            'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; a '
+            "global batch of 48 is 48 micro-batches for 5 replicas, and the last has 9 for 10 slots; use "
+            'scaling="current" or a batch of 45 or 50 (--fp8.scaling on the command line)'
+        ),
+    ),
+    "delayed, with empty micro-batches at the start of a ramp-up": (
+        [
+            *(*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=6", "--parallel.zero_stage=2"),
+            *("--batch.rampup_start=36", "--batch.rampup_increment=4", "--batch.rampup_samples=100"),
+        ],
+        (
+            'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; a '
+            "global batch of 40 is 40 micro-batches for 6 replicas, and the last has 6 for 7 slots; use "
+            'scaling="current" or a batch of 36 or 42 (--fp8.scaling on the command line)'
+        ),
+    ),
+    "delayed, in a pipeline that some replicas do not fill": (
+        [
+            *(*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=15", "--parallel.pp_size=4"),
+            "--parallel.schedule=zero_bubble",
+        ],
+        (
+            'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; a '
+            "global batch of 48 is 48 micro-batches for 15 replicas, and the last has 3 for 4 slots; use "
+            'scaling="current" or a batch of 45 or 60 (--fp8.scaling on the command line)'
+        ),
+    ),
     "scaling without a recipe": (
         ["--fp8.scaling=delayed"],
         (

@@ -164,13 +164,8 @@ CASES = {
         ["--batch.micro_batch_size=5"],
         "batch.global_batch_size=48 must be divisible by batch.micro_batch_size=5; use 45 or 50 (small.toml:9)",
     ),
-    "batch and replicas": (
-        ["--batch.micro_batch_size=4", "--parallel.dp_size=5"],
-        (
-            "batch.global_batch_size=48 must be divisible by batch.micro_batch_size * dp_size = 4 * 5 = 20; use 40 or "
-            "60 (small.toml:9)"
-        ),
-    ),
+    "batch and replicas": (["--batch.micro_batch_size=4", "--parallel.dp_size=5"], None),
+    "more replicas than micro-batches": (["--batch.micro_batch_size=4", "--parallel.dp_size=13"], None),
     "ramp-up without increment": (
         ["--batch.rampup_start=16", "--batch.rampup_samples=100"],
         (
@@ -259,9 +254,10 @@ def test_world_size_must_fit_the_layout(problems_of: ProblemsOf) -> None:
 
 
 def test_world_size_decides_an_open_dp_size(problems_of: ProblemsOf) -> None:
-    assert problems_of("--batch.micro_batch_size=4") == ()
-    (problem,) = problems_of("--batch.micro_batch_size=4", world_size=5)
-    assert "divisible by batch.micro_batch_size * dp_size = 4 * 5 = 20; use 40 or 60 (small.toml:9)" in problem
+    pipeline = ("--parallel.pp_size=4", "--parallel.schedule=zero_bubble")
+    assert problems_of(*pipeline) == problems_of(*pipeline, world_size=60) == ()
+    (problem,) = problems_of(*pipeline, world_size=64)
+    assert problem.startswith("batch.global_batch_size=48: num_microbatches=3 ")
 
 
 def test_batch_is_checked_as_far_as_the_layout_is_known(problems_of: ProblemsOf) -> None:
@@ -283,11 +279,13 @@ INTERLEAVED = ["--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.sc
 
 
 def test_too_few_micro_batches(problems_of: ProblemsOf) -> None:
-    assert problems_of(*INTERLEAVED, "--parallel.dp_size=12") == ()
+    # 15 replicas: three of them have 4 micro-batches, the others an empty one beside their 3
+    for dp_size in (12, 13, 15):
+        assert problems_of(*INTERLEAVED, f"--parallel.dp_size={dp_size}") == ()
 
     (problem,) = problems_of(*INTERLEAVED, "--parallel.dp_size=16")
     assert problem.startswith("batch.global_batch_size=48: num_microbatches=3 ")
-    assert problem.endswith("; the smallest batch that fits is 64 (small.toml:9)")
+    assert problem.endswith("; the smallest batch that fills every pipeline is 64 (small.toml:9)")
 
 
 def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of: ProblemsOf) -> None:
@@ -295,17 +293,17 @@ def test_too_few_micro_batches_at_a_level_of_the_ramp_up(problems_of: ProblemsOf
     (problem,) = problems_of(*INTERLEAVED, *rampup, "--parallel.dp_size=4")
 
     assert problem.startswith("batch.global_batch_size=48 (level 12 of the ramp-up): num_microbatches=3 ")
-    assert "; the smallest batch that fits is 16 (" in problem
+    assert "; the smallest batch that fills every pipeline is 16 (" in problem
 
 
 def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of: ProblemsOf) -> None:
     too_few = "--batch.global_batch_size=2"
     expected = (
         "batch.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
-        "(batch.global_batch_size / (batch.micro_batch_size * dp_size)) must be at least parallel.pp_size=4 for "
-        'parallel.schedule="interleaved", or every change of chunk stalls the pipeline; raise '
-        'batch.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that fits is 4 '
-        "(--batch.global_batch_size on the command line)"
+        "(batch.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must be at least "
+        'parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the pipeline; raise '
+        'batch.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that fills every '
+        "pipeline is 4 (--batch.global_batch_size on the command line)"
     )
     assert problems_of(*INTERLEAVED, too_few) == (expected,)
     assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4") == ()

@@ -34,9 +34,9 @@ CASES: list[tuple[list[str], str | None]] = [
         ["--parallel.dp_size=16"],
         (
             "batch.global_batch_size=48: num_microbatches=3 (batch.global_batch_size / (batch.micro_batch_size * "
-            'dp_size)) must be at least parallel.pp_size=4 for parallel.schedule="zero_bubble", or there are '
-            "too few wgrads to fill the bubble; raise batch.global_batch_size to 4 micro-batches or use "
-            'schedule="1f1b"; the smallest batch that fits is 64'
+            'dp_size), rounded up) must be at least parallel.pp_size=4 for parallel.schedule="zero_bubble", or there '
+            "are too few wgrads to fill the bubble; raise batch.global_batch_size to 4 micro-batches or use "
+            'schedule="1f1b"; the smallest batch that fills every pipeline is 64'
         ),
     ),
     (

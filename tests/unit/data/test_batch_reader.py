@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.labels import IGNORED_LABEL
+from megatrain.contracts.step_plan import NO_SAMPLE, Dealing, StepPlan
 from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch, TokenWindow, assemble
+from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 8
 
@@ -31,7 +33,7 @@ def reader(dataset: IndexedDataset, has_document_mask: bool = False) -> BatchRea
 
 
 def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedDataset) -> None:
-    step = reader(dataset).read_step(cursor=5, global_batch_size=12, dp_rank=1, dp_size=2, micro_batch_size=3)
+    step = reader(dataset).read_step(step_plan(5, 12, num_replicas=2, micro_batch_size=3), 1)
     assert len(step.microbatches) == 2
     assert step.num_label_tokens == 2 * 3 * SEQ_LEN
     for batch in step.microbatches:
@@ -46,7 +48,7 @@ def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedD
 
 def test_samples_are_dealt_by_the_stated_rule(dataset: IndexedDataset) -> None:
     for dp_rank in range(3):
-        step = reader(dataset).read_step(100, global_batch_size=24, dp_rank=dp_rank, dp_size=3, micro_batch_size=2)
+        step = reader(dataset).read_step(step_plan(100, 24, num_replicas=3, micro_batch_size=2), dp_rank)
         for m, batch in enumerate(step.microbatches):
             assert batch.sample_B.tolist() == [100 + (m * 3 + dp_rank) * 2 + j for j in range(2)]
 
@@ -57,17 +59,19 @@ def test_a_step_holds_the_same_samples_at_every_layout(dataset: IndexedDataset, 
         found: dict[int, tuple[object, ...]] = {}
         num_label_tokens = 0
         for dp_rank in range(dp_size):
-            step = reader(dataset, has_document_mask).read_step(240, 24, dp_rank, dp_size, micro_batch_size)
+            step = reader(dataset, has_document_mask).read_step(step_plan(240, 24, dp_size, micro_batch_size), dp_rank)
             num_label_tokens += step.num_label_tokens
             for batch in step.microbatches:
                 for j, sample in enumerate(batch.sample_B.tolist()):
+                    if sample == NO_SAMPLE:
+                        continue
                     columns = (batch.tokens_SB, batch.labels_SB, batch.document_SB)
                     found[sample] = tuple(None if column is None else column[:, j].tolist() for column in columns)
         return found, num_label_tokens
 
     expected = by_sample(1, 24)
     assert sorted(expected[0]) == list(range(240, 264))
-    for dp_size, micro_batch_size in ((1, 1), (2, 3), (3, 4), (8, 1), (4, 6)):
+    for dp_size, micro_batch_size in ((1, 1), (2, 3), (3, 4), (8, 1), (4, 6), (7, 1), (7, 2), (5, 6)):
         assert by_sample(dp_size, micro_batch_size) == expected
 
 
@@ -75,7 +79,7 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
     owner = np.repeat(np.arange(dataset.num_documents), dataset.sequence_lengths)
     cursor = 0
     for _ in range(10):
-        step = reader(dataset, has_document_mask=True).read_step(cursor, 4, 0, 1, 4)
+        step = reader(dataset, has_document_mask=True).read_step(step_plan(cursor, 4, micro_batch_size=4), 0)
         cursor += 4
         (batch,) = step.microbatches
         assert batch.document_SB is not None
@@ -118,8 +122,8 @@ def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> N
 
 def test_consecutive_steps_continue_each_other(dataset: IndexedDataset) -> None:
     """A run of any batch sizes reads samples 0, 1, 2, ...: what a resume at a cursor relies on."""
-    together = reader(dataset).read_step(0, 12, 0, 1, 1)
-    parts = [reader(dataset).read_step(cursor, size, 0, 1, 1) for cursor, size in ((0, 4), (4, 6), (10, 2))]
+    together = reader(dataset).read_step(step_plan(0, 12), 0)
+    parts = [reader(dataset).read_step(step_plan(cursor, size), 0) for cursor, size in ((0, 4), (4, 6), (10, 2))]
 
     def tokens(steps: list[StepBatch]) -> list[list[int]]:
         return [batch.tokens_SB[:, 0].tolist() for step in steps for batch in step.microbatches]
@@ -129,14 +133,24 @@ def test_consecutive_steps_continue_each_other(dataset: IndexedDataset) -> None:
 
 def test_an_epoch_reads_every_window_once(dataset: IndexedDataset) -> None:
     size = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1).samples_per_epoch
-    step = reader(dataset).read_step(0, size, 0, 1, 1)
+    step = reader(dataset).read_step(step_plan(0, size), 0)
     firsts = sorted(int(batch.tokens_SB[0, 0]) for batch in step.microbatches)
     assert len(set(firsts)) == size
     assert firsts == list(range(firsts[0], firsts[0] + size * SEQ_LEN, SEQ_LEN))
 
 
-def test_a_batch_that_cannot_be_dealt_is_refused(dataset: IndexedDataset) -> None:
-    with pytest.raises(
-        ValueError, match="global_batch_size=10 is not a multiple of micro_batch_size=2 times dp_size=2"
-    ):
-        reader(dataset).read_step(0, 10, 0, 2, 2)
+@pytest.mark.parametrize("has_document_mask", [False, True])
+def test_empty_slots_have_the_shape_of_others_and_no_label(dataset: IndexedDataset, has_document_mask: bool) -> None:
+    plan = StepPlan(240, 6, 2, Dealing(3, 2, least_slots=4))
+    for replica, num_own in ((0, 2), (1, 1)):
+        step = reader(dataset, has_document_mask).read_step(plan, replica)
+        own, empty = step.microbatches[:num_own], step.microbatches[num_own:]
+        assert len(own + empty) == 4
+        assert step.num_label_tokens == sum(batch.num_label_tokens for batch in own) > 0
+        for batch in empty:
+            assert batch.tokens_SB.shape == batch.labels_SB.shape == own[0].tokens_SB.shape
+            assert (batch.document_SB is None) == (own[0].document_SB is None)
+            assert not batch.tokens_SB.any()
+            assert (batch.labels_SB == IGNORED_LABEL).all()
+            assert batch.num_labels_B.tolist() == [0, 0]
+            assert batch.sample_B.tolist() == [NO_SAMPLE, NO_SAMPLE]

@@ -17,6 +17,7 @@ from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, TrainingSource
+from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 8
 DOCUMENT = 20
@@ -47,7 +48,7 @@ def first_tokens(reader: BatchReader, cursor: int, size: int, dp_size: int, micr
     """Return the first token of each sample of a step, read by all ranks."""
     found: dict[int, int] = {}
     for dp_rank in range(dp_size):
-        for batch in reader.read_step(cursor, size, dp_rank, dp_size, micro_batch_size).microbatches:
+        for batch in reader.read_step(step_plan(cursor, size, dp_size, micro_batch_size), dp_rank).microbatches:
             found |= zip(batch.sample_B.tolist(), batch.tokens_SB[0].tolist(), strict=True)
     return found
 
@@ -76,7 +77,7 @@ def test_each_source_is_read_in_the_order_that_it_has_alone(reader: BatchReader)
 def test_a_step_names_the_source_of_each_sample(reader: BatchReader, skipped: SampleRanges) -> None:
     masked = replace(reader, has_document_mask=True)
     for dp_rank in range(2):
-        batch = masked.read_step(80, 24, dp_rank, 2, 3, skipped)
+        batch = masked.read_step(step_plan(80, 24, 2, 3, skipped), dp_rank)
         assert batch.sources is not None
         for number, microbatch in enumerate(batch.microbatches):
             found = [batch.sources.names[source] for source in batch.sources.source_MB[number]]
@@ -101,7 +102,7 @@ def test_a_source_that_left_needs_no_files(reader: BatchReader) -> None:
     left = gone.following(STREAM)
     assert first_tokens(left, 90, 24, 2, 3) == first_tokens(reader, 90, 24, 2, 3)
     # nor while the samples of its last stage are skipped
-    (batch,) = left.read_step(60, 24, 0, 1, 24, skipped=((60, 90),)).microbatches
+    (batch,) = left.read_step(step_plan(60, 24, 1, 24, skipped=((60, 90),)), 0).microbatches
     assert batch.sample_B.tolist() == list(range(90, 114))
 
 

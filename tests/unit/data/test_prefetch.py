@@ -8,20 +8,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import StepBatch
+from tests.helpers.step_plans import step_plan
 from tests.helpers.waiting import DEADLINE_S
 
 
-def batch(cursor: int, global_batch_size: int) -> StepBatch:
-    return StepBatch(cursor, global_batch_size, [], 0)
+def batch(plan: StepPlan) -> StepBatch:
+    return StepBatch(plan.cursor, plan.global_batch_size, [], 0)
 
 
-def plan() -> Iterator[tuple[int, int]]:
+def plans() -> Iterator[StepPlan]:
     """A ramp-up: 2, 4, 6, 8, 8, ... samples a step."""
     cursor, size = 0, 2
     while True:
-        yield cursor, size
+        yield step_plan(cursor, size)
         cursor, size = cursor + size, min(size + 2, 8)
 
 
@@ -33,7 +35,7 @@ def _no_thread_is_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_steps_come_in_the_order_of_the_plan(prefetch: int) -> None:
-    with Prefetcher(batch, plan(), prefetch) as prefetcher:
+    with Prefetcher(batch, plans(), prefetch) as prefetcher:
         steps = [prefetcher.next() for _ in range(6)]
     assert [(step.cursor, step.global_batch_size) for step in steps] == [
         (0, 2),
@@ -49,13 +51,13 @@ def test_the_thread_reads_ahead_and_then_waits() -> None:
     read: list[int] = []
     has_read_three = threading.Event()
 
-    def read_step(cursor: int, global_batch_size: int) -> StepBatch:
-        read.append(cursor)
+    def read_step(plan: StepPlan) -> StepBatch:
+        read.append(plan.cursor)
         if len(read) == 3:
             has_read_three.set()
-        return batch(cursor, global_batch_size)
+        return batch(plan)
 
-    with Prefetcher(read_step, plan(), prefetch=2) as prefetcher:
+    with Prefetcher(read_step, plans(), prefetch=2) as prefetcher:
         # Two in the queue and one that waits for room in it: the thread cannot read a fourth before `next`.
         assert has_read_three.wait(DEADLINE_S)
         assert read == [0, 2, 6]
@@ -65,12 +67,12 @@ def test_the_thread_reads_ahead_and_then_waits() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_an_error_is_raised_at_its_step(prefetch: int) -> None:
-    def read_step(cursor: int, global_batch_size: int) -> StepBatch:
-        if cursor == 6:
+    def read_step(plan: StepPlan) -> StepBatch:
+        if plan.cursor == 6:
             raise ValueError("damaged at 6")
-        return batch(cursor, global_batch_size)
+        return batch(plan)
 
-    with Prefetcher(read_step, plan(), prefetch) as prefetcher:
+    with Prefetcher(read_step, plans(), prefetch) as prefetcher:
         assert [prefetcher.next().cursor for _ in range(2)] == [0, 2]
         with pytest.raises(ValueError, match="damaged at 6"):
             prefetcher.next()
@@ -78,7 +80,7 @@ def test_an_error_is_raised_at_its_step(prefetch: int) -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_the_end_of_the_plan_is_reported(prefetch: int) -> None:
-    with Prefetcher(batch, [(0, 4)], prefetch) as prefetcher:
+    with Prefetcher(batch, [step_plan(0, 4)], prefetch) as prefetcher:
         assert prefetcher.next().cursor == 0
         with pytest.raises(StopIteration):
             prefetcher.next()
@@ -87,12 +89,12 @@ def test_the_end_of_the_plan_is_reported(prefetch: int) -> None:
 def test_close_wakes_waiting_producer_and_consumer() -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 
-    def slow(cursor: int, global_batch_size: int) -> StepBatch:
+    def slow(plan: StepPlan) -> StepBatch:
         is_reading.set()
         assert may_return.wait(DEADLINE_S)
-        return batch(cursor, global_batch_size)
+        return batch(plan)
 
-    prefetcher = Prefetcher(slow, plan(), 1)
+    prefetcher = Prefetcher(slow, plans(), 1)
     assert is_reading.wait(DEADLINE_S)
     errors: list[BaseException] = []
 
@@ -123,7 +125,7 @@ def reader_thread() -> threading.Thread:
 
 
 def test_closed_prefetcher_without_a_thread_refuses_steps() -> None:
-    prefetcher = Prefetcher(batch, plan(), 0)
+    prefetcher = Prefetcher(batch, plans(), 0)
     prefetcher.close()
     with pytest.raises(RuntimeError, match="closed"):
         prefetcher.next()
@@ -132,7 +134,7 @@ def test_closed_prefetcher_without_a_thread_refuses_steps() -> None:
 def test_reader_stops_at_an_error_and_keeps_raising_it() -> None:
     num_reads = 0
 
-    def fail(cursor: int, global_batch_size: int) -> StepBatch:
+    def fail(plan: StepPlan) -> StepBatch:
         nonlocal num_reads
         num_reads += 1
         raise ValueError("damaged")
@@ -146,7 +148,7 @@ def test_reader_stops_at_an_error_and_keeps_raising_it() -> None:
             except (ValueError, RuntimeError) as error:
                 errors.append(error)
 
-    with Prefetcher(fail, plan(), 3) as prefetcher:
+    with Prefetcher(fail, plans(), 3) as prefetcher:
         consumer = threading.Thread(target=consume)
         consumer.start()
         consumer.join(DEADLINE_S)
@@ -159,14 +161,14 @@ def test_closing_lets_go_of_what_was_read() -> None:
     held: list[weakref.ref[Marker]] = []
     has_read_three = threading.Event()
 
-    def read_step(cursor: int, global_batch_size: int) -> StepBatch:
+    def read_step(plan: StepPlan) -> StepBatch:
         marker = Marker()
         held.append(weakref.ref(marker))
         if len(held) == 3:
             has_read_three.set()
-        return StepBatch(cursor, global_batch_size, [marker], 0)
+        return StepBatch(plan.cursor, plan.global_batch_size, [marker], 0)
 
-    prefetcher = Prefetcher(read_step, plan(), 2)
+    prefetcher = Prefetcher(read_step, plans(), 2)
     assert has_read_three.wait(DEADLINE_S)
     prefetcher.close()
     assert [one() for one in held] == [None] * 3
@@ -179,12 +181,12 @@ class Marker:
 def test_read_that_does_not_return_is_abandoned_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 
-    def hang(cursor: int, global_batch_size: int) -> StepBatch:
+    def hang(plan: StepPlan) -> StepBatch:
         is_reading.set()
         assert may_return.wait(DEADLINE_S)
-        return batch(cursor, global_batch_size)
+        return batch(plan)
 
-    prefetcher = Prefetcher(hang, plan(), 1)
+    prefetcher = Prefetcher(hang, plans(), 1)
     try:
         thread = reader_thread()
         assert thread.daemon, "it must not keep the process alive"

@@ -35,6 +35,23 @@ def test_scores_are_those_of_own_compute_and_victims_have_none() -> None:
     assert set(found.host_scores) == {f"host-{rank}" for rank in range(8)}
 
 
+def test_rank_with_more_microbatches_is_no_straggler() -> None:
+    """Of 7 replicas one computes 5 micro-batches, the others 4: a quarter more, on a healthy host."""
+    microbatches = {replica: 5 if replica == 0 else 4 for replica in range(7)}
+    for slow_rank in (None, 0, 5):
+        factor = {} if slow_rank is None else {slow_rank: 1.5}
+        job = SyntheticJob(
+            Layout(dp_size=7), ranks_per_host=1, noise=0.01, num_microbatches=microbatches, compute_factor=factor
+        )
+        live = LiveDetection(job.roster(), Thresholds())
+        for step in range(30):
+            totals, values = job.step(step)
+            live.add_values(values)
+            stream(live, totals, float(step))
+        found = [finding.ranks for finding in live.assessment.findings]
+        assert found == ([] if slow_rank is None else [(slow_rank,)]), slow_rank
+
+
 def test_silent_rank_is_reported_and_spoils_no_score() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)

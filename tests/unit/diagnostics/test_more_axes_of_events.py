@@ -71,6 +71,7 @@ def test_transfers_of_parameters_are_those_of_dp_and_cp_together() -> None:
         operations=(Operation.GRADS_REDUCE_SCATTER.number,),
         seconds=seconds,
         longest=np.zeros((len(OVERLAPPED), 16)),
+        num_forwards=np.ones(LAYOUT.world_size, dtype=np.int64),
         work=np.zeros((len(WORK_KINDS), 16)),
         has_reported=np.ones(16, dtype=bool),
     )

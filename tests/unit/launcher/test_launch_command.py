@@ -24,7 +24,11 @@ def test_a_template_is_printed_and_nothing_started(tmp_path: Path, capsys: pytes
 
 def test_mistakes_end_it_before_anything_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, code, expected in [
-        (["--nnodes=5"], 78, "batch.global_batch_size=12 must be divisible by"),
+        (
+            ["--nnodes=5", "--parallel.pp_size=2"],
+            78,
+            "parallel.pp_size * tp_size = 2 * 1 = 2 must divide the world size of 5",
+        ),
         (["--train.stepz=3"], 78, "train.stepz"),
         (["--nnodes=2"], 78, "--nnodes=2:2 without --rdzv-endpoint"),
         (["--max-restarts=3"], 2, "torchrun's --max-restarts is not used here: the driver restarts"),

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,12 @@ def problem_of(flags: LaunchFlags, environment: Mapping[str, str]) -> str:
 
 
 def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
-    plan = make_plan(small_flags(tmp_path, min_hosts=1, max_hosts=7, workers="1"), {})
-    assert plan.feasible_hosts == {1, 2, 3, 4, 6}
+    flags = small_flags(tmp_path, min_hosts=1, max_hosts=7, workers="1")
+    assert make_plan(flags, {}).feasible_hosts == set(range(1, 8)), "5 and 7 replicas need not divide the batch of 12"
+    plan = make_plan(replace(flags, overrides=("--parallel.pp_size=2",)), {})
+    assert plan.feasible_hosts == {2, 4, 6}
     (note,) = plan.notes()
-    assert note.startswith("5, 7 hosts cannot train with this configuration (5: batch.global_batch_size=12")
+    assert note.startswith("1, 3, 5, 7 hosts cannot train with this configuration (1: parallel.pp_size * tp_size = 2")
 
 
 def test_missing_black_boxes_are_reported_with_their_cost(tmp_path: Path) -> None:
@@ -59,8 +62,9 @@ def test_missing_black_boxes_are_reported_with_their_cost(tmp_path: Path) -> Non
 
 
 def test_counts_that_all_cannot_train_are_refused_with_reasons(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="global_batch_size=12 must be divisible") as caught:
-        make_plan(small_flags(tmp_path, min_hosts=5, max_hosts=7, workers="5"), {})
+    with pytest.raises(ConfigError, match="must equal the world size of 35 processes") as caught:
+        overrides = ("--parallel.dp_size=4",)
+        make_plan(small_flags(tmp_path, min_hosts=5, max_hosts=7, workers="5", overrides=overrides), {})
     assert len(caught.value.problems) == 1
 
 

@@ -173,6 +173,18 @@ def test_step_has_the_flops_of_all_its_tokens() -> None:
     assert plan.to_dict()["flops_per_step"] == pytest.approx(tokens * plan.flops_per_token)
 
 
+def test_unequal_replicas_are_planned_as_the_fullest_one() -> None:
+    """8 micro-batches on 3 replicas take as long, and as much memory and traffic, as 9."""
+    uneven, even = (
+        plan_run(Config.from_dict(with_changes({"batch.global_batch_size": size, "parallel.dp_size": 3})))
+        for size in (16, 18)
+    )
+    assert (uneven.num_microbatches, uneven.stages) == (even.num_microbatches, even.stages)
+    assert (even.idle_share, "idle" in render(even)) == (0.0, False)
+    assert uneven.to_dict()["idle_share"] == pytest.approx(1 / 9)
+    assert "\n  idle      11.1% of the slots are idle: 8 micro-batches for 3 replicas, 2 to 3 each\n" in render(uneven)
+
+
 def test_middle_stages_of_other_layers_are_distinguished() -> None:
     """An end that is a chunk of its own, and middle stages of two kinds: the fullest stage is one of them."""
     changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}

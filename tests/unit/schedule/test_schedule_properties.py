@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,34 @@ def test_every_pipeline_with_enough_microbatches_is_feasible() -> None:
         assert list(feasible_sizes("interleaved", pp_size)) == expected
         expected = [(1, m) for m in range(pp_size, 33)] if pp_size > 1 else []
         assert list(feasible_sizes("zero_bubble", pp_size)) == expected
+
+
+def exchanges_of_replicas(actions: Sequence[Action]) -> list[Action]:
+    """Return what a stage does with other replicas, in order: gathers, reductions, and the last backwards, during which
+    reductions of buckets may start."""
+    last = {action.chunk: action for action in actions if action.kind in (ActionKind.BACKWARD, ActionKind.WGRAD)}
+    return [
+        replace(action, microbatch=-1)
+        for action in actions
+        if action.kind in (ActionKind.GATHER, ActionKind.REDUCE) or action in last.values()
+    ]
+
+
+@pytest.mark.parametrize("has_aligned_reductions", [False, True])
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_replicas_meet_in_one_order_for_any_microbatches(name: str, has_aligned_reductions: bool) -> None:
+    """Replicas with unequal numbers of micro-batches start their collectives in the same order."""
+    for pp_size in range(1, 6):
+        orders: dict[tuple[int, int], list[Action]] = {}
+        for num_chunks, num_microbatches in feasible_sizes(name, pp_size, most=2 * pp_size + 3):
+            schedule = build_schedule(
+                name, pp_size, num_chunks, num_microbatches, has_aligned_reductions=has_aligned_reductions
+            )
+            for stage, actions in enumerate(schedule.stages):
+                found = exchanges_of_replicas(actions)
+                if has_aligned_reductions:  # then no reduction starts before its action
+                    found = [action for action in found if action.kind in (ActionKind.GATHER, ActionKind.REDUCE)]
+                assert found == orders.setdefault((num_chunks, stage), found), (pp_size, num_chunks, num_microbatches)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatrain.comm.mesh import Mesh
 from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
@@ -45,8 +46,8 @@ class Mixed:
     reader: BatchReader
 
     def batch(self, step: int) -> StepBatch:
-        size, micro_batch_size = self.config.batch.global_batch_size, self.config.batch.micro_batch_size
-        return self.reader.read_step(step * size, size, 0, 1, micro_batch_size)
+        size = self.config.batch.global_batch_size
+        return self.reader.read_step(self.config.step_plan(Layout(), step * size, size), 0)
 
 
 def mixture(root: Path, *changes: Tables) -> Mixed:

@@ -1,0 +1,82 @@
+"""Plans of steps: the same samples for any number of replicas, each once, and how many slots are empty."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatrain.contracts.sample_ranges import merged
+from megatrain.contracts.step_plan import Dealing, StepPlan, idle_text
+
+RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=4).map(merged)
+
+
+@settings(derandomize=True)
+@given(
+    cursor=st.integers(0, 200),
+    num_microbatches=st.integers(1, 40),
+    micro_batch_size=st.integers(1, 5),
+    skipped=RANGES,
+    least_slots=st.integers(1, 6),
+    has_equal_slots=st.booleans(),
+)
+def test_replicas_of_any_number_share_the_same_samples(
+    cursor: int,
+    num_microbatches: int,
+    micro_batch_size: int,
+    skipped: tuple[tuple[int, int], ...],
+    least_slots: int,
+    has_equal_slots: bool,
+) -> None:
+    size = num_microbatches * micro_batch_size
+    # the oracle: samples one after the other, without those that are left out
+    samples, number = [], cursor
+    while len(samples) < size:
+        if not any(first <= number < end for first, end in skipped):
+            samples.append(number)
+        number += 1
+    expected = [tuple(samples[first : first + micro_batch_size]) for first in range(0, size, micro_batch_size)]
+    for num_replicas in (1, 2, 3, 7, 8, num_microbatches, num_microbatches + 1):
+        dealing = Dealing(num_microbatches, num_replicas, least_slots, has_equal_slots)
+        plan = StepPlan(cursor, size, micro_batch_size, dealing, skipped)
+        slots = [plan.slots(replica) for replica in range(num_replicas)]
+        own = [[slot for slot in of_replica if slot] for of_replica in slots]
+
+        assert own == [expected[replica::num_replicas] for replica in range(num_replicas)]
+        assert sorted(chain.from_iterable(own)) == expected
+        counts = [len(of_replica) for of_replica in slots]
+        fewest = max(map(len, own)) if has_equal_slots else 0
+        assert counts == [max(len(one), fewest, least_slots) for one in own]
+        for of_replica, one in zip(slots, own, strict=True):
+            assert of_replica[: len(one)] == one, "empty slots are the last ones"
+        assert dealing.most_slots == max(counts)
+        assert dealing.has_empty_slots == (counts != [len(one) for one in own])
+        assert dealing.idle_share == pytest.approx(1 - num_microbatches / (max(counts) * num_replicas), abs=0)
+
+
+# micro-batches, replicas, least slots, and what is idle; the first six are the losses of the table of elastic training
+IDLE: list[tuple[tuple[int, int, int], str]] = [
+    ((64, 8, 1), ""),
+    ((64, 7, 1), "8.6% of the slots are idle: 64 micro-batches for 7 replicas, 9 to 10 each"),
+    ((512, 63, 1), "9.7% of the slots are idle: 512 micro-batches for 63 replicas, 8 to 9 each"),
+    ((8, 7, 1), "42.9% of the slots are idle: 8 micro-batches for 7 replicas, 1 to 2 each"),
+    ((1, 2, 1), "50.0% of the slots are idle: 1 micro-batch for 2 replicas, 0 to 1 each"),
+    ((12, 4, 4), "25.0% of the slots are idle: 12 micro-batches for 4 replicas, 3 to 3 each"),
+]
+
+
+def test_share_of_idle_slots_is_reported() -> None:
+    for (num_microbatches, num_replicas, least_slots), expected in IDLE:
+        assert idle_text(Dealing(num_microbatches, num_replicas, least_slots)) == expected
+
+
+def test_plans_that_cannot_be_dealt_are_refused() -> None:
+    message = "global_batch_size=10 is not 3 micro-batches of micro_batch_size=3; use a multiple of micro_batch_size"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        StepPlan(0, 10, 3, Dealing(3, 2))
+    with pytest.raises(ValueError, match="replica 2 is not one of the 2 replicas of this plan"):
+        StepPlan(0, 9, 3, Dealing(3, 2)).slots(2)
