@@ -11,6 +11,7 @@ from tests.helpers.source_tree import ROOT
 SHARED_JOBS = (
     "tests/faults/outages/test_etcd_outages.py",
     "tests/faults/outages/test_network_outages.py",
+    "tests/faults/programs/test_every_fault_reported.py",
 )
 """The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
 _LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"

@@ -186,16 +186,18 @@ class Fault:
     is_reported_for_long: bool = False
     """Also when it is mended: for ten minutes."""
     has_disk: bool = False
+    is_alone: bool = False
+    """No other fault strikes its job."""
 
     @property
     def is_spent(self) -> bool:
         """Whether the job is of no use to another row afterwards."""
-        return self.ends or self.is_reported_for_long
+        return self.ends or self.is_reported_for_long or self.is_alone
 
     @property
     def kind(self) -> str:
         """Of the jobs that this row can have."""
-        return f"pace {self.pace_s}, {'a disk of its own' if self.has_disk else 'the usual disk'}"
+        return f"pace {self.pace_s}, disk of its own: {self.has_disk}, alone: {self.is_alone}"
 
 
 def strike_rank(rank: int, kind: str) -> Act:
@@ -226,11 +228,11 @@ FAULTS = {
     "a host is frozen": Fault(freeze_host, "recovering", "incident/", mend=Broken.thaw, has_disk=True),
     "the driver's host is lost": Fault(
         lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", who=("status",),
-        has_disk=True,
+        is_alone=True,
     ),
     "two ranks within three seconds": Fault(kill_two_ranks, "recovering", "incident/", pace_s=STEP_S),
     "an executor is killed": Fault(
-        lambda job: job.running.kill_host(job.running.other_than_driver()), "recovering", "incident/", pace_s=STEP_S,
+        lambda job: job.running.kill_host(job.running.other_than_driver()), "recovering", "incident/", is_alone=True,
     ),
     "SIGTERM during a long step": Fault(terminate, "requested", pace_s=STEP_S, ends=True),
 }  # fmt: skip
@@ -283,9 +285,8 @@ def reported_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]
     assert agreed is not None
     known = {"unreachable": struck, "": since}.get(fault.code, agreed["status"])
     if fault.topic.startswith("incident/"):
-        known = job.running.view.incidents()[
-            job.num_incidents
-        ].moments.detected  # when the driver noticed, by its own record
+        # when the driver noticed, by its own record
+        known = job.running.view.incidents()[job.num_incidents].moments.detected
     if fault.topic:
         views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "a message to the webhook")
         agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
