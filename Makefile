@@ -18,7 +18,7 @@ SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/docs tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs test-faults-pace test-faults-short test-web test-mutations check bench ci-nightly ci-deps clean
+.PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-hosts test-faults-programs test-faults-pace test-faults-short test-web test-mutations check bench ci-nightly ci-deps clean
 
 help:  ## list the targets with their descriptions
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-17s %s\n", $$1, $$2 }'
@@ -84,18 +84,20 @@ test-torch-cuda:  ## test kernels and operators with torch built for CUDA (needs
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
 # Launched jobs wait more than they compute, so several run at a time. Tests that depend on step times run alone.
-FAULTS := test-faults-ranks test-faults-hosts test-faults-outages test-faults-programs
+FAULTS := test-faults-hosts test-faults-programs
+FAULTS_OF_hosts    := tests/faults/ranks tests/faults/hosts
+FAULTS_OF_programs := tests/faults/programs tests/faults/outages
 
 test-faults: $(FAULTS) test-faults-pace  ## test launched jobs with every fault (as root also with network partitions)
 
 $(FAULTS): test-faults-%: venv
-	@$(PYTEST) -- tests/faults/$* -n auto --dist worksteal $(TEST_ARGS)
+	@$(PYTEST) -- $(FAULTS_OF_$*) -n auto --dist loadscope $(TEST_ARGS)
 
 test-faults-pace: venv
 	@$(PYTEST) -- tests/faults/pace $(TEST_ARGS)
 
 test-faults-short: venv  ## test launched jobs with the most frequent faults
-	@$(PYTEST) -- tests/faults --slow=without -n auto --dist worksteal $(TEST_ARGS)
+	@$(PYTEST) -- tests/faults --slow=without -n auto --dist loadscope $(TEST_ARGS)
 
 test-web: venv  ## test the dashboard in a real browser (the system's chromium)
 	@$(PYTEST) -- tests/web $(SIDE_BY_SIDE) -n 2 $(TEST_ARGS)

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.recovery_checks import running_job
+from tests.helpers.shared_jobs import SharedJobs
+from tests.helpers.undisturbed_run import undisturbed_losses_of
 
 
 @pytest.fixture(scope="session")
-def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> dict[int, float]:
-    """The loss of every step of the launched job that nothing happens to. The first process that needs it runs it."""
-    own = tmp_path_factory.mktemp("undisturbed")
-    # under xdist each process has a directory of its own below the one of the run
-    shared = own if worker_id == "master" else tmp_path_factory.getbasetemp().parent
-    with (shared / "undisturbed.json").open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        text = file.read()
-        if not text:
-            text = json.dumps(_losses_of_a_run(own))
-            file.write(text)
-    return {int(step): loss for step, loss in json.loads(text).items()}
+def shared_directory(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A directory of all processes of this run: under xdist each has one of its own below it."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
 
 
-def _losses_of_a_run(root: Path) -> dict[int, float]:
-    with running_job(root, pace_s=0.0) as running:
-        assert running.finish() == 0
-        assert running.view.incidents() == []
-        losses = running.launched.losses()
-        running.check_nothing_left()
-    return losses
+@pytest.fixture(scope="session")
+def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory, shared_directory: Path) -> dict[int, float]:
+    """The losses of the launched job that nothing happens to, with one rank on each host."""
+    return undisturbed_losses_of(1, tmp_path_factory.mktemp("undisturbed"), shared_directory)
+
+
+@pytest.fixture(scope="module")
+def shared_jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedJobs]:
+    """The job that tests of a module use one after the other. A file that has it is in `SHARED_JOBS`."""
+    with SharedJobs(lambda: tmp_path_factory.mktemp("shared")) as jobs:
+        yield jobs

@@ -15,7 +15,7 @@ from typing import Any
 from megatrain.contracts.records.host_verdict import HostVerdict, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import OVERLAPPED, WORKERS, JobView, LaunchedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.paced_train import Pace, PaceDirectory
 from tests.helpers.source_tree import ROOT
@@ -89,7 +89,7 @@ def closed_loop(
     """
     interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
     quiet = {"runtime": {"save_grace_s": 15.0}, "log": {"interval": 1000}, "train": {"gc_interval": 0}}
-    job = make_launched_job(root, steps, quiet, interface, *changes)
+    job = make_launched_job(root, steps, quiet, OVERLAPPED, interface, *changes)
     directory = root / "etcd"
     directory.mkdir()
     with ExitStack() as stack:

@@ -23,6 +23,8 @@ from tests.helpers.waiting import DeadlineError, wait_until
 
 EVERYBODY = ("status", "page", "metrics")
 _ANSWER_S = 1.0
+_PAUSE_S = 0.2
+"""An answer costs the job more than most faults do."""
 _LATE_ADDITIONS = frozenset({"disk-filling", "step-late", "save-late"})
 """What a crowded machine, or its disk, may add to any answer."""
 _LIVE = (StatusCode.GREEN, StatusCode.AMBER, StatusCode.RED)
@@ -84,7 +86,7 @@ class HealthViews:
                 return is_met()
 
             try:
-                wait_until(asked, what)
+                wait_until(asked, what, pauses_s=(_PAUSE_S, _PAUSE_S))
             except DeadlineError as error:
                 newest = {who: heard[-3:] for who, heard in self.heard.items()}
                 raise DeadlineError(f"{error}; the newest answers: {newest}") from None

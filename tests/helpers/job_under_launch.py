@@ -30,19 +30,22 @@ from tests.helpers.waiting import DEADLINE_S, DeadlineError, wait_until
 
 VOCAB_SIZE = 61
 WORKERS = 2
+OVERLAPPED: Mapping[str, Mapping[str, Any]] = {"parallel": {"bucket_size": 3000, "overlap": True}}
+"""Several buckets whose collectives run beside the computation: for jobs whose fault, or its judge, looks at them."""
 
 
 def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
-    """Write a job of four data-parallel ranks on real token files; its snapshots are in `root`, a checkpoint comes
-    every 10 steps.
+    """Write a job of up to four data-parallel ranks on real token files; its snapshots are in `root`, a checkpoint
+    comes every 10 steps.
 
-    Two layers and one micro-batch per rank: beside a job that waits for a lease to end, others need the cores.
+    Two layers, one bucket and no overlap: a step costs little, and others need the cores.
     """
     data = write_corpus(root / "data" / "train", 20_000, VOCAB_SIZE)
     tables: dict[str, dict[str, Any]] = {
         "job": {"name": root.name},
         "data": {"train": str(data)},
         "model": {"num_layers": 2},
+        "parallel": {"bucket_size": 0, "overlap": False},
         "batch": {"global_batch_size": 4},
         "train": {"steps": steps},
         "checkpoint": {"interval": 10, "arena_directory": str(root / "job"), "keep_arena_s": 5.0},

@@ -188,13 +188,18 @@ def outage_job(
     has_network: bool = False,
     hosts: Sequence[str] = HOSTS,
     steps: int = _ENDLESS,
+    ranks_per_host: int = WORKERS,
+    pace_s: float = PACE_S,
 ) -> Iterator[OutageJob]:
     """Start etcd, two hosts, and what other `hosts` there are as spares; wait until all train, or wait.
 
     `has_network`: each host is in a network namespace of its own, on a network for training and one for etcd.
     """
     interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
-    quiet = {"runtime": {"step_timeout_s": 120.0, "save_grace_s": 5.0}, "log": {"interval": 1000}}
+    quiet = {
+        "runtime": {"step_timeout_s": 120.0, "save_grace_s": 5.0}, "log": {"interval": 1000},
+        "diagnostics": {"is_streamed": False},
+    }  # fmt: skip
     job = make_launched_job(root, steps, quiet, interface, *changes)
     directory = root / "etcd"
     directory.mkdir()
@@ -203,8 +208,8 @@ def outage_job(
         addresses = [] if network is None else [network.own_address(MANAGEMENT)]
         etcd = stack.enter_context(EtcdServers(directory, num_members, addresses=addresses))
         urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
-        arguments = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(WORKERS))
-        launched = stack.enter_context(LaunchedJob(job, urls, FaultDirectory(root / "faults", PACE_S), arguments))
+        arguments = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(ranks_per_host))
+        launched = stack.enter_context(LaunchedJob(job, urls, FaultDirectory(root / "faults", pace_s), arguments))
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         running = OutageJob(launched, view, etcd, network)
@@ -214,6 +219,6 @@ def outage_job(
             launched.start(host, "--local-addr", address, enter=enter)
             if number == 1:
                 wait_until(lambda: len(view.rounds()) > 0, "the first round")
-        launched.wait_for_step(24)
+        launched.wait_for_step(8)
         wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts")
         yield running

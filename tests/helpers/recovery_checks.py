@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
@@ -20,11 +22,14 @@ from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-STEPS = 60
-PACE_S = 0.05
+STEPS = 40
+INTERVAL = 5
+"""Steps between two checkpoints."""
+PACE_S = 0.08
+ENDLESS = 1_000_000
 HOSTS = ("host-0", "host-1")
 NOTHING: Mapping[str, str] = MappingProxyType({})
-ARGUMENTS = ("--nproc-per-node", "2", "--local-addr", "127.0.0.1")
+ARGUMENTS = ("--local-addr", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,9 @@ class Running:
         ]
 
     def other_than_driver(self) -> str:
-        """Return a host of the first round that does not drive the job."""
+        """Return a host of the newest round that does not drive the job."""
         driver = self.view.driver()
-        return next(host for host in reversed(HOSTS) if host != driver)
+        return next(part.host for part in reversed(self.view.rounds()[-1].hosts) if part.host != driver)
 
     def only_incident(self) -> Incident:
         """Return the one incident of the job; more than one is a false alarm or a missed cause."""
@@ -92,6 +97,20 @@ class Running:
             logs = "\n".join(f"--- {host}\n{self.launched.log(host)[-6000:]}" for host in self.launched.executors)
             raise AssertionError(f"{len(incidents)} incidents:\n{shown}\n{logs}")
         return incidents[0]
+
+    def save_and_stop(self) -> None:
+        """Have a job that has no end save and stop; all hosts that live leave in order."""
+        living = [host for host, process in self.launched.executors.items() if process.poll() is None]
+        trainer = next(part.host for part in self.view.rounds()[-1].hosts if part.host in living)
+        self.launched.executors[trainer].send_signal(signal.SIGTERM)
+        code = self.finish(living)
+        assert code == ExitCode.SAVED_AND_STOPPED, code
+
+    def check_first_losses(self, undisturbed_losses: Mapping[int, float]) -> None:
+        """Check that no step has another loss than in the undisturbed job, up to the last step of that one."""
+        losses = self.launched.losses()
+        steps = range(1, min(max(losses), len(undisturbed_losses)) + 1)
+        assert [losses[step] for step in steps] == [undisturbed_losses[step] for step in steps]
 
     def check_history(self) -> None:
         """Check all that was ever written in etcd of this job."""
@@ -127,10 +146,11 @@ def _short_name(pid: int) -> str:
 @contextmanager
 def running_job(
     root: Path,
-    *changes: dict[str, dict[str, Any]],
+    *changes: Mapping[str, Mapping[str, Any]],
     hosts: Sequence[str] = HOSTS,
     spare: str = "",
     nnodes: str = "2",
+    ranks_per_host: int = 1,
     pace_s: float = PACE_S,
     orders: Sequence[tuple[Any, ...]] = (),
     has_daemon: bool = False,
@@ -140,16 +160,22 @@ def running_job(
 ) -> Iterator[Running]:
     """Launch a job of two hosts on a real etcd, and a spare once it runs.
 
-    orders: the arguments of `fail_at`; enter: begins the command line of a host that runs elsewhere. module,
-    environment: what workers run, and variables for it.
+    Hosts stream only if they run a daemon. orders: the arguments of `fail_at`; enter: begins the command line of a host
+    that runs elsewhere. module, environment: what workers run, and variables for it.
     """
-    job = make_launched_job(root, STEPS, {"log": {"interval": 1000}}, *changes)
+    usual = {
+        "log": {"interval": 1000}, "checkpoint": {"interval": INTERVAL}, "diagnostics": {"is_streamed": has_daemon},
+        # the first steps of a job that ends later have the same losses
+        "optimizer": {"lr_decay_steps": STEPS},
+    }  # fmt: skip
+    job = make_launched_job(root, STEPS, usual, *changes)
     faults = FaultDirectory(root / "faults", pace_s)
     for order in orders:
         faults.fail_at(*order)
     (root / "etcd").mkdir()
     with EtcdServers(root / "etcd") as etcd, ExitStack() as stack:
-        arguments = ("--nnodes", nnodes, *(("--spares", "1") if spare else ()), *ARGUMENTS)
+        spares = ("--spares", "1") if spare else ()
+        arguments = ("--nnodes", nnodes, *spares, "--nproc-per-node", str(ranks_per_host), *ARGUMENTS)
         launched = stack.enter_context(
             LaunchedJob(job, etcd.urls, faults, arguments, module, environment, has_daemon=has_daemon)
         )

@@ -1,8 +1,9 @@
 """`python -m tests.helpers.simulated_train CONFIG`: a worker whose host runs ahead of a simulated GPU, in real time.
 
 It writes the black box that the trainer would write on a GPU: the host launches a step and goes on, and waits for the
-GPU at the end of the step. The GPUs of all ranks are simulated in each worker, so no worker needs another one. In the
-first round a kernel of one rank hangs, as the environment says (MEGATRAIN_HUNG_KERNEL: rank, step and kernel).
+GPU at the end of the step. The GPUs of all ranks are simulated in each worker, so no worker needs another one. In each
+of the first rounds a kernel of one rank hangs, as the environment says (MEGATRAIN_HUNG_KERNELS: for each round rank,
+step and kernel; commas between the rounds).
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tests.helpers.simulated_device import NEVER, Simulation
 from tests.helpers.simulated_ranks import SimulatedRank, SimulatedTraining
 from tests.helpers.waiting import wait_until
 
-VARIABLE = "MEGATRAIN_HUNG_KERNEL"
-STEPS = 60
+VARIABLE = "MEGATRAIN_HUNG_KERNELS"
+STEPS = 40
 
 
 def main(config_file: str) -> int:
     config = load_config(Path(config_file)).config
     process = process_from_environment(os.environ)
     layout = config.layout(process.world_size)
-    hung_rank, hung_step, kernel = os.environ[VARIABLE].split(" ", 2)
+    hung = dict(enumerate((one.split(" ", 2) for one in os.environ[VARIABLE].split(",")), start=1)).get(process.round)
     simulation = Simulation(process.world_size)
     for device in simulation.devices:
         device.now_ns = time.monotonic_ns
@@ -57,9 +58,9 @@ def main(config_file: str) -> int:
         recorder.set_step(step)
         for one in ranks:
             one.step()
-        if process.round == 1 and step == int(hung_step):
-            work = simulation.devices[int(hung_rank)].all_work()
-            next(one for one in work if one.name == kernel and one.begin_ns == NEVER).duration_ns = NEVER
+        if hung is not None and step == int(hung[1]):
+            work = simulation.devices[int(hung[0])].all_work()
+            next(one for one in work if one.name == hung[2] and one.begin_ns == NEVER).duration_ns = NEVER
         end = own.event()
         end.record()
         simulation.run(time.monotonic_ns())

@@ -12,18 +12,28 @@ PATIENCE: Final = float(os.environ.get("MEGATRAIN_TEST_PATIENCE", "1"))
 """Multiplies every deadline of the tests, on a slow machine."""
 DEADLINE_S: Final = 120.0 * PATIENCE
 """Guards against a hang only. How long something takes is the machine's, which others use too."""
-_POLL_S = 0.02
+PAUSES_S: Final = (0.02, 0.1)
+"""Between two questions: the first pause and the longest one. What takes long is asked for less often."""
+_GROWTH = 1.2
 
 
 class DeadlineError(TimeoutError):
     """What a test waited for did not happen before its deadline. `tests.run` repeats such a test once."""
 
 
-def wait_until(is_met: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+def wait_until(
+    is_met: Callable[[], bool],
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    *,
+    pauses_s: tuple[float, float] = PAUSES_S,
+) -> None:
     """Return as soon as the condition is met. Raises: DeadlineError naming `what` when the deadline passes before."""
     deadline = time.monotonic() + deadline_s
+    pause_s, longest_s = pauses_s
     never = threading.Event()
     while not is_met():
         if time.monotonic() > deadline:
             raise DeadlineError(f"waited {deadline_s:g} s for {what}")
-        never.wait(_POLL_S)
+        never.wait(pause_s)
+        pause_s = min(_GROWTH * pause_s, longest_s)

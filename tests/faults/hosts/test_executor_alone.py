@@ -16,11 +16,6 @@ import pytest
 from megatrain.config.serialize import to_toml
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.job_requests import RequestKind
-from megatrain.contracts.records.record import encode
-from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_job.jobs.send_request import make_request
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
@@ -32,6 +27,9 @@ from tests.helpers.training_case import make_config
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 _numbers = itertools.count()
+QUIET: dict[str, dict[str, Any]] = {
+    "log": {"interval": 1}, "diagnostics": {"is_streamed": False}, "dashboard": {"is_served": False},
+}  # fmt: skip
 SHORT_LEASE = {"recovery": {"lease_ttl_s": 2, "lease_renew_s": 0.5, "hang_floor_s": 2.0}}
 
 
@@ -45,7 +43,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServers]:
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultDirectory:
     """Faults for the workers of this test; every process of it has the directory in its environment."""
-    directory = FaultDirectory(tmp_path / "faults", pace_s=0.05)
+    directory = FaultDirectory(tmp_path / "faults", pace_s=0.2)
     for name, value in directory.environment.items():
         monkeypatch.setenv(name, value)
     return directory
@@ -89,14 +87,14 @@ def has_stepped(job: Job, step: int) -> Callable[[], bool]:
 def test_host_without_etcd_trains_until_it_hangs(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
-    job = make_launched_job(tmp_path / "fenced", 150, SHORT_LEASE, {"log": {"interval": 1}})
-    faults.fail_at(1, 100, "stop")
+    job = make_launched_job(tmp_path / "fenced", 45, SHORT_LEASE, QUIET)
+    faults.fail_at(1, 30, "stop")
     with start(job, "a") as executor:
         view = JobView.of(job, etcd.urls)
         wait_until(has_stepped(job, 5), "training")
         session = view.hosts()["a"].session
         etcd.members[0].kill()
-        wait_until(has_stepped(job, 95), "steps beyond the lease's end")
+        wait_until(has_stepped(job, 28), "steps beyond the lease's end")
         wait_until(lambda: faults.struck_unix_s() is not None, "the hang")
         wait_until(lambda: not workers(executor), "the host to stop its workers")
         assert "fenced itself" in (tmp_path / "a.log").read_text()
@@ -105,7 +103,7 @@ def test_host_without_etcd_trains_until_it_hangs(
         assert executor.wait(DEADLINE_S) == 0
         assert [each.number for each in view.rounds()] == [1, 2], view.rounds()
         assert view.rounds()[1].hosts[0].session == session  # no host had gone on without it
-    assert job.records("step")[-1]["step"] == 150
+    assert job.records("step")[-1]["step"] == 45
     assert job.boxes == []
 
 
@@ -113,7 +111,7 @@ def test_host_without_etcd_trains_until_it_hangs(
 def test_hanging_workers_of_a_frozen_executor_end_themselves(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
-    job = make_launched_job(tmp_path / "frozen", 60, SHORT_LEASE, {"log": {"interval": 1}})
+    job = make_launched_job(tmp_path / "frozen", 30, SHORT_LEASE, QUIET)
     faults.fail_at(1, 20, "stop")
     with start(job, "a") as executor:
         wait_until(has_stepped(job, 5), "training")
@@ -126,14 +124,14 @@ def test_hanging_workers_of_a_frozen_executor_end_themselves(
     logs = "".join(path.read_text() for path in job.files.logs.rglob("round-000001/*.log"))
     # the first to go may well be noticed by the other, which then ends in its own way
     assert "is ended by its watchdog: this host fenced itself: " in logs
-    assert job.records("step")[-1]["step"] == 60
+    assert job.records("step")[-1]["step"] == 30
     assert job.boxes == []
 
 
 def test_killed_executor_leaves_no_process(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
-    job = make_launched_job(tmp_path / "killed", 60, SHORT_LEASE, {"log": {"interval": 1}})
+    job = make_launched_job(tmp_path / "killed", 30, SHORT_LEASE, QUIET)
     with start(job, "a") as executor:
         wait_until(has_stepped(job, 12), "training")
         family = workers(executor)
@@ -144,66 +142,52 @@ def test_killed_executor_leaves_no_process(
     assert job.boxes
     with start(job, "a") as executor:
         assert executor.wait(DEADLINE_S) == 0
-    assert job.records("step")[-1]["step"] == 60
+    assert job.records("step")[-1]["step"] == 30
     assert job.boxes == []
     assert len(list((job.files.incidents / "round-000001").glob("*.blackbox"))) == 2
 
 
 @pytest.mark.slow
-def test_a_signal_has_the_job_saved_and_stopped(
+def test_hosts_that_train_refuse_others_and_obey_orders(
     tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
 ) -> None:
-    job = make_launched_job(tmp_path / "stopped", 10_000, {"log": {"interval": 1}})
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(start(job, host, min_hosts=2, max_hosts=2)) for host in ("a", "b"))
-        wait_until(has_stepped(job, 5), "training")
+    """One job: others try to join it, the watches of a host fail, and the other host has it saved and stopped."""
+    job = make_launched_job(tmp_path / "mine", 10_000, QUIET)
+    both = {"min_hosts": 2, "max_hosts": 2}
+    with EtcdProxy(etcd.members[0].client_port) as proxy, ExitStack() as stack:
+        view = JobView.of(job, etcd.urls)
+        first = stack.enter_context(start(job, "a", endpoints=[proxy.url], **both))
+        wait_until(lambda: "a" in view.hosts(), "the first host")
+        second = stack.enter_context(start(job, "b", **both))
+        wait_until(has_stepped(job, 1), "training")
+        check_refusals(job, tmp_path, start, both)
+        fail_each_watch_once(job, proxy)
+        # only a host that receives the halt saves and ends, and it is the other one that writes it
         os.kill(second.pid, signal.SIGUSR1)
         assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (ExitCode.SAVED_AND_STOPPED,) * 2
-        view = JobView.of(job, etcd.urls)
         end = view.end()
         assert end is not None
         assert "SIGUSR1" in end.reason
         assert view.hosts() == {}  # the leases are given back, not left to run out
 
 
-@pytest.mark.slow
-def test_executor_reads_orders_although_its_watches_fail(
-    tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
-) -> None:
-    """Once each, while it trains. Then the job is stopped: only a host that receives the halt saves and ends."""
-    job = make_launched_job(tmp_path / "deaf", 10_000, {"log": {"interval": 1}})
-    keys = JobKeys(job.config.job.name)
-    with EtcdProxy(etcd.members[0].client_port) as proxy, start(job, "a", endpoints=[proxy.url]) as executor:
-        wait_until(has_stepped(job, 5), "training")
-        first = FirstWatches(map(keys.directory, ("rounds", "halts", "commands")))
-        proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
-        proxy.cut()
-        wait_until(lambda: not first.left, "each watch to be answered with garbage")
-        request = make_request(RequestKind.STOP, reason="a test")
-        with EtcdClient(EtcdSettings.of(etcd.urls)) as client:
-            client.put(keys.request(request.request_id), encode(request))
-        assert executor.wait(DEADLINE_S) == request.exit_code
-    end = JobView.of(job, etcd.urls).end()
-    assert end is not None
-    assert "a test" in end.reason
-
-
-@pytest.mark.slow
-def test_launches_that_do_not_fit_are_refused_by_name(
-    tmp_path: Path, etcd: EtcdServers, faults: FaultDirectory, start: StartExecutor
-) -> None:
-    job = make_launched_job(tmp_path / "mine", 10_000, {"log": {"interval": 1}})
-    changed = tmp_path / "changed.toml"
+def check_refusals(job: Job, root: Path, start: StartExecutor, more: dict[str, int]) -> None:
+    """Check that launches that do not fit are refused by name, and the job trains on."""
+    changed = root / "changed.toml"
     changed.write_text(to_toml(make_config(job.config.to_dict(), {"train": {"seed": 99}})))
-    with start(job, "a", max_hosts=2):
-        wait_until(has_stepped(job, 1), "training")
-        for host, more, words in (
-            ("a", {}, "has a live executor of this name"),
-            ("b", {"config": str(changed)}, "train.seed: b has 99, but a, the first host of job 'mine', has 7"),
-            ("c", {"launch_id": "another"}, "another launch of this name is running (begun by a"),
-        ):
-            with start(job, host, max_hosts=2, **more) as refused:
-                assert refused.wait(DEADLINE_S) == ExitCode.CONFIG
-            assert words in (tmp_path / f"{host}.log").read_text()
-        before = job.records("step")[-1]["step"]
-        wait_until(has_stepped(job, before + 5), "the job to go on undisturbed")
+    for host, own, words in (
+        ("a", {}, "has a live executor of this name"),
+        ("c", {"config": str(changed)}, "train.seed: c has 99, but a, the first host of job 'mine', has 7"),
+        ("d", {"launch_id": "another"}, "another launch of this name is running (begun by a"),
+    ):
+        with start(job, host, **more, **own) as refused:
+            assert refused.wait(DEADLINE_S) == ExitCode.CONFIG
+        assert words in (root / f"{host}.log").read_text()
+    wait_until(has_stepped(job, job.records("step")[-1]["step"] + 2), "the job to go on undisturbed")
+
+
+def fail_each_watch_once(job: Job, proxy: EtcdProxy) -> None:
+    first = FirstWatches(map(JobKeys(job.config.job.name).directory, ("rounds", "halts", "commands")))
+    proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+    proxy.cut()
+    wait_until(lambda: not first.left, "each watch to be answered with garbage")

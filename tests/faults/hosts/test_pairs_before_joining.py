@@ -27,8 +27,9 @@ CHANGES = {
     "recovery": {"has_health_checks": True, "has_pair_checks": True, "pair_timeout_s": 20.0, "min_free_disk_gb": 0.1},
     "runtime": {"network_interface": TRAIN},
     "batch": {"global_batch_size": 6},
+    "diagnostics": {"is_streamed": False},
 }
-PACE_S = 0.08
+PACE_S = 0.3
 ENDLESS = 100_000
 
 

@@ -38,7 +38,7 @@ def nvml(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     nvml = fake_nvml(tmp_path)
     for name, value in nvml.environment.items():
         monkeypatch.setenv(name, value)
-    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
+    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.03, backward_s=0.06))
     with paced_launch(job, pace, 1, tmp_path / "launch.log"):
         yield nvml
 

@@ -43,12 +43,13 @@ from megatrain_diagnostics.store.reader import StoredEvents
 from tests.helpers.notification_topics import write_secret
 from tests.helpers.ports import free_ports
 from tests.helpers.processes import descendants, words_of
-from tests.helpers.recovery_checks import Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, Running, running_job
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-ENDLESS: dict[str, dict[str, Any]] = {"train": {"steps": 1_000_000}}
+LONG: dict[str, dict[str, Any]] = {"train": {"steps": ENDLESS}}
+PACE_S = 0.3
 SCRAPER, VIEWER, OPERATOR = "s" * 40, "v" * 40, "o" * 40
 PROXY = "127.0.0.5"
 GPU_C = 62.0
@@ -306,8 +307,10 @@ def test_each_option_of_a_job_on_one_host(tmp_path: Path) -> None:
             "role_header": "X-Role", "host_names": "ops.example", "base_path": "/megatrain",
             "perfetto_url": "https://perfetto.example",
         }  # fmt: skip
-        settings = {**ENDLESS, "diagnostics": diagnostics, "dashboard": dashboard}
-        with running_job(tmp_path / "job", settings, hosts=["host-0"], nnodes="1", has_daemon=True) as running:
+        settings = {**LONG, "diagnostics": diagnostics, "dashboard": dashboard}
+        with running_job(
+            tmp_path / "job", settings, hosts=["host-0"], nnodes="1", ranks_per_host=2, pace_s=PACE_S, has_daemon=True
+        ) as running:
             job = Seen(running, diagnostics, dashboard)
             wait_until(lambda: job.record(DashboardRecord, "dashboard") is not None, "the page's record")
             for option, check in MOVED.items():
@@ -327,8 +330,8 @@ def test_each_option_of_a_job_whose_daemon_has_its_own_host(tmp_path: Path) -> N
         "daemon_host": "host-1", "telemetry_interval_s": 0.0, "retention_gb": 1e-9, "evictions_per_hour": 0,
         "max_rollbacks": 0, "restart_price_s": 0.001,
     }  # fmt: skip
-    settings = {**ENDLESS, "diagnostics": diagnostics, "dashboard": {"is_served": False, "port": 0}}
-    with running_job(tmp_path, settings, nnodes="1:2", has_daemon=True) as running:
+    settings = {**LONG, "diagnostics": diagnostics, "dashboard": {"is_served": False, "port": 0}}
+    with running_job(tmp_path, settings, nnodes="1:2", pace_s=PACE_S, has_daemon=True) as running:
         job = Seen(running, diagnostics, {})
         job.daemon()
         assert [len(job.programs("megatrain_diagnostics.daemon", host)) for host in ("host-0", "host-1")] == [0, 1]
@@ -352,7 +355,8 @@ UNSTREAMED = {"diagnostics.is_streamed", "diagnostics.restart_price_s"}
 @pytest.mark.timeout(900)
 def test_each_option_of_a_job_that_streams_nothing(tmp_path: Path) -> None:
     diagnostics: dict[str, Any] = {"is_streamed": False, "restart_price_s": PRICE_S}
-    with running_job(tmp_path, {**ENDLESS, "diagnostics": diagnostics}, nnodes="1:2", has_daemon=True) as running:
+    settings = {**LONG, "diagnostics": diagnostics}
+    with running_job(tmp_path, settings, nnodes="1:2", pace_s=PACE_S, has_daemon=True) as running:
         job = Seen(running, diagnostics, {})
         straggler = job.outcome(**STRAGGLER, hosts=(running.other_than_driver(),))
         assert straggler.kind is OutcomeKind.DECLINED

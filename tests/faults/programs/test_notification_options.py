@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import email
 import json
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,12 +25,11 @@ from megatrain.config.notify import (
     SlackConfig,
     WebhookConfig,
 )
-from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.certificates import Authority
 from tests.helpers.http_receiver import HttpReceiver, Reply
 from tests.helpers.mail_receiver import MailReceiver
 from tests.helpers.notification_topics import write_secret
-from tests.helpers.recovery_checks import running_job
+from tests.helpers.recovery_checks import ENDLESS, running_job
 from tests.helpers.waiting import wait_until
 
 # aiosmtpd warns of a login without encryption, which one of the receivers has
@@ -71,13 +69,12 @@ def test_each_option_of_notify_takes_effect(tmp_path: Path) -> None:
         sections["notify"] = {
             "page_url": PAGE, "runbooks_url": RUNBOOKS, "ca_file": str(authority.files.certificate), "timeout_s": 0.5,
         }  # fmt: skip
-        settings = {"train": {"steps": 1_000_000}}
-        with running_job(tmp_path / "job", settings, sections, orders=[(3, 20, "kill")]) as running:
+        settings = {"train": {"steps": ENDLESS}}
+        with running_job(tmp_path / "job", settings, sections, pace_s=0.3, orders=[(1, 12, "kill")]) as running:
             running.view.wait_recovered(0)
             wait_until(lambda: len(https.posted) >= 8 and len(mail.mails) >= 2, "the messages of the incident")
             wait_until(lambda: "webhook-4" in running.launched.log(running.view.driver()), "a late answer")
-            running.launched.executors["host-0"].send_signal(signal.SIGTERM)
-            assert running.finish() == ExitCode.SAVED_AND_STOPPED
+            running.save_and_stop()
             log = "".join(running.launched.log(host) for host in ("host-0", "host-1"))
         sent = Sent(https, mail, log)
     for option, check in CHECKS.items():

@@ -20,7 +20,7 @@ def test_a_killed_rank_rings_a_pager_until_the_job_trains_again(tmp_path: Path) 
     with HttpReceiver() as pager:
         key = write_secret(tmp_path / "key", KEY)
         sections = {"pagerduty": {"url": f"{pager.url}/v2/enqueue", "routing_key_file": key}}
-        with running_job(tmp_path / "job", sections, orders=[(3, 20, "kill")]) as running:
+        with running_job(tmp_path / "job", sections, orders=[(1, 14, "kill")]) as running:
             incident = running.view.wait_recovered(0)
             wait_until(lambda: "resolve" in _actions(pager), "the end of the page")
             assert running.finish() == 0

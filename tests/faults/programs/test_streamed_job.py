@@ -32,7 +32,10 @@ RANKS = 2
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    changes = {"log": {"interval": 5}, "checkpoint": {"interval": 50}, "diagnostics": {"sample_period": 10}}
+    changes = {
+        "log": {"interval": 5}, "checkpoint": {"interval": 50}, "diagnostics": {"sample_period": 10},
+        "dashboard": {"is_served": False},
+    }  # fmt: skip
     # of more seconds than a streamer is away
     return make_launched_job(tmp_path, STEPS, changes, {"telemetry": {"black_box_records": 16_384}})
 

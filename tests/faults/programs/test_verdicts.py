@@ -56,7 +56,7 @@ def wait_for_outcome(running: Running, verdict: HostVerdict, kind: OutcomeKind) 
 
 
 def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    with running_job(tmp_path, CHEAP, spare=SPARE) as running:
+    with running_job(tmp_path, CHEAP, spare=SPARE, pace_s=0.15) as running:
         running.launched.wait_for_step(13)
         host = running.other_than_driver()
         verdict = tell(running, hosts=(host,))
@@ -83,10 +83,10 @@ def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undistu
 
 @pytest.mark.slow
 def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    """Neither the snapshot of step 20 in memory nor its checkpoint are gone on from."""
+    """Neither the snapshot of step 15 in memory nor its checkpoint are gone on from."""
     approval = {"diagnostics": {"restart_price_s": 0.1, "eviction": "approval"}}
-    with running_job(tmp_path, approval, pace_s=0.3) as running:
-        running.launched.wait_for_step(22)
+    with running_job(tmp_path, approval, pace_s=0.5) as running:
+        running.launched.wait_for_step(17)
         verdict = tell(
             running, kind=VerdictKind.NUMERICS, cause=Cause.UNKNOWN, rollback_to=14, skip_from=15, skip_to=16,
             gain_s_per_step=0.0,

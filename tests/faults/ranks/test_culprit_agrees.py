@@ -10,20 +10,22 @@ from fastapi.testclient import TestClient
 
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.closed_loop import running_daemon
+from tests.helpers.job_under_launch import WORKERS
 from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
 from tests.helpers.recovery_checks import running_job
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-PATIENCE = {
-    "recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100, "hang_factor": 4.0}
+CHANGES = {
+    "diagnostics": {"is_streamed": True},
+    "recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100, "hang_factor": 4.0},
 }
-FAULTS = [(3, 14, "kill"), (1, 29, "exception"), (2, 44, "stop")]
+FAULTS = [(3, 14, "kill"), (1, 22, "exception"), (2, 30, "stop")]
 
 
 def test_incident_verbs_and_every_view_blame_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running_job(tmp_path, PATIENCE, orders=FAULTS) as running:
+    with running_job(tmp_path, CHANGES, ranks_per_host=WORKERS, orders=FAULTS) as running:
         run, name = RunDirectory(running.job.files.root), running.job.config.job.name
         with running_daemon(tmp_path, run.root, name, running.etcd.urls):
             assert running.finish() == 0

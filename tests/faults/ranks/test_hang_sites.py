@@ -11,6 +11,7 @@ import pytest
 from megatrain.cli import main
 from megatrain.contracts.records.incident import IncidentKind
 from tests.helpers.hang_sites import READ
+from tests.helpers.job_under_launch import OVERLAPPED, WORKERS
 from tests.helpers.recovery_checks import running_job
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import on_layout
@@ -27,8 +28,8 @@ PATIENCE = {
     }
 }
 IN_FORWARD = "in forward-compute"
-FIRST, APART = 14, 15
-"""Step of the first fault, and steps between two: a restart goes on from the last snapshot, of every tenth step."""
+FIRST, APART = 8, 5
+"""Step of the first fault, and steps between two: a restart goes on from the last snapshot, of every fifth step."""
 
 LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
     "dp4": (
@@ -37,11 +38,6 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
             (2, "before forward-compute"),
             (0, IN_FORWARD),
             (3, "before grads-reduce-scatter"),
-        ],
-    ),
-    "dp4-ends": (
-        (1, 1, 4),
-        [
             (1, "before params-all-gather"),
             (2, "in optimizer"),
             (0, READ),
@@ -80,9 +76,8 @@ def test_culprit_of_a_hang_in_snapshot_or_evaluation_is_named(
     evaluated = {
         "data": {"train": str(tmp_path / "data" / "train"), "validation": str(validation)},
         "evaluation": {"interval": 4, "num_samples": 16},
-        "checkpoint": {"interval": 5},
     }
-    orders = [(1, 15, "sleep", "snapshot"), (2, 32, "sleep", "evaluation"), (3, 44, "sleep", "in checkpoint")]
+    orders = [(1, 15, "sleep", "snapshot"), (2, 24, "sleep", "evaluation"), (3, 34, "sleep", "in checkpoint")]
     check_named(tmp_path, capsys, orders, on_layout(1, 2, 2), evaluated)
 
 
@@ -90,8 +85,9 @@ def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     patient = {"recovery": {"hang_floor_s": 300.0}}
+    orders = [(1, 14, "interpreter-lock", IN_FORWARD)]
     with running_job(
-        tmp_path, patient, on_layout(1, 2, 2), orders=[(1, 14, "interpreter-lock", IN_FORWARD)]
+        tmp_path, patient, OVERLAPPED, on_layout(1, 2, 2), ranks_per_host=WORKERS, orders=orders
     ) as running:
         running.struck_unix_s()
         words = ["diag", "hang", str(running.job.files.root), "--blackbox", str(tmp_path / "job" / "boxes")]
@@ -110,7 +106,7 @@ def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
 
 def check_named(root: Path, capsys: pytest.CaptureFixture[str], orders: list[tuple[Any, ...]], *changes: Any) -> None:
     """Run a job whose ranks hang as ordered: the driver names each, and so does the verb afterwards."""
-    with running_job(root, PATIENCE, *changes, orders=orders) as running:
+    with running_job(root, PATIENCE, OVERLAPPED, *changes, ranks_per_host=WORKERS, orders=orders) as running:
         code = running.finish()
         incidents = running.view.incidents()
         assert len(incidents) == len(orders), incidents

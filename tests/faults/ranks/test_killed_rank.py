@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from tests.helpers.job_under_launch import WORKERS
 from tests.helpers.recovery_checks import STEPS, running_job
 
 
 def test_a_job_recovers_from_a_killed_rank(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    with running_job(tmp_path, orders=[(3, 14, "kill")]) as running:
+    # streamers that find no daemon are in no one's way
+    streamed = {"diagnostics": {"is_streamed": True}}
+    with running_job(tmp_path, streamed, ranks_per_host=WORKERS, orders=[(3, 14, "kill")]) as running:
         assert running.finish() == 0
         incident = running.only_incident()
         assert incident.kind is IncidentKind.FAILURE

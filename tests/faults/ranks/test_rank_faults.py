@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
+from tests.helpers.job_under_launch import WORKERS
 from tests.helpers.recovery_checks import STEPS, Running, running_job
 from tests.helpers.tiny_data import write_corpus
 
@@ -29,8 +33,8 @@ def check_undisturbed(running: Running, undisturbed_losses: dict[int, float]) ->
 def test_every_end_of_a_rank(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     """Of rank 0, which has more to do than others, and of the last one in turn."""
     ends = [(kind, code, 3 * (number % 2)) for number, (kind, code) in enumerate(ENDS.items())]
-    orders = [(rank, 6 + 8 * number, kind) for number, (kind, _, rank) in enumerate(ends)]
-    with running_job(tmp_path, MANY_RESTARTS, orders=orders) as running:
+    orders = [(rank, 6 + 6 * number, kind) for number, (kind, _, rank) in enumerate(ends)]
+    with running_job(tmp_path, MANY_RESTARTS, ranks_per_host=WORKERS, orders=orders) as running:
         assert running.finish() == 0
         incidents = running.view.incidents()
         assert len(incidents) == len(ENDS), incidents
@@ -47,8 +51,8 @@ def test_every_end_of_a_rank(tmp_path: Path, undisturbed_losses: dict[int, float
 
 def test_every_hang_of_a_rank(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     hangs = [(kind, 3 * (number % 2)) for number, kind in enumerate(HANGS)]
-    orders = [(rank, 14 + 15 * number, kind) for number, (kind, rank) in enumerate(hangs)]
-    with running_job(tmp_path, MANY_RESTARTS, orders=orders) as running:
+    orders = [(rank, 14 + 8 * number, kind) for number, (kind, rank) in enumerate(hangs)]
+    with running_job(tmp_path, MANY_RESTARTS, ranks_per_host=WORKERS, orders=orders) as running:
         assert running.finish() == 0
         incidents = running.view.incidents()
         assert len(incidents) == len(HANGS), incidents
@@ -61,11 +65,31 @@ def test_every_hang_of_a_rank(tmp_path: Path, undisturbed_losses: dict[int, floa
 
 
 @pytest.mark.slow
+def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
+    with running_job(tmp_path, ranks_per_host=WORKERS) as running:
+        running.launched.wait_for_step(14)
+        workers = [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}")]
+        assert len(workers) == 4
+        struck = time.time()
+        # stopped first: a worker that still runs would see the others die, and end by itself
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in workers:
+                os.kill(pid, number)
+        assert running.finish() == 0
+        incident = running.only_incident()
+        assert incident.action == "restart"
+        assert {one.exit_code for one in incident.failures} == {-9}
+        running.check_recovered(incident, struck)
+        running.check_history()
+        check_undisturbed(running, undisturbed_losses)
+
+
+@pytest.mark.slow
 def test_a_host_that_hangs_twice_within_an_hour_is_evicted(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
-    orders = [(2, 14, "stop"), (3, 29, "stop")]
-    with running_job(tmp_path, orders=orders, spare="host-2") as running:
+    orders = [(2, 14, "stop"), (3, 22, "stop")]
+    with running_job(tmp_path, ranks_per_host=WORKERS, orders=orders, spare="host-2") as running:
         assert running.finish(("host-0", "host-2")) == 0
         first, second = running.view.incidents()
         assert (first.action, first.culprit_ranks) == ("restart", (2,))
@@ -82,11 +106,11 @@ def test_rank_fails_before_steps_in_load_snapshot_and_evaluation(
     timeouts = {
         "runtime": {"first_step_timeout_s": 12.0, "checkpoint_timeout_s": 12.0, "evaluation_timeout_s": 12.0},
         "data": {"train": str(tmp_path / "data" / "train"), "validation": str(validation)},
-        "evaluation": {"interval": 15, "num_samples": 16},
+        "evaluation": {"interval": 12, "num_samples": 16},
     }
     orders: list[tuple[Any, ...]] = [(2, 0, "kill"), (2, 0, "stop"), (3, 3, "stop", "load")]
-    orders += [(1, 20, "stop", "snapshot"), (0, 45, "stop", "evaluation")]
-    with running_job(tmp_path, MANY_RESTARTS, timeouts, orders=orders) as running:
+    orders += [(1, 20, "stop", "snapshot"), (0, 36, "stop", "evaluation")]
+    with running_job(tmp_path, MANY_RESTARTS, timeouts, ranks_per_host=WORKERS, orders=orders) as running:
         assert running.finish() == 0
         incidents = running.view.incidents()
         assert [incident.culprit_ranks for incident in incidents] == [(2,), (2,), (3,), (1,), (0,)], incidents
@@ -98,7 +122,7 @@ def test_rank_fails_before_steps_in_load_snapshot_and_evaluation(
 
 @pytest.mark.slow
 def test_an_exit_code_that_no_restart_mends(tmp_path: Path) -> None:
-    with running_job(tmp_path, orders=[(2, 6, "exit-of-bad-data")]) as running:
+    with running_job(tmp_path, ranks_per_host=WORKERS, orders=[(2, 6, "exit-of-bad-data")]) as running:
         assert running.finish() == ExitCode.DATA
         incident = running.only_incident()
         assert (incident.state, incident.action) == (IncidentState.STOPPED, "stop")
@@ -110,7 +134,7 @@ def test_an_exit_code_that_no_restart_mends(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_mistake_in_user_code_that_comes_again_stops_the_job(tmp_path: Path) -> None:
-    with running_job(tmp_path, orders=[(2, 13, "exception")] * 2) as running:
+    with running_job(tmp_path, ranks_per_host=WORKERS, orders=[(2, 13, "exception")] * 2) as running:
         assert running.finish() == 1
         first, second = running.view.incidents()
         assert (first.action, first.label, second.action, second.label) == ("restart", "user_code", "stop", "user_code")
@@ -121,7 +145,7 @@ def test_a_mistake_in_user_code_that_comes_again_stops_the_job(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_restarts_without_progress_stop_the_job(tmp_path: Path) -> None:
-    with running_job(tmp_path, orders=[(1, 13, "kill")] * 5) as running:
+    with running_job(tmp_path, ranks_per_host=WORKERS, orders=[(1, 13, "kill")] * 5) as running:
         assert running.finish() == 1
         *before, last = running.view.incidents()
         assert [incident.action for incident in before] == ["restart"] * 3

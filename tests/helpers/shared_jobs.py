@@ -1,0 +1,55 @@
+"""Launched jobs that several tests use one after the other: what begins a job costs more than most faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+JobType = TypeVar("JobType")
+
+
+class SharedJobs:
+    """Has one job at a time. `make_directory` returns a directory for each."""
+
+    def __init__(self, make_directory: Callable[[], Path]) -> None:
+        self._make_directory = make_directory
+        self._stack = ExitStack()
+        self._kind = ""
+        self._job: Any = None
+
+    @contextmanager
+    def borrowed(
+        self, kind: str, launch: Callable[[Path], AbstractContextManager[JobType]], *, is_spent: bool = False
+    ) -> Iterator[JobType]:
+        """Yield the job of that kind which the test before left as it was, else launch one.
+
+        After an exception, or if the block spends the job, the next test gets another one.
+        """
+        if self._job is None or kind != self._kind:
+            self.close()
+            self._job, self._kind = self._stack.enter_context(launch(self._make_directory())), kind
+        try:
+            yield self._job
+        except BaseException as error:
+            # the job's own context gets it as well, and checks nothing more
+            self._job = None
+            self._stack.__exit__(type(error), error, error.__traceback__)
+            raise
+        if is_spent:
+            self.close()
+
+    def close(self) -> None:
+        """End the job, if there is one."""
+        self._job = None
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
