@@ -7,6 +7,7 @@ import torch
 from megatrain.comm.group import Group
 from megatrain.model import TokenContext
 from megatrain.ops.documents import pack_documents
+from megatrain.ops.to_device import to_device
 from megatrain.parallel.pipeline import PipelineInput
 
 
@@ -14,12 +15,12 @@ def pipeline_input(
     tp: Group, device: torch.device, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
     document_SB: torch.Tensor | None,
 ) -> PipelineInput:  # fmt: skip
-    """Return the pipeline's input on `device`, for a micro-batch whose tensors are on the CPU."""
+    """Return the pipeline's input on `device`, for a micro-batch on the CPU. The host does not wait."""
     seq_len = tokens_SB.shape[0]
     context = TokenContext(
-        sample_B=sample_B.to(device, non_blocking=True),
+        sample_B=to_device(sample_B, device),
         seq_len=seq_len,
         documents=None if document_SB is None else pack_documents(document_SB).to(device),
         token_offset=tp.rank * (seq_len // tp.size),
     )
-    return PipelineInput(tokens_SB.to(device, non_blocking=True), labels_SB.to(device, non_blocking=True), context)
+    return PipelineInput(to_device(tokens_SB, device), to_device(labels_SB, device), context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -49,11 +50,20 @@ class Embedding(nn.Module):
         """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H]."""
         x_SBH = self.embedding_out(self.word(tokens_SB))
         if self.scale != 1.0:
-            # the factor is rounded to the embeddings' dtype, as in the training of Gemma
-            x_SBH = x_SBH * torch.tensor(self.scale, dtype=x_SBH.dtype, device=x_SBH.device)
+            x_SBH = x_SBH * _rounded(self.scale, x_SBH.dtype)
         if self.position is not None:
             first = context.token_offset
             x_SBH = x_SBH + self.position[first : first + x_SBH.shape[0], None, :]
         if self.positions is not None:
             x_SBH = self.positions.add(x_SBH, context)
         return self.dropout(x_SBH, context)
+
+
+@cache
+def _rounded(factor: float, dtype: torch.dtype) -> float:
+    """Return the factor as embeddings of `dtype` have it in the training of Gemma.
+
+    It is rounded on the host: in each forward, a copy to the device would make the host wait for the device.
+    """
+    rounded: float = torch.tensor(factor, dtype=dtype, device="cpu").item()
+    return rounded

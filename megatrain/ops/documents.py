@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from megatrain.ops.to_device import to_device
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedDocuments:
@@ -25,12 +27,9 @@ class PackedDocuments:
     longest: tuple[int, ...]
 
     def to(self, device: torch.device) -> PackedDocuments:
-        """Return a copy on `device`."""
-        return PackedDocuments(
-            self.number_SB.to(device, non_blocking=True),
-            tuple(start.to(device, non_blocking=True) for start in self.starts),
-            self.longest,
-        )
+        """Return a copy on `device`. The host does not wait for it."""
+        starts = to_device(torch.cat(self.starts), device).split([len(start) for start in self.starts])
+        return PackedDocuments(to_device(self.number_SB, device), starts, self.longest)
 
 
 def pack_documents(document_SB: Tensor) -> PackedDocuments:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import re
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 APEX_INSTALL = (
     "build it from a clone of github.com/NVIDIA/apex with APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install "
-    "--no-build-isolation . (PyPI's apex is another project)"
+    "--no-build-isolation . (PyPI's apex is another project; NVIDIA's PyTorch containers have the right one)"
 )
 TRANSFORMER_ENGINE_INSTALL = "pip install --no-build-isolation 'transformer_engine[pytorch]'"
 
 APEX_EXTENSION = "fused_layer_norm_cuda"
+TRANSFORMER_ENGINE_EXTENSION = "transformer_engine_torch"
+OLDEST_TRANSFORMER_ENGINE = (2, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,14 @@ def find_transformer_engine() -> FoundBackend:
     if directory is None:
         return FoundBackend(None, "", "Transformer Engine is not installed", TRANSFORMER_ENGINE_INSTALL)
     version = _version("transformer_engine")
+    problem = ""
     if not (directory / "pytorch" / "__init__.py").is_file():
         problem = f"the Transformer Engine at {directory} was installed without its PyTorch module"
-        return FoundBackend(directory, version, problem, TRANSFORMER_ENGINE_INSTALL)
-    return FoundBackend(directory, version)
+    elif not _has_compiled_part(directory):
+        problem = f"the Transformer Engine at {directory} has no compiled {TRANSFORMER_ENGINE_EXTENSION}"
+    elif _is_older(version, OLDEST_TRANSFORMER_ENGINE):
+        problem = f"Transformer Engine {version} is too old: 2.9 is the first with autocast"
+    return FoundBackend(directory, version, problem, TRANSFORMER_ENGINE_INSTALL if problem else "")
 
 
 def import_apex() -> ModuleType:
@@ -107,6 +115,19 @@ def _directory(package: str) -> Path | None:
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _has_compiled_part(directory: Path) -> bool:
+    """Return whether there is a library in one of the places where Transformer Engine looks for it."""
+    roots = {directory.parent, Path(sysconfig.get_paths()["purelib"])}
+    places = [root / place for root in roots for place in ("", "transformer_engine", "transformer_engine/wheel_lib")]
+    return any(found for place in places for found in place.glob(f"{TRANSFORMER_ENGINE_EXTENSION}*.so"))
+
+
+def _is_older(version: str, oldest: tuple[int, int]) -> bool:
+    """Return whether `version` is older; False if it cannot be read."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) < oldest
 
 
 def _version(distribution: str) -> str:

@@ -16,7 +16,7 @@ from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.ops.square_sums import square_sum
 from megatrain.optim.adamw import adamw_update_
-from megatrain.optim.lamb import lamb_updates_
+from megatrain.optim.lamb import Lamb
 from megatrain.optim.muon import Muon
 from megatrain.optim.sgd import sgd_update_
 from megatrain.optim.state import ShardState
@@ -29,12 +29,13 @@ class ShardedOptimizer:
 
     def __init__(self, chunks: Sequence[ChunkDataParallel], config: OptimizerConfig, mesh: Mesh) -> None:
         self.config = config
-        self.mesh = mesh
         self.num_updates = 0
         self._chunks = tuple(chunks)
         self.states = [(chunk, ShardState(bucket)) for chunk in chunks for bucket in chunk.buckets]
         of_muon = [state for _, state in self.states if state.rule.name == "muon"]
         self._muon = Muon(of_muon, config, mesh.along) if of_muon else None
+        of_lamb = [state for _, state in self.states if state.rule.name == "lamb"]
+        self._lamb = Lamb(of_lamb, config, mesh) if of_lamb else None
 
     def gradient_square_sum(self) -> Tensor:
         """Return this rank's part of the squared gradient norm, in fp64; only the first of several holders has one."""
@@ -68,8 +69,8 @@ class ShardedOptimizer:
         self, rule: str, states: Sequence[ShardState], gradients: Sequence[Tensor], lr: float, gradient_scale: float
     ) -> None:
         """Update the shards of one rule."""
-        if rule == "lamb":
-            lamb_updates_(states, gradients, self.config, self.mesh, lr, self.num_updates, gradient_scale)
+        if self._lamb is not None and rule == "lamb":
+            self._lamb.update_(gradients, lr, self.num_updates, gradient_scale)
         elif self._muon is not None and rule == "muon":
             self._muon.update_(gradients, lr, gradient_scale)
         else:

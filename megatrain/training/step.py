@@ -14,9 +14,11 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 import torch
 
+from megatrain.comm import Mesh
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
 from megatrain.data.sample_sources import SampleSources
-from megatrain.parallel.pipeline import PipelineInput, TrainingLosses
+from megatrain.ops.to_device import to_device
+from megatrain.parallel.pipeline import PipelineInput
 from megatrain.reporting import SourceReport
 from megatrain.schedule import Schedule
 from megatrain.telemetry.recorder import Recorder
@@ -89,12 +91,15 @@ def train_step(
 
     with recorder.span(Operation.CLIP):
         own_loss = losses.total if mesh.contributes_loss else torch.zeros_like(losses.total)
-        contributed = torch.stack([rank_model.optimizer.gradient_square_sum(), own_loss])
-        contributed.tolist()  # wait for the device, so that a request that arrives during the step still counts
-        by_source = _sums_by_source(sources, losses if mesh.contributes_loss else None)
-        flags = _on_device([*map(float, astuple(requests())), *by_source], contributed)
-        summed = mesh.sum_over_all(torch.cat([contributed, flags]))
-        total_tokens, square_sum, loss_total, *others = torch.cat([counted.wait(), summed]).tolist()
+        parts = [counted.wait(), rank_model.optimizer.gradient_square_sum()[None], own_loss[None]]
+        samples_MB = losses.samples_MB if sources is not None and mesh.contributes_loss else None
+        if samples_MB is not None:
+            parts.append(samples_MB.ravel())
+        # here alone the host waits for the computation of the step, and a request that arrives until then still counts
+        total_tokens, square_sum, loss_total, *of_samples = torch.cat(parts).tolist()
+        by_source = _sums_by_source(sources, of_samples if samples_MB is not None else None)
+        own = [square_sum, loss_total, *map(float, astuple(requests())), *by_source]
+        square_sum, loss_total, *others = _summed(mesh, own)
     asked, by_source = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
@@ -108,12 +113,23 @@ def train_step(
     return StepOutcome(loss, grad_norm, is_skipped, agreed, _source_reports(sources, by_source))
 
 
-def _sums_by_source(sources: SampleSources | None, losses: TrainingLosses | None) -> list[float]:
-    """Return this rank's part of the sums of the sources: losses, then label tokens."""
+def _summed(mesh: Mesh, own: Sequence[float]) -> list[float]:
+    """Return the sum of each number over all ranks, in fp64. A rank that is alone has nothing to wait for."""
+    if mesh.is_alone:
+        return list(own)
+    summed: list[float] = mesh.sum_over_all(to_device(torch.tensor(own, dtype=torch.float64), mesh.device)).tolist()
+    return summed
+
+
+def _sums_by_source(sources: SampleSources | None, of_samples: Sequence[float] | None) -> list[float]:
+    """Return this rank's part of the sums of the sources: losses, then label tokens.
+
+    of_samples: the losses of all samples, by micro-batch; None on ranks that contribute none.
+    """
     if sources is None:
         return []
-    samples_MB = None if losses is None or losses.samples_MB is None else np.array(losses.samples_MB.tolist())
-    sums: list[float] = sources.sums(samples_MB).ravel().tolist()
+    losses_MB = None if of_samples is None else np.array(of_samples).reshape(sources.source_MB.shape)
+    sums: list[float] = sources.sums(losses_MB).ravel().tolist()
     return sums
 
 
@@ -124,12 +140,6 @@ def _source_reports(sources: SampleSources | None, sums: Sequence[float]) -> tup
         for name, loss, count in zip(names, sums[: len(names)], sums[len(names) :], strict=True)
         if count > 0.0
     )
-
-
-def _on_device(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    """Copy numbers to the device of `like`, in its dtype. The host does not wait for the copy."""
-    found = torch.tensor(values, dtype=like.dtype)
-    return found.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else found
 
 
 def _clip_scale(grad_norm: float, grad_clip: float) -> float:

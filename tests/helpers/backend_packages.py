@@ -28,6 +28,7 @@ TRANSFORMER_ENGINE = {
     "transformer_engine/pytorch/__init__.py": (
         "from tests.helpers.transformer_engine_stand_in import Linear, autocast\n"
     ),
+    "transformer_engine/wheel_lib/transformer_engine_torch.cpython-311-x86_64-linux-gnu.so": "",
     "transformer_engine-2.9.0.dist-info/METADATA": (
         "Metadata-Version: 2.1\nName: transformer_engine\nVersion: 2.9.0\n"
     ),

@@ -5,14 +5,12 @@ from __future__ import annotations
 from itertools import count, islice
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.sample_ranges import SampleRanges, merged, position_after, ranges_problem
-from megatrain.data.reader import positions
 
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=5)
 
@@ -35,7 +33,6 @@ def test_positions_are_those_of_counting(pairs: list[tuple[int, int]], cursor: i
     kept = list(islice((number for number in count(cursor) if number not in gone), max(counts) + 1))
     expected = [kept[one] for one in counts]
     assert [position_after(cursor, one, skipped) for one in counts] == expected
-    assert positions(cursor, np.array(counts), skipped).tolist() == expected
 
 
 def test_invalid_ranges_are_refused() -> None:

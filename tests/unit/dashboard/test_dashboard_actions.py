@@ -78,7 +78,7 @@ def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> N
 def test_a_dry_run_changes_nothing(harness: ActionHarness) -> None:
     reported = harness.take("evict", "host-2", is_dry_run=True)
     assert reported.is_dry_run
-    assert "a round begin without it: 1 spare could take its place" in reported.text
+    assert "a new round would begin without it: 1 spare could take its place" in reported.text
     assert not harness.backend.done
     assert not harness.path.exists()
 

@@ -70,6 +70,19 @@ def test_transformer_engine_without_pytorch_is_reported(package_root: Path) -> N
     assert find_transformer_engine().problem.endswith("was installed without its PyTorch module")
 
 
+def test_transformer_engine_that_cannot_work_is_reported(package_root: Path) -> None:
+    compiled = next(path for path in TRANSFORMER_ENGINE if path.endswith(".so"))
+    metadata = next(path for path in TRANSFORMER_ENGINE if path.endswith("METADATA"))
+    for files, problem in (
+        (without(TRANSFORMER_ENGINE, compiled), "has no compiled transformer_engine_torch"),
+        ({metadata: TRANSFORMER_ENGINE[metadata].replace("2.9.0", "2.8.1"), compiled: ""}, "2.8.1 is too old"),
+    ):
+        write_packages(package_root, files)
+        found = find_transformer_engine()
+        assert problem in found.problem
+        assert found.hint == "pip install --no-build-isolation 'transformer_engine[pytorch]'"
+
+
 def test_apex_without_metadata_has_an_unknown_version(package_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_packages(package_root, without(APEX, "apex-0.1.dist-info/METADATA"))
     monkeypatch.setattr(sys, "path", [str(package_root)])

@@ -120,6 +120,7 @@ def test_losses_by_source_change_nothing_else(mixed: Mixed, monkeypatch: pytest.
         return sum_over_all(mesh, x)
 
     monkeypatch.setattr(Mesh, "sum_over_all", note)
+    monkeypatch.setattr(Mesh, "is_alone", False)
     of_one = make_config(BATCH, {"data": {"train": "anything", "has_document_mask": True}})
     found, expected = single_rank_model(mixed.config), single_rank_model(of_one)
     kept = [one.pipeline.chunks[-1].sample_losses_B is not None for one in (found, expected)]
