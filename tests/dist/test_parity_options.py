@@ -53,7 +53,7 @@ FACTORS: dict[str, list[Any]] = {
     "num_kv_heads": [8, 4, 1],
     "norm": ["layernorm", "rmsnorm"],
     "mlp": ["gelu", "swiglu"],
-    "positions": ["learned", "rope"],
+    "positions": ["learned", "rope", "none"],
     "has_bias": [True, False],
     "has_qkv_bias": [True, False],
     "qk_norm": ["none", "head"],
@@ -78,7 +78,7 @@ MODEL_KEYS = (
     "has_qkv_bias",
     "qk_norm",
 )
-ROWS = covering_array(FACTORS)
+ROWS = covering_array(FACTORS, seed=7)  # of the first seeds, one of those with the fewest rows
 
 
 def test_rows_cover_all_pairs() -> None:
@@ -91,7 +91,7 @@ def test_rows_cover_all_pairs() -> None:
     assert found == all_pairs(FACTORS)
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-gemma-muon-selective"])
+@pytest.mark.slow(kept=["tp2-pp2-dp2-1f1b-olmo-muon-full"])
 @pytest.mark.parametrize(
     "row", ROWS, ids=lambda row: "-".join(row[key] for key in ("layout", "kind", "optimizer", "recompute"))
 )
