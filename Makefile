@@ -10,6 +10,7 @@ DEMO_ARGS  ?=
 BENCH_ARGS ?=
 TEST_ARGS  ?=
 SUITE_ARGS ?=
+NIGHTLY_ALSO ?=
 # Repeats at most three failed tests. Python always caches compiled files, because hundreds of processes run the same
 # files.
 PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
@@ -122,9 +123,9 @@ gate ci-nightly: export MEGATRAIN_REQUIRE = all
 gate:  ## run what CI runs for each change, in minutes (SUITE_ARGS=--write: times go to docs/benchmarks/suite.md)
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
-ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda and test-mutations
+ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda and test-mutations (NIGHTLY_ALSO=test-torch-cuda adds it)
 	@$(PYTHON) -m tests.stages nightly --keep-going $(SUITE_ARGS) ci-deps venv check test test-slow test-kernels test-web \
-	  $(FAULTS) test-faults-pace
+	  $(FAULTS) test-faults-pace $(NIGHTLY_ALSO)
 
 ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)
 	@missing=""; \

@@ -3,7 +3,8 @@
 It needs one GPU; python3 with torch for CUDA, numpy, safetensors, pytest and nvidia-ml-py; nvcc, Python's headers and a
 C++ compiler. It needs no network and installs nothing. Stages run one after the other, the most important first, each
 within the time that is left. Every figure is written at once to gpu.json and gpu.md in docs/benchmarks, or in the
-directory of --output, so that a run that is interrupted keeps its figures.
+directory of --output, so that a run that is interrupted keeps its figures. --stages runs some stages again, or those
+that were not reached, and keeps the others. --rehearse runs all stages on the CPU with tiny sizes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,31 @@ BUDGET_S = 525.0
 """Leaves time to end the last process and to print the page within nine minutes."""
 CHECKS_S = 200.0
 BUILD = "Build"
+SMOKE = (
+    "tests/unit/ops/test_square_sums.py::test_every_element_counts_once",
+    "tests/unit/ops/test_normalization.py::test_norms_are_torchs",
+    "tests/unit/ops/test_normalization.py::test_norm_gradients_are_the_slopes",
+    "tests/unit/ops/test_activation.py::test_activations_are_their_formulas",
+    "tests/unit/ops/test_activation.py::test_activation_gradients_are_the_slopes",
+    "tests/unit/ops/test_rotary.py::test_rotation_is_llamas",
+    "tests/unit/ops/test_rotary.py::test_rotary_gradient_is_the_slope",
+    "tests/unit/ops/test_dropout.py::test_elements_are_dropped_or_scaled",
+    "tests/unit/ops/test_embedding_op.py::test_embedding_takes_rows",
+    "tests/unit/ops/test_embedding_op.py::test_gradient_is_the_slope",
+    "tests/unit/ops/test_cross_entropy_op.py::test_parts_combine_to_the_whole",
+    "tests/unit/ops/test_cross_entropy_op.py::test_gradients_are_the_slopes",
+    "tests/unit/ops/test_linear.py::test_gradients_of_micro_batches_add_up_in_the_sink",
+    "tests/unit/ops/test_quantization.py::test_quantized_values_are_the_scaled_ones",
+    "tests/unit/ops/test_fp8_linear.py::test_fp8_products_are_off_by_what_their_bits_allow",
+    "tests/unit/ops/test_optimizer_step.py::test_adamw_is_its_formula",
+    "tests/unit/ops/test_optimizer_step.py::test_lamb_is_its_formula",
+    "tests/gpu/test_gpu_smoke.py::test_random_numbers_are_those_of_the_cpu",
+    "tests/gpu/test_gpu_smoke.py::test_losses_are_those_of_the_cpu",
+    "tests/gpu/test_gpu_host_waits.py::test_a_step_waits_once_for_the_gpu",
+)
+"""One test of each kernel, and of the whole: what must work before a time means anything."""
+REHEARSED = ("tests/unit/ops/test_square_sums.py", "tests/unit/ops/test_packed_documents.py")
+"""Tests that take the place of all checks in a rehearsal."""
 SANITIZED_TESTS = "test_normalization or test_activation or test_cross_entropy or test_quantization"
 CLEAN_SUMMARY = {
     "memcheck": "ERROR SUMMARY: 0 errors",
@@ -48,36 +74,62 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of gpu.json and gpu.md")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds for all stages (default %(default)s)")
+    parser.add_argument("--stages", nargs="+", metavar="STAGE", help="these only, in their order; keep the others")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU with tiny sizes; the figures mean nothing")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not args.rehearse and not torch.cuda.is_available():
         print("benchmarks.gpu: torch sees no GPU on this machine", file=sys.stderr)
         return 2
-    Record.begin(args.output, "python3 -m benchmarks.gpu")
-    run_all(stages(args.output), args.output, args.budget_s)
+    runs = {option(name): (name, run) for name, run in stages(args.output, is_rehearsal=args.rehearse).items()}
+    unknown = [name for name in args.stages or () if name not in runs]
+    if unknown:
+        parser.error(f"--stages: no stage is named {', '.join(unknown)}; there are {', '.join(runs)}")
+    chosen = dict(found for name, found in runs.items() if args.stages is None or name in args.stages)
+    command = "python3 -m benchmarks.gpu" + (" --rehearse" if args.rehearse else "")
+    if args.stages is None:
+        Record.begin(args.output, command)
+    else:
+        Record.resume(args.output, command, chosen)
+    run_all(chosen, args.output, args.budget_s)
     record = Record.read(args.output)
     print((args.output / "gpu.md").read_text())
     return int(any(stage["failed"] for stage in record.document["stages"].values()))
 
 
-def stages(output: Path) -> dict[str, Run]:
+def option(name: str) -> str:
+    """Return a stage's name for the command line."""
+    return re.sub("[^a-z0-9]+", "-", name.lower())
+
+
+def stages(output: Path, *, is_rehearsal: bool = False) -> dict[str, Run]:
     """Return the stages in order, the most important first. Timing stages run in their own processes."""
-    operators, steps = (
-        partial(run_in_child, output, f"benchmarks.{name}") for name in ("gpu_operator_stages", "gpu_step_stages")
-    )
+
+    def child(module: str, name: str) -> Run:
+        return partial(run_in_child, output, f"benchmarks.{module}", name, is_rehearsal=is_rehearsal)
+
     return {
-        "Ceilings": partial(operators, "Ceilings"),
-        BUILD: build,
-        "Checks": check,
+        "Ceilings": child("gpu_operator_stages", "Ceilings"),
+        BUILD: not_rehearsed if is_rehearsal else build,
+        "Smoke checks": partial(check, REHEARSED[:1] if is_rehearsal else SMOKE, is_rehearsal=is_rehearsal),
+        "Whole steps": child("gpu_step_stages", "Whole steps"),
+        "Memory-bound operations": child("gpu_operator_stages", "Memory-bound operations"),
+        "Weight gradients added in fp32": child("gpu_operator_stages", "Weight gradients added in fp32"),
+        "Cross entropy, memory": child("gpu_operator_stages", "Cross entropy, memory"),
+        "Ten steps of 125M beside the CPU": child("gpu_step_stages", "Ten steps of 125M beside the CPU"),
+        "125M by micro-batches of one sample": child("gpu_step_stages", "125M by micro-batches of one sample"),
+        "Whole steps, other scales in FP8": child("gpu_step_stages", "Whole steps, other scales in FP8"),
+        "Activation offload": child("gpu_step_stages", "Activation offload"),
+        "Checks": partial(
+            check, REHEARSED if is_rehearsal else ("tests/unit/ops", "tests/gpu"), is_rehearsal=is_rehearsal
+        ),
         "GPU telemetry beside nvidia-smi": check_devices,
-        "Memory-bound operations": partial(operators, "Memory-bound operations"),
-        "Cross entropy, memory": partial(operators, "Cross entropy, memory"),
-        "Weight gradients added in fp32": partial(operators, "Weight gradients added in fp32"),
-        "Whole steps": partial(steps, "Whole steps"),
-        "Ten steps of 125M beside the CPU": partial(steps, "Ten steps of 125M beside the CPU"),
-        "125M by micro-batches of one sample": partial(steps, "125M by micro-batches of one sample"),
-        "Activation offload": partial(steps, "Activation offload"),
         "Sanitizers": sanitize,
     }
+
+
+def not_rehearsed(stage: Stage, timeout_s: float) -> None:
+    """Note that this stage is part of a measurement only."""
+    stage.change(note="not part of a rehearsal")
 
 
 def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
@@ -104,13 +156,17 @@ def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
         print(f"{name}: {began + seconds:.0f} s", flush=True)
 
 
-def run_in_child(output: Path, module: str, name: str, stage: Stage, timeout_s: float) -> None:
+def run_in_child(
+    output: Path, module: str, name: str, stage: Stage, timeout_s: float, *, is_rehearsal: bool = False
+) -> None:
     """Run a stage in a process of its own. After each figure that the process did not survive, start another one."""
     deadline = time.perf_counter() + timeout_s
     command = [sys.executable, "-m", module, name, "--output", str(output)]
+    command += ["--rehearse"] if is_rehearsal else []
+    environment = {"OMP_NUM_THREADS": "1"} if is_rehearsal else {}  # tiny work in threads would only wait
     before = ""
     while True:
-        code, log = run_command(command, deadline - time.perf_counter())
+        code, log = run_command(command, deadline - time.perf_counter(), environment)
         stage = Record.read(output).stage(name)
         if stage.content["is_done"]:
             return
@@ -134,9 +190,10 @@ def build(stage: Stage, timeout_s: float) -> None:
         stage.fail(log[-3000:] if code is not None else f"not built after {timeout_s:.0f} s")
 
 
-def check(stage: Stage, timeout_s: float) -> None:
-    """Run the tests of the operators, and those that need a GPU, on the kernels."""
-    code, log = run_command(pytest_command("tests/unit/ops", "tests/gpu"), min(timeout_s, CHECKS_S), quiet_pytest())
+def check(tests: Sequence[str], stage: Stage, timeout_s: float, *, is_rehearsal: bool = False) -> None:
+    """Run these tests on the kernels, in a rehearsal in plain torch."""
+    kernels = "reference" if is_rehearsal else "cuda"
+    code, log = run_command(pytest_command(*tests, kernels=kernels), min(timeout_s, CHECKS_S), quiet_pytest())
     summary = pytest_summary(log)
     stage.change(found={"summary": summary, "skipped": re.findall(r"^SKIPPED .*$", log, re.MULTILINE)[:20]})
     stage.fail(*re.findall(r"^(?:FAILED|ERROR) .*$", log, re.MULTILINE)[:20])
@@ -173,10 +230,13 @@ def sanitize(stage: Stage, timeout_s: float) -> None:
             stage.fail(f"{tool}: exit code {code}: {found[tool]}\n{log[-1500:]}")
 
 
-def pytest_command(*arguments: str) -> list[str]:
-    """Return the command that runs tests on the kernels. It ignores pyproject.toml, which needs plug-ins of pytest."""
+def pytest_command(*arguments: str, kernels: str = "cuda") -> list[str]:
+    """Return the command that runs tests. It ignores pyproject.toml, which needs plug-ins of pytest.
+
+    kernels: see tests/conftest.py.
+    """
     own = ["-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
-    return [sys.executable, "-m", "pytest", "-q", "-rfEs", *own, "--kernels=cuda", *arguments]
+    return [sys.executable, "-m", "pytest", "-q", "-rfEs", *own, f"--kernels={kernels}", *arguments]
 
 
 def quiet_pytest() -> dict[str, str]:

@@ -6,6 +6,7 @@ Several processes write it, one after the other. Each reads it when it begins.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -29,6 +30,22 @@ class Record:
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         record = cls(directory, {"name": "gpu", "date": date, "command": command, "machine": machine(), "stages": {}})
         directory.mkdir(parents=True, exist_ok=True)
+        record.write()
+        return record
+
+    @classmethod
+    def resume(cls, directory: Path, command: str, stages: Collection[str]) -> Self:
+        """Return the record in `directory` without the results of these stages, which are measured again.
+
+        Without a record there, or with one of another machine, an empty one.
+        """
+        if not (directory / "gpu.json").exists():
+            return cls.begin(directory, command)
+        record = cls.read(directory)
+        if record.document["machine"] != machine():
+            return cls.begin(directory, command)
+        kept = {name: stage for name, stage in record.document["stages"].items() if name not in stages}
+        record.document |= {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "stages": kept}
         record.write()
         return record
 
@@ -104,11 +121,14 @@ def markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def beside(rows: list[Row], column: str, base: str) -> None:
-    """Add to each row the ratio of its `column` to that of the side `base` with the same layers, where both exist."""
-    bases = {row.get("layers"): row.get(column) for row in rows if row["side"] == base}
+def beside(rows: list[Row], column: str, base: str, same: str = "layers") -> None:
+    """Add to each row the ratio of its `column` to that of the side `base`, where both are figures.
+
+    same: the column in which the two rows agree. If several rows of `base` do, the last one that has a figure counts.
+    """
+    bases = {row.get(same): row[column] for row in rows if row["side"] == base and isinstance(row.get(column), float)}
     for row in rows:
-        row[f"{column} / {base}"] = ratio(row.get(column), bases.get(row.get("layers")))
+        row[f"{column} / {base}"] = ratio(row.get(column), bases.get(row.get(same)))
 
 
 def ratio(value: object, base: object) -> float | str:

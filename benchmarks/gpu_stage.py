@@ -10,19 +10,22 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import gpu_target
 from benchmarks.gpu_record import Record, Row, Stage
+from benchmarks.gpu_target import Target
 from megatrain.ops.extension import load_extension, missing_capability
 from megatrain.training.allocator import let_segments_grow, set_allocator
 
 RUNNING = "running"
 OUT_OF_MEMORY = "out of memory"
-Work = Callable[[Stage], None]
+Work = Callable[[Stage, Target], None]
 
 
 class BrokenDeviceError(Exception):
@@ -36,15 +39,18 @@ def run_stage(
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--output", type=Path, required=True, help="directory of gpu.json")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU with tiny sizes")
     args = parser.parse_args(arguments)
     stage = Record.read(args.output).stage(args.stage)
-    problem = "" if args.stage in without_kernels else missing_kernels()
+    problem = "" if args.rehearse or args.stage in without_kernels else missing_kernels()
     if problem:
         # otherwise the plain PyTorch forms would be measured under the kernels' names
         stage.fail(f"not measured, there are no compiled kernels: {problem}")
     else:
-        let_segments_grow(os.environ, set_allocator)
-        stages[args.stage](stage)
+        target = gpu_target.rehearsal() if args.rehearse else gpu_target.gpu()
+        if target.is_gpu:
+            let_segments_grow(os.environ, set_allocator)
+        stages[args.stage](stage, target)
     stage.change(is_done=True)
     return 0
 
@@ -103,6 +109,8 @@ def described(error: BaseException) -> str:
 
 def is_device_usable() -> bool:
     """Return whether the GPU still computes. It does not after an illegal access, or while a capture is open."""
+    if not torch.cuda.is_initialized():
+        return True  # nothing of this process has reached it
     try:
         return bool(torch.randn(8, device="cuda").isfinite().all().item())
     except RuntimeError:
@@ -111,6 +119,7 @@ def is_device_usable() -> bool:
 
 def release() -> None:
     """Free the memory of the last work, and the code that was compiled for it."""
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()

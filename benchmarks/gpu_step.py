@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.nn import functional
 
+from benchmarks.gpu_target import Target
 from benchmarks.single_rank_trainer import SingleRankTrainer
 from megatrain.config.config import Config
 from megatrain.ops.rotary import inverse_frequencies, rotary_table
@@ -56,16 +57,16 @@ def model_config(num_layers: int, *, seq_len: int = 8192, **changes: Any) -> dic
     } | changes  # fmt: skip
 
 
-def layers_that_fit(memory_bytes: int, model: dict[str, Any]) -> int:
+def layers_that_fit(memory_bytes: int, model: dict[str, Any], num_microbatches: int = 1) -> int:
     """Return how many layers fit into memory on both sides, at least 1."""
     num_layers = 1
-    while needed_bytes(model, num_layers + 1) <= SHARE_OF_MEMORY * memory_bytes:
+    while needed_bytes(model, num_layers + 1, num_microbatches) <= SHARE_OF_MEMORY * memory_bytes:
         num_layers += 1
     return num_layers
 
 
-def needed_bytes(model: dict[str, Any], num_layers: int) -> int:
-    """Return an upper estimate of the bytes of a step on either side, with one sample a step.
+def needed_bytes(model: dict[str, Any], num_layers: int, num_microbatches: int = 1) -> int:
+    """Return an upper estimate of the bytes of a step on either side, with micro-batches of one sample.
 
     With Llama 3 8B's sizes, of 8192 tokens: 218,103,808 weights a layer and 1,050,673,152 at both ends; 1.14e9 bytes
     kept for backward a layer; 1.05e9 logits. An H100 (85.0e9 bytes) gets 10 layers, which take 71.7e9; an H200 (150e9)
@@ -84,18 +85,19 @@ def needed_bytes(model: dict[str, Any], num_layers: int) -> int:
     # moments (16); logits in bf16, with their gradient in the same memory. The peer at the end of backward takes less:
     # 18 bytes a weight, and no kept activations
     with_gradients = 18 * num_weights + kept + 2 * num_logits
-    return max(at_the_loss, with_gradients)
+    # the peer at the loss of a later micro-batch: fp32 gradients of the earlier ones
+    of_several = at_the_loss + 4 * num_weights if num_microbatches > 1 else 0
+    return max(at_the_loss, with_gradients, of_several)
 
 
-def our_config(model: dict[str, Any], **tables: dict[str, Any]) -> Config:
-    """Return the configuration of megatrain's side."""
+def our_config(model: dict[str, Any], num_microbatches: int = 1, **tables: dict[str, Any]) -> Config:
+    """Return the configuration of megatrain's side. As the peer, it recomputes nothing."""
     return Config.from_dict(
         {
             "model": model,
-            "batch": {"micro_batch_size": 1, "global_batch_size": 1},
+            "batch": {"micro_batch_size": 1, "global_batch_size": num_microbatches},
             "train": {"steps": 1000, "precision": "bf16"},
             "optimizer": {"lr": 1e-4},
-            "parallel": {"recompute": "selective"},
         }
         | tables
     )
@@ -115,19 +117,24 @@ def our_step(config: Config, device: torch.device) -> tuple[Step, SingleRankTrai
     return lambda tokens_SB: trainer.step(tokens_SB[:-1], tokens_SB[1:]).loss, trainer
 
 
-def peer_step(model: dict[str, Any], device: torch.device, *, is_compiled: bool) -> Step:
-    """Return the peer's step."""
+def peer_step(
+    model: dict[str, Any], device: torch.device, wrap: Callable[[nn.Module], Callable[[Tensor, Tensor], Tensor]]
+) -> Step:
+    """Return the peer's step, by micro-batches of one sample. wrap: compiles the model, or returns it as it is."""
     with device:  # initialising all these weights on the CPU would take long
         net = PlainLlama(model)
     net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    forward = torch.compile(net, dynamic=False) if is_compiled else net
+    forward = wrap(net)
 
     def step(tokens_SB: Tensor) -> float:
         tokens_BS = tokens_SB.t().to(device)
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = forward(tokens_BS[:, :-1], tokens_BS[:, 1:])
-        loss.backward()
+        loss = torch.zeros((), device=device)
+        for tokens_1S in tokens_BS.split(1):
+            with torch.autocast(device.type, torch.bfloat16):
+                part = forward(tokens_1S[:, :-1], tokens_1S[:, 1:]) / len(tokens_BS)
+            part.backward()
+            loss += part.detach()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -136,23 +143,24 @@ def peer_step(model: dict[str, Any], device: torch.device, *, is_compiled: bool)
     return step
 
 
-def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) -> StepFigures:
-    """Run warm-up and timed steps."""
+def measure(target: Target, step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) -> StepFigures:
+    """Run warm-up and timed steps. On a CPU the memory is not measured: 0."""
     for _ in range(WARMUP):
         step(tokens_SB)
-    torch.cuda.reset_peak_memory_stats()
-    held_before = torch.cuda.memory_reserved() / GIB
+    if target.is_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    _, held_before = _memory_gib(target)
     seconds, losses = [], []
     for _ in range(STEPS):
-        torch.cuda.synchronize()
+        target.synchronize()
         started = time.perf_counter()
         losses.append(step(tokens_SB))
-        torch.cuda.synchronize()
+        target.synchronize()
         seconds.append(time.perf_counter() - started)
     median = statistics.median(seconds)
     tokens_per_s = tokens_SB[1:].numel() / median
     share = mfu(tokens_per_s, training_flops_per_token(config.model), peak_flops)
-    peak_gib, held_gib = torch.cuda.max_memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB
+    peak_gib, held_gib = _memory_gib(target)
     return StepFigures(
         median,
         tokens_per_s,
@@ -162,6 +170,13 @@ def measure(step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) ->
         held_gib - held_before,
         tuple(losses),
     )
+
+
+def _memory_gib(target: Target) -> tuple[float, float]:
+    """Return the peak of tensors, and what torch holds for them."""
+    if not target.is_gpu:
+        return 0.0, 0.0
+    return torch.cuda.max_memory_allocated() / GIB, torch.cuda.memory_reserved() / GIB
 
 
 def profiled_idle(step: Step, tokens_SB: Tensor) -> float | str:

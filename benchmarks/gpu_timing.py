@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -43,20 +44,16 @@ def seconds_of(work: Work, repeats: int = 20) -> float:
     return statistics.median(seconds)
 
 
+def seconds_on_cpu(work: Work, repeats: int = 3) -> float:
+    """Return the median seconds of `work` on the CPU, for a rehearsal."""
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
 def _other_memory() -> Tensor:
     """Return a tensor that replaces the work's own tensors in the caches when it is read."""
     return torch.zeros(_CACHE_BYTES // 4, dtype=torch.float32, device="cuda")
-
-
-def copy_bandwidth() -> float:
-    """Return bytes a second, read and written, of a copy of 1 GiB on the device: the ceiling of memory-bound work."""
-    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds_of(lambda: target.copy_(source))
-
-
-def product_flops() -> float:
-    """Return FLOP a second of a product of two bf16 matrices of 8192 x 8192 random numbers."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    return 2 * 8192**3 / seconds_of(lambda: torch.mm(a, b, out=out))

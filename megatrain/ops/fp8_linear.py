@@ -87,9 +87,13 @@ class _Tensorwise(torch.autograd.Function):
         weight_q, _, weight_scale = _quantize(weight, scalers.weight, E4M3, False, has_backward)
         ctx.grad_scaler = scalers.grad
         ctx.save_for_backward(x_t, x_scale, weight_OI, weight_scale)
+        # CUDA's product adds no bias to a result in fp32
+        bias, later = (None, _flat(bias_O)) if x.dtype == torch.float32 else (_flat(bias_O), None)
         out = torch._scaled_mm(
-            x_q, weight_q.t(), x_scale[1], weight_scale[1], _flat(bias_O), out_dtype=x.dtype, use_fast_accum=True
+            x_q, weight_q.t(), x_scale[1], weight_scale[1], bias, out_dtype=x.dtype, use_fast_accum=True
         )
+        if later is not None:
+            out.add_(later)
         return out.view(*x_TI.shape[:-1], -1)
 
     @staticmethod

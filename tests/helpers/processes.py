@@ -1,8 +1,10 @@
-"""What /proc says of processes that a test started."""
+"""The processes that a test started."""
 
 from __future__ import annotations
 
+import multiprocessing
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from megatrain.programs.processes import process_stat
@@ -29,3 +31,16 @@ def descendants(pid: int) -> list[int]:
             with suppress(OSError):
                 found += map(int, (thread / "children").read_text().split())
     return found + [below for child in found for below in descendants(child)]
+
+
+class ChildProcesses:
+    """Processes of `multiprocessing` that this process starts after this object.
+
+    Other tests in the same process may have left theirs running: the ranks of the pool that they share.
+    """
+
+    def __init__(self) -> None:
+        self._before = set(multiprocessing.active_children())
+
+    def running(self) -> set[BaseProcess]:
+        return set(multiprocessing.active_children()) - self._before

@@ -81,9 +81,9 @@ def test_the_peer_is_the_same_model() -> None:
 
 def test_both_sides_train() -> None:
     model = model_config(1, seq_len=32, **TINY)
-    tokens = torch.randint(0, 128, (33, 1), generator=torch.Generator().manual_seed(0))
-    ours, trainer = our_step(our_config(model, optimizer={"lr": 1e-2}), CPU)
-    for step in (ours, peer_step(model, CPU, is_compiled=False)):
+    tokens = torch.randint(0, 128, (33, 2), generator=torch.Generator().manual_seed(0))
+    ours, trainer = our_step(our_config(model, 2, optimizer={"lr": 1e-2}), CPU)
+    for step in (ours, peer_step(model, CPU, lambda net: net)):
         losses = [step(tokens) for _ in range(3)]
         assert losses[-1] < losses[0]
     trainer.close()

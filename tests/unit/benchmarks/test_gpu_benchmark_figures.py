@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gpu_operator_stages, gpu_stage
+from benchmarks import gpu_operator_stages, gpu_stage, gpu_target
 from benchmarks.gpu_operator_cases import Case, compiled
 from benchmarks.gpu_operator_stages import operation
 from benchmarks.gpu_record import Record, beside, markdown
@@ -56,6 +57,14 @@ def test_failed_side_stays_in_the_table() -> None:
     beside(rows, "seconds", "a")
 
     assert [row["seconds / a"] for row in rows] == ["", 1.0, 1.5, "", ""]
+    counts: list[dict[str, Any]] = [
+        {"side": "a", "layers": 9, "steps": 8, "mfu": "out of memory"},
+        {"side": "b", "layers": 9, "steps": 8, "mfu": 0.25},
+        {"side": "a", "layers": 7, "steps": 8, "mfu": 0.5},
+    ]
+    beside(counts, "mfu", "a", "steps")
+
+    assert [row["mfu / a"] for row in counts] == ["", 0.5, 1.0]
 
 
 @pytest.mark.usefixtures("_usable")
@@ -103,7 +112,7 @@ def test_fatal_gpu_error_ends_the_process_once(record: Record, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("_usable")
-def test_failed_side_of_an_operation_leaves_the_others(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_side_of_an_operation_leaves_the_others(record: Record) -> None:
     def seconds_of(work: Callable[[], float]) -> float:
         return work()
 
@@ -112,11 +121,13 @@ def test_failed_side_of_an_operation_leaves_the_others(record: Record, monkeypat
             raise ValueError("cannot be compiled")
         return lambda: 4e-6
 
-    monkeypatch.setattr("benchmarks.gpu_operator_stages.seconds_of", seconds_of)
-    stage = record.stage("Some")
-    operation(stage, Case("x", 2000, lambda: lambda: 2e-6, theirs), bandwidth=2e9)
+    target, stage = replace(gpu_target.gpu(), seconds_of=seconds_of), record.stage("Some")
+    operation(stage, target, Case("x", 2000, lambda: lambda: 2e-6, theirs), bandwidth=2e9)
     operation(
-        stage, Case("y", 2000, raises(ValueError("wrong")), theirs, why_not_compiled="one kernel"), bandwidth=None
+        stage,
+        target,
+        Case("y", 2000, raises(ValueError("wrong")), theirs, why_not_compiled="one kernel"),
+        bandwidth=None,
     )
 
     x, y = stage.content["found"]
@@ -142,10 +153,9 @@ def test_a_way_to_add_that_torch_does_not_have_leaves_the_others(
     record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = {"ours": lambda: lambda: 2.0, "rounded": raises(TypeError("out_dtype")), "alone": lambda: lambda: 1.0}
-    monkeypatch.setattr(gpu_operator_stages, "seconds_of", lambda work: work())
     monkeypatch.setattr(gpu_operator_stages, "products", lambda *_: [("qkv", 4 * 10**12, ways)])
     stage = record.stage("Weights")
-    gpu_operator_stages.weight_gradients(stage)
+    gpu_operator_stages.weight_gradients(stage, replace(gpu_target.gpu(), seconds_of=lambda work: work()))
 
     assert stage.content["found"] == [
         {"gradient of": "qkv", "ours, TFLOP/s": 2.0, "rounded, TFLOP/s": "TypeError: out_dtype", "alone, TFLOP/s": 4.0}

@@ -27,7 +27,7 @@ def test_no_stage_measures_without_kernels(record: Record, tmp_path: Path) -> No
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     called: list[str] = []
-    stages = {name: lambda stage, name=name: called.append(name) for name in ("Ceilings", "Whole steps")}
+    stages = {name: lambda stage, target, name=name: called.append(name) for name in ("Ceilings", "Whole steps")}
     for name in stages:
         run_stage(stages, [name, "--output", str(tmp_path)], without_kernels=["Ceilings"])
 
@@ -62,7 +62,7 @@ torch.version.cuda = "13.0"
 torch.cuda.get_device_capability = lambda: (9, 0)
 from benchmarks import gpu_stage
 gpu_stage.set_allocator = lambda settings: None
-stages = dict.fromkeys(["Before", "Timing"], lambda stage: stage.change(found={{"ours": 1.0}}))
+stages = dict.fromkeys(["Before", "Timing"], lambda stage, target: stage.change(found={{"ours": 1.0}}))
 sys.exit(gpu_stage.run_stage(stages))
 '''
 
@@ -97,7 +97,8 @@ def test_the_process_that_builds_has_asked_for_no_kernels() -> None:
 
 
 def test_every_stage_that_is_asked_for_is_there(tmp_path: Path) -> None:
-    asked = {run.args[1:] for run in gpu.stages(tmp_path).values() if isinstance(run, partial)}
+    runs = [run for run in gpu.stages(tmp_path).values() if isinstance(run, partial)]
+    asked = {run.args[1:] for run in runs if run.func is gpu.run_in_child}
     there = {
         (f"benchmarks.{module}", name)
         for module, names in (
@@ -225,7 +226,7 @@ def test_checks_that_do_not_all_pass_are_a_failure(
 ) -> None:
     monkeypatch.setattr(gpu, "run_command", run_stand_in(code, log))
     stage = record.stage("Checks")
-    gpu.check(stage, 100.0)
+    gpu.check(["tests/unit/ops"], stage, 100.0)
 
     failed = "\n".join(stage.content["failed"])
     assert (failed == "") if failure is None else any(one in failed for one in failure.split("|"))
@@ -304,5 +305,66 @@ def test_a_failed_stage_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("benchmarks.gpu_record.machine", dict)
     monkeypatch.setattr(sys, "argv", ["gpu", "--output", str(tmp_path)])
     for failed, code in (((), 0), (("wrong",), 1)):
-        monkeypatch.setattr(gpu, "stages", lambda _, failed=failed: {"Checks": lambda stage, _: stage.fail(*failed)})
+        monkeypatch.setattr(
+            gpu, "stages", lambda _, is_rehearsal, failed=failed: {"Checks": lambda stage, _: stage.fail(*failed)}
+        )
         assert gpu.main() == code
+
+
+def test_chosen_stages_keep_the_others(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.gpu_record.machine", lambda: record.document["machine"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    ran: list[str] = []
+
+    def run(stage: Stage, timeout_s: float, name: str) -> None:
+        ran.append(name)
+        stage.change(found={"run": len(ran)})
+
+    monkeypatch.setattr(
+        gpu,
+        "stages",
+        lambda _, is_rehearsal: {name: partial(run, name=name) for name in ("Build", "Whole steps", "A, b")},
+    )
+    for options in ([], ["--stages", "a-b", "whole-steps"], ["--stages", "a-b"]):
+        monkeypatch.setattr(sys, "argv", ["gpu", "--output", str(tmp_path), *options])
+        assert gpu.main() == 0
+    found = {name: stage["found"] for name, stage in Record.read(tmp_path).document["stages"].items()}
+
+    assert ran == ["Build", "Whole steps", "A, b", "Whole steps", "A, b", "A, b"]
+    assert found == {"Build": {"run": 1}, "Whole steps": {"run": 4}, "A, b": {"run": 6}}
+    monkeypatch.setattr(sys, "argv", ["gpu", "--stages", "whole"])
+    with pytest.raises(SystemExit):
+        gpu.main()
+    assert "no stage is named whole; there are build, whole-steps, a-b" in capsys.readouterr().err
+
+
+def test_results_of_another_machine_are_not_kept(record: Record, tmp_path: Path) -> None:
+    record.stage("Whole steps").change(found={"seconds": 1.0})
+    record.document["machine"] = {"cpu": "another"}
+    record.write()
+
+    assert Record.resume(tmp_path, "python3 -m benchmarks.gpu", ["Build"]).document["stages"] == {}
+
+
+def test_smoke_checks_are_tests_that_exist() -> None:
+    assert len(set(gpu.SMOKE)) == 20
+    for test in gpu.SMOKE:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text(), test
+
+
+@pytest.mark.timeout(3600)
+def test_every_stage_runs_in_a_rehearsal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", str(tmp_path), "--budget-s", "3000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = Record.read(tmp_path).document["stages"]
+    assert list(stages) == list(gpu.stages(tmp_path, is_rehearsal=True))
+    assert {name for name, stage in stages.items() if "no time" in stage["note"]} == set()
+    steps = {(row["side"], row["micro-batches"]) for row in stages["Whole steps"]["found"] if row["seconds"] > 0}
+    assert steps == {
+        (side, number) for side in ("ours, bf16", "ours, FP8 current", "plain torch, compiled") for number in (1, 8)
+    }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_step, gpu_step_stages
+from benchmarks import gpu_step, gpu_step_stages, gpu_target
 from benchmarks.gpu_record import Record
 from benchmarks.gpu_step import measure, model_config, our_config
 
@@ -32,7 +32,7 @@ def _cuda_stand_in(monkeypatch: pytest.MonkeyPatch, _usable: None) -> None:
 @pytest.mark.usefixtures("_cuda_stand_in")
 def test_a_measured_side_has_its_figures() -> None:
     config = our_config(model_config(1, seq_len=32, **TINY))
-    figures = measure(lambda tokens: float(tokens.sum()), config, torch.ones(33, 1), peak_flops=1e12)
+    figures = measure(gpu_target.gpu(), lambda tokens: float(tokens.sum()), config, torch.ones(33, 1), peak_flops=1e12)
 
     assert figures.losses == (33.0,) * gpu_step.STEPS
     assert (figures.peak_gib, figures.held_gib, figures.growth_gib) == (2.0, 3.0, 0.0)
@@ -53,15 +53,15 @@ class StandInTrainer:
 
 
 @pytest.mark.usefixtures("_cuda_stand_in")
-def test_both_sides_get_fewer_layers_where_one_does_not_fit(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_side_that_does_not_fit_is_repeated(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = StandInTrainer()
 
     def our_side(config: Any, device: torch.device) -> tuple[Callable[[Tensor], float], StandInTrainer]:
-        if config.fp8.recipe == "rowwise":
+        if config.fp8.recipe == "tensorwise":
             raise ValueError("no such product")
         return trainer.step, trainer
 
-    def peer(model: dict[str, Any], device: torch.device, *, is_compiled: bool) -> Callable[[Tensor], float]:
+    def peer(model: dict[str, Any], device: torch.device, wrap: object) -> Callable[[Tensor], float]:
         if model["num_layers"] > 7:
             raise RuntimeError("backend failed") from torch.OutOfMemoryError("CUDA out of memory")
         return trainer.step
@@ -69,20 +69,21 @@ def test_both_sides_get_fewer_layers_where_one_does_not_fit(record: Record, monk
     monkeypatch.setattr(gpu_step_stages, "our_step", our_side)
     monkeypatch.setattr(gpu_step_stages, "peer_step", peer)
     stage = record.stage("Whole steps")
-    gpu_step_stages.whole_steps(stage)
+    gpu_step_stages.whole_steps(stage, gpu_target.gpu())
 
     rows = stage.content["found"]
-    assert [(row["side"], row["layers"]) for row in rows] == [
-        ("ours, bf16", 10), ("plain torch, compiled", 10), ("ours, bf16", 8), ("plain torch, compiled", 8),
-        ("ours, bf16", 7), ("plain torch, compiled", 7),
-        ("ours, FP8 delayed", 7), ("ours, FP8 current", 7), ("ours, FP8 by row", 7),
+    assert [(row["side"], row["layers"], row["micro-batches"]) for row in rows] == [
+        ("ours, bf16", 10, 1), ("ours, FP8 current", 10, 1), ("plain torch, compiled", 10, 1),
+        ("plain torch, compiled", 8, 1), ("plain torch, compiled", 7, 1),
+        ("ours, bf16", 8, 8), ("ours, FP8 current", 8, 8), ("plain torch, compiled", 8, 8),
+        ("plain torch, compiled", 7, 8),
     ]  # fmt: skip
-    compared = [isinstance(row["seconds / ours, bf16"], float) for row in rows]
-    assert compared == [True, False, True, False, True, True, True, True, False]
-    assert rows[1]["seconds"] == "out of memory: backend failed"
+    compared = [isinstance(row["mfu / ours, bf16"], float) for row in rows]
+    assert compared == [True, False, False, False, True, True, False, False, True]
+    assert rows[2]["seconds"] == "out of memory: backend failed"
     assert rows[0]["idle"] == 0.25
-    assert stage.content["failed"] == ["ours, FP8 by row, seconds: ValueError: no such product"]
-    assert trainer.num_closed == 5
+    assert stage.content["failed"] == ["ours, FP8 current, seconds: ValueError: no such product"] * 2
+    assert trainer.num_closed == 2
 
 
 @pytest.mark.usefixtures("_usable")
@@ -100,7 +101,7 @@ def test_losses_that_differ_are_a_failure(
 
     monkeypatch.setattr(gpu_step_stages, "our_step", our_side)
     stage = record.stage("Parity")
-    gpu_step_stages.parity(stage)
+    gpu_step_stages.parity(stage, gpu_target.gpu())
 
     assert bool(stage.content["failed"]) == is_failed
     assert Record.read(tmp_path).stage("Parity").content["found"]["cpu"] == [5.0] * num_steps
@@ -117,7 +118,7 @@ def test_a_host_bound_side_that_fails_leaves_the_other(record: Record, monkeypat
 
     monkeypatch.setattr(gpu_step_stages, "our_step", our_side)
     stage = record.stage("125M")
-    gpu_step_stages.host_bound_steps(stage)
+    gpu_step_stages.host_bound_steps(stage, gpu_target.gpu())
 
     broken, whole = stage.content["found"]
     assert (broken["seconds"], broken["idle"]) == ("ValueError: broken",) * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import threading
@@ -16,6 +15,7 @@ from megatrain.data.blocks import BLOCK_BYTES, DocumentBlock
 from megatrain.data.corpus import CorpusDocument, CorpusPlace
 from megatrain.data.tokenizer import TokenizerSource, byte_tokenizer, load_tokenizer, train_tokenizer
 from megatrain.data.tokenizing import MAX_THREADS, default_workers, tokenized
+from tests.helpers.processes import ChildProcesses
 from tests.helpers.require import require_module
 from tests.helpers.sentencepiece_model import sentencepiece_model
 
@@ -49,11 +49,13 @@ def test_threads_encode_at_the_same_time_in_one_process(source: TokenizerSource)
         return encode(texts)
 
     tokenizer.encode_batch = encode_with_another  # type: ignore[method-assign]
-    results = tokenized(map(block, range(6)), tokenizer, source, 1, 2)
-    numbers = [one.documents[0].record for one, _ in results]
+    children = ChildProcesses()
+    numbers = []
+    for done, _ in tokenized(map(block, range(6)), tokenizer, source, 1, 2):
+        assert children.running() == set()
+        numbers.append(done.documents[0].record)
     assert numbers == list(range(6))
     assert len(names) == 2
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("before", [None, "true"])
@@ -72,11 +74,12 @@ def test_threads_of_the_library_are_off_while_tokenizing(
 
 
 def test_encoder_that_holds_the_lock_gets_processes() -> None:
+    children = ChildProcesses()
     results = tokenized(map(block, range(6)), byte_tokenizer(), TokenizerSource(None), 1, 2)
     next(results)
-    assert len(multiprocessing.active_children()) == 2
+    assert len(children.running()) == 2
     results.close()
-    assert multiprocessing.active_children() == []
+    assert children.running() == set()
 
 
 def test_default_workers_follow_text_and_cores(source: TokenizerSource) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.data.worker_pool import BLOCKS_PER_WORKER, in_processes, in_threads
 from tests.helpers.child_process import in_child
+from tests.helpers.processes import ChildProcesses
 
 BAD = 5
 NUM_WORKERS = 2
@@ -60,10 +60,10 @@ def kill_self(number: int) -> None:
 
 @pytest.fixture(autouse=True)
 def all_processes_end() -> Iterator[None]:
-    """Check that each process of the test has ended. Ranks of the pool that other tests share may run."""
-    before = set(multiprocessing.active_children())
+    """Check that each process of the test has ended."""
+    children = ChildProcesses()
     yield
-    assert set(multiprocessing.active_children()) <= before
+    assert children.running() == set()
 
 
 def counted(taken: list[int]) -> Iterator[int]:
