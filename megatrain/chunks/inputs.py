@@ -6,21 +6,21 @@ import torch
 
 from megatrain.comm.group import Group
 from megatrain.model import TokenContext
-from megatrain.ops.documents import pack_documents
+from megatrain.ops.documents import PackedDocuments
 from megatrain.ops.to_device import to_device
 from megatrain.parallel.pipeline import PipelineInput
 
 
 def pipeline_input(
     tp: Group, device: torch.device, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
-    document_SB: torch.Tensor | None,
+    documents: PackedDocuments | None,
 ) -> PipelineInput:  # fmt: skip
     """Return the pipeline's input on `device`, for a micro-batch on the CPU. The host does not wait."""
     seq_len = tokens_SB.shape[0]
     context = TokenContext(
         sample_B=to_device(sample_B, device),
         seq_len=seq_len,
-        documents=None if document_SB is None else pack_documents(document_SB).to(device),
+        documents=None if documents is None else documents.to(device),
         token_offset=tp.rank * (seq_len // tp.size),
     )
     return PipelineInput(to_device(tokens_SB, device), to_device(labels_SB, device), context)

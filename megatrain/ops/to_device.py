@@ -12,6 +12,6 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     Only a copy from pinned memory is asynchronous; any other waits for the work that was launched before it. torch
     keeps the pinned memory until the device has copied it, and reuses it then, so a step allocates none.
     """
-    if x.device.type != "cpu" or device.type in ("cpu", "meta"):
+    if x.device.type != "cpu" or device.type == "cpu":
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)

@@ -21,6 +21,7 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart
 from megatrain.ops.attention_choice import DeviceKind
+from megatrain.ops.documents import PackedDocuments
 from megatrain.parallel.bucket import Bucket
 from megatrain.parallel.offload import ImmediateCopies
 from megatrain.parallel.pipeline import PipelineInput
@@ -129,9 +130,12 @@ def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
     """Return a micro-batch on meta. With a document mask each sample is one document: the real number is not known."""
     shape = (config.model.seq_len, config.batch.micro_batch_size)
     tokens_SB = torch.empty(shape, dtype=torch.int64, device=_META)
-    document_SB = torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None
     sample_B = torch.empty(shape[1], dtype=torch.int64, device=_META)
-    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, document_SB)
+    documents = None
+    if config.data.has_document_mask:
+        starts = tuple(torch.empty(2, dtype=torch.int32, device=_META) for _ in range(shape[1]))
+        documents = PackedDocuments(torch.empty_like(tokens_SB, dtype=torch.int32), starts, shape[:1] * shape[1])
+    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, documents)
 
 
 def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:

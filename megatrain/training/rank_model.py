@@ -24,6 +24,7 @@ from megatrain.model import initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.model.head import CustomLoss
 from megatrain.ops.cross_entropy import write_sample_losses
+from megatrain.ops.documents import pack_documents
 from megatrain.ops.precision import DTYPES
 from megatrain.optim import ShardedOptimizer
 from megatrain.parallel.boxes import Box
@@ -99,7 +100,8 @@ class RankModel:
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
                        document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
         """Return the pipeline's input on this rank's device for a micro-batch on the CPU."""
-        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, document_SB)
+        documents = None if document_SB is None else pack_documents(document_SB)
+        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, documents)
 
     def input_of(self, micro: MicroBatch) -> PipelineInput:
         """Return the pipeline's input on this rank's device for a micro-batch of the data."""
