@@ -1,12 +1,13 @@
 """Reads JSON dumps of torch's Flight Recorder: positions of ranks in their groups, and disagreements about collectives.
 
 Version 2.x of the format is supported (torch 2.5 to 2.13). On gloo the state of an entry is always "scheduled"; only
-`retired` and the group's summary `pg_status` show which collectives are completed, so both are used. On NCCL
-`pg_config` has the members of groups. On gloo it has one entry without a name: the members of the default group, or
-none if the job has created another group. Members of other groups are the ranks whose dumps have the group. All ranks
-belong to the default group, so a rank without a dump is a silent member. If ranks disagree about a group, the first
-sequence number with a difference is reported: different operations, or different sizes for an operation that requires
-equal sizes.
+`retired` and the group's summary `pg_status` show which collectives are completed, so both are used. On NCCL a host
+enqueues collectives far ahead of its GPU. If `pg_status` says which one has started on the GPU (with
+TORCH_NCCL_ENABLE_TIMING), a rank has entered only those that have. On NCCL `pg_config` has the members of groups. On
+gloo it has one entry without a name: the members of the default group, or none if the job has created another group.
+Members of other groups are the ranks whose dumps have the group. All ranks belong to the default group, so a rank
+without a dump is a silent member. If ranks disagree about a group, the first sequence number with a difference is
+reported: different operations, or different sizes for an operation that requires equal sizes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class FlightCall:
     sequence: int
     name: str
     sizes: str
+    has_started: bool
+    """On the GPU, as far as torch has seen it. Not known on gloo: False until the call is over."""
     is_over: bool
 
 
@@ -123,11 +126,13 @@ def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tupl
 
 
 def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
-    """Return rank -> its positions in groups, and its newest call that is not completed."""
+    """Return rank -> its positions in groups, and the newest call that has started and is not completed."""
     found = {}
     for dump in dumps:
         open_calls = [call for call in dump.calls if not call.is_over]
-        found[dump.rank] = RankStanding(dump.rank, dump.positions, open_calls[-1].name if open_calls else "")
+        # those that wait in a queue of the GPU are not in flight
+        in_flight = [call for call in open_calls if call.has_started] or open_calls
+        found[dump.rank] = RankStanding(dump.rank, dump.positions, in_flight[-1].name if in_flight else "")
     return found
 
 
@@ -157,32 +162,48 @@ def _calls(entries: list[Any], place: str) -> tuple[tuple[FlightCall, ...], dict
         titles[group[0]] = ":".join(part for part in group if part)
         if entry.get("is_p2p"):
             continue  # not all members take part in a point-to-point call, so it does not show that a rank is missing
+        is_over = bool(entry.get("retired")) or entry.get("state") == "completed"
         calls.append(
             FlightCall(
                 group[0],
                 _whole(entry.get("collective_seq_id"), f"{place}: entry {number}: collective_seq_id"),
                 str(entry.get("profiling_name", "")).rpartition(":")[2],
                 json.dumps(entry.get("input_sizes", "")),
-                bool(entry.get("retired")) or entry.get("state") == "completed",
+                is_over or entry.get("state") == "started",
+                is_over,
             )
         )
     return tuple(calls), titles
 
 
-def _position(group: str, status: Mapping[str, tuple[int, int]], calls: Iterable[FlightCall]) -> Position:
-    own = [call for call in calls if call.group == group]
-    entered = max((call.sequence for call in own), default=0)
+@dataclass(frozen=True, slots=True)
+class _GroupStatus:
+    """The numbers of a group's last collectives."""
+
+    enqueued: int = _NONE_YET
+    started: int = _NONE_YET
+    completed: int = _NONE_YET
+
+    @property
+    def is_start_known(self) -> bool:
+        return self.started != _NONE_YET
+
+
+def _position(group: str, status: Mapping[str, _GroupStatus], calls: Iterable[FlightCall]) -> Position:
+    own, last = [call for call in calls if call.group == group], status.get(group, _GroupStatus())
+    entered = max((call.sequence for call in own if call.has_started or not last.is_start_known), default=0)
     finished = max((call.sequence for call in own if call.is_over), default=0)
-    status_entered, status_finished = status.get(group, (_NONE_YET, _NONE_YET))
-    return Position(max(entered, status_entered, 0), max(finished, status_finished, 0))
+    last_entered = last.started if last.is_start_known else last.enqueued
+    return Position(max(entered, last_entered, last.completed, 0), max(finished, last.completed, 0))
 
 
-def _status(value: object, place: str) -> tuple[int, int]:
-    """Return the numbers of the last enqueued and the last completed collective."""
+def _status(value: object, place: str) -> _GroupStatus:
     fields = _object(value, place)
-    return (
-        _whole(fields.get("last_enqueued_collective", _NONE_YET), f"{place}: last_enqueued_collective"),
-        _whole(fields.get("last_completed_collective", _NONE_YET), f"{place}: last_completed_collective"),
+    return _GroupStatus(
+        *(
+            _whole(fields.get(f"last_{which}_collective", _NONE_YET), f"{place}: last_{which}_collective")
+            for which in ("enqueued", "started", "completed")
+        )
     )
 
 

@@ -55,6 +55,26 @@ def test_missing_rank_is_found_in_gloo_dumps() -> None:
     assert {entry["state"] for entry in golden(0)["entries"]} == {"scheduled"}
 
 
+def test_rank_whose_gpu_stays_behind_all_hosts_is_found(tmp_path: Path) -> None:
+    """Every host has enqueued collective 6; the GPU of rank 1 has not started 4, at which the others wait."""
+    for rank in range(3):
+        dump, newest = golden(0), 3 if rank == 1 else 4
+        call = dump["entries"][-1]
+        dump["entries"] += [call | {"collective_seq_id": number} for number in (5, 6)]
+        for entry in dump["entries"]:
+            number = entry["collective_seq_id"]
+            entry["state"] = "completed" if number <= 3 else "started" if number <= newest else "scheduled"
+            entry["retired"] = number <= 3
+        dump["pg_status"]["1"] |= {"last_enqueued_collective": "6", "last_started_collective": str(newest)}
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
+    dumps, _ = read_dumps(tmp_path)
+    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
+
+    assert [suspect.rank for suspect in finding.suspects] == [1]
+    assert finding.report.missing[0].sequence == 4
+    assert [dump.positions["1"] for dump in dumps] == [Position(4, 3), Position(3, 3), Position(4, 3)]
+
+
 def test_analyser_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # it does not read what gloo writes: groups without members, and other names
     for rank in range(3):
