@@ -21,7 +21,7 @@ from megatrain_launcher.notify.notifier import notifier_of
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.waiting import wait_until
 
-POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozenset({2}))
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts={2: 1})
 KEYS = JobKeys("job")
 TTL_S = 2
 NOW = 1_700_000_000.0

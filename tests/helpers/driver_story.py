@@ -14,8 +14,8 @@ from megatrain_launcher.driver.policy import Policy
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob
 
-POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}), join_timeout_s=60.0)
-ELASTIC = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}), shrink_after_s=30.0)
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts={2: 1}, join_timeout_s=60.0)
+ELASTIC = replace(POLICY, min_hosts=1, feasible_counts={1: 2, 2: 1}, shrink_after_s=30.0)
 APPROVAL = replace(POLICY, eviction="approval")
 DRY_RUN = replace(POLICY, eviction="dry-run")
 

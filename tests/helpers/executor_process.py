@@ -34,7 +34,7 @@ def settings_of(
         num_workers=num_workers,
         min_hosts=min_hosts,
         max_hosts=max_hosts,
-        feasible_hosts=frozenset(range(min_hosts, max_hosts + 1)),
+        feasible_hosts={count: max_hosts + 1 - count for count in range(min_hosts, max_hosts + 1)},
         arguments=(config,),
         **more,
     )

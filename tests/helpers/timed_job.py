@@ -30,7 +30,7 @@ class TimedHost(SimulatedHost):
     """A host whose workers complete steps, and whose executor watches its lease. Moments are real time."""
 
     policy: Policy = field(default_factory=lambda: Policy(min_hosts=1, max_hosts=1, num_workers=1,
-                                                         feasible_counts=frozenset({1})))  # fmt: skip
+                                                         feasible_counts={1: 1}))  # fmt: skip
     clock_rate: float = 1.0
     reaction_s: float = 0.3
     step_s: float = 0.1

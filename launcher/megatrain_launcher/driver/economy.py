@@ -36,7 +36,8 @@ def balance_of(
 ) -> Balance:
     """Return the gain and the cost of continuing without `num_hosts` hosts of a round.
 
-    With too few spares, the cost includes the wait for hosts, and the gain is computed for the largest possible layout.
+    With too few spares, the gain is computed for the largest possible layout: a step takes as long as its slots
+    (Policy.slots). If it has more of them than before, the cost includes the wait for hosts.
     """
     num_before = len(round_.hosts)
     num_after = policy.best_count(min(num_before, num_before - num_hosts + num_spares))
@@ -49,15 +50,17 @@ def balance_of(
     gain_s = verdict.gain_s_per_step
     text = ""
     if num_after < num_before:
-        cost_s += policy.shrink_after_s
-        origin = f"{origin}, and {policy.shrink_after_s:g} s until the job shrinks"
-        step_s = verdict.step_s or median_step_s(state, round_)
-        if step_s is None or not num_after:
-            gain_s = 0.0
-        else:
-            gain_s = step_s - (step_s - gain_s) * num_before / num_after
+        before, after = policy.slots(num_before), policy.slots(num_after)
+        if after > before:
+            cost_s += policy.shrink_after_s
+            origin = f"{origin}, and {policy.shrink_after_s:g} s until the job shrinks"
+            step_s = verdict.step_s or median_step_s(state, round_)
+            gain_s = 0.0 if step_s is None else step_s - (step_s - gain_s) * after / before
         spares = count_text(num_spares, "spare")
-        text = f"on {num_after} of {count_text(num_before, 'host')} ({spares} can take part): "
+        text = (
+            f"on {num_after} of {count_text(num_before, 'host')}, {after:g} slots a step after {before:g} "
+            f"({spares} can take part): "
+        )
     gain_s = max(0.0, gain_s)
     text = (
         f"{text}{gain_s:.4g} s a step over {count_text(num_steps, 'step')} saves {gain_s * num_steps:.4g} s; "

@@ -215,11 +215,15 @@ def _may_start_with_fewer(
     available: Mapping[str, HostRecord],
     since: float,
 ) -> bool:
-    """Return whether the next round may start with fewer hosts than wanted: the others have had time to register."""
-    if previous is not None:
-        return now - since >= policy.shrink_after_s
+    """Return whether the next round may start with fewer hosts than wanted: the others have had time to register.
+
+    After a broken round they have a long time if each step would take longer without them, else a short one.
+    """
+    enough = min(policy.feasible_counts) if previous is None else policy.fewest_as_fast(len(previous.hosts))
     times = sorted(state.since(state.keys.host(host), now) for host in available)
-    return now - times[min(policy.feasible_counts) - 1] >= WAIT_FOR_MORE_S
+    if len(times) >= enough and now - times[enough - 1] >= WAIT_FOR_MORE_S:
+        return True
+    return previous is not None and now - since >= policy.shrink_after_s
 
 
 def _write_round(

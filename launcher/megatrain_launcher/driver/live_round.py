@@ -128,7 +128,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
 
 
 def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
-    """The round is healthy: end a hold, or start a new round if waiting hosts allow a larger layout."""
+    """The round is healthy: end a hold, or start a new round if waiting hosts allow a faster layout."""
     held = open_hold(state, round_)
     over: tuple[DriverAction, ...] = hold_of_returned(now, state, round_)
     if held is not None:
@@ -148,6 +148,8 @@ def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> D
     count = policy.best_count(len(round_.hosts) + len(waiting))
     if count <= len(round_.hosts):
         return Decision(over, text)
+    if policy.slots(count) >= policy.slots(len(round_.hosts)):
+        return Decision(over, f"{text}; with {count} a step would take as long")
     reason = f"{', '.join(sorted(waiting)[:8])} can take part: {len(round_.hosts)} -> {count} hosts"
     at_risk = unsaved(state, round_)
     if at_risk:

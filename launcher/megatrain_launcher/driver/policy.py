@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -9,7 +11,7 @@ from megatrain.config.config import Config
 from megatrain.fencing.fence import FenceRule
 
 WAIT_FOR_MORE_S = 2.0
-"""How long a first round waits for more hosts once the minimum is registered."""
+"""How long a round waits for more hosts once enough are registered: the minimum, or as many as make a step as fast."""
 EVIDENCE_S = 1.0
 """Time limit for the hosts of a stuck round to report the positions of their ranks."""
 PROBE_AGAIN_S = 0.5
@@ -26,12 +28,16 @@ REQUEST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The driver's limits. `feasible_counts`: numbers of hosts, min_hosts to max_hosts, for which a layout exists."""
+    """The driver's limits.
+
+    `feasible_counts`: numbers of hosts, min_hosts to max_hosts, for which a layout exists, each with its slots: the
+    micro-batches that the fullest pipeline computes one after another in a step (ADR 0075).
+    """
 
     min_hosts: int
     max_hosts: int
     num_workers: int
-    feasible_counts: frozenset[int]
+    feasible_counts: Mapping[int, int]
     lease_ttl_s: float = 10.0
     status_interval_s: float = 5.0
     hang_floor_s: float = 5.0
@@ -45,7 +51,7 @@ class Policy:
     save_grace_s: float = 60.0
     join_timeout_s: float = 600.0
     shrink_after_s: float = 600.0
-    """How long to wait for a missing host after a round broke, before the job continues with fewer hosts."""
+    """How long to wait for a missing host after a round broke, before the job continues with fewer hosts and slower."""
     max_vanished_fraction: float = 0.3
     has_health_checks: bool = True
     has_pair_checks: bool = False
@@ -69,7 +75,7 @@ class Policy:
 
     @classmethod
     def of(
-        cls, config: Config, *, min_hosts: int, max_hosts: int, num_workers: int, feasible_counts: frozenset[int]
+        cls, config: Config, *, min_hosts: int, max_hosts: int, num_workers: int, feasible_counts: Mapping[int, int]
     ) -> Self:
         """Take the limits from a job's configuration."""
         recovery, diagnostics = config.recovery, config.diagnostics
@@ -117,3 +123,15 @@ class Policy:
     def best_count(self, num_hosts: int) -> int:
         """Return the largest possible number of hosts up to `num_hosts`; 0 if there is none."""
         return max((count for count in self.feasible_counts if count <= num_hosts), default=0)
+
+    def slots(self, num_hosts: int) -> float:
+        """Return the slots of a step on the largest possible number of hosts up to `num_hosts`; infinite without one.
+
+        The compute time of a step is proportional to them.
+        """
+        return self.feasible_counts.get(self.best_count(num_hosts), math.inf)
+
+    def fewest_as_fast(self, num_hosts: int) -> int:
+        """Return the smallest possible number of hosts that has no more slots than `num_hosts` hosts."""
+        most = self.slots(num_hosts)
+        return min(count for count, slots in self.feasible_counts.items() if slots <= most)

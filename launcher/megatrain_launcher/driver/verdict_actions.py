@@ -75,7 +75,7 @@ def _sentences(verdict: HostVerdict) -> tuple[str, ...]:
 def cordon_removals(
     now: float, state: ClusterState, policy: Policy, round_: Round, incident: Incident, since: float
 ) -> tuple[DropKey, ...]:
-    """Return removals of an eviction's cordons if too few hosts are left: a slow host is better than a smaller job.
+    """Return removals of an eviction's cordons if too few hosts are left: a slow host is better than a slower job.
 
     `since`: when the round was halted.
     """
@@ -83,7 +83,7 @@ def cordon_removals(
     if incident.kind is not IncidentKind.STRAGGLER or not wanted.isdigit() or now - since < GROW_AFTER_S:
         return ()
     own = {host: cordon for host, cordon in state.cordons.items() if cordon.incident == incident.incident_id}
-    if not own or policy.best_count(len(eligible(now, state, policy, round_).available)) >= int(wanted):
+    if not own or policy.slots(len(eligible(now, state, policy, round_).available)) <= policy.slots(int(wanted)):
         return ()
     keys = (state.keys.cordon(host) for host in own)
     return tuple(DropKey(key, state.seen[key].mod_revision) for key in keys if key in state.seen)

@@ -31,8 +31,8 @@ class ExecutorSettings:
     num_workers: int
     min_hosts: int
     max_hosts: int
-    feasible_hosts: frozenset[int]
-    """The numbers of hosts, from min_hosts to max_hosts, with which this configuration can train."""
+    feasible_hosts: Mapping[int, int]
+    """The numbers of hosts, from min_hosts to max_hosts, with which this configuration can train, with their slots."""
     launch_id: str = ""
     """The same on all hosts of one launch; empty: the id of the first host is used."""
     module: str = "megatrain.train"

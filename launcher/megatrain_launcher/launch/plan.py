@@ -43,7 +43,8 @@ class LaunchPlan:
     min_hosts: int
     max_hosts: int
     num_workers: int
-    feasible_hosts: frozenset[int]
+    feasible_hosts: Mapping[int, int]
+    """Numbers of hosts that can train, with the slots of a step (Dealing.most_slots)."""
     unfit_counts: Mapping[int, tuple[str, ...]]
     """Numbers of hosts that cannot train, with the reasons."""
 
@@ -156,17 +157,18 @@ def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
 
 def count_hosts(
     config: Config, origins: Mapping[str, Origin], smallest: int, largest: int, workers: int
-) -> tuple[frozenset[int], dict[int, tuple[str, ...]]]:
-    """Return the numbers of hosts that can train, and the problems of the others.
+) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
+    """Return the numbers of hosts that can train, each with the slots of a step, and the problems of the others.
 
     Raises: ConfigError with those of `largest` if no number can train.
     """
-    unfit = {}
+    feasible, unfit = {}, {}
     for count in range(smallest, largest + 1):
         problems = check(config, origins, count * workers)
         if problems:
             unfit[count] = tuple(problems)
-    feasible = frozenset(range(smallest, largest + 1)) - unfit.keys()
+        else:
+            feasible[count] = config.dealing(config.layout(count * workers)).most_slots
     if not feasible:
         raise ConfigError(unfit[largest])
     return feasible, unfit

@@ -51,7 +51,7 @@ def test_dedicated_driver_has_its_configuration_from_the_record(plan: LaunchPlan
     record = record_of(settings_of(plan))
     config = config_of_values(record.config, record.job)
     assert config == plan.config
-    assert policy_of(record, config).feasible_counts == plan.feasible_hosts == {1, 2, 3, 4, 5}
+    assert policy_of(record, config).feasible_counts == plan.feasible_hosts == {1: 12, 2: 6, 3: 4, 4: 3, 5: 3}
     with pytest.raises(ConfigError, match=r"model\.seq_len of job 'small' is '=', which is not a value"):
         config_of_values({**record.config, "model.seq_len": "="}, record.job)
 

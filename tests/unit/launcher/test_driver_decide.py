@@ -186,7 +186,7 @@ def test_step_that_is_reported_late_opens_no_second_incident() -> None:
 
 
 def test_many_vanished_leases_are_the_control_planes_fault() -> None:
-    policy = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts=frozenset({4}))
+    policy = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts={4: 1})
     job = begin(policy, 4)
     for name in members(job, 1)[1:]:
         job.hosts[name].is_connected = False

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 NUM_HOSTS = 4
 POLICY = quiet(
     Policy(
-        min_hosts=1, max_hosts=3, num_workers=2, feasible_counts=frozenset({1, 3}), join_timeout_s=30.0,
+        min_hosts=1, max_hosts=3, num_workers=2, feasible_counts={1: 3, 3: 1}, join_timeout_s=30.0,
         shrink_after_s=20.0, save_grace_s=5.0,
     )
 )  # fmt: skip

@@ -9,8 +9,8 @@ from tests.helpers.driver_story import POLICY, begin, drive, go_on, incidents, m
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_job import SimulatedJob
 
-THREE = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
-FOUR = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts=frozenset({4}))
+THREE = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts={3: 1})
+FOUR = replace(POLICY, min_hosts=4, max_hosts=4, feasible_counts={4: 1})
 
 
 def cut_off(job: SimulatedJob, *names: str) -> None:

@@ -26,7 +26,7 @@ POLICY = Policy(
     min_hosts=1,
     max_hosts=8,
     num_workers=2,
-    feasible_counts=frozenset(range(1, 9)),
+    feasible_counts={count: 9 - count for count in range(1, 9)},
     has_pair_checks=True,
     pair_timeout_s=7.0,
 )
@@ -171,7 +171,7 @@ def test_pair_test_of_an_earlier_launch_is_repeated() -> None:
 
 
 STORY = Policy(
-    min_hosts=2, max_hosts=3, num_workers=2, feasible_counts=frozenset({2, 3}), join_timeout_s=60.0,
+    min_hosts=2, max_hosts=3, num_workers=2, feasible_counts={2: 3, 3: 2}, join_timeout_s=60.0,
     has_pair_checks=True,
 )  # fmt: skip
 
@@ -248,7 +248,7 @@ def test_a_culprit_is_cordoned_and_left_out() -> None:
 
 
 def test_unexplained_failure_is_reported_and_retried() -> None:
-    job = begin(2, without("host-1"), replace(STORY, max_hosts=2, feasible_counts=frozenset({2})))
+    job = begin(2, without("host-1"), replace(STORY, max_hosts=2, feasible_counts={2: 1}))
     state = job.driver.state
     assert state is not None
     assert "pair tests: host-0 may be at fault" in state.rounds[1].reason
@@ -290,7 +290,7 @@ def test_no_pair_is_ordered_when_pair_tests_are_off() -> None:
 )
 def test_requested_check_pairs_the_idle_hosts(host: str, text: str) -> None:
     """host-0 trains; of five hosts two do."""
-    policy = replace(STORY, max_hosts=2, feasible_counts=frozenset({2}))
+    policy = replace(STORY, max_hosts=2, feasible_counts={2: 1})
     job = begin(5, good, policy)
     before = len(commands_of(job))
     request = JobRequest("asked", RequestKind.CHECK, "me@here", job.now, host)

@@ -16,7 +16,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.responses import Facts, respond
 
 NOW = 10_000.0
-POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts=frozenset({2}))
+POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts={2: 1})
 HOST_OF = {0: "a", 1: "a", 2: "b", 3: "b"}
 
 
@@ -150,7 +150,7 @@ def test_needed_host_is_kept_despite_frequent_failures() -> None:
     found = respond(killed, THRICE, POLICY, NOW)
     assert (found.action, found.cordoned) == ("restart", ())
     assert "b for the 3rd time within an hour, and the job cannot continue without it" in found.reason
-    elastic = replace(POLICY, min_hosts=1, feasible_counts=frozenset({1, 2}))
+    elastic = replace(POLICY, min_hosts=1, feasible_counts={1: 2, 2: 1})
     assert respond(killed, THRICE, elastic, NOW).cordoned == ("b",)
 
 

@@ -24,7 +24,7 @@ from tests.helpers.simulated_job import quiet
 from tests.helpers.timed_job import TimedHost, TimedJob
 
 NUM_HOSTS = 4
-POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts=frozenset({2}), save_grace_s=20.0))
+POLICY = quiet(Policy(min_hosts=2, max_hosts=2, num_workers=1, feasible_counts={2: 1}, save_grace_s=20.0))
 HOSTS = st.integers(0, NUM_HOSTS - 1)
 RATES = st.sampled_from([0.996, 1.0, 1.004])
 STEPS_S = [0.1, 1.0, 5.0, 60.0, 600.0]
@@ -44,7 +44,7 @@ class Fencing(RuleBasedStateMachine):
         self, step_s: float, one_host: bool, driver_rate: float, rates: list[float], lags: list[float],
         reaction_s: float,
     ) -> None:  # fmt: skip
-        sizes = {"min_hosts": 1, "max_hosts": 1, "feasible_counts": frozenset({1})} if one_host else {}
+        sizes = {"min_hosts": 1, "max_hosts": 1, "feasible_counts": {1: 1}} if one_host else {}
         self.job = TimedJob(replace(POLICY, **sizes), NUM_HOSTS, step_s)  # type: ignore[arg-type]
         self.step_s = step_s
         self.job.driver_rate = driver_rate
@@ -235,7 +235,7 @@ def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: b
 
 def test_dead_host_counts_as_stuck_from_its_death() -> None:
     """It is proven dead long after the driver began to probe it, and while its lease lives: it trained until then."""
-    three = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts=frozenset({3}))
+    three = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts={3: 1})
     job = TimedJob(three, 6, 5.0)
     for host in job.timed():
         host.start(job.now)

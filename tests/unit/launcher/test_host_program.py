@@ -61,7 +61,7 @@ def settings(tmp_path: Path) -> ExecutorSettings:
     etcd = replace(EtcdSettings.of("127.0.0.1:1,127.0.0.1:2"), credentials=Credentials("ann", "secret"))
     return ExecutorSettings(
         config=config, etcd=etcd, host="host 1", address="127.0.0.1", num_workers=2, min_hosts=1, max_hosts=1,
-        feasible_hosts=frozenset({1}), environment={"PATH": os.environ["PATH"]},
+        feasible_hosts={1: 1}, environment={"PATH": os.environ["PATH"]},
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from megatrain_launcher.executor.order_state import OrderState
 KEYS = JobKeys("j")
 ALL = KeyRange.prefix(KEYS.prefix)
 NOW_S = 1.7e9
-POLICY = Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts=frozenset({1, 2}))
+POLICY = Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts={1: 2, 2: 1})
 
 _KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
     "hosts": (HostRecord, ("host",)),

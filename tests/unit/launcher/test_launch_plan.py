@@ -48,9 +48,10 @@ def problem_of(flags: LaunchFlags, environment: Mapping[str, str]) -> str:
 
 def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
     flags = small_flags(tmp_path, min_hosts=1, max_hosts=7, workers="1")
-    assert make_plan(flags, {}).feasible_hosts == set(range(1, 8)), "5 and 7 replicas need not divide the batch of 12"
+    slots = {1: 12, 2: 6, 3: 4, 4: 3, 5: 3, 6: 2, 7: 2}
+    assert make_plan(flags, {}).feasible_hosts == slots, "5 and 7 replicas need not divide the batch of 12"
     plan = make_plan(replace(flags, overrides=("--parallel.pp_size=2",)), {})
-    assert plan.feasible_hosts == {2, 4, 6}
+    assert plan.feasible_hosts == {2: 12, 4: 6, 6: 4}
     (note,) = plan.notes()
     assert note.startswith("1, 3, 5, 7 hosts cannot train with this configuration (1: parallel.pp_size * tp_size = 2")
 
@@ -120,7 +121,7 @@ def test_settings_of_the_executor(tmp_path: Path) -> None:
     settings = make_plan(flags, {}).executor_settings(etcd, {"A": "b"}, launch_id="one", address="127.0.0.1")
 
     assert (settings.host, settings.address, settings.num_workers) == ("h1", "127.0.0.1", 2)
-    assert (settings.min_hosts, settings.max_hosts, settings.feasible_hosts) == (2, 3, {2, 3})
+    assert (settings.min_hosts, settings.max_hosts, settings.feasible_hosts.keys()) == (2, 3, {2, 3})
     assert settings.arguments == (str(tmp_path / "small.toml"), "--train.steps=5")
     assert (settings.module, settings.preload) == ("megatrain.train", ("megatrain.training.worker",))
     assert settings.environment == {"A": "b"}

@@ -120,9 +120,7 @@ def eligible_now(client: EtcdClient) -> Eligible:
     answer = client.read_all(KeyRange.prefix(KEYS.prefix))
     began = ClusterState(keys=KEYS, observer="a", began=0.0)
     state = fold_all(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
-    return eligible(
-        1.0, state, Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts=frozenset({1, 2})), None
-    )
+    return eligible(1.0, state, Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts={1: 2, 2: 1}), None)
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def checked(client: EtcdClient, keys: JobKeys, tmp_path: Path):
     )
     settings = ExecutorSettings(
         config=config, etcd=EtcdSettings.of("127.0.0.1:1"), host="a", address="127.0.0.1", num_workers=2, min_hosts=1,
-        max_hosts=2, feasible_hosts=frozenset({1, 2}), environment={"LANG": "C"},
+        max_hosts=2, feasible_hosts={1: 2, 2: 1}, environment={"LANG": "C"},
     )  # fmt: skip
     checks = HostChecks(settings, client, keys, probe)
 
