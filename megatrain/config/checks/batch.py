@@ -118,7 +118,10 @@ def _empty_slot_problems(context: Context, levels: Sequence[int]) -> Iterator[Pr
         dealing = config.dealing(layout, level)
         last = dealing.num_replicas - 1
         if dealing.has_empty_slots:
-            fitting = alternatives(multiples_around(config.batch.micro_batch_size * dealing.num_replicas, level))
+            part = config.batch.micro_batch_size * dealing.num_replicas
+            # without empty slots, each replica has to fill its pipeline
+            enough = (max(multiple, part * dealing.least_slots) for multiple in multiples_around(part, level))
+            fitting = alternatives(tuple(dict.fromkeys(enough)))
             yield Problem(
                 ("fp8.scaling", *BATCH_KEYS, *LAYOUT_KEYS, *PIPELINE_KEYS, "parallel.zero_stage"),
                 f'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; '

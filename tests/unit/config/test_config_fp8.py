@@ -41,8 +41,26 @@ CASES = {
         (
             'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; a '
             "global batch of 48 is 48 micro-batches for 15 replicas, and the last has 3 for 4 slots; use "
-            'scaling="current" or a batch of 45 or 60 (--fp8.scaling on the command line)'
+            'scaling="current" or a batch of 60 (--fp8.scaling on the command line)'
         ),
+    ),
+    "delayed, in an interleaved pipeline that one replica does not fill": (
+        [
+            *(*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=2", "--parallel.pp_size=4"),
+            *("--parallel.schedule=interleaved", "--parallel.num_chunks=2", "--batch.global_batch_size=7"),
+        ],
+        (
+            'fp8.scaling="delayed" allows no empty micro-batches, as their magnitudes would change the scales; a '
+            "global batch of 7 is 7 micro-batches for 2 replicas, and the last has 3 for 4 slots; use "
+            'scaling="current" or a batch of 8 (--fp8.scaling on the command line)'
+        ),
+    ),
+    "delayed, with the batch that the message names": (
+        [
+            *(*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=2", "--parallel.pp_size=4"),
+            *("--parallel.schedule=interleaved", "--parallel.num_chunks=2", "--batch.global_batch_size=8"),
+        ],
+        None,
     ),
     "scaling without a recipe": (
         ["--fp8.scaling=delayed"],
