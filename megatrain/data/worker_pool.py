@@ -47,17 +47,23 @@ def in_processes(
 ) -> Generator[tuple[Block, Result]]:
     """Do as `in_threads`, in processes. `work`, blocks, results and errors are pickled.
 
-    task: what a process does, for errors, as in "a process that packs". hint: what to do when one is killed.
-    A process begins with one of the first blocks, so a few blocks start a few processes.
-    Raises: what `work` raises, with the traceback of the process as a note; MegatrainError when a process ends.
+    task: what a process does, for errors, as in "a process that packs". hint: what to do when one is killed, or cannot
+    be started. A process begins with one of the first blocks, so a few blocks start a few processes.
+    Raises: what `work` raises, with the traceback of the process as a note; MegatrainError when a process ends or
+    cannot be started.
     """
     processes: list[_WorkerProcess[Block, Result]] = []
     idle: SimpleQueue[_WorkerProcess[Block, Result]] = SimpleQueue()
 
     def submit(block: Block) -> Future[Result]:
         if len(processes) < num_workers:
-            processes.append(_WorkerProcess(work))
-            idle.put(processes[-1])
+            try:
+                process = _WorkerProcess(work)
+            except OSError as error:
+                number = f"process {len(processes) + 1} of {num_workers}, which {task},"
+                raise MegatrainError(f"{number} could not be started: {error.strerror or error}; {hint}") from error
+            processes.append(process)
+            idle.put(process)
         return threads.submit(run, block)
 
     def run(block: Block) -> Result:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
@@ -112,6 +114,23 @@ def test_a_process_that_ends_is_named_with_the_hint(how: Callable[[], object], t
     assert words[1].rstrip(",") in pids
     assert text in str(ended.value)
     assert str(ended.value).endswith("; count again")
+
+
+def test_a_process_that_cannot_start_is_named_with_the_hint() -> None:
+    """Out of open files here; out of processes is another OSError of the same call."""
+
+    def blocks() -> Iterator[int]:
+        yield 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        yield 1
+
+    def start_two() -> None:
+        text = "^process 2 of 2, which counts, could not be started: Too many open files; count again$"
+        with pytest.raises(MegatrainError, match=text):
+            list(processes(square, blocks(), NUM_WORKERS))
+        assert multiprocessing.active_children() == []
+
+    assert in_child(start_two) == 0
 
 
 def test_work_that_hangs_ends_with_the_results() -> None:
