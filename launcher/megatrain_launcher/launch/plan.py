@@ -158,7 +158,8 @@ def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
 def count_hosts(
     config: Config, origins: Mapping[str, Origin], smallest: int, largest: int, workers: int
 ) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
-    """Return the numbers of hosts that can train, each with the slots of a step, and the problems of the others.
+    """Return the numbers of hosts that can train, each with the slots of a step of the full batch, and the problems of
+    the others.
 
     Raises: ConfigError with those of `largest` if no number can train.
     """
