@@ -110,7 +110,7 @@ def test_launcher_lost_with_its_etcd_is_an_incident_afterwards(
 
 @pytest.mark.timeout(900)
 def test_loss_of_all_hosts_is_an_incident_of_the_next_launch(tmp_path: Path) -> None:
-    with running_job(tmp_path, {"log": {"interval": 1}, "recovery": {"lease_ttl_s": 2}}, pace_s=0.1) as running:
+    with running_job(tmp_path, {"log": {"interval": 1}}, pace_s=0.1) as running:
         running.launched.wait_for_step(25)
         step = max(record["step"] for record in running.launched.step_records())
         struck = time.time()
