@@ -118,6 +118,7 @@ def test_loss_of_all_hosts_is_an_incident_of_the_next_launch(tmp_path: Path) -> 
             running.launched.executors[host].send_signal(signal.SIGKILL)
         for host in HOSTS:
             running.launched.executors[host].wait()
+        wait_until(lambda: running.view.hosts() == {}, "the leases of the first launch to end")
         relaunched = time.time()
         for host in HOSTS:
             running.launched.start(host)

@@ -19,6 +19,7 @@ from benchmarks import gpu, gpu_operator_stages, gpu_step_stages
 from benchmarks.gpu_record import Record, Stage
 from benchmarks.gpu_stage import run_stage
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
