@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-CHANGES = {"log": {"interval": 1}, "diagnostics": {"is_streamed": False}}
+CHANGES: dict[str, dict[str, Any]] = {"log": {"interval": 1}, "diagnostics": {"is_streamed": False}}
 SIGN_S = 5.0
 """A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
 

@@ -59,10 +59,8 @@ def is_number(node: ast.AST) -> bool:
     parts = list(ast.walk(node))
     if any(isinstance(part, ast.Name | ast.Attribute) and SHARED & {_name(part)} for part in parts):
         return False
-    return any(
-        isinstance(part, ast.Constant) and type(part.value) in (int, float) and part.value > LONGEST_PAUSE_S
-        for part in parts
-    )
+    numbers = (part.value for part in parts if isinstance(part, ast.Constant))
+    return any(isinstance(one, int | float) and one > LONGEST_PAUSE_S and one is not True for one in numbers)
 
 
 def _name(node: ast.AST) -> str:
