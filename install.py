@@ -2,8 +2,9 @@
 
 uv installs, because it takes a fraction of pip's time; pip does where uv cannot be had or fails. uv does not read pip's
 configuration, so what `pip config list` prints is passed on. On a machine without a GPU the CPU build of torch is
-installed where it can be had: a wheel among pip's find-links, or the index that uv knows. This file uses only the
-standard library, because it runs where nothing else is installed.
+installed: a wheel among pip's find-links, or from the index that uv knows. A build for CUDA is an error there, unless
+MEGATRAIN_TORCH=cuda asks for one. This file uses only the standard library, because it runs where nothing else is
+installed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -24,34 +25,55 @@ UV = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.e
 BUILD_OF_TORCH = "import torch; print(torch.version.cuda or '')"
 
 
+Run = Callable[[Sequence[str], Mapping[str, str] | None], "tuple[int, str]"]
+"""Runs a command with an environment, or the process's own. Returns the exit code and what it wrote to stdout."""
+
+
 def main() -> int:
-    """Install, and return the exit code of what installed. Says why pip was used, and what torch is for."""
-    problem = _install_with_uv()
+    """Install. Returns the exit code: of pip, or 1 with a build of torch that the machine should not have."""
+    return install(_run, os.environ, has_gpu=has_gpu())
+
+
+def install(run: Run, environment: Mapping[str, str], *, has_gpu: bool) -> int:
+    """Install with uv, else with pip, and check the build of torch. Returns the exit code; reasons go to stderr."""
+    wants_cuda = has_gpu or environment.get("MEGATRAIN_TORCH") == "cuda"
+    problem = _install_with_uv(run, environment, wants_cuda=wants_cuda)
     if problem:
         print(f"install.py: pip installs, because {problem}", file=sys.stderr)
-        if code := _run([*PIP, "install", *QUIET, *WHAT]).returncode:
+        if code := run([*PIP, "install", *QUIET, *WHAT], None)[0]:
             return code
-    cuda = subprocess.run([sys.executable, "-c", BUILD_OF_TORCH], capture_output=True, text=True, check=True)
-    if cuda.stdout.strip() and not has_gpu():
-        print(
-            f"install.py: torch is the build for CUDA {cuda.stdout.strip()}, which takes gigabytes, and this machine "
-            "has no GPU; the CPU build is installed from a wheel in pip's find-links, or where uv reaches its index",
-            file=sys.stderr,
-        )
-    return 0
+    code, cuda = run([sys.executable, "-c", BUILD_OF_TORCH], None)
+    if not code and (wrong := build_problem(cuda.strip(), wants_cuda=wants_cuda)):
+        print(f"install.py: {wrong}", file=sys.stderr)
+        return 1
+    return code
 
 
-def _install_with_uv() -> str:
+def build_problem(cuda: str, *, wants_cuda: bool) -> str:
+    """Return why the installed build of torch is wrong, or "". `cuda`: its CUDA version; empty for the CPU build."""
+    if not cuda or wants_cuda:
+        return ""
+    return (
+        f"torch is the build for CUDA {cuda}, which takes gigabytes, and this machine has no GPU; put a wheel "
+        "torch-*+cpu-*.whl into a directory of pip's find-links (pip config set global.find-links DIRECTORY), or let "
+        "uv reach torch's index of CPU builds, and repeat make venv; MEGATRAIN_TORCH=cuda make venv accepts this build"
+    )
+
+
+def torch_arguments(wheels: Sequence[str], *, wants_cuda: bool) -> list[str]:
+    """Return uv's arguments for the build of torch. A CPU wheel of find-links is newer than the same version of an
+    index, so it needs none."""
+    return [] if wants_cuda or wheels else ["--torch-backend=cpu"]
+
+
+def _install_with_uv(run: Run, environment: Mapping[str, str], *, wants_cuda: bool) -> str:
     """Install with uv. Returns "" or why that was not possible."""
-    if _run([*PIP, "install", *QUIET, "uv"], is_quiet=True).returncode:
+    if run([*PIP, "install", *QUIET, "--quiet", "uv"], None)[0]:
         return "uv cannot be installed"
-    listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
-    options = pip_options(listed.stdout)
-    arguments = uv_arguments(options)
-    if not has_gpu() and not cpu_wheels(options.get("find-links", [])):
-        arguments.append("--torch-backend=cpu")
-    done = _run([*UV, *arguments, *WHAT], {**uv_environment(options), **os.environ})
-    return f"uv ended with exit code {done.returncode}" if done.returncode else ""
+    options = pip_options(run([*PIP, "config", "list"], None)[1])
+    build = torch_arguments(cpu_wheels(options.get("find-links", [])), wants_cuda=wants_cuda)
+    code, _ = run([*UV, *uv_arguments(options), *build, *WHAT], {**uv_environment(options), **environment})
+    return f"uv ended with exit code {code}" if code else ""
 
 
 def pip_options(listed: str) -> dict[str, list[str]]:
@@ -104,11 +126,9 @@ def has_gpu() -> bool:
     return Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists()
 
 
-def _run(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, is_quiet: bool = False
-) -> subprocess.CompletedProcess[bytes]:
-    output = subprocess.DEVNULL if is_quiet else None
-    return subprocess.run(command, env=environment, stdout=output, stderr=output, check=False)
+def _run(command: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout
 
 
 if __name__ == "__main__":

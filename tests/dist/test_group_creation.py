@@ -26,14 +26,14 @@ from tests.helpers.waiting import DEADLINE_S
 CPU = torch.device("cpu")
 TIMEOUT_S = 1.0
 """Of a rank that waits for one that never comes."""
-DEADLINE = timedelta(seconds=20)
+DEADLINE = timedelta(seconds=DEADLINE_S)
 
 
 def come(context: RankContext, port: int = 0) -> Rendezvous:
     """Join at a store that is a file, or, as a job's is, a server on this machine."""
     process = Process(context.rank, context.world_size, init_method=context.init_method)
     if port:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=DEADLINE)
         rendezvous = Rendezvous(process, store, context.init_method)
     else:
         opened = open_rendezvous(process, job="creation", timeout_s=DEADLINE_S)

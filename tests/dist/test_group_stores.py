@@ -26,7 +26,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
 PREFIX = "job/7"
-DEADLINE = timedelta(seconds=20)
+DEADLINE = timedelta(seconds=DEADLINE_S)
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ import pytest
 from tests.helpers.forked_program import run_forked
 from tests.helpers.markdown import Block, anchors, fenced_blocks, link_targets
 from tests.helpers.source_tree import ROOT, documents, relative
+from tests.helpers.waiting import DEADLINE_S
 
 RUNNABLE = ("megatrain ", "python ", "make help")
-BLOCK_TIMEOUT_S = 120
 # One document's commands are started as users start them; those of the others need not load torch first.
 STARTED_AS_BY_USERS = ROOT / "README.md"
 COMMAND = "import sys; from megatrain.cli import main; sys.exit(main())"
@@ -59,13 +59,13 @@ def copy_repository(destination: Path) -> None:
 
 
 def run(command: list[str], directory: Path, where: str, text: str) -> None:
-    options = {"cwd": directory, "env": environment(), "timeout": BLOCK_TIMEOUT_S}
+    options = {"cwd": directory, "env": environment(), "timeout": DEADLINE_S}
     check(subprocess.run(command, capture_output=True, text=True, check=False, **options), where, text)
 
 
 def run_fork(arguments: list[str], directory: Path, where: str, text: str) -> None:
     """Run a Python program that need not load torch first."""
-    done = run_forked(arguments, directory=directory, environment=environment(), timeout_s=BLOCK_TIMEOUT_S)
+    done = run_forked(arguments, directory=directory, environment=environment(), timeout_s=DEADLINE_S)
     check(done, where, text)
 
 
@@ -85,7 +85,7 @@ def own_arguments(command: str) -> list[str] | None:
 
 
 @pytest.mark.slow(kept=["README.md"])
-@pytest.mark.timeout(4 * BLOCK_TIMEOUT_S)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("path", [path for path in documents() if runnable_blocks(path)], ids=relative)
 def test_blocks_run(path: Path, tmp_path: Path) -> None:
     copy_repository(tmp_path)

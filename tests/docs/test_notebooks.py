@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.test_documents import BLOCK_TIMEOUT_S, copy_repository, run_fork
+from tests.docs.test_documents import copy_repository, run_fork
 from tests.helpers.source_tree import ROOT, relative
 
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
@@ -20,7 +20,7 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2 * BLOCK_TIMEOUT_S)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=relative)
 def test_cells_run_in_order(path: Path, tmp_path: Path) -> None:
     copy_repository(tmp_path)

@@ -29,6 +29,7 @@ from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
 from tests.helpers.require import require
+from tests.helpers.waiting import DEADLINE_S
 
 BYTES = {"tp": 256 << 20, "pp": 512 << 20, "dp": 1024 << 20}
 """By group, as many as tell its copies in a trace from those of the others."""
@@ -45,7 +46,7 @@ def connected() -> Iterator[Callable[[Recorder], dict[str, Group]]]:
     """Return a function that makes NCCL's groups of this one rank: two ranks on one GPU are not allowed there."""
     require("gpu", torch.cuda.is_available(), "torch.cuda.is_available() is false on this machine")
     device, store = torch.device("cuda", torch.cuda.current_device()), dist.HashStore()
-    timeout = timedelta(minutes=1)
+    timeout = timedelta(seconds=DEADLINE_S)
     join(Rendezvous(Process(rank=0, world_size=1), store, "streams"))
 
     def connect(recorder: Recorder) -> dict[str, Group]:

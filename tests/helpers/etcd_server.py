@@ -112,7 +112,7 @@ class EtcdMember:
         if self.process.poll() is not None:
             raise RuntimeError(f"etcd {self.name} ended with {self.process.returncode}:\n{self.log[-3000:]}")
         with socket.socket() as probe:
-            probe.settimeout(1.0)
+            probe.settimeout(DEADLINE_S)
             return probe.connect_ex(("127.0.0.1", self.client_port)) == 0
 
     def _signal(self, number: int) -> None:
@@ -207,7 +207,7 @@ class EtcdServers:
         if not member.is_serving() or member.scheme != "http":
             return member.is_serving()
         try:
-            with urllib.request.urlopen(f"{member.url}/health", timeout=1.0) as answer:
+            with urllib.request.urlopen(f"{member.url}/health", timeout=DEADLINE_S) as answer:
                 return json.load(answer).get("health") == "true"
         except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
             return False

@@ -17,9 +17,10 @@ from tests.helpers.waiting import DEADLINE_S
 PARTNER = """
 import signal, sys
 from datetime import timedelta
+from tests.helpers.waiting import DEADLINE_S
 import torch.distributed as dist
 store = dist.PrefixStore(sys.argv[2], dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False))
-dist.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=timedelta(seconds=20))
+dist.init_process_group("gloo", store=store, rank=1, world_size=2, timeout=timedelta(seconds=DEADLINE_S))
 print("met", flush=True)
 signal.pause()
 """

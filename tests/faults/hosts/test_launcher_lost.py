@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
 
-CHANGES = {"log": {"interval": 1}, "diagnostics": {"is_streamed": False}}
+CHANGES: dict[str, dict[str, Any]] = {"log": {"interval": 1}, "diagnostics": {"is_streamed": False}}
 SIGN_S = 5.0
 """A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
 
@@ -110,7 +111,7 @@ def test_launcher_lost_with_its_etcd_is_an_incident_afterwards(
 
 @pytest.mark.timeout(900)
 def test_loss_of_all_hosts_is_an_incident_of_the_next_launch(tmp_path: Path) -> None:
-    with running_job(tmp_path, {"log": {"interval": 1}, "recovery": {"lease_ttl_s": 2}}, pace_s=0.1) as running:
+    with running_job(tmp_path, {"log": {"interval": 1}}, pace_s=0.1) as running:
         running.launched.wait_for_step(25)
         step = max(record["step"] for record in running.launched.step_records())
         struck = time.time()
@@ -118,6 +119,7 @@ def test_loss_of_all_hosts_is_an_incident_of_the_next_launch(tmp_path: Path) -> 
             running.launched.executors[host].send_signal(signal.SIGKILL)
         for host in HOSTS:
             running.launched.executors[host].wait()
+        wait_until(lambda: running.view.hosts() == {}, "the leases of the first launch to end")
         relaunched = time.time()
         for host in HOSTS:
             running.launched.start(host)

@@ -27,7 +27,6 @@ SPARE = "host-2"
 LAST_STEPS = 10
 CHANGES = {
     "log": {"interval": 1}, "train": {"steps": ENDLESS}, "checkpoint": {"interval": 20}, "dashboard": {"port": 0},
-    "recovery": {"lease_ttl_s": 5},
 }  # fmt: skip
 
 

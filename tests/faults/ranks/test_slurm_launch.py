@@ -46,7 +46,7 @@ def execute(settings):
     with EtcdClient(settings.etcd) as client:
         client.put(mine, settings.launch_id)
         client.put(met + settings.host, settings.launch_id)
-        wait_until(lambda: len(client.read_all(KeyRange.prefix(met)).items) == 2, "both hosts", 20.0)
+        wait_until(lambda: len(client.read_all(KeyRange.prefix(met)).items) == 2, "both hosts")
         (here / f"{settings.host}.{restarts}").write_text(settings.launch_id)
         if mode == "killed" and settings.host == "node1" and restarts == "0":
             client.delete(mine)

@@ -19,6 +19,7 @@ from benchmarks import gpu, gpu_operator_stages, gpu_step_stages
 from benchmarks.gpu_record import Record, Stage
 from benchmarks.gpu_stage import run_stage
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,7 @@ KERNELS_STAND_IN = '''
 import sys
 from importlib.machinery import PathFinder
 import torch
+from tests.helpers.waiting import DEADLINE_S
 
 
 class Kernels:
@@ -170,11 +172,11 @@ def test_command_beyond_its_time_ends_with_its_children(tmp_path: Path) -> None:
     held = tmp_path / "held"
     os.mkfifo(held)
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
-    found, log = gpu.run_command(["sh", "-c", f"echo begun; exec 3>{held}; sleep 60 & wait"], 1.0)
+    found, log = gpu.run_command(["sh", "-c", f"echo begun; exec 3>{held}; sleep {10 * DEADLINE_S:g} & wait"], 1.0)
 
     assert (found, log) == (None, "begun\n")
     # readable when no process holds the other end any more
-    assert select.select([reader], [], [], 10.0)[0] == [reader]
+    assert select.select([reader], [], [], DEADLINE_S)[0] == [reader]
     os.close(reader)
 
 
@@ -278,6 +280,7 @@ def test_sanitizer_without_a_clean_report_is_a_failure(
 BARE = """
 import sys
 from importlib.machinery import PathFinder
+from tests.helpers.waiting import DEADLINE_S
 class Bare(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):

@@ -15,6 +15,7 @@ from megatrain.checkpoint.arena_slots import SnapshotLabel
 from megatrain.checkpoint.snapshots import Snapshots
 from megatrain.contracts.errors import SaveError
 from tests.helpers.arena_snapshots import ROUND, make_job, put_slot
+from tests.helpers.waiting import DEADLINE_S
 
 
 @dataclass
@@ -66,7 +67,7 @@ def label(step: int) -> SnapshotLabel:
 def test_a_snapshot_calls_the_writer_once_a_host(local_rank: int, expected: list[str]) -> None:
     calls: list[str] = []
     found = make_snapshots([_Slot()], calls, local_rank)
-    found.take(label(1), timeout_s=1.0)
+    found.take(label(1), timeout_s=DEADLINE_S)
     found.ensure_writer_runs()
     assert calls == expected
     assert found.pending() == 1
@@ -77,7 +78,7 @@ def test_every_rank_with_a_waiting_snapshot_wakes_the_writer(local_rank: int, mo
     calls: list[str] = []
     slot = _Slot()
     found = make_snapshots([slot], calls, local_rank)
-    found.take(label(1), timeout_s=1.0)
+    found.take(label(1), timeout_s=DEADLINE_S)
     calls.clear()
     monkeypatch.setattr(snapshots, "_WAKE_AGAIN_S", -1.0)
     found.ensure_writer_runs()
@@ -97,10 +98,10 @@ def test_waiting_for_a_free_slot_calls_the_writer(monkeypatch: pytest.MonkeyPatc
 
     calls = Writer()
     found = make_snapshots([slot], calls, local_rank=1)
-    found.take(label(1), timeout_s=1.0)
+    found.take(label(1), timeout_s=DEADLINE_S)
     assert calls == []
     monkeypatch.setattr(snapshots, "_WAKE_AGAIN_S", -1.0)
-    assert found.take(label(2), timeout_s=60.0).step == 2
+    assert found.take(label(2), timeout_s=DEADLINE_S).step == 2
     assert calls == ["call"]
     assert not found.has_failed(2)
 
@@ -108,7 +109,7 @@ def test_waiting_for_a_free_slot_calls_the_writer(monkeypatch: pytest.MonkeyPatc
 def test_storage_that_never_takes_a_snapshot_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_WAKE_AGAIN_S", 1000.0)
     found = make_snapshots([_Slot()], [])
-    found.take(label(1), timeout_s=1.0)
+    found.take(label(1), timeout_s=DEADLINE_S)
     assert not found.wait(timeout_s=0.01)
     with pytest.raises(SaveError, match=r"gone/slot: its snapshot is not in storage after 0\.01 s, so"):
         found.take(label(2), timeout_s=0.01)
@@ -118,7 +119,7 @@ def test_a_slot_that_is_freed_at_the_deadline_is_used(monkeypatch: pytest.Monkey
     monkeypatch.setattr(snapshots, "_WAKE_AGAIN_S", 1000.0)
     slot = _Slot()
     found = make_snapshots([slot], [])
-    found.take(label(1), timeout_s=1.0)
+    found.take(label(1), timeout_s=DEADLINE_S)
 
     def minimum(values: list[int]) -> list[int]:
         if len(values) == 3 and not values[1]:  # the agreement after the deadline
@@ -135,7 +136,7 @@ def test_a_rank_that_waits_for_another_ranks_storage_shows_life() -> None:
     found._cpu_groups = SimpleNamespace(minimum=lambda values: waits.pop(0) if waits else values)  # type: ignore[assignment]
     signs: list[str] = []
     found._show_liveness = lambda: signs.append("alive")
-    assert found.take(label(1), timeout_s=60.0).step == 1
+    assert found.take(label(1), timeout_s=DEADLINE_S).step == 1
     assert signs == ["alive", "alive"]
 
 
@@ -151,10 +152,10 @@ def test_snapshot_with_free_slots_costs_one_agreement(is_stored: bool, others_ar
     slots = [_Slot(), _Slot() if is_stored else _Slot(state=SlotState.SEALED, persist=Persist.PENDING)]
     found = make_snapshots(slots, [])
     found._cpu_groups = SimpleNamespace(minimum=minimum)  # type: ignore[assignment]
-    found.take(label(1), timeout_s=1.0)
+    found.take(label(1), timeout_s=DEADLINE_S)
     slots[1].persist = Persist.DONE
     agreements_before = len(agreements)
-    found.take(label(2), timeout_s=1.0)
+    found.take(label(2), timeout_s=DEADLINE_S)
 
     assert agreements_before == 2, "nothing is known before the first snapshot"
     assert len(agreements) - agreements_before == expected
@@ -181,10 +182,10 @@ def test_snapshot_that_failed_on_another_host_frees_its_slot(monkeypatch: pytest
 
     found = make_snapshots(slots, [])
     found._cpu_groups = SimpleNamespace(minimum=minimum)  # type: ignore[assignment]
-    found.take(label(10), timeout_s=1.0)
-    found.take(label(20), timeout_s=1.0)
+    found.take(label(10), timeout_s=DEADLINE_S)
+    found.take(label(20), timeout_s=DEADLINE_S)
     newest_and_older_elsewhere[1] = 0
-    assert found.take(label(30), timeout_s=60.0).step == 30
+    assert found.take(label(30), timeout_s=DEADLINE_S).step == 30
     assert [(slot.step, slot.persist) for slot in slots] == [(30, Persist.PENDING), (20, Persist.PENDING)]
 
 

@@ -21,6 +21,7 @@ from megatrain.contracts.black_box.reader import read_black_box
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
 from megatrain.telemetry.recorder import Recorder, open_recorder
+from tests.helpers.waiting import DEADLINE_S
 
 
 class _Work:
@@ -54,7 +55,7 @@ def awaited(recorder: Recorder) -> tuple[int, int, int]:
 def group_of_two(name: str, recorder: Recorder, number: int = 0) -> Group:
     planned = PlannedGroup(name, (0, 1))
     stub_group = dist.ProcessGroup(0, 2)
-    communicator = GlooCommunicator(ExchangeRunner(recorder), planned, stub_group, timedelta(seconds=20), None)
+    communicator = GlooCommunicator(ExchangeRunner(recorder), planned, stub_group, timedelta(seconds=DEADLINE_S), None)
     return Group(name, planned.ranks, 0, number, communicator)
 
 

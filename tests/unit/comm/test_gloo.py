@@ -18,6 +18,7 @@ from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.lanes import AwaitedLane
 from megatrain.contracts.black_box.operations import Operation
 from tests.helpers.single_rank import SilentRecorder
+from tests.helpers.waiting import DEADLINE_S
 
 RANKS = (4, 6, 8)
 
@@ -52,7 +53,9 @@ def group_of(new_lane: Callable[[str], AwaitedLane] | None) -> Group:
     """Return a group of three as its second member has it."""
     planned, stub_group = PlannedGroup("dp", RANKS), dist.ProcessGroup(1, len(RANKS))
     runner: Any = ExchangeRunner(SilentRecorder())
-    return Group("dp", RANKS, 1, 0, GlooCommunicator(runner, planned, stub_group, timedelta(seconds=20), new_lane))
+    return Group(
+        "dp", RANKS, 1, 0, GlooCommunicator(runner, planned, stub_group, timedelta(seconds=DEADLINE_S), new_lane)
+    )
 
 
 def test_collectives_and_each_link_direction_have_own_lanes(calls: Calls) -> None:

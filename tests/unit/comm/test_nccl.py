@@ -19,9 +19,10 @@ from megatrain.comm.mesh import create_mesh
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
 from tests.helpers.single_rank import SilentRecorder
+from tests.helpers.waiting import DEADLINE_S
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
-TIMEOUT = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=DEADLINE_S)
 CUBE = Layout(tp_size=2, pp_size=2, dp_size=2)
 
 
@@ -144,7 +145,7 @@ def test_nccl_group_waits_for_all_members(asked: Asked) -> None:
     store.set("dp-0/arrived/1", b"1")
     with ThreadPoolExecutor(1) as pool:
         creation = pool.submit(nccl.create_process_group, planned, 0, GPU, store, TIMEOUT)
-        store.wait(["dp-0/arrived/0"], timedelta(seconds=5))
+        store.wait(["dp-0/arrived/0"], TIMEOUT)
         assert not asked.groups
         store.set("dp-0/arrived/2", b"1")
         creation.result(TIMEOUT.total_seconds())

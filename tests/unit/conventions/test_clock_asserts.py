@@ -1,4 +1,4 @@
-"""No assertion limits real time: it would fail where the machine is slow or busy."""
+"""No assertion compares real time with a constant: it would fail where the machine is slow, busy, or fast."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import pytest
 from tests.helpers.source_tree import nodes, python_files, relative
 
 CLOCKS = {f"{name}{unit}" for name in ("monotonic", "perf_counter", "process_time", "time") for unit in ("", "_ns")}
+
+EXCEPTIONS = {
+    "tests/unit/diagnostics/test_streamer_loop.py": "moments, no durations: the tolerance is of the clocks' comparison",
+    "tests/unit/job/coordination/test_follower.py": "of two durations, the one that began first is read last",
+    "tests/unit/training/test_watchdog.py": "a grace period begins after the clock is read",
+}
+"""Files with a lower limit that no machine can miss, and why."""
 
 
 def is_reading(node: ast.AST, moments: set[str]) -> bool:
@@ -56,7 +63,7 @@ def named_times(function: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def limited_times(functions: Iterable[ast.AST]) -> Iterator[int]:
-    """Yield the lines of assertions that a time is shorter than what no clock read."""
+    """Yield the lines of assertions that a time is shorter, or longer, than what no clock read."""
     for function in functions:
         moments, lengths = named_times(function)
         for node in ast.walk(function):
@@ -65,8 +72,8 @@ def limited_times(functions: Iterable[ast.AST]) -> Iterator[int]:
             for compare in (part for part in ast.walk(node.test) if isinstance(part, ast.Compare)):
                 sides = [compare.left, *compare.comparators]
                 for left, operator, right in zip(sides, compare.ops, sides[1:], strict=False):
-                    is_limit = isinstance(operator, ast.Lt | ast.LtE) and not is_length(right, moments, lengths)
-                    if is_limit and is_length(left, moments, lengths):
+                    are_lengths = {is_length(side, moments, lengths) for side in (left, right)}
+                    if isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE) and len(are_lengths) == 2:
                         yield node.lineno
 
 
@@ -76,12 +83,14 @@ def reads_a_clock(path: Path) -> bool:
 
 
 def test_no_assertion_limits_real_time() -> None:
-    found = [
-        f"{relative(path)}:{line}"
+    found = {
+        relative(path): lines
         for path in filter(reads_a_clock, python_files("tests"))
-        for line in limited_times(nodes(path, ast.FunctionDef, ast.AsyncFunctionDef))
-    ]
-    assert not found, f"give a clock to what is tested, or count what it does: {', '.join(found)}"
+        if (lines := list(limited_times(nodes(path, ast.FunctionDef, ast.AsyncFunctionDef))))
+    }
+    places = [f"{name}:{line}" for name in sorted(set(found) - set(EXCEPTIONS)) for line in found[name]]
+    assert not places, f"give a clock to what is tested, or count what it does: {', '.join(places)}"
+    assert set(EXCEPTIONS) <= set(found), sorted(set(EXCEPTIONS) - set(found))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +98,8 @@ def test_no_assertion_limits_real_time() -> None:
     [
         ("assert time.monotonic() - began < LIMIT_S", True),
         ("a = perf_counter_ns()\n    go()\n    took = perf_counter_ns() - a\n    assert took / 1e9 <= 5, took", True),
+        ("began = time.process_time()\n    assert time.process_time() - began > 0.01", True),
+        ("began = monotonic()\n    assert 0.3 <= monotonic() - began", True),
         ("before = time.time()\n    assert before <= record.at_unix_s <= time.time()", False),
         ("while not reported():\n        assert time.monotonic() < deadline", False),
     ],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from install import cpu_wheels, pip_options, uv_arguments, uv_environment
+import pytest
+
+from install import build_problem, cpu_wheels, install, pip_options, torch_arguments, uv_arguments, uv_environment
 
 LISTED = """\
 :env:.find-links='/srv/wheels'
@@ -72,3 +75,73 @@ def test_wheels_of_the_cpu_build_are_found_in_directories_only(tmp_path: Path) -
     assert cpu_wheels([str(tmp_path)]) == [name]
     assert cpu_wheels([tmp_path.as_uri()]) == [name]
     assert cpu_wheels(["https://wheels.example.org/", str(tmp_path / "missing")]) == []
+
+
+@pytest.mark.parametrize(
+    ("wheels", "wants_cuda", "arguments"),
+    [([], False, ["--torch-backend=cpu"]), (["torch-2.13.0+cpu-any.whl"], False, []), ([], True, [])],
+)
+def test_cpu_build_of_torch_is_selected(wheels: list[str], wants_cuda: bool, arguments: list[str]) -> None:
+    assert torch_arguments(wheels, wants_cuda=wants_cuda) == arguments
+
+
+@pytest.mark.parametrize(
+    ("cuda", "wants_cuda", "is_wrong"),
+    [("", False, False), ("13.0", True, False), ("", True, False), ("13.0", False, True)],
+)
+def test_cuda_build_without_a_gpu_is_a_problem(cuda: str, wants_cuda: bool, is_wrong: bool) -> None:
+    problem = build_problem(cuda, wants_cuda=wants_cuda)
+    assert bool(problem) is is_wrong
+    assert all(word in problem for word in ("CUDA 13.0", "find-links", "MEGATRAIN_TORCH=cuda")) or not is_wrong
+
+
+class Commands:
+    """Runs no command: notes which would run, and returns the given exit codes."""
+
+    def __init__(self, codes: Mapping[str, int], cuda: str) -> None:
+        self.codes, self.cuda = codes, cuda
+        self.ran: list[str] = []
+        self.words: list[str] = []
+
+    def __call__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> tuple[int, str]:
+        self.words += command
+        match command:
+            case [_, "-m", "uv", *_]:
+                name, output = "uv", ""
+            case [*_, "config", "list"]:
+                name, output = "config", ""
+            case [*_, "uv"]:
+                name, output = "get uv", ""
+            case [_, "-m", "pip", *_]:
+                name, output = "pip", ""
+            case _:
+                name, output = "torch", self.cuda
+        self.ran.append(name)
+        return self.codes.get(name, 0), output
+
+
+@pytest.mark.parametrize(
+    ("codes", "cuda", "has_gpu", "variables", "ran", "code"),
+    [
+        ({}, "", False, {}, ["get uv", "config", "uv", "torch"], 0),
+        ({"get uv": 1}, "", False, {}, ["get uv", "pip", "torch"], 0),
+        ({"uv": 2}, "", False, {}, ["get uv", "config", "uv", "pip", "torch"], 0),
+        ({"uv": 2, "pip": 3}, "", False, {}, ["get uv", "config", "uv", "pip"], 3),
+        ({"get uv": 1}, "13.0", False, {}, ["get uv", "pip", "torch"], 1),
+        ({}, "13.0", True, {}, ["get uv", "config", "uv", "torch"], 0),
+        ({}, "13.0", False, {"MEGATRAIN_TORCH": "cuda"}, ["get uv", "config", "uv", "torch"], 0),
+        ({"torch": 1}, "", False, {}, ["get uv", "config", "uv", "torch"], 1),
+    ],
+)
+def test_pip_installs_where_uv_does_not(
+    codes: dict[str, int], cuda: str, has_gpu: bool, variables: dict[str, str], ran: list[str], code: int
+) -> None:
+    commands = Commands(codes, cuda)
+    assert install(commands, variables, has_gpu=has_gpu) == code
+    assert commands.ran == ran
+    assert ("--torch-backend=cpu" in commands.words) == ("uv" in ran and not has_gpu and not variables)
+
+
+def test_reason_for_pip_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    install(Commands({"get uv": 1}, ""), {}, has_gpu=False)
+    assert capsys.readouterr().err == "install.py: pip installs, because uv cannot be installed\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from megatrain_dashboard.settings import DashboardSettings, Limits
 from tests.helpers.dashboard_server import (
@@ -29,7 +30,7 @@ from tests.helpers.dashboard_server import (
     read_reply,
     served,
 )
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 LIMITS = Limits(max_wrong_tokens=3, max_connections=32)
 HASTY = Limits(head_s=1.0, body_s=1.0, stall_s=0.5)
@@ -45,6 +46,10 @@ def failing() -> APIRouter:
     @routes.get("/api/v1/large")
     async def large() -> Response:
         return Response(b"x" * 30_000_000)
+
+    @routes.get("/api/v1/endless")
+    async def endless() -> Response:
+        return StreamingResponse(itertools.repeat(b"x" * 1_000_000))
 
     return routes
 
@@ -215,20 +220,20 @@ def test_client_that_does_not_read_is_dropped(hasty: Served) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", hasty.port))
-        client.sendall(head_of("GET", "/api/v1/large", {}, hasty.port))
+        # a response that never ends: after its end, the server would close an idle connection anyway
+        client.sendall(head_of("GET", "/api/v1/endless", {}, hasty.port))
         assert_others_are_served(hasty)
         # nothing is read, so only a reset is seen: it does not wait behind what was sent
         poll = select.poll()
         poll.register(client, select.POLLERR | select.POLLHUP)
-        # sooner than an idle connection would end anyway
-        assert poll.poll(4000), "the connection is still there"
+        assert poll.poll(1000 * DEADLINE_S), "the connection is still there"
     assert_others_are_served(hasty)
 
 
 @pytest.mark.slow
 def test_unread_answers_are_limited_in_bytes(tmp_path: Path) -> None:
     """The answers of two clients that do not read exceed the limit: the older connection is dropped."""
-    settings = DashboardSettings(port=0, limits=Limits(max_unread_bytes=40_000_000))
+    settings = DashboardSettings(port=0, limits=Limits(max_unread_bytes=40_000_000, stall_s=10 * DEADLINE_S))
     with served(tmp_path, settings, more=[failing()]) as server, ExitStack() as stack:
         polls = []
         for _ in range(2):
@@ -239,8 +244,7 @@ def test_unread_answers_are_limited_in_bytes(tmp_path: Path) -> None:
             assert client.recv(4) == b"HTTP"
             polls.append(select.poll())
             polls[-1].register(client, select.POLLERR | select.POLLHUP)
-        # sooner than one that stalls would be dropped anyway
-        assert polls[0].poll(4000), "the older connection is still there"
+        assert polls[0].poll(1000 * DEADLINE_S), "the older connection is still there"
         assert not polls[1].poll(0), "the newer connection is gone as well"
         assert_others_are_served(server)
 

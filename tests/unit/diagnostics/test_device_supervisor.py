@@ -17,14 +17,13 @@ from tests.helpers.fake_nvml import FakeNvml, fake_nvml
 from tests.helpers.processes import descendants, words_of
 from tests.helpers.waiting import wait_until
 
-DEADLINE_S = 1.5
+SILENCE_S = 1.5
+"""A driver that prints nothing for this long hangs."""
 
 
 @contextmanager
 def supervisor(nvml: FakeNvml) -> Iterator[DeviceSupervisor]:
-    running = DeviceSupervisor(
-        0.05, deadline_s=DEADLINE_S, pause_s=0.05, environment={**os.environ, **nvml.environment}
-    )
+    running = DeviceSupervisor(0.05, deadline_s=SILENCE_S, pause_s=0.05, environment={**os.environ, **nvml.environment})
     try:
         yield running
     finally:

@@ -26,6 +26,7 @@ from megatrain_launcher.health.pairs import (
     pairs,
     partners,
 )
+from tests.helpers.waiting import DEADLINE_S
 
 
 def hosts_of(count: int) -> list[str]:
@@ -199,13 +200,13 @@ def record(host: str, port: int = 29500, num_workers: int = 1) -> HostRecord:
 
 def test_tasks_of_both_partners_agree() -> None:
     first, second = record("host-1", 1111, 8), record("host-2", 2222, 4)
-    one = pair_task(first, second, 7, device="cpu", network_interface="lo", timeout_s=60.0)
-    other = pair_task(second, first, 7, device="cpu", network_interface="lo", timeout_s=60.0)
+    one = pair_task(first, second, 7, device="cpu", network_interface="lo", timeout_s=DEADLINE_S)
+    other = pair_task(second, first, 7, device="cpu", network_interface="lo", timeout_s=DEADLINE_S)
     assert (one.side, other.side) == (0, 1)
     assert (one.host, one.partner) == (other.partner, other.host) == ("host-1", "host-2")
     assert replace(one, host="", partner="", side=0) == replace(other, host="", partner="", side=0)
     assert (one.store_port, one.prefix, one.num_workers) == (1111, "pairs/7/host-1", 4)
-    assert pair_task(first, second, 8, device="cpu", network_interface="", timeout_s=60.0).prefix != one.prefix
+    assert pair_task(first, second, 8, device="cpu", network_interface="", timeout_s=DEADLINE_S).prefix != one.prefix
 
 
 HALF_GOOD = """{"part": "pair", "number": 0, "compute_s": 0.5, "wait_s": 0.1, "reduce_s": 0.2}
@@ -247,7 +248,7 @@ def test_two_real_probes_measure_their_all_reduce() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     first, second = record("host-1", store.port), record("host-2", 1)
     tasks = [
-        pair_task(own, partner, 3, device="cpu", network_interface="lo", timeout_s=30.0)
+        pair_task(own, partner, 3, device="cpu", network_interface="lo", timeout_s=DEADLINE_S)
         for own, partner in ((first, second), (second, first))
     ]
     results = {}

@@ -152,7 +152,7 @@ def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdCli
     client.put(key, "0")
 
     def lead(name: str) -> None:
-        deadline = Deadline(60.0)
+        deadline = Deadline(DEADLINE_S)
         with EtcdClient(EtcdSettings.of(etcd.urls)) as own:
             election = Election(own, prefix + "driver")
             for _ in range(4):

@@ -19,6 +19,7 @@ from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, KeyRange, Put
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdMember, EtcdServers
+from tests.helpers.waiting import DEADLINE_S
 
 ATTEMPT_S = 0.7
 
@@ -58,7 +59,7 @@ def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is
         assert leadership is not None
         first = client.put("faults/a", "0")
         with Watch(client, KeyRange.key("faults/a"), start_revision=first, limits=limits) as watch:
-            assert isinstance(watch.next(5.0), Changes)
+            assert isinstance(watch.next(DEADLINE_S), Changes)
             written = []
             victim.kill() if fault == "kill" else victim.freeze()
             try:
@@ -71,7 +72,7 @@ def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is
             written.append(client.put("faults/a", "last"))
             seen: list[int] = []
             while not seen or seen[-1] < written[-1]:
-                event = watch.next(10.0)
+                event = watch.next(DEADLINE_S)
                 assert isinstance(event, Changes), watch.problem
                 seen.append(event.revision)
 
@@ -113,7 +114,7 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
         client_of(cluster, rest[0]) as writer,
         Watch(client, KeyRange.key("faults/c"), limits=WatchLimits(silence_s=0.3)) as watch,
     ):
-        assert isinstance(watch.next(5.0), Snapshot)
+        assert isinstance(watch.next(DEADLINE_S), Snapshot)
         # those two go, the lonely one stays with the watch; then it goes, and they come back with news
         for member in rest:
             member.kill()
@@ -125,8 +126,8 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
             for member in rest:
                 member.start()
         try:
-            written = writer.put("faults/c", "news", deadline_s=20.0)
-            event = watch.next(10.0)
+            written = writer.put("faults/c", "news", deadline_s=DEADLINE_S)
+            event = watch.next(DEADLINE_S)
             assert isinstance(event, Changes)
             # a put whose answer is late is made again
             assert event.revision <= written

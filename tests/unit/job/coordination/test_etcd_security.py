@@ -21,6 +21,7 @@ from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
+from tests.helpers.waiting import DEADLINE_S
 
 PASSWORD = "correct horse"
 WRONG = "battery staple"
@@ -43,9 +44,9 @@ def test_user_may_do_what_the_role_allows(guarded: EtcdServers) -> None:
     with as_bob(guarded) as client, LeaseKeeper(client) as keeper:
         client.put("jobs/a", "x", lease_id=keeper.lease_id)
         with Watch(client, KeyRange.prefix("jobs/")) as watch:
-            assert isinstance(watch.next(5.0), Snapshot)
+            assert isinstance(watch.next(DEADLINE_S), Snapshot)
             client.put("jobs/b", "y")
-            assert isinstance(watch.next(5.0), Changes)
+            assert isinstance(watch.next(DEADLINE_S), Changes)
         with pytest.raises(CoordinationRefusedError, match=r"etcd put 'outside': .*permission denied") as caught:
             client.put("outside", "")
         assert caught.value.exit_code is ExitCode.NO_PERMISSION
@@ -56,7 +57,7 @@ def test_watch_of_what_is_not_allowed_ends_with_the_reason(guarded: EtcdServers)
         for start_revision in (None, 1):
             with Watch(client, KeyRange.prefix("jo"), start_revision=start_revision) as watch:
                 with pytest.raises(CoordinationRefusedError, match="permission denied"):
-                    watch.next(10.0)
+                    watch.next(DEADLINE_S)
                 assert not watch.is_open
 
 
@@ -67,7 +68,7 @@ def test_watch_of_a_partly_allowed_range_is_refused(guarded: EtcdServers) -> Non
         Watch(client, KeyRange(b"jobs/", b"k"), start_revision=1) as watch,
         pytest.raises(CoordinationRefusedError, match=r"ended by etcd: .*ermission"),
     ):
-        watch.next(10.0)
+        watch.next(DEADLINE_S)
 
 
 @pytest.mark.parametrize("user", ["bob", "unknown"])
@@ -103,13 +104,13 @@ def test_token_that_etcd_forgot_is_renewed_unseen(guarded: EtcdServers) -> None:
     with as_bob(guarded) as client, LeaseKeeper(client, ttl_s=10, period_s=0.2) as keeper:
         first = client.put("jobs/c", "1")
         with Watch(client, KeyRange.key("jobs/c"), start_revision=first) as watch:
-            assert isinstance(watch.next(5.0), Changes)
+            assert isinstance(watch.next(DEADLINE_S), Changes)
             guarded.members[0].kill()
             guarded.members[0].start()
 
             client.put("jobs/c", "2")
 
-            event = watch.next(10.0)
+            event = watch.next(DEADLINE_S)
             assert isinstance(event, Changes)
             assert event.changes[0].item.value == b"2"
             assert client.renew_lease(keeper.lease_id) == 10
@@ -143,7 +144,7 @@ def test_everything_goes_through_a_unix_socket() -> None:
         with EtcdClient(settings) as client, LeaseKeeper(client, period_s=0.1) as keeper:
             first = client.put("jobs/a", "x" * 200_000, lease_id=keeper.lease_id)
             with Watch(client, KeyRange.key("jobs/a"), start_revision=first) as watch:
-                event = watch.next(5.0)
+                event = watch.next(DEADLINE_S)
                 assert isinstance(event, Changes)
                 assert len(event.changes[0].item.value) == 200_000
                 member.kill()
@@ -151,7 +152,7 @@ def test_everything_goes_through_a_unix_socket() -> None:
                     client.get("jobs/a", deadline_s=0.3)
                 member.start()
                 client.put("jobs/a", "y")
-                again = watch.next(10.0)
+                again = watch.next(DEADLINE_S)
                 assert isinstance(again, Changes)
                 assert again.changes[0].item.value == b"y"
 
@@ -182,13 +183,13 @@ def test_tls_both_ways(encrypted: EtcdServers, authority: Authority, own_files: 
     with EtcdClient(EtcdSettings.of(encrypted.urls, tls=tls)) as client, LeaseKeeper(client, period_s=0.1) as keeper:
         first = client.put("a", "x" * 200_000, lease_id=keeper.lease_id)
         with Watch(client, KeyRange.key("a"), start_revision=first) as watch:
-            event = watch.next(5.0)
+            event = watch.next(DEADLINE_S)
             assert isinstance(event, Changes)
             assert len(event.changes[0].item.value) == 200_000
             encrypted.members[0].kill()
             encrypted.members[0].start()
             client.put("a", "y")
-            again = watch.next(10.0)
+            again = watch.next(DEADLINE_S)
             assert isinstance(again, Changes)
             assert again.changes[0].item.value == b"y"
 

@@ -15,7 +15,7 @@ from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_signs_of_progress_are_no_proof_of_a_majority(tmp_path_factory: pytest.T
         EtcdClient(EtcdSettings.of(cluster.members[0].url, attempt_s=0.5)) as client,
         Watch(client, KeyRange.key("a"), limits=WatchLimits(silence_s=0.5)) as watch,
     ):
-        assert isinstance(watch.next(10.0), Snapshot)
+        assert isinstance(watch.next(DEADLINE_S), Snapshot)
         for member in cluster.members[1:]:
             member.kill()
 
@@ -63,9 +63,9 @@ def test_hasty_call_leaves_the_watches_alone(etcd: EtcdServers, prefix: str) -> 
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=60.0)) as watch,
     ):
-        assert isinstance(watch.next(10.0), Snapshot)
+        assert isinstance(watch.next(DEADLINE_S), Snapshot)
         written = client.put(prefix + "a", "")
-        assert isinstance(watch.next(10.0), Changes)
+        assert isinstance(watch.next(DEADLINE_S), Changes)
         proxy.conduct = Conduct.DRIP
         with pytest.raises(CoordinationError):
             client.get(prefix + "a", deadline_s=0.2)
@@ -97,9 +97,9 @@ def test_proof_by_other_calls_keeps_no_dead_stream_alive(etcd: EtcdServers, pref
         EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
         Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=0.2, renew_s=0.5)) as watch,
     ):
-        assert isinstance(watch.next(10.0), Snapshot)
+        assert isinstance(watch.next(DEADLINE_S), Snapshot)
         written = client.put(prefix + "a", "")
-        assert isinstance(watch.next(10.0), Changes)
+        assert isinstance(watch.next(DEADLINE_S), Changes)
         before = proxy.num_connections
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
@@ -108,4 +108,4 @@ def test_proof_by_other_calls_keeps_no_dead_stream_alive(etcd: EtcdServers, pref
 
         assert 1 <= proxy.num_connections - before <= 4
         assert writer.put(prefix + "a", "") == written + 1
-        assert isinstance(watch.next(10.0), Changes)
+        assert isinstance(watch.next(DEADLINE_S), Changes)

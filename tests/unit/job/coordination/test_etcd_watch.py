@@ -24,7 +24,7 @@ _QUICK = WatchLimits(silence_s=0.2)
 
 
 def take(watch: Watch) -> WatchEvent:
-    event = watch.next(10.0)
+    event = watch.next(DEADLINE_S)
     assert event is not None, watch.problem
     return event
 
@@ -140,7 +140,7 @@ def test_close_of_the_client_ends_its_watches(etcd: EtcdServers, prefix: str) ->
     take_snapshot(watch)
     client.close()
 
-    assert watch.next(10.0) is None
+    assert watch.next(DEADLINE_S) is None
     wait_until(lambda: not watch.is_open, "the watch to end")
     watch.close()
 

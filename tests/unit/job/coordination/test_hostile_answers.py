@@ -24,7 +24,7 @@ from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, KeyRange, Put, Range
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LONG = "9" * 5000
@@ -247,16 +247,16 @@ def test_event_of_a_future_revision_gives_a_snapshot(etcd: EtcdServers, prefix: 
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
-        assert isinstance(watch.next(10.0), Snapshot)
-        reported = watch.next(10.0)
+        assert isinstance(watch.next(DEADLINE_S), Snapshot)
+        reported = watch.next(DEADLINE_S)
         assert isinstance(reported, Changes)
         assert reported.revision == 2**62
-        restarted = watch.next(10.0)
+        restarted = watch.next(DEADLINE_S)
         assert isinstance(restarted, Snapshot)
         assert "went back" in restarted.reason
         written = writer.put(key, "")
 
-        heard = watch.next(10.0)
+        heard = watch.next(DEADLINE_S)
         assert isinstance(heard, Changes)
         assert heard.revision == written
 
@@ -309,11 +309,11 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=0.2, renew_s=0.5)) as watch,
     ):
-        assert isinstance(watch.next(10.0), Snapshot)
+        assert isinstance(watch.next(DEADLINE_S), Snapshot)
         wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
         writer.put(prefix + "a", "")
 
-        assert isinstance(watch.next(10.0), Changes)
+        assert isinstance(watch.next(DEADLINE_S), Changes)
         is_over.set()
 
 

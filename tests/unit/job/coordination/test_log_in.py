@@ -7,6 +7,7 @@ from megatrain_job.coordination.gateway_response import GatewayError, GrpcCode, 
 from megatrain_job.coordination.log_in import LogIn
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings
 from megatrain_job.coordination.transport import Deadline
+from tests.helpers.waiting import DEADLINE_S
 
 FIRST, SECOND = EtcdSettings.of(["http://127.0.0.1:1", "http://127.0.0.1:2"]).endpoints
 ATTEMPT_S = 3.0
@@ -31,7 +32,7 @@ class SilentEtcd:
         """Return the token, or why there is none; a new one is needed each time."""
         self.client.drop()
         try:
-            return self.client.token(endpoint, "a test", Deadline(60.0)) or ""
+            return self.client.token(endpoint, "a test", Deadline(DEADLINE_S)) or ""
         except AttemptError as error:
             return str(error)
 

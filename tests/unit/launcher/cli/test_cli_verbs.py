@@ -288,7 +288,7 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=accept_and_end, name="etcd accepting")
         thread.start()
-        last = wait_for_answer(client, keys, request, timeout_s=30, unreachable_s=0.2)
+        last = wait_for_answer(client, keys, request, timeout_s=DEADLINE_S, unreachable_s=0.2)
         thread.join()
     assert last.is_done
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
@@ -298,7 +298,7 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
     request = make_request(RequestKind.CHECKPOINT)
     thread = threading.Thread(target=_accept, args=(client, keys, request), name="etcd accepting")
     thread.start()
-    with closing(request_events(client, keys, request, timeout_s=20, accept_s=0.3)) as news:
+    with closing(request_events(client, keys, request, timeout_s=DEADLINE_S, accept_s=0.3)) as news:
         next(news)
         ready_s = time.monotonic() + 0.35
         wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over")

@@ -1,0 +1,148 @@
+"""A wait that guards against a hang ends at the shared deadline: a limit of its own would fail on a busy machine."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.source_tree import ROOT, nodes, python_files, relative
+
+SHARED = {"DEADLINE_S", "PATIENCE"}
+OPTIONS = {"timeout", "timeout_s", "deadline", "deadline_s"}
+LONGEST_PAUSE_S = 0.05
+"""A shorter wait is a pause between two questions."""
+WAITS = {"communicate", "join", "next", "poll", "result", "settimeout", "wait"}
+"""Methods whose last argument by position may be a limit."""
+LIMIT_WORDS = ("DEADLINE", "PATIENCE", "TIMEOUT")
+
+EXCEPTIONS = {
+    "tests/conftest.py": "pytest's own limit of a test, which this file multiplies by the patience",
+    "tests/dist/test_group_creation.py": "the limit of a rank that waits for one that never comes",
+    "tests/dist/test_group_stores.py": "the limit of ranks that wait for one that never comes",
+    "tests/dist/test_overlapped_communication.py": "an exchange that takes its time",
+    "tests/dist/test_rank_pool.py": "the limit of a stuck rank",
+    "tests/faults/ranks/test_cut_link.py": "the step timeout of a job whose link is cut",
+    "tests/golden/flight_recorder/make_dumps.py": "no test: writes the dumps of ranks that time out",
+    "tests/helpers/canned_dashboard.py": "a server that closes idle connections",
+    "tests/run.py": "a number of repetitions",
+    "tests/unit/checkpoint/test_offline_writer.py": "a right writer waits until the limit",
+    "tests/unit/comm/test_nccl.py": "the limits that a group must pass on, and one of a rank that never comes",
+    "tests/unit/dashboard/test_dashboard_sources.py": "the limit of a question without an end",
+    "tests/unit/diagnostics/test_device_supervisor.py": "steps and times of polls, no limits",
+    "tests/unit/diagnostics/test_live_detection.py": "time is a fake clock",
+    "tests/unit/diagnostics/test_streamer_logs.py": "steps and times of polls, no limits",
+    "tests/unit/diagnostics/test_streamer_loop.py": "settings of a job whose time is a fake clock",
+    "tests/unit/diagnostics/test_streamer_stacks.py": "a thread that never goes on",
+    "tests/unit/job/coordination/test_etcd_election.py": "the limit of a campaign that cannot be won",
+    "tests/unit/job/coordination/test_etcd_faults.py": "the limits of calls that cannot succeed",
+    "tests/unit/job/coordination/test_etcd_security.py": "the limit of a call that cannot succeed",
+    "tests/unit/job/coordination/test_etcd_trust.py": "the limits of calls and watches that receive nothing",
+    "tests/unit/job/coordination/test_etcd_watch.py": "the limit of a watch that receives nothing",
+    "tests/unit/job/coordination/test_hostile_answers.py": "the pause between bytes, and a watch that is asked again",
+    "tests/unit/launcher/test_driver_probe.py": "the limits of a port without an answer",
+    "tests/unit/launcher/test_etcd_vanished.py": "a watch that is asked again, and calls that cannot succeed",
+    "tests/unit/launcher/test_health_pairs.py": "a task whose probe is a stand-in",
+    "tests/unit/launcher/test_health_speed.py": "the limit of a probe that never ends",
+    "tests/unit/launcher/test_launch_leftovers.py": "the limit of a lock that is held",
+    "tests/unit/launcher/test_notify_delivery.py": "the limits of a receiver that does not answer",
+    "tests/unit/programs/test_stop_signals.py": "signals end the waits of its programs, whose parent has the deadline",
+    "tests/unit/training/test_watchdog.py": "a worker that never ends, and the limit passes",
+}
+"""Files where a number limits a wait, and why: the limit is what the test is about, or nothing waits."""
+
+
+def is_number(node: ast.AST) -> bool:
+    """Return whether an expression holds a number that may be a limit, and no shared one."""
+    parts = list(ast.walk(node))
+    if any(isinstance(part, ast.Name | ast.Attribute) and SHARED & {_name(part)} for part in parts):
+        return False
+    numbers = (part.value for part in parts if isinstance(part, ast.Constant))
+    return any(isinstance(one, int | float) and one > LONGEST_PAUSE_S and one is not True for one in numbers)
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _plain(node: ast.AST) -> bool:
+    """Return whether an expression is a number, computed from numbers, or a timedelta of one."""
+    match node:
+        case ast.Call():
+            return _name(node.func) == "timedelta" and is_number(node)
+        case ast.Constant() | ast.BinOp():
+            return is_number(node)
+    return False
+
+
+def own_limits(tree: Iterable[ast.AST]) -> Iterator[int]:
+    """Yield the lines where a number limits a wait: as an option, as an argument, or under the name of a limit."""
+    for node in tree:
+        match node:
+            case ast.Call(func=function, args=arguments, keywords=options):
+                by_name = [one.value for one in options if one.arg in OPTIONS]
+                is_wait = (isinstance(function, ast.Attribute) and function.attr in WAITS) or _name(
+                    function
+                ) == "Deadline"
+                if any(map(_plain, by_name)) or (is_wait and arguments and _plain(arguments[-1])):
+                    yield node.lineno
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if any(word in name.upper() for word in LIMIT_WORDS):
+                # a moment of the real clock and a number is a limit too
+                is_moment = isinstance(value, ast.BinOp) and is_number(value)
+                if _plain(value) or is_moment:
+                    yield node.lineno
+
+
+def programs_in(path: Path) -> Iterator[ast.AST]:
+    """Yield the syntax trees of programs that a file holds as text."""
+    for text in nodes(path, ast.Constant):
+        if isinstance(text.value, str) and "import " in text.value and "\n" in text.value:
+            try:
+                yield from ast.walk(ast.parse(text.value))
+            except SyntaxError:
+                continue
+
+
+def files_with_own_limits() -> dict[str, list[int]]:
+    found = {}
+    for path in python_files("tests"):
+        lines = [*own_limits(nodes(path, ast.Call, ast.Assign, ast.AnnAssign)), *own_limits(programs_in(path))]
+        if lines:
+            found[relative(path)] = lines
+    return found
+
+
+def test_waits_end_at_the_shared_deadline() -> None:
+    found = files_with_own_limits()
+    places = [f"{name}:{line}" for name in sorted(set(found) - set(EXCEPTIONS)) for line in found[name]]
+    assert not places, f"use tests.helpers.waiting.DEADLINE_S, or give a reason here: {', '.join(places)}"
+    assert set(EXCEPTIONS) <= set(found), sorted(set(EXCEPTIONS) - set(found))
+
+
+@pytest.mark.parametrize(
+    ("line", "is_bad"),
+    [
+        ("process.wait(timeout=20)", True),
+        ("thread.join(5.0)", True),
+        ("watch.next(2 * 5.0)", True),
+        ("store.wait(keys, timedelta(seconds=5))", True),
+        ("LONG_TIMEOUT = timedelta(minutes=1)", True),
+        ("deadline = time.monotonic() + 20", True),
+        ("process.wait(2 * DEADLINE_S)", False),
+        ("wait_until(is_over, 'the end', deadline_s=3 * waiting.DEADLINE_S)", False),
+        ("watch.next(0.0)", False),
+        ("', '.join(words)", False),
+        ("job = make_job(commit_timeout_s=0.1)", False),
+    ],
+)
+def test_numbers_that_limit_a_wait_are_found(line: str, is_bad: bool) -> None:
+    assert bool(list(own_limits(ast.walk(ast.parse(line))))) is is_bad
+
+
+def test_exceptions_name_files() -> None:
+    assert [name for name in EXCEPTIONS if not (ROOT / name).is_file()] == []
