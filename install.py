@@ -2,9 +2,9 @@
 
 uv installs, because it takes a fraction of pip's time; pip does where uv cannot be had or fails. uv does not read pip's
 configuration, so what `pip config list` prints is passed on. On a machine without a GPU the CPU build of torch is
-installed: a wheel among pip's find-links, or from the index that uv knows. A build for CUDA is an error there, unless
-MEGATRAIN_TORCH=cuda asks for one. This file uses only the standard library, because it runs where nothing else is
-installed.
+installed: a wheel among pip's find-links, or from the index that uv knows. If uv installs a build for CUDA there, that
+is an error, unless MEGATRAIN_TORCH=cuda asks for one; after pip, which has no choice, it is only printed. This file uses
+only the standard library, because it runs where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Run = Callable[[Sequence[str], Mapping[str, str] | None], "tuple[int, str]"]
 
 
 def main() -> int:
-    """Install. Returns the exit code: of pip, or 1 with a build of torch that the machine should not have."""
+    """Install. Returns the exit code: of pip, or 1 if uv installed a build of torch that the machine should not have."""
     return install(_run, os.environ, has_gpu=has_gpu())
 
 
@@ -45,7 +45,7 @@ def install(run: Run, environment: Mapping[str, str], *, has_gpu: bool) -> int:
     code, cuda = run([sys.executable, "-c", BUILD_OF_TORCH], None)
     if not code and (wrong := build_problem(cuda.strip(), wants_cuda=wants_cuda)):
         print(f"install.py: {wrong}", file=sys.stderr)
-        return 1
+        return 0 if problem else 1
     return code
 
 
