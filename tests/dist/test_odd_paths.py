@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,17 @@ def odd(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_below_odd_names_and_a_link(odd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["megatrain.train"], ["megatrain", "launch", "--standalone", "--nproc-per-node=1"]],
+    ids=["train", "launch"],
+)
+def test_a_run_below_odd_names_and_a_link(odd: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> None:
     text = odd / "the 'text' ü.jsonl"
     text.write_text('{"text": "some words, again and again, as many as a job of a few steps asks for"}\n' * 100)
     tokens = odd / "tokens 'ü'"
-    words = ["data", "build", "--input", str(text), "--output", str(tokens), "--tokenizer", "bytes", "--workers", "1"]
-    assert main(words) == ExitCode.OK
+    build = ["data", "build", "--input", str(text), "--output", str(tokens), "--tokenizer", "bytes", "--workers", "1"]
+    assert main(build) == ExitCode.OK
     assert main(["data", "verify", str(tokens)]) == ExitCode.OK
     (prefix,) = [path.with_suffix("") for path in tokens.glob("train*.bin")]
     job = make_job(
@@ -38,7 +44,7 @@ def test_a_run_below_odd_names_and_a_link(odd: Path, capsys: pytest.CaptureFixtu
     )
     config, run = str(job.config_file), str(job.files.root)
     assert main(["config", "check", config]) == ExitCode.OK
-    with forked(["megatrain.train", config]) as process:
+    with forked([*words, config]) as process:
         code, said, errors = finish(process)
     assert code == ExitCode.OK, said + errors
     assert read_run(run).metrics("step").num_rows == STEPS
@@ -46,3 +52,6 @@ def test_a_run_below_odd_names_and_a_link(odd: Path, capsys: pytest.CaptureFixtu
     assert main(["ckpt", "ls", run]) == ExitCode.OK
     assert str(STEPS) in capsys.readouterr().out
     assert main(["ckpt", "verify", run]) == ExitCode.OK
+    if "launch" in words:
+        assert read_run(run).events("values").num_rows > 0
+        assert main(["logs", run]) == ExitCode.OK
