@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -163,7 +164,8 @@ def make_slot(path: Path, header: SlotHeader) -> None:
             os.close(file)
         temporary.rename(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+            temporary.unlink()
         if error.errno != errno.ENOSPC:
             raise CheckpointError(f"{path}: the slot cannot be created: {error.strerror}") from error
         raise CheckpointError(

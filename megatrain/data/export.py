@@ -10,7 +10,7 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -70,7 +70,8 @@ def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced:
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}; choose another --output") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+            temporary.unlink()
     return num_records
 
 

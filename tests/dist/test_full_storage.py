@@ -177,3 +177,34 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
 
     # the writer outlives its job for a moment
     wait_until(holds_whole_steps_only, "no remains")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "box", "arena"),
+    [
+        (SmallDisk.make_read_only, "Read-only file system", "the arena cannot be created: Read-only file system"),
+        (SmallDisk.fill, "0 bytes are free", "but only 0 B are free; use checkpoint.slots=1"),
+        (lambda disk: None, "", "and 67.1 MB must stay free, but only"),
+    ],
+    ids=["read-only", "full", "64 MB"],
+)
+def test_unusable_shared_memory_is_named_at_the_start(
+    train_data: Tables, tmp_path: Path, spoil: Callable[[SmallDisk], None], box: str, arena: str
+) -> None:
+    """Without its black box a run goes on; without its arena it could not save as it was asked to."""
+    with small_disk(tmp_path / "shm", 64 << 20) as disk:
+        spoil(disk)
+        boxes: Tables = {"telemetry": {"black_box_directory": str(disk.path)}, "train": {"steps": 3}}
+        elsewhere: Tables = {"checkpoint": {"arena_directory": str(tmp_path)}}
+        there: Tables = {"checkpoint": {"arena_directory": str(disk.path)}}
+        for place, is_begun in ((elsewhere, True), (there, False)):
+            job = make_job(tmp_path / f"job-{is_begun}", train_data, ENDLESS, boxes, place)
+            with forked(["megatrain.train", str(job.config_file)], prepare=[disk.join]) as process:
+                code, stdout, stderr = finish(process)
+            said = stdout + stderr
+            assert "Traceback" not in said
+            assert (code == ExitCode.OK) is is_begun, said
+            assert said.count("no black box for rank 0") == (box != "")
+            assert box in said
+            assert is_begun or arena in said, said

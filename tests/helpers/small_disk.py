@@ -53,8 +53,14 @@ class SmallDisk:
                     raise OSError(number, f"setns: {os.strerror(number)}")
 
     def resize(self, num_bytes: int) -> None:
+        self._remount(f"size={num_bytes}")
+
+    def make_read_only(self) -> None:
+        self._remount("ro")
+
+    def _remount(self, option: str) -> None:
         # given all properties of the mount: what the mount table says of a user namespace is not accepted there
-        arguments = ["mount", "-t", "tmpfs", "-o", f"remount,size={num_bytes}", "tmpfs", str(self.path)]
+        arguments = ["mount", "-t", "tmpfs", "-o", f"remount,{option}", "tmpfs", str(self.path)]
         subprocess.run(self.enter(*arguments), check=True)
 
     def fill(self) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import expect
@@ -20,42 +25,65 @@ from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.protocol import LiveState
 from tests.helpers.canned_dashboard import TOPICS
 from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, Served, action, ask, from_page, served
+from tests.helpers.other_user import OTHER_USER, as_other_user
 
 
-class StrangerServer:
-    """Another server of the host: keeps the headers of what browsers request from it."""
+@dataclass(frozen=True)
+class Stranger:
+    """Another user's server on this host, which keeps the headers of what browsers request from it."""
 
-    def __init__(self) -> None:
-        seen: list[dict[str, str]] = []
+    port: int
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+    def answer(self, path: str) -> Any:
+        with urlopen(f"http://127.0.0.1:{self.port}{path}") as answer:
+            return json.loads(answer.read())
+
+
+def serve_as_stranger(port_end: int) -> None:
+    """Serve pages until /end is asked for, and answer /seen with the own user and what was asked before."""
+    seen: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, body = "text/html", b"<!doctype html><title>a page</title>"
+            if self.path in ("/seen", "/end"):
+                kind, body = "application/json", json.dumps({"user": os.getuid(), "headers": seen}).encode()
+            else:
                 seen.append({name.lower(): value for name, value in self.headers.items()})
-                body = b"<!doctype html><title>a page</title>"
-                self.send_response(HTTPStatus.OK)
-                self.send_header("Content-Type", "text/html")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            if self.path == "/end":
+                self.server.shutdown()
 
-            def log_message(self, format: str, *args: object) -> None:
-                return
+        def log_message(self, format: str, *args: object) -> None:
+            return
 
-        self.seen = seen
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    os.write(port_end, f"{server.server_port}\n".encode())
+    os.close(port_end)
+    server.serve_forever(poll_interval=0.05)
 
 
 @contextmanager
-def stranger() -> Iterator[StrangerServer]:
-    one = StrangerServer()
-    thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield one
-    finally:
-        one.server.shutdown()
-        thread.join()
-        one.server.server_close()
+def stranger() -> Iterator[Stranger]:
+    read_end, port_end = os.pipe()
+    with ThreadPoolExecutor(1) as pool, open(read_end) as ports:
+        serving = pool.submit(as_other_user, partial(serve_as_stranger, port_end))
+        # without a server there is an end of what is read here
+        serving.add_done_callback(lambda _: os.close(port_end))
+        port = ports.readline()
+        if not port:
+            serving.result()
+        one = Stranger(int(port))
+        try:
+            yield one
+        finally:
+            one.answer("/end")
+            serving.result()
 
 
 @pytest.fixture
@@ -79,8 +107,10 @@ def test_another_port_gets_the_cookie_and_can_do_nothing_with_it(dashboard: Serv
 
     with stranger() as other:
         elsewhere = page.context.new_page()
-        elsewhere.goto(f"http://127.0.0.1:{other.server.server_port}/")
-        cookie = next(one["cookie"] for one in other.seen if "cookie" in one)
+        elsewhere.goto(f"http://127.0.0.1:{other.port}/")
+        seen = other.answer("/seen")
+        assert seen["user"] == OTHER_USER
+        cookie = next(one["cookie"] for one in seen["headers"] if "cookie" in one)
         secrets = elsewhere.evaluate("JSON.stringify(Object.entries(localStorage))")
     assert re.search("megatrain-[0-9a-f]{12}=", cookie), "browsers send cookies to every port of a host"
     assert json.loads(secrets) == []

@@ -6,6 +6,7 @@ import argparse
 import gzip
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_path, whole_number
@@ -139,7 +140,8 @@ def _write(timeline: Timeline, path: Path, notes: Sequence[Note]) -> int:
         os.replace(temporary, path)
         return path.stat().st_size
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+            temporary.unlink()
         raise DataError(f"--output={path}: {error.strerror or error}; name a file that can be written") from error
 
 

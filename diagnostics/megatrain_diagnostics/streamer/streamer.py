@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -231,4 +232,5 @@ def write_positions(path: Path, positions: Positions) -> None:
         half.replace(path)
     except OSError as error:
         _logger.warning("%s cannot be written: %s", path, error)
-        half.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+            half.unlink()

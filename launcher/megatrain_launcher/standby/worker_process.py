@@ -63,9 +63,12 @@ def _own_part(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _reset_signals() -> None:
-    """Reset every signal to the disposition that a new interpreter gives it."""
+    """Reset every signal to the disposition that a new interpreter gives it.
+
+    What is ignored stays ignored, as it does there: SIGHUP under nohup.
+    """
     for number in signal.valid_signals():
-        if number in (signal.SIGKILL, signal.SIGSTOP):
+        if number in (signal.SIGKILL, signal.SIGSTOP) or signal.getsignal(number) is signal.SIG_IGN:
             continue
         disposition = signal.SIG_IGN if number in _IGNORED else signal.SIG_DFL
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else disposition)

@@ -158,7 +158,7 @@ def sees_sample_period(job: Seen) -> None:
 
 
 def sees_spool_mb(job: Seen) -> None:
-    """Its effect needs megabytes that no daemon takes: test_event_stream.py has it."""
+    """Its effect needs megabytes that no daemon takes: test_streamer_options.py has it."""
     (streamer,) = job.programs("megatrain_diagnostics.streamer")
     assert b'"spool_bytes":3000000' in b" ".join(words_of(streamer)).replace(b" ", b"")
 

@@ -92,6 +92,33 @@ def test_signals_and_garbage_collection_are_as_in_a_new_python(shared: Programs)
     assert ours == theirs
 
 
+def test_hangup_ends_nothing_that_nohup_started(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with programs(tmp_path / "own") as own:
+            pid, read_fd = own.start(
+                """
+                import os, signal
+                signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"heard\\n"))
+                print("up")
+                while True:
+                    signal.pause()
+                """
+            )
+            assert read_line(read_fd) == "up"
+            server = own.client.pid
+            assert server is not None
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                os.killpg(pid, number)
+            assert read_line(read_fd) == "heard"
+            os.kill(server, signal.SIGHUP)
+            assert own.run("print('later')")[0] == "later\n"
+            assert own.client.pid == server
+            os.close(read_fd)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_output_keeps_its_order_and_is_not_buffered(shared: Programs) -> None:
     pid, read_fd = shared.start(
         """

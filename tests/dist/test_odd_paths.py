@@ -1,0 +1,57 @@
+"""A job below a directory with blanks, quotes and letters outside of ASCII, reached through a symbolic link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from megatrain import read_run
+from megatrain.cli import main
+from megatrain.contracts.exit_codes import ExitCode
+from tests.helpers.train_process import finish, forked, make_job
+
+STEPS = 4
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    (tmp_path / "run 'ü' \"x").mkdir()
+    link = tmp_path / "a link's ü"
+    link.symlink_to(tmp_path / "run 'ü' \"x", target_is_directory=True)
+    return link
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [["megatrain.train"], ["megatrain", "launch", "--standalone", "--nproc-per-node=1"]],
+    ids=["train", "launch"],
+)
+def test_a_run_below_odd_names_and_a_link(odd: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> None:
+    text = odd / "the 'text' ü.jsonl"
+    text.write_text('{"text": "some words, again and again, as many as a job of a few steps asks for"}\n' * 100)
+    tokens = odd / "tokens 'ü'"
+    build = ["data", "build", "--input", str(text), "--output", str(tokens), "--tokenizer", "bytes", "--workers", "1"]
+    assert main(build) == ExitCode.OK
+    assert main(["data", "verify", str(tokens)]) == ExitCode.OK
+    (prefix,) = [path.with_suffix("") for path in tokens.glob("train*.bin")]
+    job = make_job(
+        odd / "a job",
+        {"data": {"train": str(prefix)}, "train": {"steps": STEPS}, "model": {"num_layers": 1, "vocab_size": 320}},
+        {"checkpoint": {"interval": 2, "save_at_end": True, "arena_directory": str(odd)}},
+    )
+    config, run = str(job.config_file), str(job.files.root)
+    assert main(["config", "check", config]) == ExitCode.OK
+    with forked([*words, config]) as process:
+        code, said, errors = finish(process)
+    assert code == ExitCode.OK, said + errors
+    assert read_run(run).metrics("step").num_rows == STEPS
+    capsys.readouterr()
+    assert main(["ckpt", "ls", run]) == ExitCode.OK
+    assert str(STEPS) in capsys.readouterr().out
+    assert main(["ckpt", "verify", run]) == ExitCode.OK
+    if "launch" in words:
+        assert read_run(run).events("values").num_rows > 0
+        assert main(["logs", run]) == ExitCode.OK
