@@ -5,7 +5,8 @@ subtracted from compute. Collectives and receives end only when other ranks have
 overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
 
 Replicas may have unequal numbers of micro-batches (docs/adr/0075-step-plan.md). A rank with more of them computes
-longer on any host, so compute is compared as if all ranks had the same number.
+longer on any host, so compute is compared as if all ranks had the same number. What a step gains without a slow rank
+depends on the time that ranks really compute: a rank with fewer micro-batches may be slow and delay no other.
 """
 
 from __future__ import annotations
@@ -54,15 +55,22 @@ def aspects(row: StepRow) -> Floats:
 
     The time of the passes is that of the median number of passes. Shapes: [aspects, ranks].
     """
-    passes = row.sum_of(_PASSES)
-    inside = np.minimum(row.sum_of(_INSIDE_PASSES), passes)
     found = np.stack([
-        (passes - inside) * per_pass(row) + row.of(Operation.OPTIMIZER.number),
+        _own_passes(row) * per_pass(row) + row.of(Operation.OPTIMIZER.number),
         row.of(Operation.DATA_WAIT.number),
         row.of(Operation.GC.number),
         row.sum_of(_WAITS) + row.longest.sum(axis=0),
     ])  # fmt: skip
     found[:, ~row.has_reported] = 0.0
+    return found
+
+
+def computed(row: StepRow) -> Floats:
+    """Return the seconds that each rank computes with the passes that it has; 0 for ranks that did not report.
+
+    Shapes: [ranks].
+    """
+    found: Floats = np.where(row.has_reported, _own_passes(row) + row.of(Operation.OPTIMIZER.number), 0.0)
     return found
 
 
@@ -97,3 +105,10 @@ def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
     scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]
     return scale
+
+
+def _own_passes(row: StepRow) -> Floats:
+    """Return the seconds of the passes without the collectives inside them. Shapes: [ranks]."""
+    passes = row.sum_of(_PASSES)
+    found: Floats = passes - np.minimum(row.sum_of(_INSIDE_PASSES), passes)
+    return found
