@@ -107,7 +107,7 @@ class StepHistory:
         reference = peers.reference(own, row.has_reported)
         self._steps[slot] = row.step
         self._own[slot] = own
-        self._computed[slot], self._per_pass[slot] = computed(row), per_pass(row)
+        self._computed[slot], self._per_pass[slot] = computed(row), per_pass(row.num_forwards)
         self._excess[slot] = np.where(row.has_reported, own - reference.median, 0.0)
         self._scale[slot] = scale_of(peers.stage_medians(own[Aspect.COMPUTE], row.has_reported), peers.stage_of, step_s)
         self._work[slot] = row.work * self._per_pass[slot]

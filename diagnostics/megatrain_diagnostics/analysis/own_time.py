@@ -56,7 +56,7 @@ def aspects(row: StepRow) -> Floats:
     The time of the passes is that of the median number of passes. Shapes: [aspects, ranks].
     """
     found = np.stack([
-        _own_passes(row) * per_pass(row) + row.of(Operation.OPTIMIZER.number),
+        _own_passes(row) * per_pass(row.num_forwards) + row.of(Operation.OPTIMIZER.number),
         row.of(Operation.DATA_WAIT.number),
         row.of(Operation.GC.number),
         row.sum_of(_WAITS) + row.longest.sum(axis=0),
@@ -74,16 +74,18 @@ def computed(row: StepRow) -> Floats:
     return found
 
 
-def per_pass(row: StepRow) -> Floats:
-    """Return the factor that makes each rank's passes as many as the median; 1 if all have the same number.
+def per_pass(num_passes: Floats | Indices) -> Floats:
+    """Return the factors that make each rank's passes as many as the median of the step; 1 if all have the same number.
 
-    Shapes: [ranks].
+    num_passes: 0 or NaN where it is not known; then the factor is 1. Shapes: num_passes and result [..., ranks].
     """
-    is_known = row.num_forwards > 0
-    if not is_known.any():
-        return np.ones(len(row.num_forwards))
-    found: Floats = np.where(is_known, np.median(row.num_forwards[is_known]) / np.maximum(row.num_forwards, 1), 1.0)
-    return found
+    factors = np.ones(num_passes.shape)
+    for step in np.ndindex(num_passes.shape[:-1]):
+        passes = num_passes[step]
+        is_known = passes > 0
+        if is_known.any():
+            factors[step][is_known] = np.median(passes[is_known]) / passes[is_known]
+    return factors
 
 
 def is_only_training(row: StepRow) -> bool:
