@@ -44,8 +44,9 @@ class Subject(ABC):
         """Return the values in `unit`; NaN: nothing is known. Shapes: [steps, ranks]. Raises: DataError."""
 
     def per_pass(self, events: StoredEvents, roster: Roster, steps: range) -> Floats | None:
-        """Return the factors by which values are multiplied before ranks are compared; None: no value depends on the
-        number of micro-batches. Shapes: [steps, ranks]. Raises: DataError.
+        """Return factors that make values of ranks with unequal numbers of micro-batches comparable.
+
+        None: all factors are 1. Shapes: [steps, ranks]. Raises: DataError.
         """
         return None
 
@@ -64,7 +65,9 @@ class _OperationSubject(Subject):
     def per_pass(self, events: StoredEvents, roster: Roster, steps: range) -> Floats | None:
         if self.aggregate != "sum_ns" or self.number not in _PASSES:
             return None
-        return per_pass(step_cells(events, roster.round, self.number, "count", steps, roster.layout.world_size))
+        num_passes = step_cells(events, roster.round, self.number, "count", steps, roster.layout.world_size)
+        found = per_pass(num_passes)
+        return None if (found == 1.0).all() else found
 
 
 @dataclass(frozen=True, slots=True)
