@@ -3,7 +3,7 @@
 Work on meta costs nothing, and what it computes cannot be read, as on a GPU that has not finished. So each operation
 that would wait on a GPU is seen: one that reads a result, one that copies from memory which is not pinned, and one that
 takes a tensor of the host, which torch would copy first.
-Source: torch.cuda.set_sync_debug_mode finds the same on a GPU, where tests/gpu/test_host_waits_on_a_gpu.py uses it.
+Source: torch.cuda.set_sync_debug_mode finds the same on a GPU, where tests/gpu/test_gpu_host_waits.py uses it.
 """
 
 from __future__ import annotations

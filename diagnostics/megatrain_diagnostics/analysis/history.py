@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.analysis.own_time import Aspect, aspects, per_pass, scale_of, typical_step_s
+from megatrain_diagnostics.analysis.own_time import Aspect, aspects, computed, per_pass, scale_of, typical_step_s
 from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
 from megatrain_diagnostics.events.roster import groups_along, replica_groups
@@ -32,13 +32,17 @@ TP_TRANSFERS = (
 class ComparedSteps:
     """Consecutive compared steps, oldest first.
 
-    Shapes: own and excess [steps, aspects, ranks]; scale and has_reported [steps, ranks]; work [steps, kinds, ranks];
-    dp_transfer_s [steps, stages, replica groups of a stage], tp_transfer_s [steps, stages, tp groups of a stage]: least
-    time of a rank in each group.
+    Shapes: own and excess [steps, aspects, ranks]; computed, per_pass, scale and has_reported [steps, ranks]; work
+    [steps, kinds, ranks]; dp_transfer_s [steps, stages, replica groups of a stage], tp_transfer_s [steps, stages, tp
+    groups of a stage]: least time of a rank in each group.
     """
 
     steps: NDArray[np.int64]
     own: NDArray[np.float32]
+    computed: NDArray[np.float32]
+    """Seconds of compute with the passes that each rank has; in `own` it is that of the median number of passes."""
+    per_pass: NDArray[np.float32]
+    """The median number of passes divided by the rank's."""
     excess: NDArray[np.float32]
     scale: NDArray[np.float32]
     work: NDArray[np.float64]
@@ -56,9 +60,10 @@ class ComparedSteps:
     def last(self, count: int) -> ComparedSteps:
         part = slice(max(0, len(self.steps) - count), None)
         return ComparedSteps(
-            *(self.steps[part], self.own[part], self.excess[part], self.scale[part], self.work[part]),
-            *(self.has_reported[part], self.step_s[part], self.dp_transfer_s[part], self.tp_transfer_s[part]),
-        )
+            self.steps[part], self.own[part], self.computed[part], self.per_pass[part], self.excess[part],
+            self.scale[part], self.work[part], self.has_reported[part], self.step_s[part], self.dp_transfer_s[part],
+            self.tp_transfer_s[part],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +87,8 @@ class StepHistory:
         self._count = 0
         self._steps = np.zeros(num_steps, dtype=np.int64)
         self._own: NDArray[np.float32] = np.zeros((num_steps, _NUM_ASPECTS, ranks), dtype=np.float32)
+        self._computed: NDArray[np.float32] = np.zeros((num_steps, ranks), dtype=np.float32)
+        self._per_pass: NDArray[np.float32] = np.ones((num_steps, ranks), dtype=np.float32)
         self._excess: NDArray[np.float32] = np.zeros_like(self._own)
         self._scale: NDArray[np.float32] = np.ones((num_steps, ranks), dtype=np.float32)
         self._work = np.zeros((num_steps, len(WORK_KINDS), ranks))
@@ -100,9 +107,10 @@ class StepHistory:
         reference = peers.reference(own, row.has_reported)
         self._steps[slot] = row.step
         self._own[slot] = own
+        self._computed[slot], self._per_pass[slot] = computed(row), per_pass(row.num_forwards)
         self._excess[slot] = np.where(row.has_reported, own - reference.median, 0.0)
         self._scale[slot] = scale_of(peers.stage_medians(own[Aspect.COMPUTE], row.has_reported), peers.stage_of, step_s)
-        self._work[slot] = row.work * per_pass(row)
+        self._work[slot] = row.work * self._per_pass[slot]
         self._has_reported[slot] = row.has_reported
         self._step_s[slot] = step_s
         self._dp_transfer_s[slot] = _least(row.sum_of(DP_TRANSFERS), row.has_reported, self._of_dp)
@@ -127,9 +135,10 @@ class StepHistory:
         """Return the newest steps, at most `count`."""
         slots = self._newest(count)
         return ComparedSteps(
-            *(self._steps[slots], self._own[slots], self._excess[slots], self._scale[slots], self._work[slots]),
-            *(self._has_reported[slots], self._step_s[slots], self._dp_transfer_s[slots], self._tp_transfer_s[slots]),
-        )
+            self._steps[slots], self._own[slots], self._computed[slots], self._per_pass[slots], self._excess[slots],
+            self._scale[slots], self._work[slots], self._has_reported[slots], self._step_s[slots],
+            self._dp_transfer_s[slots], self._tp_transfer_s[slots],
+        )  # fmt: skip
 
     def _newest(self, count: int) -> NDArray[np.int64]:
         return np.arange(self._count - min(count, len(self)), self._count) % self._num_steps

@@ -5,7 +5,8 @@ subtracted from compute. Collectives and receives end only when other ranks have
 overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
 
 Replicas may have unequal numbers of micro-batches (docs/adr/0075-step-plan.md). A rank with more of them computes
-longer on any host, so compute is compared as if all ranks had the same number.
+longer on any host, so compute is compared as if all ranks had the same number. What a step gains without a slow rank
+depends on the time that ranks really compute: a rank with fewer micro-batches may be slow and delay no other.
 """
 
 from __future__ import annotations
@@ -54,10 +55,8 @@ def aspects(row: StepRow) -> Floats:
 
     The time of the passes is that of the median number of passes. Shapes: [aspects, ranks].
     """
-    passes = row.sum_of(_PASSES)
-    inside = np.minimum(row.sum_of(_INSIDE_PASSES), passes)
     found = np.stack([
-        (passes - inside) * per_pass(row) + row.of(Operation.OPTIMIZER.number),
+        _own_passes(row) * per_pass(row.num_forwards) + row.of(Operation.OPTIMIZER.number),
         row.of(Operation.DATA_WAIT.number),
         row.of(Operation.GC.number),
         row.sum_of(_WAITS) + row.longest.sum(axis=0),
@@ -66,16 +65,27 @@ def aspects(row: StepRow) -> Floats:
     return found
 
 
-def per_pass(row: StepRow) -> Floats:
-    """Return the factor that makes each rank's passes as many as the median; 1 if all have the same number.
+def computed(row: StepRow) -> Floats:
+    """Return the seconds that each rank computes with the passes that it has; 0 for ranks that did not report.
 
     Shapes: [ranks].
     """
-    is_known = row.num_forwards > 0
-    if not is_known.any():
-        return np.ones(len(row.num_forwards))
-    found: Floats = np.where(is_known, np.median(row.num_forwards[is_known]) / np.maximum(row.num_forwards, 1), 1.0)
+    found: Floats = np.where(row.has_reported, _own_passes(row) + row.of(Operation.OPTIMIZER.number), 0.0)
     return found
+
+
+def per_pass(num_passes: Floats | Indices) -> Floats:
+    """Return the factors that make each rank's passes as many as the median of the step; 1 if all have the same number.
+
+    num_passes: 0 or NaN where it is not known; then the factor is 1. Shapes: num_passes and result [..., ranks].
+    """
+    factors = np.ones(num_passes.shape)
+    for step in np.ndindex(num_passes.shape[:-1]):
+        passes = num_passes[step]
+        is_known = passes > 0
+        if is_known.any():
+            factors[step][is_known] = np.median(passes[is_known]) / passes[is_known]
+    return factors
 
 
 def is_only_training(row: StepRow) -> bool:
@@ -97,3 +107,10 @@ def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
     scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]
     return scale
+
+
+def _own_passes(row: StepRow) -> Floats:
+    """Return the seconds of the passes without the collectives inside them. Shapes: [ranks]."""
+    passes = row.sum_of(_PASSES)
+    found: Floats = passes - np.minimum(row.sum_of(_INSIDE_PASSES), passes)
+    return found

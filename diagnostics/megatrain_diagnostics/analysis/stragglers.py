@@ -123,7 +123,7 @@ def _finding(
         victims=tuple(victims[:_MAX_NAMED].tolist()),
         num_victims=len(victims),
         step_s=float(np.median(evidence.window.step_s)),
-        gain_s=_gain(shown, slow, ranks),
+        gain_s=_gain(evidence, shown, slow, ranks),
         evidence=(),
         scores=by_host,
         rank_scores=tuple(slow.score[ranks].tolist()),
@@ -132,18 +132,28 @@ def _finding(
     return rank_sentences(finding, slow, evidence.roster, was_explained=was_explained)
 
 
-def _gain(window: ComparedSteps, slow: Candidates, ranks: list[int]) -> float:
-    """Return by how many seconds per step the worst excess of `ranks` exceeds the worst excess of all other ranks.
+def _gain(evidence: StragglerEvidence, window: ComparedSteps, slow: Candidates, ranks: list[int]) -> float:
+    """Return by how many seconds per step the longest rank would be shorter if `ranks` were as fast as their peers.
 
-    It is at most the time that others wait for it: overlapped time delays no rank. An upper bound, without a replay.
+    In the stage of the worst rank, each rank counts with the passes that it has: a rank with fewer of them may be slow
+    and delay no other. The result is at most the time that others wait for the longest one: overlapped time delays no
+    rank. An upper bound, without a replay.
     """
-    excess = slow.excess_s.copy()
-    others = np.ones(len(excess), dtype=bool)
+    is_in_stage = evidence.peers.stage_of == evidence.peers.stage_of[ranks[0]]
+    own = window.own[:, Aspect.COMPUTE].astype(np.float64)
+    done = np.where(is_in_stage, window.computed, own)
+    longer = slow.excess_s + np.median(done - own, axis=0)
+    others = np.ones(len(longer), dtype=bool)
     others[ranks] = False
-    next_worst = max(0.0, float(excess[others].max())) if others.any() else 0.0
-    bound = max(0.0, float(excess[ranks[0]]) - next_worst)
-    if slow.agrees(ranks[0]):
-        bound = min(bound, max(0.0, float(slow.deficit_s[ranks[0]])))
+    named = [rank for rank in ranks if is_in_stage[rank]]
+    # the excess of compute is that of the median number of passes: a rank with twice as many gains twice the excess
+    part = np.median(window.per_pass, axis=0)[named] if slow.aspect is Aspect.COMPUTE else 1.0
+    repaired = longer[named] - slow.excess_s[named] / part
+    rest = max(0.0, float(repaired.max()), float(longer[others].max(initial=0.0)))
+    longest = named[int(longer[named].argmax())]
+    bound = max(0.0, float(longer[longest]) - rest)
+    if slow.agrees(longest):
+        bound = min(bound, max(0.0, float(slow.deficit_s[longest])))
     return min(bound, float(np.median(window.step_s)))
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import GroupRecord, Progress, Record, RecordFlag
 from megatrain_job.failures.hang import is_own_work
 
+_MESSAGES = frozenset(operation.number for operation in Operation if operation.is_point_to_point)
 _SEQUENCES = 1 << 32
 """Records count the exchanges of a group modulo this number."""
 
@@ -66,6 +68,9 @@ def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[
     if awaited is not None:
         record, sequence = awaited
         return HangStanding(begun, record.group, sequence, record.operation, is_busy=False, is_on_device=True)
+    unknown = next((record for record in launched if record.group and record.flags & RecordFlag.DEVICE_AWAITED), None)
+    if unknown is not None:  # a group whose ranks are not known: the rank is not in local work
+        return HangStanding(begun, None, 0, unknown.operation, is_busy=False, is_on_device=True)
     computes = [record for record in launched if not record.group and record.flags & RecordFlag.DEVICE_BEGUN]
     operation = computes[-1].operation if computes else ""
     return HangStanding(begun, 0, 0, operation, is_busy=True, is_on_device=True)
@@ -74,13 +79,21 @@ def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[
 def _awaited(exchanges: Iterable[tuple[Record, int]]) -> tuple[Record, int] | None:
     """Return the exchange that the device's compute waits for, or None.
 
-    If that exchange has not begun, it is queued behind another one on its stream: then the other one is returned.
+    If that exchange has not begun, it is queued behind another one on its stream: then the other one is returned. Each
+    link has a stream of its own, so no collective is queued behind a message, and no message behind a collective.
     """
     known = list(exchanges)
     awaited = next((exchange for exchange in known if exchange[0].flags & RecordFlag.DEVICE_AWAITED), None)
     if awaited is None or awaited[0].flags & RecordFlag.DEVICE_BEGUN:
         return awaited
-    return next((exchange for exchange in known if exchange[0].flags & RecordFlag.DEVICE_BEGUN), awaited)
+    link = _link_of(awaited[0])
+    ahead = (exchange for exchange in known if _link_of(exchange[0]) == link)
+    return next((exchange for exchange in ahead if exchange[0].flags & RecordFlag.DEVICE_BEGUN), awaited)
+
+
+def _link_of(record: Record) -> int:
+    """Return the group number of the link that a message uses; 0 for a collective."""
+    return record.group if record.operation_number in _MESSAGES else 0
 
 
 def _whole_sequence(record: Record, entered: Mapping[int, int]) -> int:

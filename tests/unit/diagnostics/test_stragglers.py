@@ -13,7 +13,7 @@ from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import least_score
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
-from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.synthetic_steps import BACKWARD, FORWARD, SyntheticJob
 
 HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 DP4 = Layout(dp_size=4)
@@ -106,6 +106,33 @@ def test_two_slow_hosts_are_one_finding() -> None:
     (finding,) = live.assessment.findings
     assert set(finding.hosts) == {"host-1", "host-4"}
     assert finding.gain_s > 0.2
+
+
+PASS_S = FORWARD + BACKWARD
+GAINS = {
+    "a replica with 1 of 2 micro-batches computes for 1.5": ((2, 1, 1, 1, 1, 1, 1), {3: 1.5}, (3,), 0.0),
+    "a replica with 9 of 10 computes for 9.99": ((10, 9, 9, 9, 9, 9, 9), {4: 1.11}, (4,), 0.0),
+    "it computes for 13.5": ((10, 9, 9, 9, 9, 9, 9), {4: 1.5}, (4,), 3.5),
+    "the fullest replica is slow": ((2, 1, 1, 1, 1, 1, 1), {0: 1.5}, (0,), 1.0),
+    "the fullest is slow, and a slower one delays no rank": ((4, 1, 1, 1, 1, 1, 1), {0: 1.5, 3: 1.7}, (3, 0), 2.0),
+    "equal replicas": ((2,) * 7, {3: 1.5}, (3,), 1.0),
+    "equal replicas, two are slow": ((2,) * 7, {3: 1.5, 5: 1.25}, (3, 5), 1.0),
+}
+"""Micro-batches by replica, factors by rank, the ranks that are named, and the gain in passes, as steps last."""
+
+
+@pytest.mark.parametrize("case", GAINS)
+def test_gain_is_that_of_the_step_for_any_microbatches(case: str) -> None:
+    counts, factors, named, gain = GAINS[case]
+    job = SyntheticJob(
+        Layout(dp_size=7), ranks_per_host=1, noise=0.0, num_microbatches=dict(enumerate(counts)), compute_factor=factors
+    )
+    live, _ = watch(job, 30)
+    finding = next(one for one in live.assessment.findings if one.cause is Cause.COMPUTE)
+    longest = max(count * factors.get(rank, 1.0) for rank, count in enumerate(counts)) - max(counts)
+    assert finding.ranks == named
+    assert longest == pytest.approx(gain)
+    assert finding.gain_s == pytest.approx(gain * PASS_S, rel=1e-5, abs=1e-6)
 
 
 def test_slow_rank_with_one_peer_is_uncertain() -> None:

@@ -118,6 +118,34 @@ def test_contradictory_traces_are_refused(table: OperationTable, message: str) -
         make_model(table, JOB.shape)
 
 
+def unequal_replicas(counts: tuple[int, ...]) -> OperationTable:
+    """Return the trace of replicas that have these numbers of micro-batches."""
+    tables = {count: replace(JOB, num_microbatches=count).run() for count in set(counts)}
+    chosen = [tables[count].where(tables[count].dp_rank == dp) for dp, count in enumerate(counts)]
+    assert len({table.kinds for table in chosen}) == 1
+    columns = {
+        field.name: np.concatenate([getattr(table, field.name) for table in chosen])
+        for field in fields(OperationTable)
+        if field.name != "kinds"
+    }
+    return OperationTable(kinds=chosen[0].kinds, **columns)
+
+
+IS_LOST = (TABLE.sequence == 3) & (TABLE.dp_rank == 1) & (TABLE.stage == 1)
+UNEQUAL = [
+    (unequal_replicas((4, 3, 3)), "unequal numbers .* step 10 .* of dp rank 0 computes 4 forwards, of dp rank 1 3"),
+    (unequal_replicas((4, 4, 3)), "unequal numbers .* of dp rank 0 computes 4 forwards, of dp rank 2 3"),
+    (TABLE.where(~IS_LOST), "no step has all operations .* missing .of dp rank 1"),
+    (TABLE.where((TABLE.dp_rank != 1) | (TABLE.kind != TABLE.kinds.index("forward-compute"))), "no step has all"),
+]
+
+
+@pytest.mark.parametrize(("table", "message"), UNEQUAL)
+def test_unequal_replicas_are_told_from_lost_rows(table: OperationTable, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make_model(table, JOB.shape)
+
+
 @settings(max_examples=40)
 @given(
     data=st.data(),

@@ -92,7 +92,8 @@ class HeatCellReader:
         quick = self._newest(roster, query) if bounds == (None,) * 4 else None
         steps, values = quick or self._named(roster, query)
         first = steps[0] if steps else 0
-        return HeatCells(roster, self._peers_of(roster), query.subject, first, values)
+        per_pass = query.subject.per_pass(self._events, roster, steps)
+        return HeatCells(roster, self._peers_of(roster), query.subject, first, values, per_pass)
 
     def _newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
         """Return the newest steps as found in the footers of segments, which saves a query; None: the footers may be

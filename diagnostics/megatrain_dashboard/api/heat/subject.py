@@ -9,13 +9,16 @@ from enum import StrEnum
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain_dashboard.sources.hosts import hosts_of
 from megatrain_diagnostics.analysis.heat_scale import Floats
+from megatrain_diagnostics.analysis.own_time import per_pass
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.device_queries import gpu_cells, link_cells
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.step_cells import Aggregate, step_cells
+
+_PASSES = frozenset(operation.number for operation in MODEL_COMPUTES)
 
 
 class Measure(StrEnum):
@@ -40,6 +43,13 @@ class Subject(ABC):
     def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
         """Return the values in `unit`; NaN: nothing is known. Shapes: [steps, ranks]. Raises: DataError."""
 
+    def per_pass(self, events: StoredEvents, roster: Roster, steps: range) -> Floats | None:
+        """Return factors that make values of ranks with unequal numbers of micro-batches comparable.
+
+        None: all factors are 1. Shapes: [steps, ranks]. Raises: DataError.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class _OperationSubject(Subject):
@@ -51,6 +61,13 @@ class _OperationSubject(Subject):
     def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
         found = step_cells(events, roster.round, self.number, self.aggregate, steps, roster.layout.world_size)
         return found / self.per_unit
+
+    def per_pass(self, events: StoredEvents, roster: Roster, steps: range) -> Floats | None:
+        if self.aggregate != "sum_ns" or self.number not in _PASSES:
+            return None
+        num_passes = step_cells(events, roster.round, self.number, "count", steps, roster.layout.world_size)
+        found = per_pass(num_passes)
+        return None if (found == 1.0).all() else found
 
 
 @dataclass(frozen=True, slots=True)

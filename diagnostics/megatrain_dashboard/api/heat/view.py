@@ -60,13 +60,17 @@ class Ends:
 
 @dataclass(frozen=True)
 class HeatCells:
-    """The values of a subject in some steps. Shapes: values [steps, ranks], in its unit; NaN: nothing is known."""
+    """The values of a subject in some steps. Shapes: values [steps, ranks], in its unit; NaN: nothing is known.
+
+    per_pass [steps, ranks]: factors that make the values of ranks with unequal numbers of micro-batches comparable.
+    """
 
     roster: Roster
     peers: Peers
     subject: Subject
     first_step: int
     values: Floats
+    per_pass: Floats | None = None
 
     @property
     def num_steps(self) -> int:
@@ -78,7 +82,11 @@ class HeatCells:
 
     @cached_property
     def against(self) -> PeerValues:
-        return peer_values(self.values, self.peers)
+        """Return what each rank's peers would have with as many micro-batches as the rank."""
+        if self.per_pass is None:
+            return peer_values(self.values, self.peers)
+        found = peer_values(self.values * self.per_pass, self.peers)
+        return PeerValues(found.median / self.per_pass, found.spread / self.per_pass)
 
     @cached_property
     def z(self) -> Floats:

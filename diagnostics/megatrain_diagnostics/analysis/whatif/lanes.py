@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import ranks_text
 from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
@@ -194,8 +195,31 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
         notes.append(f"step {steps[index]} is left out: {', '.join(reasons)}")
     whole: Mask = num_bad + num_missing + num_surplus == 0
     if not whole.any() or not place.is_usual.any():
+        _refuse_unequal_replicas(table, steps, place, num_dp)
         raise DataError("no step has all operations of all ranks: " + "; ".join(notes[:3]))
     return whole
+
+
+def _refuse_unequal_replicas(table: OperationTable, steps: Ints, place: _Places, num_dp: int) -> None:
+    """Raise DataError if replicas computed unequal numbers of micro-batches in every step.
+
+    Lost rows of one rank are something else: then the stages of its replica differ.
+    """
+    kinds = [number for number, kind in enumerate(table.kinds) if kind == Operation.FORWARD_COMPUTE]
+    rows = np.flatnonzero(np.isin(table.kind, kinds))
+    shape = (num_dp, int(table.stage.max()) + 1, len(steps))
+    cell = np.ravel_multi_index((table.dp_rank[rows], table.stage[rows], place.step_of[rows]), shape)
+    forwards = np.bincount(cell, minlength=int(np.prod(shape))).reshape(shape)
+    of_replica = forwards[:, 0]
+    is_whole = (forwards == forwards[:, :1]).all(axis=(0, 1)) & (of_replica > 0).all(axis=0)
+    if not (is_whole & (of_replica.min(axis=0) < of_replica.max(axis=0))).all():
+        return
+    most, least = int(of_replica[:, 0].argmax()), int(of_replica[:, 0].argmin())
+    raise DataError(
+        f"replicas have unequal numbers of micro-batches: in step {steps[0]} a stage of dp rank {most} computes "
+        f"{of_replica[most, 0]} forwards, of dp rank {least} {of_replica[least, 0]}. What-if compares the same "
+        "operations of all replicas; `megatrain diag stragglers` compares ranks per micro-batch"
+    )
 
 
 def _who_lacks(counts: Ints, usual: Mask) -> str:
