@@ -8,17 +8,18 @@ still refers to the locked file.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import stat
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.files import file_locks
 
 _TRY_AGAIN_S = 0.002
 """A check holds the lock for microseconds, so this is long enough."""
@@ -54,7 +55,7 @@ def hold_shared(path: Path) -> HeldLock | None:
     file = _open(path, os.O_CREAT)
     if file is None:
         return None
-    fcntl.flock(file, fcntl.LOCK_SH)
+    _take(path, file, file_locks.wait_and_share)
     return _held_if_in_place(path, file)
 
 
@@ -64,7 +65,7 @@ def hold_alone(path: Path) -> HeldLock | None:
     Raises: CheckpointError naming the file.
     """
     file = _open(path, os.O_CREAT)
-    if file is None or not _lock_alone(file, _NUM_TRIES_TO_HOLD):
+    if file is None or not _lock_alone(path, file, _NUM_TRIES_TO_HOLD):
         return None
     return _held_if_in_place(path, file)
 
@@ -77,7 +78,7 @@ def is_held(path: Path) -> bool:
     file = _open(path, 0)
     if file is None:
         return False
-    if _lock_alone(file, _NUM_TRIES_TO_ASK):
+    if _lock_alone(path, file, _NUM_TRIES_TO_ASK):
         os.close(file)
         return False
     return True
@@ -92,18 +93,39 @@ def _open(path: Path, flags: int) -> int | None:
         raise CheckpointError(f"{path}: the lock cannot be opened: {error.strerror}") from error
 
 
-def _lock_alone(file: int, num_tries: int) -> bool:
+def _lock_alone(path: Path, file: int, num_tries: int) -> bool:
     """Try to take an open file's lock exclusively. Closes the file when another process has the lock."""
     for attempt in range(num_tries):
         if attempt:
             time.sleep(_TRY_AGAIN_S)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(path, file, file_locks.lock)
         except BlockingIOError:
             continue
         return True
     os.close(file)
     return False
+
+
+def _take(path: Path, file: int, take: Callable[[int], str]) -> None:
+    """Take a lock. Raises: BlockingIOError when another process has it; else CheckpointError, and closes the file.
+
+    Without locks nothing can show whether a writer or workers use the arena: two writers would write the same
+    checkpoint, and the writer would remove the snapshots of running workers. So an arena needs them.
+    """
+    try:
+        problem = take(file)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        os.close(file)
+        raise CheckpointError(f"{path}: the lock cannot be taken: {error.strerror}") from error
+    if problem:
+        os.close(file)
+        raise CheckpointError(
+            f"{path} cannot be locked ({problem}): the file system has no file locks, and the processes that share an "
+            "arena need them; name another checkpoint.arena_directory, such as /dev/shm"
+        )
 
 
 def _held_if_in_place(path: Path, file: int) -> HeldLock | None:

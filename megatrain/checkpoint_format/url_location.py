@@ -17,6 +17,7 @@ from typing import Any
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location, Sink, is_relative_name
 from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.contracts.files.file_locks import give_name
 from megatrain.contracts.files.url_drivers import driver, reason, split_url
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, sync_directory, temporary_name
 
@@ -124,8 +125,9 @@ class UrlLocation:
                     self.store.pipe_file(self.path, content, mode="create")
                 elif "file" in self._protocols:
                     with self._written(content) as temporary:
-                        self.store.link(temporary, self.path)
-                        self.store.rm_file(temporary)
+                        is_new = give_name(Path(temporary), Path(self.path))
+                        Path(temporary).unlink(missing_ok=True)
+                    return is_new
                 else:
                     # without a conditional put, only a check beforehand is possible
                     if self._info() is not None:
@@ -136,8 +138,10 @@ class UrlLocation:
         return True
 
     def is_exclusive(self) -> bool:
+        if "file" in self._protocols:
+            return LocalLocation(Path(self.path)).is_exclusive()
         if not self._has_conditional_put:
-            return "file" in self._protocols
+            return False
         # a server may ignore the condition and write anyway
         trial = self / temporary_name("exclusive")
         try:

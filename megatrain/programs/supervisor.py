@@ -1,32 +1,24 @@
 """A supervisor: restarts a program whenever it exits. For programs that a job needs, but can lack for a while.
 
 If a program fails twice in a row with the same error, `problem` describes the error for a person until the program
-works. If its exit code shows that a restart cannot help (wrong usage or configuration, for instance), the second such
-failure is the last; after exit code 1, which a bug causes, the tenth is.
+works. A program that always fails with the same error is not started for ever: restart_limit.py has the numbers.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from megatrain.contracts.exit_codes import ExitCode, end_text
+from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.child_process import ChildProcess
+from megatrain.programs.restart_limit import NOT_STARTED, RepeatedFailures
 
 _POLL_S = 0.2
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-_MAX_LIVES: dict[int, int] = {
-    **dict.fromkeys((ExitCode.USAGE, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.NO_PERMISSION, ExitCode.CONFIG), 2),
-    ExitCode.FAILURE: 10,
-}
-"""How often a program is started if it always exits with this code and the same last line; other codes: no limit."""
-_NOT_STARTED = 127
-"""A shell's exit code for a program that it cannot start."""
 _END_BYTES = 4096
 _MAX_SHOWN = 300
 
@@ -50,28 +42,28 @@ class Supervisor:
         return self._problem
 
     def run(self, closed: threading.Event) -> None:
-        """Start the program, and restart it after each exit, until `closed` is set or a restart cannot help.
+        """Start the program, and restart it after each exit, until `closed` is set or the restarts are used up.
 
         While the program exits soon after its start, the pause before a restart grows up to a minute.
         """
-        pause_s, lives, earlier = _FIRST_PAUSE_S, 0, ("", "")
+        pause_s, failures = _FIRST_PAUSE_S, RepeatedFailures()
         while not closed.is_set():
             began = time.monotonic()
             code, ended = self._run_once(closed)
             if closed.is_set():
                 return
             if time.monotonic() - began > _LONGEST_PAUSE_S:
-                pause_s, earlier = _FIRST_PAUSE_S, ("", "")
+                pause_s = _FIRST_PAUSE_S
+                failures.forget()
             line = last_line(self._log)
-            end = (ended, re.sub(r"\d+", "", line))  # times and process ids differ
-            lives = lives + 1 if end == earlier and code else 1
-            earlier = end
+            is_last = failures.count(code, f"{ended}: {line}")
+            lives = failures.number
             summary, self._problem = f"{self._name} {ended}", ""
             if lives > 1:
                 summary = f"{self._name} has failed {lives} times with the same error: it {ended}"
                 self._problem = f"{summary}; {line}; see {self._log}" if line else f"{summary}; see {self._log}"
             shown = f": {line}" if line and lives == 2 else ""
-            if lives >= _MAX_LIVES.get(code, lives + 1):
+            if is_last:
                 self._report(f"{summary}{shown}; it is not started again: fix the cause, then launch the job again;"
                              f" see {self._log}")  # fmt: skip
                 return
@@ -85,7 +77,7 @@ class Supervisor:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             process = self._start(self._log)
         except OSError as error:
-            return _NOT_STARTED, f"cannot be started ({error})"
+            return NOT_STARTED, f"cannot be started ({error})"
         began = time.monotonic()
         with process:
             while process.poll() is None and not closed.wait(_POLL_S):

@@ -58,6 +58,8 @@ _YES: Mapping[str, str] = {
 _RETIRED = ("RETIRED_SBE", "RETIRED_DBE")
 _SHARED_BY_INSTANCES = ("FB_USED", "FB_FREE", "FB_RESERVED", "FB_TOTAL")
 """Fields to sum over MIG instances. For other fields, an instance reports the value of its GPU."""
+_OTHER_DEVICES = frozenset({"nvswitch", "nvlink", "cpu", "cpucore"})
+"""Labels of the exporter's lines about switches, their links and CPUs, which have no label `gpu`."""
 _NVLINK = tuple(f"NVLINK_{what}_ERROR_COUNT_TOTAL" for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY"))
 
 
@@ -77,8 +79,10 @@ class DcgmExporter:
             found = reading_of(samples)
         except (OSError, ValueError) as error:
             return DriverReading("dcgm", error=f"diagnostics.dcgm_url={self._url}: {error}")
-        if unreadable and unreadable[0] != self._unreadable:
-            self._unreadable = unreadable[0]
+        # the value may differ at each reading
+        first = unreadable[0].rpartition("}")[0] or unreadable[0].partition(" ")[0] if unreadable else ""
+        if first and first != self._unreadable:
+            self._unreadable = first
             _logger.warning(
                 "diagnostics.dcgm_url=%s: %d lines of the page cannot be read and are skipped, the first: %r",
                 self._url, len(unreadable), unreadable[0][:_MAX_SHOWN],
@@ -104,21 +108,35 @@ class DcgmExporter:
 
 
 def read_samples(text: str) -> tuple[list[Sample], list[str]]:
-    """Return the samples of an exporter's page, and the lines that cannot be parsed."""
+    """Return the samples of the GPUs on an exporter's page, and the lines that cannot be used.
+
+    Those cannot be parsed, name no GPU, or have no finite value. Lines about switches and CPUs are left out.
+    """
     samples: list[Sample] = []
     unreadable: list[str] = []
     for line in text.splitlines():
         if not line.startswith(_PREFIX):
             continue
         try:
-            samples += [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+            found = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
         except (ValueError, IndexError):
+            unreadable.append(line)
+            continue
+        of_gpus = [sample for sample in found if "gpu" in sample.labels or _OTHER_DEVICES.isdisjoint(sample.labels)]
+        if all(map(_is_of_gpu, of_gpus)):
+            samples += of_gpus
+        else:
             unreadable.append(line)
     return samples, unreadable
 
 
+def _is_of_gpu(sample: Sample) -> bool:
+    gpu = sample.labels.get("gpu", "")
+    return gpu.isascii() and gpu.isdigit() and math.isfinite(sample.value)
+
+
 def reading_of(samples: Iterable[Sample]) -> DriverReading:
-    """Return the GPUs in an exporter's samples. Raises: ValueError if no sample is of a GPU."""
+    """Return the GPUs in the samples of `read_samples`. Raises: ValueError if no sample is of a GPU."""
     by_gpu: dict[str, dict[str, float]] = {}
     labels_of: dict[str, Mapping[str, str]] = {}
     for gpu, labels, field, value in _values(list(samples)):
@@ -136,9 +154,7 @@ def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, Mapping[str, str],
     of_instances: dict[tuple[str, str], list[Sample]] = {}
     of_gpus = set[tuple[str, str]]()
     for sample in samples:
-        gpu, field = sample.labels.get("gpu", ""), sample.name.removeprefix(_PREFIX)
-        if not (gpu.isascii() and gpu.isdigit() and math.isfinite(sample.value)):
-            continue
+        gpu, field = sample.labels["gpu"], sample.name.removeprefix(_PREFIX)
         if sample.labels.get("GPU_I_ID"):
             of_instances.setdefault((gpu, field), []).append(sample)
         else:

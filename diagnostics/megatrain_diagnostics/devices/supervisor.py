@@ -1,7 +1,9 @@
 """The supervisor of the program that reads a host's devices: starts it, restarts it, and receives its samples.
 
 If no line arrives within the deadline, the program is killed, and it is not restarted until the kernel has ended the
-process. There is a pause before each restart. Callers never wait: `take` and `problem` return at once.
+process. There is a pause before each restart. A program that always ends with the same exit code or signal is not
+restarted for ever; a driver that hangs has no limit, because a restart each ten minutes costs nothing. Callers never
+wait: `take` and `problem` return at once.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.records.record import decode
 from megatrain.programs.child_process import ChildProcess
+from megatrain.programs.restart_limit import NOT_STARTED, RepeatedFailures
 from megatrain_diagnostics.devices.sample import HostSample
 
 _logger = logging.getLogger(__name__)
@@ -79,29 +83,39 @@ class DeviceSupervisor:
         self._thread.join(2 * _POLL_S + 1.0)
 
     def _run(self) -> None:
-        pause_s = self._pause_s
+        pause_s, failures = self._pause_s, RepeatedFailures()
         while not self._closed.is_set():
             began = time.monotonic()
-            why = self._live()
+            why, code = self._live()
             if self._closed.is_set():
                 return
-            self._warn(why)
             if time.monotonic() - began > _LONGEST_PAUSE_S:
                 pause_s = self._pause_s
+                failures.forget()
+            if failures.count(code, why):
+                times = f"{why} {failures.number} times"
+                self._warn(f"{times}, and is not started again: fix the cause, then launch the job again")
+                return
+            self._warn(why)
             self._closed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _live(self) -> str:
-        """Run the program until it exits or is silent, or `close`; return the reason, "" for `close`."""
+    def _live(self) -> tuple[str, int]:
+        """Run the program until it exits or is silent, or `close`. Return the reason and its exit code, 0 if killed."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             child = ChildProcess(self._words, environment=self._environment, output=write_end)
         except OSError as error:
-            return f"the program that reads devices cannot be started: {error}"
+            return f"the program that reads devices cannot be started: {error}", NOT_STARTED
         finally:
             os.close(write_end)
         try:
-            return self._listen(read_end)
+            why = self._listen(read_end)
+            if why or self._closed.is_set():
+                return why, 0
+            code = child.wait(_POLL_S)  # its output has ended, so it exits by itself
+            ended = "has closed its output" if code is None else end_text(code)
+            return f"the program that reads devices {ended}", code or 0
         finally:
             os.close(read_end)
             child.send(signal.SIGKILL)
@@ -113,6 +127,7 @@ class DeviceSupervisor:
                 )
 
     def _listen(self, read_end: int) -> str:
+        """Take the program's lines until its output ends, or `close`: then "". Else return why it must be killed."""
         deadline, rest = time.monotonic() + self._deadline_s, b""
         while not self._closed.is_set():
             if not select.select([read_end], [], [], _POLL_S)[0]:
@@ -124,7 +139,7 @@ class DeviceSupervisor:
                 continue
             chunk = os.read(read_end, 1 << 16)
             if not chunk:
-                return "the program that reads devices has ended"
+                return ""
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > _MAX_BYTES:
                 return "the program that reads devices printed an overlong line"

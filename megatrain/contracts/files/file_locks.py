@@ -1,4 +1,4 @@
-"""Exclusive file locks (flock) and names that only one process can claim, on file systems that may lack both.
+"""File locks (flock) and names that only one process can claim, on file systems that may lack both.
 
 Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
 needs a lock or a link there continues without it, and reports that nothing keeps another process out.
@@ -11,8 +11,9 @@ import fcntl
 import os
 from pathlib import Path
 
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+# EINVAL: the arguments of these calls are always valid, so it is the file system that has no such call
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 def lock(file: int) -> str:
@@ -27,6 +28,11 @@ def lock(file: int) -> str:
 def wait_and_lock(file: int) -> str:
     """Do as `lock` does, but wait while another process has it."""
     return _locked(file, fcntl.LOCK_EX)
+
+
+def wait_and_share(file: int) -> str:
+    """Do as `wait_and_lock` does, but share the lock with the processes that share it too."""
+    return _locked(file, fcntl.LOCK_SH)
 
 
 def is_locked(file: int) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -123,6 +124,39 @@ def test_missing_lock_is_not_held_and_a_link_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="link: the lock cannot be opened: Too many levels of symbolic links"):
             use(tmp_path / "link")
     assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (
+            errno.ENOLCK,
+            r"workers\.lock cannot be locked \(No locks available\): .* no file locks, .* need them; name an",
+        ),
+        (
+            errno.ENOSYS,
+            r"lock cannot be locked \(Function not implemented\): .*another checkpoint\.arena_directory, such",
+        ),
+        (errno.EIO, r"workers\.lock: the lock cannot be taken: Input/output error$"),
+    ],
+    ids=["ENOLCK", "ENOSYS", "EIO"],
+)
+def test_file_system_without_locks_holds_no_arena(
+    path: Path, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    arena, lock = join_arena(path)
+    lock.release()
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    num_open = len(os.listdir("/proc/self/fd"))
+    uses: list[Callable[[Path], object]] = [is_held, hold_alone, hold_shared, lambda _: join_arena(path)]
+    for use in uses:
+        with pytest.raises(CheckpointError, match=says):
+            use(arena.workers_lock)
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_lock_on_a_removed_file_is_not_granted(tmp_path: Path) -> None:

@@ -165,6 +165,21 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert tree(tmp_path) == {"place/a": b"old"}
 
 
+def test_mount_without_hard_links_is_written_and_not_exclusive(
+    on_disk: Location, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert on_disk.is_exclusive()
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+    assert not on_disk.is_exclusive()
+    for content, is_new in ((b"first", True), (b"second", False)):
+        assert (on_disk / "COMMIT").write_new(content) is is_new
+    assert tree(tmp_path) == {"place/COMMIT": b"first"}
+    monkeypatch.setattr(os, "link", failing(errno.ENOSPC))
+    with pytest.raises(CheckpointError, match=r"place/more: cannot be written: No space left on device$"):
+        (on_disk / "more").write_new(b"")
+    assert tree(tmp_path) == {"place/COMMIT": b"first"}
+
+
 @pytest.mark.slow
 def test_a_write_that_is_killed_leaves_nothing_to_see(on_disk: Location) -> None:
     (on_disk / "a").write(b"old")

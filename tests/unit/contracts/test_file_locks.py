@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from megatrain.contracts.files.file_locks import give_name, is_locked, lock, wait_and_lock, wait_and_share
 from tests.helpers.preloaded import compiled
 from tests.helpers.source_tree import ROOT
 
@@ -70,3 +76,38 @@ def test_file_system_without_locks_or_links_is_named(tmp_path: Path) -> None:
     needed = f"{run}/coordination/lock cannot be locked (Function not implemented): the file system has no file locks"
     assert f"{needed}, and the job's etcd needs them; " in done.stdout
     assert "set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere" in done.stdout
+
+
+def refuse(number: int) -> Callable[..., None]:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("name", ["ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL"])
+def test_each_error_of_a_missing_lock_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    number = getattr(errno, name)
+    monkeypatch.setattr(fcntl, "flock", refuse(number))
+    with (tmp_path / "lock").open("w") as file:
+        for take in (lock, wait_and_lock, wait_and_share):
+            assert take(file.fileno()) == os.strerror(number)
+        assert is_locked(file.fileno()) is None
+
+
+@pytest.mark.parametrize("name", ["EPERM", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EMLINK", "EINVAL"])
+def test_each_error_of_a_missing_link_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(os, "link", refuse(getattr(errno, name)))
+    for content, is_new in ((b"first", True), (b"second", False)):
+        (tmp_path / "temporary").write_bytes(content)
+        assert give_name(tmp_path / "temporary", tmp_path / "name") is is_new
+    assert (tmp_path / "name").read_bytes() == b"first"
+
+
+def test_other_errors_of_locks_and_links_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
+    monkeypatch.setattr(os, "link", refuse(errno.EIO))
+    with (tmp_path / "lock").open("w") as file, pytest.raises(OSError, match="Input/output error"):
+        lock(file.fileno())
+    with pytest.raises(OSError, match="Input/output error"):
+        give_name(tmp_path / "lock", tmp_path / "name")

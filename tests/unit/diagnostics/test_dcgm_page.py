@@ -66,6 +66,12 @@ UNREADABLE = (
     'DCGM_FI_DEV_GPU_TEMP{gpu="1",err_msg="No \\"} 3',
     "DCGM_FI_DEV_GPU_TEMP{",
     'DCGM_FI_DEV_XID_ERRORS{gpu="1",err_code="63",err_msg="a\x00b"} 63 not-a-time',
+    'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1"} 62',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="nvidia1",UUID="GPU-1"} 62',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="-1"} 62',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="1"} NaN',
+    'DCGM_FI_DEV_GPU_TEMP{gpu="1"} +Inf',
+    "DCGM_FI_DEV_GPU_TEMP 62",
 )
 
 
@@ -81,6 +87,29 @@ def test_a_line_that_cannot_be_read_costs_no_gpu(caplog: pytest.LogCaptureFixtur
             exporter.read()
             (message,) = caplog.messages
             assert f"{count} lines of the page cannot be read and are skipped, the first: {line!r}" in message
+
+
+def test_unusable_line_is_shown_once_whatever_its_value(caplog: pytest.LogCaptureFixture) -> None:
+    for line in ('DCGM_FI_DEV_FB_USED{UUID="GPU-9"}', "DCGM_FI_DEV_FB_USED"):
+        caplog.clear()
+        pages = iter([f"{line} {value}\n{page(0)}" for value in (1, 2, 3)])
+        exporter = DcgmExporter("http://localhost:9400/metrics", lambda url, pages=pages: next(pages))
+        for _ in range(3):
+            exporter.read()
+        assert len(caplog.messages) == 1, line
+
+
+def test_lines_of_switches_and_cpus_are_no_problem(caplog: pytest.LogCaptureFixture) -> None:
+    lines = (
+        'DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT{nvswitch="nvswitch0",Hostname="h"} 40',
+        'DCGM_FI_DEV_NVSWITCH_LINK_STATUS{nvlink="3",nvswitch="nvswitch0",Hostname="h"} 2',
+        'DCGM_FI_DEV_CPU_UTIL_TOTAL{cpu="0",Hostname="h"} NaN',
+        'DCGM_FI_DEV_CPU_UTIL_TOTAL{cpucore="1",cpu="0",Hostname="h"} 0.1',
+    )
+    text = "\n".join([*lines, page(0)])
+    found = DcgmExporter("http://localhost:9400/metrics", lambda url: text).read()
+    assert found == reading(page(0))
+    assert caplog.messages == []
 
 
 def test_gpu_is_put_together_from_its_mig_instances() -> None:

@@ -68,5 +68,31 @@ def test_a_reader_that_is_killed_is_started_again(tmp_path: Path) -> None:
         wait_until(lambda: running.newest is not None, "a first sample")
         (reader,) = (pid for pid in descendants(os.getpid()) if b"megatrain_diagnostics.devices" in words_of(pid))
         os.kill(reader, signal.SIGKILL)
-        wait_until(lambda: running.problem == "the program that reads devices has ended", "its end")
+        wait_until(lambda: running.problem == "the program that reads devices was killed by SIGKILL (9)", "its end")
         wait_until(lambda: running.problem == "", "samples of the next one")
+
+
+@pytest.mark.slow(kept=["78"])
+@pytest.mark.parametrize(
+    ("end", "num_lives", "ended"),
+    [
+        ("raise SystemExit(78)", 2, "ended with exit code 78 (config)"),
+        ("import os; os.kill(os.getpid(), 11)", 10, "was killed by SIGSEGV (11)"),
+    ],
+    ids=["78", "SIGSEGV"],
+)
+def test_reader_that_always_ends_alike_is_given_up(tmp_path: Path, end: str, num_lives: int, ended: str) -> None:
+    package = tmp_path / "megatrain_diagnostics"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "devices.py").write_text(f"open({str(tmp_path / 'lives')!r}, 'a').write('x')\n{end}\n")
+    running = DeviceSupervisor(0.05, pause_s=1e-4, environment={**os.environ, "PYTHONPATH": str(tmp_path)})
+    try:
+        wait_until(lambda: "not started again" in running.problem, "the last end")
+        assert running.problem == (
+            f"the program that reads devices {ended} {num_lives} times, and is not started again: fix the cause, then "
+            "launch the job again"
+        )
+        assert (tmp_path / "lives").read_text() == "x" * num_lives
+    finally:
+        running.close()

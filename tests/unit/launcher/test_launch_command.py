@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
+from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import write_config
 
 
@@ -49,6 +53,20 @@ def test_a_directory_that_is_gone_is_named(
     gone.rmdir()
     assert main(["launch", str(config)]) == 78
     assert "the current directory has been removed" in capsys.readouterr().err
+
+
+def test_file_system_without_locks_ends_a_launch_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    etcd_program()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert main(["launch", "--platform=local", str(write_config(tmp_path))]) == 78
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "lock" in line]
+    assert "/lock cannot be locked (Operation not supported): the file system has no file locks, and the job's" in line
+    assert line.endswith("set job.run_directory to one that has, or launch with --rdzv-endpoint of an etcd elsewhere")
 
 
 def test_launch_driver_and_executor_load_no_torch() -> None:

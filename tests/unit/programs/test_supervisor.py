@@ -47,6 +47,7 @@ def supervised(log: Path, program: str, argument: object, max_reports: int) -> t
         (ExitCode.CONFIG, 2, "ended with exit code 78 (config)"),
         (ExitCode.USAGE, 2, "ended with exit code 2 (usage)"),
         (ExitCode.FAILURE, 10, "ended with exit code 1"),
+        (ExitCode.CHECKPOINT, 10, "ended with exit code 66 (checkpoint)"),
     ],
 )
 def test_repeated_error_is_reported_and_ends_the_restarts(
@@ -60,6 +61,24 @@ def test_repeated_error_is_reported_and_ends_the_restarts(
     assert "cannot open the door" in reports[1]
     assert reports[-1].endswith(f"it is not started again: fix the cause, then launch the job again; see {log}")
     assert f"failed {num_lives} times with the same error: it {ended}; error: " in found.problem
+
+
+CRASHES = (
+    "import os, sys; print('abcdefghijk'[len(open(sys.argv[1]).readlines())], flush=True); os.kill(os.getpid(), 11)"
+)
+
+
+@pytest.mark.slow
+def test_signal_each_time_ends_the_restarts(tmp_path: Path) -> None:
+    """Whatever the program wrote before."""
+    log = tmp_path / "diagnostics.log"
+    found, reports = supervised(log, CRASHES, log, 11)
+    assert len(log.read_text().splitlines()) == 10 == len(reports)
+    assert (
+        "diagnostics has failed 10 times with the same error: it was killed by SIGSEGV (11); it is not started again"
+        in reports[-1]
+    )
+    assert "failed 10 times with the same error" in found.problem
 
 
 OTHERS = "import sys; lives = len(open(sys.argv[1]).readlines()); print('abcdefgh'[lives]); raise SystemExit(78)"
