@@ -18,7 +18,7 @@ from megatrain.data.order import SampleOrder
 from megatrain.data.tokenizer import load_tokenizer
 from tests.helpers.require import require_module
 
-require_module("tokenizers")
+tokenizers = require_module("tokenizers")
 
 
 def run(*arguments: object) -> int:
@@ -108,6 +108,30 @@ def test_strict_build_refuses_left_out_files(built: Path, with_other_files: Path
         assert not (built.parent / "new").exists()
         (with_other_files / name).unlink()
     assert run(*arguments) == 0
+
+
+def test_build_ends_documents_with_the_given_token(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tmp_path / "word-level.json"
+    words = {"<unk>": 0, "this": 1, "[EOS]": 2, "<|END_OF_TURN_TOKEN|>": 3, "<end>": 4}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    backend.save(str(tokenizer))
+    arguments = ("build", "--input", tmp_path / "texts", "--output", built, "--tokenizer", tokenizer, "--force")
+    for given, end, source in [
+        ((), 3, "a name that known models use"),
+        (("--eod", "[EOS]"), 2, "as given"),
+        (("--eod", "<end>"), 4, "as given"),
+    ]:
+        capsys.readouterr()
+        assert run(*arguments, *given) == 0
+        output = capsys.readouterr().out
+        assert f"({end}, {source}) ends documents" in output
+        assert "tokenizer: WARNING: loses characters that its vocabulary lacks" in output
+        assert json.loads((built / "meta.json").read_text())["eod_id"] == end
+        assert int(IndexedDataset(built / "train").document(0)[-1]) == end
+    with pytest.raises(DataError, match=r"word-level\.json: has no token '<gone>'"):
+        run(*arguments, "--eod", "<gone>")
 
 
 def test_inspect_prints_facts_and_documents(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
