@@ -58,6 +58,8 @@ _YES: Mapping[str, str] = {
 _RETIRED = ("RETIRED_SBE", "RETIRED_DBE")
 _SHARED_BY_INSTANCES = ("FB_USED", "FB_FREE", "FB_RESERVED", "FB_TOTAL")
 """Fields to sum over MIG instances. For other fields, an instance reports the value of its GPU."""
+_OTHER_DEVICES = frozenset({"nvswitch", "cpu"})
+"""Labels of samples that are not of a GPU."""
 _NVLINK = tuple(f"NVLINK_{what}_ERROR_COUNT_TOTAL" for what in ("CRC_FLIT", "CRC_DATA", "REPLAY", "RECOVERY"))
 
 
@@ -104,17 +106,28 @@ class DcgmExporter:
 
 
 def read_samples(text: str) -> tuple[list[Sample], list[str]]:
-    """Return the samples of an exporter's page, and the lines that cannot be parsed."""
+    """Return the samples of GPUs on an exporter's page, and the lines without a usable GPU or value."""
     samples: list[Sample] = []
     unreadable: list[str] = []
     for line in text.splitlines():
         if not line.startswith(_PREFIX):
             continue
         try:
-            samples += [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+            found = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
         except (ValueError, IndexError):
             unreadable.append(line)
+            continue
+        found = [sample for sample in found if _OTHER_DEVICES.isdisjoint(sample.labels)]
+        if all(_is_of_gpu(sample) for sample in found):
+            samples += found
+        else:
+            unreadable.append(line)
     return samples, unreadable
+
+
+def _is_of_gpu(sample: Sample) -> bool:
+    gpu = sample.labels.get("gpu", "")
+    return gpu.isascii() and gpu.isdigit() and math.isfinite(sample.value)
 
 
 def reading_of(samples: Iterable[Sample]) -> DriverReading:
@@ -136,9 +149,7 @@ def _values(samples: Iterable[Sample]) -> Iterator[tuple[str, Mapping[str, str],
     of_instances: dict[tuple[str, str], list[Sample]] = {}
     of_gpus = set[tuple[str, str]]()
     for sample in samples:
-        gpu, field = sample.labels.get("gpu", ""), sample.name.removeprefix(_PREFIX)
-        if not (gpu.isascii() and gpu.isdigit() and math.isfinite(sample.value)):
-            continue
+        gpu, field = sample.labels["gpu"], sample.name.removeprefix(_PREFIX)
         if sample.labels.get("GPU_I_ID"):
             of_instances.setdefault((gpu, field), []).append(sample)
         else:
