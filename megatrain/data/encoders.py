@@ -56,7 +56,9 @@ class LibraryEncoder:
         self.notes = tuple(_switched_off(backend))
         # kept, because the time of WordPiece is at least quadratic in the length of a word
         longest = getattr(backend.model, "max_input_chars_per_word", None)
-        self.losses = () if longest is None else (f"words of more than {longest} characters, by their limit",)
+        self.losses: tuple[str, ...] = ()
+        if longest is not None:
+            self.losses = (f"words of more than {longest} characters, by their limit",)
         backend.encode_special_tokens = True
         self._backend = backend
 
@@ -77,8 +79,8 @@ class LibraryEncoder:
 class SentencePieceEncoder:
     """A SentencePiece model. Text is never encoded to control symbols, such as </s>, which decode to nothing."""
 
-    notes = ()
-    losses = ()
+    notes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     file_name = SENTENCEPIECE_NAME
     runs_in_threads = True
 
@@ -103,8 +105,8 @@ class SentencePieceEncoder:
 class ByteEncoder:
     """Ids 0 to 255 are the bytes of UTF-8; id 256 ends a document. Its tokenizer.json encodes text to the same ids."""
 
-    notes = ()
-    losses = ()
+    notes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     file_name = TOKENIZER_NAME
     runs_in_threads = False
 

@@ -89,8 +89,8 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
 
 def data_prefixes(config: Config) -> Mapping[str, Path]:
     """Return the prefixes of all sources and sets of held-out tokens by their keys."""
-    named = {**config.data_sources, **config.validation_sets}
-    return {key: Path(data_set.path) for key, data_set in named.items()}
+    sources = {key: Path(source.path) for key, source in config.data_sources.items()}
+    return sources | {key: Path(validation_set.path) for key, validation_set in config.validation_sets.items()}
 
 
 def tokenizer_notes(config: Config) -> list[str]:
