@@ -19,7 +19,7 @@ from megatrain_launcher.hosts.slurm import SlurmPlatform
 
 
 class Others:
-    """Has each parser read a text as the output of its program. A result is (what was read, what is shown of the rest)."""
+    """Has each parser read its program's output. A result: (what was read, what is shown of the rest)."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self._root, self._monkeypatch, self._caplog = root, monkeypatch, caplog
