@@ -118,13 +118,14 @@ def _notes_on_files(before: tuple[Config, SampleStream], now: tuple[Config, Samp
     """Return notes on files that changed and do not affect the sample order."""
     known = _validation_digests(*before)
     notes = [
-        f"changed since: the content of {name}; losses of evaluations before and after differ"
+        f"changed since: the content of {name} (digest {known[name]} -> {digest}); losses of evaluations before and "
+        "after differ"
         for name, digest in _validation_digests(*now).items()
         if known.get(name, digest) != digest
     ]
-    tokenizers = [data.tokenizer_digest for _, data in (before, now)]
-    if all(tokenizers) and tokenizers[0] != tokenizers[1]:
-        notes.append("changed since: the content of data.tokenizer")
+    old, new = (data.tokenizer_digest for _, data in (before, now))
+    if old and new and old != new:
+        notes.append(f"changed since: the content of data.tokenizer (digest {old} -> {new})")
     return notes
 
 

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import whole_number
+from megatrain.config.recording import TelemetryConfig
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBox, read_black_box
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import printable
+from megatrain.run_files.run_directory import own_box_directory
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"
 SCHEMA_VERSION = 1
@@ -32,9 +34,8 @@ _TEXT_COLUMNS = (2, 7, 9)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
-    parser.add_argument(
-        "file", type=Path, metavar="FILE", help="a black box, for example /dev/shm/megatrain-1000/megatrain.*.blackbox"
-    )
+    example = own_box_directory(Path(TelemetryConfig().black_box_directory)) / "megatrain.*.blackbox"
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"a black box, for example {example}")
     parser.add_argument("--last", type=whole_number(1), metavar="N", default=40, help="newest N records (default: 40)")
     parser.add_argument(
         "--in-flight", action="store_true", help="only records of operations that have begun and not ended"

@@ -88,14 +88,14 @@ def _data_lines(config: Config) -> list[str]:
     """Return a table of the training data and how often a new run reads each source, or why they cannot be read."""
     # These modules load numpy and torch, which `config` otherwise never loads.
     from megatrain.data.epochs import check_epochs, source_uses
-    from megatrain.training.training_data import open_reader
+    from megatrain.training.training_data import open_reader, tokenizer_notes
 
     if not config.data_sources:
         return ["Training data: the configuration names none"]
     try:
         reader = open_reader(config)
     except DataError as error:
-        return [f"Training data: not checked, because they cannot be read here: {error}"]
+        return [f"Training data: {_why_not_read(config, error)}"]
     uses = source_uses(reader, cursor_after(config.batch, 0, config.train.steps, skipped=()))
     rows = [
         [
@@ -109,7 +109,7 @@ def _data_lines(config: Config) -> list[str]:
         for use in uses
     ]
     heads = ["source", "tokens", "samples read", "share", "epochs", "at most"]
-    lines = [f"Training data of a new run until step {config.train.steps:,}"]
+    lines = [*tokenizer_notes(config), f"Training data of a new run until step {config.train.steps:,}"]
     lines += [f"  {line}" for line in table([heads, *rows], [0])]
     lines += [
         f"  from token {stage.after_tokens:,} on: {_shares_text(stage.weight_of)}" for stage in config.data_stages
@@ -119,6 +119,17 @@ def _data_lines(config: Config) -> list[str]:
     except DataError as error:
         lines.append(f"  THE RUN WOULD NOT START: {error}")
     return lines
+
+
+def _why_not_read(config: Config, error: DataError) -> str:
+    """Return whether the data are only absent on this machine, or are refused, with the error."""
+    from megatrain.data.indexed import data_path, index_path
+    from megatrain.training.training_data import data_prefixes
+
+    files = (path(prefix) for prefix in data_prefixes(config).values() for path in (data_path, index_path))
+    if all(file.exists() for file in files):
+        return f"THE RUN WOULD NOT START: {error}"
+    return f"not checked, because they cannot be read here: {error}"
 
 
 def _shares_text(weights: Mapping[str, float]) -> str:
@@ -135,7 +146,7 @@ def _validation_lines(config: Config) -> list[str]:
     try:
         sets = open_validation(config)
     except DataError as error:
-        return [f"Validation sets: not checked, because they cannot be read here: {error}"]
+        return [f"Validation sets: {_why_not_read(config, error)}"]
     rows = [[dataset.name, f"{dataset.dataset.num_tokens:,}", f"{dataset.num_samples:,}"] for dataset in sets]
     heads = ["validation set", "tokens", "samples per evaluation"]
     return ["Validation sets", *(f"  {line}" for line in table([heads, *rows], [0]))]

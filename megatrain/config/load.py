@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from megatrain.config.tables import TableReader, split_arrays
 from megatrain.config.toml_text import read_float
 from megatrain.contracts.errors import ConfigError
 
+_BOM = "\ufeff"
+_OTHER_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+"""The mark of UTF-32 in little-endian order begins with that of UTF-16."""
 _SYNTAX_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -111,7 +115,14 @@ def _checked(
 def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
     """Return (text, tables, None), or ("", {}, problem) if the file cannot be read."""
     try:
-        text = path.read_bytes().decode().removeprefix("\ufeff")  # the byte-order mark of some Windows editors
+        content = path.read_bytes()
+        if content.startswith(_OTHER_BOMS):
+            return "", {}, f"is UTF-16 or UTF-32, by its byte-order mark; save the file as UTF-8 ({path})"
+        text = content.decode().removeprefix(_BOM)  # of some Windows editors
+        if _BOM in text:
+            line = text.count("\n", 0, text.index(_BOM)) + 1
+            problem = "there is a byte-order mark (U+FEFF) inside the file, from a file that was appended; remove it"
+            return "", {}, f"{problem} ({FileOrigin(str(path), line)})"
         return text, tomllib.loads(text, parse_float=read_float), None
     except OSError as error:
         return "", {}, f"cannot read the configuration file: {error.strerror}; give the path of a TOML file ({path})"

@@ -75,6 +75,8 @@ def build_tokenizer(
     )
     for note in tokenizer.notes:
         report(f"tokenizer: switched off: {note}")
+    for loss in tokenizer.losses:
+        report(f"tokenizer: WARNING: loses {loss}")
     return source, tokenizer
 
 

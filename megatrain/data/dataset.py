@@ -91,7 +91,7 @@ def tokenizer_digest(tokenizer: Path) -> str:
 
 
 def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
-    """Check that one tokenizer made all data sets of `prefixes` (key -> prefix); data sets without meta.json pass.
+    """Check that one tokenizer made all data sets of `prefixes` (key -> prefix); see `without_meta` for exceptions.
 
     Raises: DataError naming two keys, their files and their tokenizers' digests. A loss on the tokens of another
     tokenizer would be meaningless.
@@ -110,6 +110,11 @@ def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
                 f"the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
                 f"{tokenizer_beside(first[1])}`"
             )
+
+
+def without_meta(prefixes: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the data sets of `prefixes` (key -> prefix) that have no meta.json: their tokenizers are unknown."""
+    return {key: prefix for key, prefix in prefixes.items() if read_meta(prefix.parent / META_NAME) is None}
 
 
 def _is_tokenizer_json(content: bytes) -> bool:

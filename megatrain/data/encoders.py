@@ -21,10 +21,12 @@ NUM_BYTES = 256
 
 
 class Encoder(Protocol):
-    """Text to ids and back. `notes`: settings of its file that are switched off; `file_name`: its usual file name;
-    `runs_in_threads`: whether `encode` releases the interpreter lock."""
+    """Text to ids and back. `notes`: settings of its file that are switched off; `losses`: settings that lose text and
+    cannot be switched off; `file_name`: its usual file name; `runs_in_threads`: whether `encode` releases the
+    interpreter lock."""
 
     notes: tuple[str, ...]
+    losses: tuple[str, ...]
     file_name: str
     runs_in_threads: bool
 
@@ -52,6 +54,11 @@ class LibraryEncoder:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.notes = tuple(_switched_off(backend))
+        # kept, because the time of WordPiece is at least quadratic in the length of a word
+        longest = getattr(backend.model, "max_input_chars_per_word", None)
+        self.losses: tuple[str, ...] = ()
+        if longest is not None:
+            self.losses = (f"words of more than {longest} characters, by their limit",)
         backend.encode_special_tokens = True
         self._backend = backend
 
@@ -72,7 +79,8 @@ class LibraryEncoder:
 class SentencePieceEncoder:
     """A SentencePiece model. Text is never encoded to control symbols, such as </s>, which decode to nothing."""
 
-    notes = ()
+    notes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     file_name = SENTENCEPIECE_NAME
     runs_in_threads = True
 
@@ -97,7 +105,8 @@ class SentencePieceEncoder:
 class ByteEncoder:
     """Ids 0 to 255 are the bytes of UTF-8; id 256 ends a document. Its tokenizer.json encodes text to the same ids."""
 
-    notes = ()
+    notes: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
     file_name = TOKENIZER_NAME
     runs_in_threads = False
 

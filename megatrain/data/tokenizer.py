@@ -8,7 +8,7 @@ ordinary tokens, never the end-of-document token.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,16 @@ SMALLEST_VOCAB_SIZE = 257
 """The 256 bytes and the end-of-document token."""
 
 
+_RARE = ("\u0531", "\ua4d0", "\U00010450", "\U00013000")
+"""Letters of four scripts (Armenian, Lisu, Shavian, hieroglyphs), of two to four bytes of UTF-8. A vocabulary has all
+of them only if it has bytes."""
+
+
 class Tokenizer:
     """A loaded tokenizer. `vocab_size` is its largest id plus one.
 
-    `notes`: the settings of its file that are switched off, because they are random or change the text. `end`: the
+    `notes`: the settings of its file that are switched off, because they are random or change the text. `losses`: the
+    text that it cannot represent; empty if it can represent any text. `end`: the
     token that ends every document, empty if none is known; `end_source`: the file or list that names this token.
     `file_name`: tokenizer.json or tokenizer.model. `runs_in_threads`: whether `encode_batch` releases the interpreter
     lock, so that several threads tokenize at the same time.
@@ -45,6 +51,7 @@ class Tokenizer:
         Raises: DataError when the vocabulary has no token `end`.
         """
         self.notes = encoder.notes
+        self.losses = (*encoder.losses, *_lost_characters(encoder))
         self.file_name = encoder.file_name
         self.runs_in_threads = encoder.runs_in_threads
         self._encoder = encoder
@@ -86,6 +93,16 @@ class Tokenizer:
     def save(self, path: Path) -> None:
         """Write the tokenizer's file to `path`."""
         path.write_bytes(self._encoder.content())
+
+
+def _lost_characters(encoder: Encoder) -> Iterator[str]:
+    """Yield a text on the characters that an encoder loses, if there are any."""
+    lost = [
+        letter for letter, ids in zip(_RARE, encoder.encode(_RARE), strict=True) if letter not in encoder.decode(ids)
+    ]
+    if lost:
+        named = ", ".join(f"U+{ord(letter):04X}" for letter in lost)
+        yield f"characters that its vocabulary lacks, such as {named}: it has no bytes to fall back to"
 
 
 @dataclass(frozen=True, slots=True)

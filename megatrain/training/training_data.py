@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,14 @@ from megatrain.config.config import Config
 from megatrain.config.data import integer_weights
 from megatrain.contracts.errors import DataError
 from megatrain.data.bins import PackedBins
-from megatrain.data.dataset import check_same_tokenizer, check_tokenizer, data_digest, open_dataset, tokenizer_digest
+from megatrain.data.dataset import (
+    check_same_tokenizer,
+    check_tokenizer,
+    data_digest,
+    open_dataset,
+    tokenizer_digest,
+    without_meta,
+)
 from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
@@ -41,13 +48,10 @@ def open_reader(config: Config) -> BatchReader:
     Raises: DataError when files cannot be used, when their tokenizers differ from each other, from data.tokenizer or
     from the model, and when two sources have the same content.
     """
-    prefixes = {key: Path(source.path) for key, source in config.data_sources.items()}
-    with_validation = prefixes | {
-        key: Path(validation_set.path) for key, validation_set in config.validation_sets.items()
-    }
-    check_same_tokenizer(with_validation)
+    prefixes = data_prefixes(config)
+    check_same_tokenizer(prefixes)
     if config.data.tokenizer:
-        for prefix in with_validation.values():
+        for prefix in prefixes.values():
             check_tokenizer(Path(config.data.tokenizer), prefix, config.model.vocab_size)
     sources = []
     for key, source in config.data_sources.items():
@@ -81,6 +85,25 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
         ((key, validation_set.dataset, validation_set.digest) for key, validation_set in found), "remove one of them"
     )
     return tuple(sets)
+
+
+def data_prefixes(config: Config) -> Mapping[str, Path]:
+    """Return the prefixes of all sources and sets of held-out tokens by their keys."""
+    sources = {key: Path(source.path) for key, source in config.data_sources.items()}
+    return sources | {key: Path(validation_set.path) for key, validation_set in config.validation_sets.items()}
+
+
+def tokenizer_notes(config: Config) -> list[str]:
+    """Return a note on the data sets whose tokenizer cannot be compared; none if there is nothing to compare it with.
+
+    Raises: DataError when a meta.json is unreadable.
+    """
+    prefixes = data_prefixes(config)
+    unknown = without_meta(prefixes)
+    if not unknown or (len(prefixes) == 1 and not config.data.tokenizer):
+        return []
+    named = ", ".join(f"{key}={str(prefix)!r}" for key, prefix in unknown.items())
+    return [f"tokenizers that cannot be compared, because there is no {META_NAME} of this program beside them: {named}"]
 
 
 def sample_stream(config: Config, reader: BatchReader, validation: Iterable[ValidationSet]) -> SampleStream:

@@ -48,7 +48,7 @@ from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
-from megatrain.training.training_data import open_reader, open_validation, sample_stream
+from megatrain.training.training_data import open_reader, open_validation, sample_stream, tokenizer_notes
 
 
 def run_worker(
@@ -69,6 +69,7 @@ def run_worker(
     notes = _device_notes(config, device, queues)
     # all files that are only read are opened before anything is written
     reader, validation = open_reader(config), open_validation(config)
+    notes += tokenizer_notes(config)
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     with ExitStack() as closing:

@@ -78,7 +78,7 @@ def read_ports(directory: Path) -> list[LinkReading]:
     for port in sorted(directory.glob("*/ports/*")):
         state = _read(port / "state")
         physical = _read(port / "phys_state")
-        rate = re.match(r"([\d.]+) *Gb/sec", _read(port / "rate"))
+        rate = re.match(r"([0-9]+(?:\.[0-9]+)?) *Gb/sec", _read(port / "rate"))
         counted, hardware = port / "counters", port / "hw_counters"
         links.append(
             LinkReading(

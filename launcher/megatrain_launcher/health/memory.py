@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ MISSING_FRACTION = 0.02
 """Tolerance: the kernel's reserved part differs slightly from boot to boot; a lost module is at least 1/32."""
 LITTLE_FREE_FRACTION = 0.05
 _TOTAL = "memory_bytes"
+_SIZE = re.compile(r"(\w+):\s*([0-9]+) kB")
 
 
 def check_memory(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
@@ -38,10 +40,11 @@ def read_sizes(meminfo: Path) -> tuple[int, int] | None:
         lines = meminfo.read_text().splitlines()
     except OSError:
         return None
-    fields = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    found = (_SIZE.fullmatch(line) for line in lines)
+    fields = {size[1]: int(size[2]) * 1024 for size in found if size is not None}
     if not {"MemTotal", "MemAvailable"} <= fields.keys():
         return None
-    return int(fields["MemTotal"][0]) * 1024, int(fields["MemAvailable"][0]) * 1024  # /proc counts KiB
+    return fields["MemTotal"], fields["MemAvailable"]
 
 
 def judge_memory(sizes: tuple[int, int] | None, total_before: float | None) -> HealthFinding:

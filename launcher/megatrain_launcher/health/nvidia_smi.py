@@ -55,17 +55,21 @@ def read_nvidia_smi(timeout_s: float) -> DriverReading | None:
 def _reading(exit_code: int, output: str, printed: str, fields: Sequence[str]) -> DriverReading:
     if "no devices were found" in printed.lower():
         return DriverReading("nvidia-smi")
-    rows = [
-        dict(zip(fields, row, strict=True))
-        for row in csv.reader(output.splitlines(), skipinitialspace=True)
-        if len(row) == len(fields) and row[0].isdigit()
-    ]
+    rows, unreadable = [], []
+    for line in output.splitlines():  # each on its own, because an open quote would swallow the lines after it
+        row = next(csv.reader([line], skipinitialspace=True), [])
+        if len(row) == len(fields) and row[0].isascii() and row[0].isdigit():
+            rows.append(dict(zip(fields, row, strict=True)))
+        elif len(row) > 1:
+            unreadable.append(line)
     # Without a driver, or with a wrong library, there are no rows. After a lost GPU, a line of text ends the list.
     messages = [line.strip() for line in printed.splitlines() if line.strip() and not re.match(r"\d+, ", line)]
     problem = messages[0][:_MAX_SHOWN] if messages else f"exit code {exit_code}"
     if not rows:
         return DriverReading("nvidia-smi", error=problem if messages or exit_code else "it names no GPU")
     error = problem if exit_code else ""
+    if unreadable and not error:
+        error = f"lines that cannot be read: {len(unreadable)}, the first: {unreadable[0][:_MAX_SHOWN]!r}"
     return DriverReading("nvidia-smi", rows[0]["driver_version"], error, tuple(_gpu(row) for row in rows))
 
 

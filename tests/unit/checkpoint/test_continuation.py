@@ -21,6 +21,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 DATA = SampleStream.of_one(num_tokens=5000, seed=7, digest="d" * 32)
 OLD, NEW = "0" * 32, "1" * 32
+DIFFER = "losses of evaluations before and after differ"
 PROGRESS = TrainingProgress(120, 3840, 983_040, 118, 2)
 
 
@@ -132,8 +133,8 @@ def test_changed_files_that_do_not_affect_the_order_are_noted() -> None:
     before = replace(DATA, validation_digest=OLD, tokenizer_digest=OLD)
     now = replace(before, validation_digest=NEW, tokenizer_digest=NEW)
     assert with_digests(before, now, validation="held-out").notes == (
-        "changed since: the content of data.validation; losses of evaluations before and after differ",
-        "changed since: the content of data.tokenizer",
+        f"changed since: the content of data.validation (digest {OLD} -> {NEW}); {DIFFER}",
+        f"changed since: the content of data.tokenizer (digest {OLD} -> {NEW})",
     )
     assert with_digests(before, replace(before, validation_digest="", tokenizer_digest="")).notes == ()
     (note,) = with_digests(of_content(""), before).notes
@@ -157,7 +158,7 @@ def test_changed_validation_sets_are_noted_by_name() -> None:
         before, now = (replace(DATA, validation_digest=text) for text in (f"{OLD},{OLD}", digests))
         found = with_sets(before, now, of_sets("web", "code"), of_sets(*sets))
         assert [note for note in found.notes if "content" in note] == [
-            f"changed since: the content of {name}; losses of evaluations before and after differ" for name in changed
+            f"changed since: the content of {name} (digest {OLD} -> {NEW}); {DIFFER}" for name in changed
         ], (sets, digests)
 
 

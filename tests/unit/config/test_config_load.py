@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -275,6 +276,28 @@ def test_byte_order_mark_is_no_part_of_the_file(small: Path) -> None:
     plain = load_config(small)
     small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
     assert load_config(small) == plain
+
+
+OTHER_ENCODING = "is UTF-16 or UTF-32, by its byte-order mark; save the file as UTF-8 (small.toml)"
+MARK_INSIDE = "there is a byte-order mark (U+FEFF) inside the file, from a file that was appended; remove it"
+BOM_PROBLEMS: list[tuple[Callable[[str], bytes], str]] = [
+    (lambda text: text.encode("utf-16"), OTHER_ENCODING),
+    (lambda text: b"\xfe\xff" + text.encode("utf-16-be"), OTHER_ENCODING),
+    (lambda text: text.encode("utf-32"), OTHER_ENCODING),
+    (lambda text: b"\0\0\xfe\xff" + text.encode("utf-32-be"), OTHER_ENCODING),
+    (lambda text: f"[job]\n\ufeff{text}".encode(), f"{MARK_INSIDE} (small.toml:2)"),
+    (lambda text: f"\ufeff\ufeff{text}".encode(), f"{MARK_INSIDE} (small.toml:1)"),
+    (lambda text: f'\n\n[job]\nname = "a\ufeff"\n{text}'.encode(), f"{MARK_INSIDE} (small.toml:4)"),
+]
+
+
+def test_other_byte_order_marks_are_refused(small: Path) -> None:
+    whole = small.read_text()
+    for content, problem in BOM_PROBLEMS:
+        small.write_bytes(content(whole))
+        with pytest.raises(ConfigError) as caught:
+            load_config(small)
+        assert caught.value.problems == (problem,)
 
 
 def test_file_that_is_not_utf8(small: Path) -> None:

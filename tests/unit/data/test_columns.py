@@ -49,9 +49,11 @@ def parquet_file(path: Path, content: Any) -> None:
 WRITERS: dict[str, tuple[str, Callable[[Path, Any], None]]] = {
     "parquet": (".parquet", parquet_file),
     "parquet with zstd": (".pq", lambda path, content: parquet.write_table(content, path, compression="zstd")),
+    "parquet of a short name": (".parq", parquet_file),
     "arrow file": (".arrow", arrow_file),
     "arrow stream": (".arrow", arrow_stream),
     "feather": (".feather", lambda path, content: feather.write_feather(content, path)),
+    "arrow of a loud name": (".IPC", arrow_file),
 }
 
 

@@ -238,6 +238,10 @@ BAD_FILES = [
     ("key.jsonl", b'{"body": "a"}', r"key\.jsonl:1: has no key 'text' \(keys: body\); name the text's key with"),
     ("null.jsonl", b'{"text": null}', r"null\.jsonl:1: the value of 'text' is null, must be text"),
     ("latin.jsonl", b'{"text": "caf\xe9"}', r"latin\.jsonl:1: is not UTF-8"),
+    ("utf16.txt", "text".encode("utf-16"), r"utf16\.txt:1: is not UTF-8 \(byte 0xff"),
+    ("utf16.jsonl", '{"text": "a"}'.encode("utf-16"), r"utf16\.jsonl:1: is not UTF-8 \(byte 0xff"),
+    ("utf16.json", b"\xfe\xff" + '[{"text": "a"}]'.encode("utf-16-be"), r"utf16\.json:1: is not UTF-8 \(byte 0xfe"),
+    ("mark.jsonl", '{"text": "a"}\n\ufeff{"text": "b"}\n'.encode(), r"mark\.jsonl:2: is not JSON \(.*BOM"),
     ("half.jsonl", b'{"text": "\\ud800"}', r"half\.jsonl:1: 'text' holds half of a surrogate pair"),
     ("notes.md", b"# text", r"notes\.md: unknown kind of file \(\.md\); use \.txt, .*\.jsonl, .*\.parquet"),
 ]

@@ -18,7 +18,7 @@ from megatrain.data.order import SampleOrder
 from megatrain.data.tokenizer import load_tokenizer
 from tests.helpers.require import require_module
 
-require_module("tokenizers")
+tokenizers = require_module("tokenizers")
 
 
 def run(*arguments: object) -> int:
@@ -55,6 +55,83 @@ def test_build_says_what_it_made_and_where(built: Path, capsys: pytest.CaptureFi
     assert "tokenizer: 310 tokens" in text
     assert "unigram entropy of the held-out tokens:" in text
     assert f"data.train={built / 'train'} data.validation={built / 'validation'}" in text
+
+
+@pytest.fixture
+def with_other_files(built: Path) -> Path:
+    """A corpus with folders named like Python's own, whose texts count, and with files that are not read."""
+    texts = built.parent / "texts"
+    for name in ("__pycache__", "site-packages", "deep/dist-packages"):
+        (texts / name).mkdir(parents=True)
+        (texts / name / "a.txt").write_text(f"found in {name}")
+    for name in ("one.md", "two.MD", "deep/three.pdf", "no-suffix"):
+        (texts / name).write_text("no document")
+    (texts / "again").symlink_to(texts / "deep")
+    return texts
+
+
+LEFT_OUT = {
+    "files of another kind (.md)": 2,
+    "files of another kind (.pdf)": 1,
+    "files of another kind (no suffix)": 1,
+    "folders that are read already": 1,
+}
+
+
+def test_build_counts_left_out_files_by_reason(
+    built: Path, with_other_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("build", "--input", with_other_files, "--output", built, "--tokenizer", "bytes", "--force")
+    capsys.readouterr()
+    assert run(*arguments) == 0
+    lines = [line.removeprefix("skipped:").split(maxsplit=1) for line in capsys.readouterr().out.splitlines()
+             if line.startswith("skipped:")]  # fmt: skip
+    assert {reason: int(count) for count, reason in lines} == LEFT_OUT
+    meta = json.loads((built / "meta.json").read_text())
+    assert meta["skipped"] == LEFT_OUT
+    assert meta["train"]["documents"] + meta["validation"]["documents"] == 60 + 3
+    assert printed(capsys, *arguments)["meta"]["skipped"] == LEFT_OUT
+
+
+def test_strict_build_refuses_left_out_files(built: Path, with_other_files: Path) -> None:
+    arguments = ("build", "--input", with_other_files, "--output", built.parent / "new", "--tokenizer", "bytes",
+                 "--strict")  # fmt: skip
+    for name, reason in [
+        ("again", "folders that are read already"),
+        ("no-suffix", r"files of another kind \(no suffix\)"),
+        ("one.md", r"files of another kind \(\.md\)"),
+        ("two.MD", r"files of another kind \(\.md\)"),
+        ("deep/three.pdf", r"files of another kind \(\.pdf\)"),
+    ]:
+        with pytest.raises(DataError, match=rf"texts/{name}\b.*: {reason}; known kinds: .*without --strict"):
+            run(*arguments)
+        assert not (built.parent / "new").exists()
+        (with_other_files / name).unlink()
+    assert run(*arguments) == 0
+
+
+def test_build_ends_documents_with_the_given_token(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = tmp_path / "word-level.json"
+    words = {"<unk>": 0, "this": 1, "[EOS]": 2, "<|END_OF_TURN_TOKEN|>": 3, "<end>": 4}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    backend.save(str(tokenizer))
+    arguments = ("build", "--input", tmp_path / "texts", "--output", built, "--tokenizer", tokenizer, "--force")
+    for given, end, source in [
+        ((), 3, "a name that known models use"),
+        (("--eod", "[EOS]"), 2, "as given"),
+        (("--eod", "<end>"), 4, "as given"),
+    ]:
+        capsys.readouterr()
+        assert run(*arguments, *given) == 0
+        output = capsys.readouterr().out
+        assert f"({end}, {source}) ends documents" in output
+        assert "tokenizer: WARNING: loses characters that its vocabulary lacks" in output
+        assert json.loads((built / "meta.json").read_text())["eod_id"] == end
+        assert int(IndexedDataset(built / "train").document(0)[-1]) == end
+    with pytest.raises(DataError, match=r"word-level\.json: has no token '<gone>'"):
+        run(*arguments, "--eod", "<gone>")
 
 
 def test_inspect_prints_facts_and_documents(built: Path, capsys: pytest.CaptureFixture[str]) -> None:

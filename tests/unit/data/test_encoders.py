@@ -55,6 +55,16 @@ def test_sentencepiece_ids_are_those_of_the_library(model: bytes, tmp_path: Path
     assert (tmp_path / "copy.model").read_bytes() == model
 
 
+def test_sentencepiece_without_bytes_loses_characters(model: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "odd.model"
+    path.write_bytes(model)
+    assert load_tokenizer(path).losses == ()
+    path.write_bytes(sentencepiece_model(byte_fallback=False, vocab_size=30))
+    (loss,) = load_tokenizer(path).losses
+    assert loss.startswith("characters that its vocabulary lacks, such as U+0531, ")
+    assert byte_tokenizer().losses == train_tokenizer(TEXTS, 300).losses == ()
+
+
 def test_file_that_is_no_sentencepiece_model_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.model"
     for content in (b"", b"\xff\xfe", b'{"model": 1}'):

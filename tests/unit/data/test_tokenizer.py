@@ -6,16 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.end_of_document import END_OF_DOCUMENT, KNOWN_NAMES
-from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
+from megatrain.data.end_of_document import END_OF_DOCUMENT
+from megatrain.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.helpers.require import require_module
 from tests.helpers.waiting import DEADLINE_S
 
-require_module("tokenizers")
+tokenizers = require_module("tokenizers")
 
 TEXTS = [
     "def f(x):\n    return x + 1\n" * 30,
@@ -153,11 +154,50 @@ def test_odd_files_beside_a_tokenizer_name_nothing(odd: Path) -> None:
         assert load_tokenizer(odd).end == "", content[:30]
 
 
+ENDS_OF_MODELS = {
+    "GPT-2": "<|endoftext|>",
+    "Llama 3": "<|end_of_text|>",
+    "Llama 2 and Mistral": "</s>",
+    "Gemma": "<eos>",
+    "DeepSeek V3": "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "Command R": "<|END_OF_TURN_TOKEN|>",
+    "Kimi K2": "[EOS]",
+}
+"""The eos_token of each model's tokenizer_config.json."""
+
+
 def test_ends_of_known_models_are_found(odd: Path) -> None:
     content = odd.read_text(encoding="utf-8")
-    for name in KNOWN_NAMES:
+    for model, name in ENDS_OF_MODELS.items():
         odd.write_text(content.replace("<|stop|>", name), encoding="utf-8")
-        assert load_tokenizer(odd).end == name
+        tokenizer = load_tokenizer(odd)
+        assert (tokenizer.end, tokenizer.eod_id) == (name, END_ID), model
+        assert tokenizer.end_source == "a name that known models use"
+
+
+def with_tokens(file: Path, *names: str) -> None:
+    """Add special tokens, whose ids are 300 and so on, to a tokenizer.json."""
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.add_special_tokens(list(names))
+    backend.save(str(file))
+
+
+def test_first_of_two_known_ends_is_taken_unless_named(odd: Path) -> None:
+    saved = odd.read_text(encoding="utf-8")
+    for names, end in {
+        ("[EOS]", "<|endoftext|>"): "<|endoftext|>",
+        ("<|END_OF_TURN_TOKEN|>", "</s>"): "</s>",
+        ("<|end_of_text|>", "<eos>", "</s>"): "<|end_of_text|>",
+    }.items():
+        odd.write_text(saved, encoding="utf-8")
+        with_tokens(odd, *names)
+        tokenizer = load_tokenizer(odd)
+        assert (tokenizer.end, tokenizer.eod_id) == (end, 300 + names.index(end))
+        for given in names:
+            assert load_tokenizer(odd, given).eod_id == 300 + names.index(given)
+        odd.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": names[0]}))
+        assert load_tokenizer(odd).end == names[0]
+        odd.with_name("tokenizer_config.json").unlink()
 
 
 def test_random_and_truncating_options_are_disabled_and_named(tmp_path: Path) -> None:
@@ -185,6 +225,44 @@ def test_random_and_truncating_options_are_disabled_and_named(tmp_path: Path) ->
         assert [tokenizer.encode_batch(TEXTS) for _ in range(5)] == [expected] * 5, section
         (found,) = tokenizer.notes
         assert found.startswith(note)
+
+
+def saved_model(path: Path, model: Any) -> Tokenizer:
+    """Save a model of the library with words between blanks as a tokenizer.json, and load it."""
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.decoder = tokenizers.decoders.ByteFallback()
+    backend.save(str(path))
+    return load_tokenizer(path)
+
+
+def test_each_unknown_character_keeps_its_own_token(tmp_path: Path) -> None:
+    vocabulary = {"a": 0, "b": 1, "<unk>": 2}
+    path = tmp_path / "tokenizer.json"
+    for is_fused in (True, False):
+        tokenizer = saved_model(path, tokenizers.models.BPE(vocabulary, [], unk_token="<unk>", fuse_unk=is_fused))
+        assert tokenizer.encode("abxyzb xy") == [0, 1, 2, 2, 2, 1, 2, 2]
+        assert [note.split(",")[0] for note in tokenizer.notes] == (["fuse_unk"] if is_fused else [])
+
+
+def test_text_that_a_tokenizer_loses_is_named(tmp_path: Path) -> None:
+    models = tokenizers.models
+    letters = {"a": 0, "##a": 1, "[UNK]": 2}
+    pieces = [("<unk>", 0.0), ("a", -1.0)]
+    bytes_of_all = {f"<0x{byte:02X}>": 2 + byte for byte in range(256)}
+    lacks = "characters that its vocabulary lacks, such as U+0531, U+A4D0, U+10450, U+13000"
+    some = {letter: 2 + number for number, letter in enumerate("\u0531\ua4d0\U00010450")}
+    for model, losses in [
+        (models.BPE({"a": 0, "<unk>": 1} | bytes_of_all, [], unk_token="<unk>", byte_fallback=True), []),
+        (models.BPE({"a": 0, "<unk>": 1} | bytes_of_all, [], unk_token="<unk>", byte_fallback=False), [lacks]),
+        (models.BPE({"a": 0}, [], byte_fallback=True), [lacks]),
+        (models.BPE({"a": 0} | some, []), ["characters that its vocabulary lacks, such as U+13000"]),
+        (models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"), [lacks]),
+        (models.Unigram(pieces, 0, byte_fallback=False), [lacks]),
+        (models.WordPiece(letters, max_input_chars_per_word=7), ["words of more than 7 characters", lacks]),
+    ]:
+        found = saved_model(tmp_path / "tokenizer.json", model).losses
+        assert [loss.partition(":")[0].partition(", by")[0] for loss in found] == losses, model
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:

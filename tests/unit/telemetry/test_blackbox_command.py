@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from megatrain.commands import blackbox
+from megatrain.config.recording import TelemetryConfig
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import write_control
 from megatrain.contracts.black_box.values import ControlPage
 from megatrain.contracts.errors import DataError
+from megatrain.run_files.run_directory import own_box_directory
 from tests.unit.telemetry.conftest import Boxed
 
 Print = Callable[..., str]
@@ -32,6 +34,13 @@ def show(capsys: pytest.CaptureFixture[str]) -> Print:
         return capsys.readouterr().out
 
     return run
+
+
+def test_help_names_the_directory_of_black_boxes() -> None:
+    parser = argparse.ArgumentParser()
+    blackbox.add_arguments(parser)
+    directory = own_box_directory(Path(TelemetryConfig().black_box_directory))
+    assert f"{directory}/megatrain.*.blackbox" in " ".join(parser.format_help().split())
 
 
 @pytest.fixture

@@ -128,12 +128,27 @@ def test_rank_of_a_line() -> None:
         "[Rank 5] x": "5",
         "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD": "3",
         "x": None,
-        # ranks of memory modules
+        "srun: error: task 2: rank 6 lost": "6",
+        # ranks of memory modules, disks and schedulers
         "EDAC MC0: 1 CE memory read error on CPU_SrcID#0 (channel:1 slot:0 rank:3 row:0x1)": None,
         "mcelog: Hardware event. rank 1 of a module": None,
         "kernel: EDAC sbridge MC1: socket:1 ha:0 channel_mask:1 rank:1": None,
         "Memory | Uncorrectable ECC | DIMM_A1 rank 0": None,
+        "kernel: mce: [Hardware Error]: Machine check: bank 7 rank 2": None,
+        "kernel: csrow3: rank 1 of channel 0 has 12 errors": None,
+        "ipmitool: SEL 4f | Memory #0x53 | Correctable ECC, rank 1": None,
+        "ipmi_si: correctable errors of rank 0": None,
+        "md/raid10:md0: disk failure on sdc1, rank 2": None,
+        "MegaRAID: drive 4 of span 0, rank 3 is offline": None,
+        "mdadm: device 4 has rank 2 of 8": None,
+        "slurmctld: job 4711 has rank 12 in the queue": None,
+        "slurmstepd: error: task rank 5 of job step 17.0": None,
+        "sched/backfill: job 17 at rank 4 cannot start": None,
+        "topology/tree: switch s3 has rank 2": None,
+        "[host1:01234] node rank 2 of this job": None,
+        "[mpiexec@host1] HYDT_bscu: hydra proxy at rank 1 ended": None,
         "[rank2]: EDAC MC0: rank:3": "2",
+        "[rank2]: slurmstepd: rank 3": "2",
     }
     assert {line: rank_of_line(line) for line in ranks} == ranks
 
