@@ -112,19 +112,61 @@ def test_round_keeps_its_first_step_whichever_side_is_delayed(tmp_path: Path, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_round_keeps_its_first_step_in_any_interleaving(tmp_path: Path, start: Start) -> None:
+def test_round_keeps_its_first_step_when_both_are_delayed(tmp_path: Path, start: Start) -> None:
     template = tmp_path / "template"
     put_run(template)
     programs = (keep_house, start)
     numbers = [num_operations(tmp_path / program.__name__, program) for program in programs]
     for first in (0, 1):
         for held_at in range(numbers[first]):
-            for until in range(1, numbers[1 - first], 5):
+            for until in range(1 + held_at % 5, numbers[1 - first], 5):  # all of them would take minutes
                 checkpoints = interleaved(
                     template, tmp_path / "run", programs[first], programs[1 - first], (held_at, until)
                 )
                 began, resumes = began_and_resumes_at(checkpoints)
                 assert began == resumes, (first, held_at, until)
+
+
+def prune_and_go_back(checkpoints: Location) -> None:
+    """Remove the oldest step, as a user does, and start at the next one, which housekeeping is about to remove."""
+    newest = Claims(checkpoints).newest_number()
+    list(Remover().remove(checkpoints, [("main", STEPS[0])], newest))
+    go_back(checkpoints)
+
+
+@pytest.mark.slow(kept=["10"])
+@pytest.mark.parametrize("stride", [1, 10])
+def test_two_removers_and_a_round_lose_no_first_step(tmp_path: Path, stride: int) -> None:
+    template = tmp_path / "template"
+    put_run(template)
+    programs = (keep_house, prune_and_go_back)
+    began_at = set[int | None]()
+    for first in (0, 1):
+        for held_at in range(0, num_operations(tmp_path / f"count-{first}", programs[first]), stride):
+            checkpoints = interleaved(template, tmp_path / "run", programs[first], programs[1 - first], (held_at,))
+            began, resumes = began_and_resumes_at(checkpoints)
+            assert began == resumes, (first, held_at)
+            began_at.add(began)
+    # the round came before housekeeping, or after it
+    assert began_at == set(STEPS[1:])
+
+
+@pytest.mark.slow(kept=["10"])
+@pytest.mark.parametrize("stride", [1, 10])
+def test_two_removers_of_the_same_steps_leave_the_newest(tmp_path: Path, stride: int) -> None:
+    template = tmp_path / "template"
+    put_run(template)
+    notes: list[str] = []
+
+    def remove(checkpoints: Location) -> None:
+        notes.extend(Housekeeping().run(checkpoints, PLAN))
+
+    for held_at in range(0, num_operations(tmp_path / "count", remove), stride):
+        checkpoints = interleaved(template, tmp_path / "run", remove, remove, (held_at,))
+        assert committed_steps(checkpoints / "main") == [STEPS[-1]], held_at
+        assert being_removed(checkpoints) == {}, held_at
+        assert [candidate.step for candidate in candidates(checkpoints)] == [STEPS[-1]], held_at
+    assert {note.rpartition("/")[2] for note in notes} == {"step-000000010", "step-000000020"}, "none failed"
 
 
 def interleaved(template: Path, directory: Path, first: Start, second: Start, turns: tuple[int, ...]) -> Location:
