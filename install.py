@@ -3,8 +3,8 @@
 uv installs, because it takes a fraction of pip's time; pip does where uv cannot be had or fails. uv does not read pip's
 configuration, so what `pip config list` prints is passed on. On a machine without a GPU the CPU build of torch is
 installed: a wheel among pip's find-links, or from the index that uv knows. If uv installs a build for CUDA there, that
-is an error, unless MEGATRAIN_TORCH=cuda asks for one; after pip, which has no choice, it is only printed. This file uses
-only the standard library, because it runs where nothing else is installed.
+is an error, unless MEGATRAIN_TORCH=cuda asks for one; after pip, which has no choice, it is only printed. This file
+uses only the standard library, because it runs where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Run = Callable[[Sequence[str], Mapping[str, str] | None], "tuple[int, str]"]
 
 
 def main() -> int:
-    """Install. Returns the exit code: of pip, or 1 if uv installed a build of torch that the machine should not have."""
+    """Install. Returns the exit code: of pip, or 1 if uv installed a build of torch that does not fit the machine."""
     return install(_run, os.environ, has_gpu=has_gpu())
 
 
