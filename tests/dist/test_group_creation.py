@@ -33,7 +33,8 @@ def come(context: RankContext, port: int = 0) -> Rendezvous:
     """Join at a store that is a file, or, as a job's is, a server on this machine."""
     process = Process(context.rank, context.world_size, init_method=context.init_method)
     if port:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=DEADLINE)
+        # also how long a rank waits at the store for one that never comes
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
         rendezvous = Rendezvous(process, store, context.init_method)
     else:
         opened = open_rendezvous(process, job="creation", timeout_s=DEADLINE_S)

@@ -17,9 +17,9 @@ STEPS = 4
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    (tmp_path / "run 'ü' \"x").mkdir()
-    link = tmp_path / "a link's ü"
-    link.symlink_to(tmp_path / "run 'ü' \"x", target_is_directory=True)
+    (tmp_path / "run '\xfc' \"x").mkdir()
+    link = tmp_path / "a link's \xfc"
+    link.symlink_to(tmp_path / "run '\xfc' \"x", target_is_directory=True)
     return link
 
 
@@ -30,9 +30,9 @@ def odd(tmp_path: Path) -> Path:
     ids=["train", "launch"],
 )
 def test_a_run_below_odd_names_and_a_link(odd: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> None:
-    text = odd / "the 'text' ü.jsonl"
+    text = odd / "the 'text' \xfc.jsonl"
     text.write_text('{"text": "some words, again and again, as many as a job of a few steps asks for"}\n' * 100)
-    tokens = odd / "tokens 'ü'"
+    tokens = odd / "tokens '\xfc'"
     build = ["data", "build", "--input", str(text), "--output", str(tokens), "--tokenizer", "bytes", "--workers", "1"]
     assert main(build) == ExitCode.OK
     assert main(["data", "verify", str(tokens)]) == ExitCode.OK

@@ -327,28 +327,6 @@ def test_outliers_name_the_slow_rank_first(client: TestClient) -> None:
     assert len({one["rank"] for one in document["outliers"]}) == len(document["outliers"])
 
 
-@pytest.mark.parametrize("operation", ["forward-compute", "backward-compute"])
-def test_replica_with_more_microbatches_is_no_outlier(tmp_path: Path, operation: str) -> None:
-    made = SyntheticJob(
-        Layout(dp_size=7), ranks_per_host=1, noise=0.01, num_microbatches={0: 2}, compute_factor={3: 1.3}
-    )
-    totals = joined(StepTotals, [made.step(step)[0] for step in STEPS])
-    client = picture_client(PictureSource(stored_events(tmp_path, made.ranks(), totals)), router)
-    ask = f"operation={operation}&step=9"
-    full, slow, usual = (client.get(f"/heat/cell?{ask}&rank={rank}").json() for rank in (0, 3, 1))
-
-    assert full["value"] == pytest.approx(2 * usual["value"], rel=0.1)
-    assert full["peers_median"] == pytest.approx(2 * usual["peers_median"], rel=0.1)
-    assert (full["ratio"], slow["ratio"]) == (pytest.approx(1.0, abs=0.06), pytest.approx(1.3, abs=0.08))
-    outliers = client.get(f"/heat/outliers?operation={operation}").json()
-    assert [one["rank"] for one in outliers["outliers"] if one["num_steps"] == len(STEPS)] == [3]
-    fields, arrays = picture(client, f"operation={operation}&scale=relative")
-    colours = [shown_value(fields, code) for code in np.median(arrays["cells"], axis=1)]
-    assert [rank for rank, value in enumerate(colours) if value > 1.15] == [3]
-    fields, arrays = picture(client, f"operation={operation}&scale=absolute")
-    assert int(np.median(arrays["cells"], axis=1).argmax()) == 0, "as measured"
-
-
 def test_picture_is_continued_with_new_steps(client: TestClient) -> None:
     fields, whole = picture(client, "scale=absolute")
     ends = f"low={fields['low']!r}&high={fields['high']!r}"
