@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import resource
 import signal
@@ -119,16 +118,20 @@ def test_a_process_that_ends_is_named_with_the_hint(how: Callable[[], object], t
 def test_a_process_that_cannot_start_is_named_with_the_hint() -> None:
     """Out of open files here; out of processes is another OSError of the same call."""
 
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
     def blocks() -> Iterator[int]:
         yield 0
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         yield 1
 
     def start_two() -> None:
+        children = ChildProcesses()
         text = "^process 2 of 2, which counts, could not be started: Too many open files; count again$"
         with pytest.raises(MegatrainError, match=text):
             list(processes(square, blocks(), NUM_WORKERS))
-        assert multiprocessing.active_children() == []
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert children.running() == set()
 
     assert in_child(start_two) == 0
 

@@ -12,13 +12,8 @@ def scopes(pattern: str) -> Counter[str]:
     return Counter(scope_of(f"{path.relative_to(ROOT)}::test") for path in ROOT.glob(pattern))
 
 
-def test_files_of_ranks_are_dealt_to_two_processes() -> None:
-    first, second = scopes("tests/dist/test_*.py").values()
-
-    assert abs(first - second) <= 1
-
-
-def test_conventions_stay_together_and_other_files_do_not() -> None:
+def test_ranks_and_conventions_stay_together_and_others_do_not() -> None:
+    assert len(scopes("tests/dist/test_*.py")) == 1
     assert len(scopes("tests/unit/conventions/test_*.py")) == 1
     assert set(scopes("tests/unit/suite/test_*.py").values()) == {1}
     file = "tests/unit/suite/test_side_by_side.py"
