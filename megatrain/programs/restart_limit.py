@@ -9,7 +9,7 @@ from megatrain.contracts.exit_codes import ExitCode
 NOT_STARTED = 127
 """A shell's exit code for a program that it cannot start."""
 _USUAL_LIVES = 10
-"""After a bug or a signal: enough for trouble of minutes, such as a host short of memory."""
+"""After a bug or a signal: enough to outlast a condition of minutes, such as a host short of memory."""
 _LIVES_WITHOUT_STORAGE = 720
 """Half a day at one start a minute: a person has to free or mend a disk, or another host's daemon still has the lock of
 the events. Training goes on meanwhile, and its diagnosis must not be lost for a night."""
@@ -40,8 +40,8 @@ class RepeatedFailures:
     def count(self, exit_code: int, error: str) -> bool:
         """Count a failure; return whether the limit of its exit code is reached.
 
-        error: the program's last words, in which numbers (times, process ids) may differ. A signal's victim says
-        nothing about its death, so its last words may be any.
+        error: the last line that the program printed, in which numbers (times, process ids) may differ. It does not
+        count after a signal, because a killed program does not print why it was killed.
         """
         failure = (exit_code, "" if exit_code < 0 else re.sub(r"\d+", "", error))
         self.number = self.number + 1 if exit_code and failure == self._last else 1

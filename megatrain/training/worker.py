@@ -66,10 +66,9 @@ def run_worker(
     # checked here, because the threads and programs that lower their priority start much later
     background_niceness(LOWEST_PRIORITY, os.environ)
     device, binding = _choose_device(config, process)
-    notes = _device_notes(config, device, queues)
     # all files that are only read are opened before anything is written
     reader, validation = open_reader(config), open_validation(config)
-    notes += tokenizer_notes(config)
+    notes = [*_device_notes(config, device, queues), *tokenizer_notes(config)]
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     with ExitStack() as closing:

@@ -1,7 +1,8 @@
 """File locks (flock) and names that only one process can claim, on file systems that may lack both.
 
 Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
-needs a lock or a link there continues without it, and reports that nothing keeps another process out.
+needs a lock or a link there mostly continues without it, and reports that nothing keeps another process out. The arena
+refuses a file system without locks: nothing would show whether a writer or workers use it.
 """
 
 from __future__ import annotations

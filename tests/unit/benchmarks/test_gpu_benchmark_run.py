@@ -172,7 +172,11 @@ def test_command_beyond_its_time_ends_with_its_children(tmp_path: Path) -> None:
     held = tmp_path / "held"
     os.mkfifo(held)
     reader = os.open(held, os.O_RDONLY | os.O_NONBLOCK)
-    found, log = gpu.run_command(["sh", "-c", f"echo begun; exec 3>{held}; sleep {10 * DEADLINE_S:g} & wait"], 1.0)
+    command = ["sh", "-c", f"echo begun; exec 3>{held}; sleep {10 * DEADLINE_S:g} & wait"]
+    for limit_s in (1.0, DEADLINE_S):
+        found, log = gpu.run_command(command, limit_s)
+        if log:  # on a busy machine the command may not have begun within a second
+            break
 
     assert (found, log) == (None, "begun\n")
     # readable when no process holds the other end any more
