@@ -1,17 +1,21 @@
-"""A launched job on a machine that lacks what most have: an account of the user, a network, names for addresses."""
+"""Launched jobs on a machine without account, network and names, and below odd names after the terminal has gone."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from megatrain.cli import main
 from tests.helpers.health_answers import ask_status
-from tests.helpers.job_under_launch import LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import VOCAB_SIZE, LaunchedJob, make_launched_job
 from tests.helpers.require import require
 from tests.helpers.step_faults import FaultDirectory
+from tests.helpers.tiny_data import write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +48,35 @@ def test_a_launch_trains_to_its_end(tmp_path: Path) -> None:
     assert [record["step"] for record in job.records("step")] == list(range(1, STEPS + 1))
     _, answer = ask_status(str(job.files.root))
     assert (answer["kind"], answer["exit_code"]) == ("ended", 0), answer
+
+
+def test_launch_below_odd_names_outlives_its_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    real, odd = tmp_path / "run '\xfc' \"x", tmp_path / "a link's \xfc"
+    real.mkdir()
+    odd.symlink_to(real, target_is_directory=True)
+    # neither data set has a meta.json, so their tokenizers cannot be compared: the log of the launch must name both
+    validation = write_corpus(odd / "held out" / "validation", 4_000, VOCAB_SIZE, seed=1)
+    job = make_launched_job(
+        odd, STEPS, {"job": {"name": "odd"}, "dashboard": {"port": 0}, "data": {"validation": str(validation)}}
+    )
+    run = str(job.files.root)
+    arguments = ("--nproc-per-node", "1")
+    faults = FaultDirectory(tmp_path / "faults", pace_s=0.3)
+    with LaunchedJob(job, (), faults, arguments, has_daemon=True) as launched:
+        launched.start("host-0", enter=("nohup",))
+        launched.wait_for_step(2)
+        for pid in launched.processes():
+            os.kill(pid, signal.SIGHUP)
+        assert main(["job", "checkpoint", run]) == 0
+        assert ask_status(run)[1]["kind"] == "running"
+        assert launched.finish("host-0") == 0, launched.log("host-0")[-3000:]
+        log = launched.log("host-0")
+    assert "Traceback" not in log
+    (note,) = [line for line in log.splitlines() if "tokenizers that cannot be compared" in line]
+    assert f"data.train={job.config.data.train!r}, data.validation={str(validation)!r}" in note
+    capsys.readouterr()
+    assert ask_status(run)[1]["exit_code"] == 0
+    for words in (["incidents"], ["diag", "stragglers"], ["diag", "verdicts"], ["ckpt", "ls"], ["logs"]):
+        code, output = main([*words, run]), capsys.readouterr()
+        assert code == 0, (words, output.err)
+        assert "Traceback" not in output.err

@@ -1,9 +1,8 @@
-"""Shared set-up of the convention tests: no garbage collection while they parse the sources."""
+"""Shared set-up of the convention tests: no garbage collection while there are syntax trees of all sources."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,13 @@ import pytest
 from tests.helpers.source_tree import forget_trees
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_garbage() -> Iterator[None]:
-    """Disable the garbage collector while the syntax trees of all files are built and read."""
+def pytest_runtest_setup() -> None:
+    """Disable the garbage collector: a single collection would walk millions of nodes, of which none is garbage."""
     gc.disable()
-    yield
-    gc.enable()
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Let go of all syntax trees after the last test that reads them: later garbage collections would walk them."""
+    """Let go of all syntax trees after the last test that reads them, and enable the garbage collector again."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         forget_trees()
+        gc.enable()
