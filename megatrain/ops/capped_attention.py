@@ -8,7 +8,7 @@ that some queries of the block see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ class _CappedAttention(torch.autograd.Function):
         q_BGRSD = _by_group(q_SBND, q_SBND.shape[2] // k_SBGD.shape[2])
         out_SBND = torch.empty(q_SBND.shape, dtype=q_SBND.dtype, device=q_SBND.device)
         out_BGRSD = _by_group(out_SBND, q_BGRSD.shape[2])
-        for queries, keys in _blocks(len(q_SBND), scores.window_size):
+        for queries, keys in _blocks(q_SBND, scores.window_size):
             weights, _ = _weights(q_BGRSD[..., queries, :], k_BG1SD[..., keys, :], scores, queries, keys)
             out_BGRSD[..., queries, :] = weights.to(v_SBGD.dtype) @ v_BG1SD[..., keys, :]
         return out_SBND
@@ -63,7 +63,7 @@ class _CappedAttention(torch.autograd.Function):
         # every block adds to these sums, so they stay in the wide dtype until the last block
         grad_k_SBGD, grad_v_SBGD = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in (k_SBGD, v_SBGD))
         grad_k, grad_v = _by_group(grad_k_SBGD, 1), _by_group(grad_v_SBGD, 1)
-        for queries, keys in _blocks(len(q_SBND), scores.window_size):
+        for queries, keys in _blocks(q_SBND, scores.window_size):
             q_block, k_block, grad_block = q[..., queries, :], k[..., keys, :], grad[..., queries, :].to(wide)
             weights, tanh = _weights(q_block, k_block, scores, queries, keys)
             grad_v[..., keys, :] += (weights.transpose(-1, -2) @ grad_block).sum(2, keepdim=True)
@@ -80,11 +80,17 @@ def _by_group(x_SBND: Tensor, num_queries: int) -> Tensor:
     return x_SBND.unflatten(2, (-1, num_queries)).permute(1, 2, 3, 0, 4)
 
 
-def _blocks(seq_len: int, window_size: int) -> Iterator[tuple[slice, slice]]:
-    """Yield each block of queries, and the keys that some queries of the block see."""
-    for start in range(0, seq_len, _BLOCK):
-        stop = min(start + _BLOCK, seq_len)
-        yield slice(start, stop), slice(max(0, start - window_size + 1) if window_size else 0, stop)
+def _blocks(x: Tensor, window_size: int) -> Sequence[tuple[slice, slice]]:
+    """Return the blocks of queries, each with the keys that some queries of the block see. Shapes: x [S, ...].
+
+    On meta, where only memory is planned, they are the last three: the blocks that need most memory, and the one before
+    them, whose results are still there when the next block begins.
+    """
+    blocks = []
+    for start in range(0, len(x), _BLOCK):
+        stop = min(start + _BLOCK, len(x))
+        blocks.append((slice(start, stop), slice(max(0, start - window_size + 1) if window_size else 0, stop)))
+    return blocks[-3:] if x.is_meta else blocks
 
 
 def _weights(

@@ -15,8 +15,9 @@ segment.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -49,11 +50,13 @@ def segments_of(
     """Return the segments of a micro-batch. Every query of every sample is in exactly one.
 
     window_size w > 0: a query sees its own token and the w - 1 tokens before. documents: a query sees its own document.
-    dtype, device: of the masks; on meta, only to plan memory.
+    dtype, device: of the masks. On meta, where only memory is planned, of many segments in a row with equally many
+    queries and keys there are two: one is computed while the results of the one before are still there.
     """
     masks = _WindowMasks(window_size, dtype, device)
     if documents is None:
-        return tuple(_of_document(slice(None), 0, seq_len, window_size, masks))
+        of_document = _of_document(slice(None), 0, seq_len, window_size, masks)
+        return tuple(_two_of_each_size(of_document) if device.type == "meta" else of_document)
     return tuple(
         segment
         for sample, starts in enumerate(documents.starts)
@@ -264,6 +267,15 @@ def _of_sample(
             tokens = slice(starts[first], starts[last])
             yield AttentionSegment(samples, tokens, tokens, _short_documents(starts[first : last + 1], masks))
         first = last
+
+
+def _two_of_each_size(segments: Iterable[AttentionSegment]) -> Iterator[AttentionSegment]:
+    for _, equal in groupby(segments, lambda one: (_length(one.queries), _length(one.keys))):
+        yield from islice(equal, 2)
+
+
+def _length(tokens: slice) -> int:
+    return int(tokens.stop - tokens.start)
 
 
 def _of_document(

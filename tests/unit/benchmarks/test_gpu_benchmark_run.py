@@ -284,7 +284,6 @@ def test_sanitizer_without_a_clean_report_is_a_failure(
 BARE = """
 import sys
 from importlib.machinery import PathFinder
-from tests.helpers.waiting import DEADLINE_S
 class Bare(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
