@@ -342,8 +342,8 @@ class Recorder:
     def set_work(self, work: int) -> None:
         """State how much this step computes, in any unit that is the same in all steps.
 
-        The times of steps with less work count in proportion to it, so that the first step of a larger batch does not
-        count as hung. A step with less work than before is never that late.
+        The typical time is that of a step with this work: times of steps with less work are scaled up to it, so that
+        the first step of a larger batch does not count as hung. Times of steps with more work count as they are.
         """
         if work != self._work:
             self._work = work
