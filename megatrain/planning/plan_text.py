@@ -132,9 +132,10 @@ def _batches(plan: RunPlan) -> list[str]:
         ]
         for after_tokens, first_step, one in begins
     ]
-    heads = ["from token", "from step", "batch", "tokens a step", "micro-batches", "bubble", "idle", "memory", "in stage"]
+    heads = ["from token", "from step", "batch", "tokens a step", "micro-batches"]
+    heads += ["bubble", "idle", "memory", "in stage"]
     return [
-        "Batch by stage of the data (memory: of the rank that needs most; the sections above and below are of the first)",
+        "Batch by stage of the data (memory: of the rank that needs most; other sections are about the first row)",
         *_table(heads, rows, num_left=0),
     ]
 

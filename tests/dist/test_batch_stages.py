@@ -77,9 +77,7 @@ def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_dat
 
 
 @pytest.mark.slow
-def test_stages_may_change_at_a_resume_without_an_effect_on_the_past(
-    jobs: TrainingJobs, train_data: Tables, tmp_path: Path
-) -> None:
+def test_stages_may_change_at_a_resume(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     jobs.run(make_config(train_data, STAGES, place), Orders(stop_at=(0, 3)))
     other: Tables = {

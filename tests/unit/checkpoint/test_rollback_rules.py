@@ -104,12 +104,12 @@ def test_samples_to_skip_are_those_of_the_steps() -> None:
 
 
 def test_samples_to_skip_in_a_ramp_up() -> None:
-    ramp = BatchConfig(global_batch_size=8, rampup_start=2, rampup_increment=2, rampup_samples=24)
+    ramp = BatchSchedule(BatchConfig(global_batch_size=8, rampup_start=2, rampup_increment=2, rampup_samples=24))
     # batches of 2, 2, 2, 2, 4, 4, 6, 6 (24 consumed after 7), 8
     cursors = [0, 2, 4, 6, 8, 12, 16, 22, 28, 36]
     for first in range(8):
         back = Rollback("i", first, first, first + 1)
-        assert samples_to_skip(back, TrainingProgress(), BatchSchedule(ramp), ()) == ((cursors[first], cursors[first + 2]),)
+        assert samples_to_skip(back, TrainingProgress(), ramp, ()) == ((cursors[first], cursors[first + 2]),)
 
 
 def test_samples_to_skip_across_a_stage_with_another_batch() -> None:

@@ -116,8 +116,8 @@ RULES: Rules = {
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=96"),
             *("--data_stage-2.after_tokens=639", "--data_stage-2.global_batch_size=24"),
         ],
-        "data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have model.seq_len=64 tokens); "
-        "remove one of them, or let it begin later (--data_stage-2.after_tokens on the command line)",
+        "data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have model.seq_len=64 "
+        "tokens); remove one of them, or let it begin later (--data_stage-2.after_tokens on the command line)",
     ),
     "pipeline": (
         [
@@ -135,8 +135,8 @@ RULES: Rules = {
             *("--batch.rampup_start=16", "--batch.rampup_increment=16", "--batch.rampup_samples=100"),
             *("--data_stage.after_tokens=6336", "--data_stage.global_batch_size=96"),
         ],
-        "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, which "
-        "lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a shorter ramp-up "
+        "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
+        "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a shorter ramp-up "
         "(--data_stage.after_tokens on the command line)",
     ),
     "after the ramp-up": (

@@ -1,4 +1,4 @@
-"""The samples of a run of several stages: the same for any layouts, stops and later plans, and each of an epoch once."""
+"""The samples of a run of several stages: the same for any layouts, stops and later plans, each of an epoch once."""
 
 from __future__ import annotations
 
