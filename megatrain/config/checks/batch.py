@@ -66,8 +66,8 @@ def _early_stage_problems(config: Config, section: str, stage: DataStageConfig) 
         yield Problem(
             (begin, key, "model.seq_len", *RAMPUP_KEYS),
             f"{begin}={stage.after_tokens} with {key}={stage.global_batch_size} begins during the ramp-up of the "
-            f"batch, which lasts batch.rampup_samples={batch.rampup_samples} samples of {seq_len} tokens; use after_tokens of "
-            f"at least {batch.rampup_samples * seq_len}, or a shorter ramp-up",
+            f"batch, which lasts batch.rampup_samples={batch.rampup_samples} samples of {seq_len} tokens; use "
+            f"after_tokens of at least {batch.rampup_samples * seq_len}, or a shorter ramp-up",
         )
 
 

@@ -136,8 +136,8 @@ RULES: Rules = {
             *("--data_stage.after_tokens=6336", "--data_stage.global_batch_size=96"),
         ],
         "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
-        "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a shorter ramp-up "
-        "(--data_stage.after_tokens on the command line)",
+        "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a shorter "
+        "ramp-up (--data_stage.after_tokens on the command line)",
     ),
     "after the ramp-up": (
         [
