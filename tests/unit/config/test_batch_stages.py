@@ -93,51 +93,70 @@ RULES: Rules = {
     "fits": (["--data_stage.after_tokens=640", "--data_stage.global_batch_size=96"], None),
     "indivisible": (
         ["--batch.micro_batch_size=4", "--data_stage.after_tokens=640", "--data_stage.global_batch_size=50"],
-        "data_stage.global_batch_size=50 must be divisible by batch.micro_batch_size=4; use 48 or 52 ("
-        "--data_stage.global_batch_size on the command line)",
+        (
+            "data_stage.global_batch_size=50 must be divisible by batch.micro_batch_size=4; use 48 or 52 ("
+            "--data_stage.global_batch_size on the command line)"
+        ),
     ),
     "negative": (
         ["--data_stage.after_tokens=640", "--data_stage.global_batch_size=-1"],
-        "data_stage.global_batch_size=-1 is out of range; use a value >= 0 and <= 100000000 ("
-        "--data_stage.global_batch_size on the command line)",
+        (
+            "data_stage.global_batch_size=-1 is out of range; use a value >= 0 and <= 100000000 ("
+            "--data_stage.global_batch_size on the command line)"
+        ),
     ),
     "beginning": (
         ["--data_stage.global_batch_size=96"],
-        "data_stage.after_tokens=0 is the beginning of the run; set the weights of the sources and "
-        "batch.global_batch_size there, or a number above 0 (--data_stage.global_batch_size on the command line)",
+        (
+            "data_stage.after_tokens=0 is the beginning of the run; set the weights of the sources and "
+            "batch.global_batch_size there, or a number above 0 (--data_stage.global_batch_size on the command line)"
+        ),
     ),
     "nothing": (
         ["--data_stage.after_tokens=640"],
-        "data_stage.after_tokens=640 does nothing without data_stage.weights or data_stage.global_batch_size; set one, "
-        "or remove it (--data_stage.after_tokens on the command line)",
+        (
+            "data_stage.after_tokens=640 does nothing without data_stage.weights or "
+            "data_stage.global_batch_size; set one, "
+            "or remove it (--data_stage.after_tokens on the command line)"
+        ),
     ),
     "same sample": (
         [
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=96"),
             *("--data_stage-2.after_tokens=639", "--data_stage-2.global_batch_size=24"),
         ],
-        "data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have model.seq_len=64 "
-        "tokens); remove one of them, or let it begin later (--data_stage-2.after_tokens on the command line)",
+        (
+            "data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have model.seq_len=64 "
+            "tokens); remove one of them, or let it begin later (--data_stage-2.after_tokens on the command line)"
+        ),
     ),
     "pipeline": (
         [
             *("--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.schedule=interleaved"),
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=2"),
         ],
-        "data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
-        "(data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must be at least "
-        'parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the pipeline; raise '
-        'data_stage.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that fills every '
-        "pipeline is 4 (--data_stage.global_batch_size on the command line)",
+        (
+            "data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: "
+            "num_microbatches=2 "
+            "(data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must be at least "
+            'parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the '
+            'pipeline; raise '
+            'data_stage.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that '
+            'fills every '
+            "pipeline is 4 (--data_stage.global_batch_size on the command line)"
+        ),
     ),
     "ramp-up": (
         [
             *("--batch.rampup_start=16", "--batch.rampup_increment=16", "--batch.rampup_samples=100"),
             *("--data_stage.after_tokens=6336", "--data_stage.global_batch_size=96"),
         ],
-        "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
-        "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a shorter "
-        "ramp-up (--data_stage.after_tokens on the command line)",
+        (
+            "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
+            "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a "
+            "shorter "
+            "ramp-up (--data_stage.after_tokens on the command line)"
+        ),
     ),
     "after the ramp-up": (
         [
