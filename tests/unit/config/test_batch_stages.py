@@ -115,9 +115,8 @@ RULES: Rules = {
     "nothing": (
         ["--data_stage.after_tokens=640"],
         (
-            "data_stage.after_tokens=640 does nothing without data_stage.weights or "
-            "data_stage.global_batch_size; set one, "
-            "or remove it (--data_stage.after_tokens on the command line)"
+            "data_stage.after_tokens=640 does nothing without data_stage.weights or data_stage.global_batch_size; set "
+            "one, or remove it (--data_stage.after_tokens on the command line)"
         ),
     ),
     "same sample": (
@@ -137,13 +136,11 @@ RULES: Rules = {
         ],
         (
             "data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: "
-            "num_microbatches=2 "
-            "(data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must be at least "
-            'parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the '
-            'pipeline; raise '
-            'data_stage.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that '
-            'fills every '
-            "pipeline is 4 (--data_stage.global_batch_size on the command line)"
+            "num_microbatches=2 (data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must "
+            'be at least parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the '
+            "pipeline; raise data_stage.global_batch_size to 4 micro-batches or use "
+            'schedule="1f1b"; the smallest batch that fills every pipeline is 4 '
+            "(--data_stage.global_batch_size on the command line)"
         ),
     ),
     "ramp-up": (
@@ -154,8 +151,7 @@ RULES: Rules = {
         (
             "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
             "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a "
-            "shorter "
-            "ramp-up (--data_stage.after_tokens on the command line)"
+            "shorter ramp-up (--data_stage.after_tokens on the command line)"
         ),
     ),
     "after the ramp-up": (
