@@ -13,7 +13,7 @@ from megatrain.checkpoint.continuation import TrainingProgress, accepted_digests
 from megatrain.checkpoint.continued_stream import ContinuedStream, continued_stream, with_later_stages
 from megatrain.checkpoint.start import StartingPoint
 from megatrain.checkpoint_format.sample_stream import SampleStream
-from megatrain.config.batch import BatchConfig, batches_from
+from megatrain.config.batch import BatchSchedule
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.rounds import Rollback
@@ -21,7 +21,7 @@ from megatrain.contracts.sample_ranges import SampleRanges, merged
 
 
 def samples_to_skip(
-    rollback: Rollback, progress: TrainingProgress, batch: BatchConfig, skipped: SampleRanges
+    rollback: Rollback, progress: TrainingProgress, batches: BatchSchedule, skipped: SampleRanges
 ) -> SampleRanges:
     """Return the samples of the rollback's steps, for a job that resumes at `progress` and already skips `skipped`.
 
@@ -29,9 +29,9 @@ def samples_to_skip(
     """
     if progress.step > rollback.skip_from:
         raise CheckpointError(f"step {progress.step} is after step {rollback.skip_from}, which must be skipped")
-    batches = batches_from(batch, progress.consumed_samples, skipped)
+    steps = batches.steps_from(progress.consumed_samples, skipped)
     first, end = rollback.skip_from - progress.step, rollback.skip_to - progress.step
-    cursors = [cursor for cursor, _ in islice(batches, first, end + 2)]
+    cursors = [cursor for cursor, _ in islice(steps, first, end + 2)]
     return merged([(cursors[0], cursors[-1])])
 
 
@@ -82,5 +82,5 @@ def skipping(
     """Return the order without the samples that the lineage, the checkpoint or a rollback leaves out."""
     skipped = merged((*start.skipped, *stream.skipped))
     if rollback is not None:
-        skipped = merged((*skipped, *samples_to_skip(rollback, progress, config.batch, skipped)))
+        skipped = merged((*skipped, *samples_to_skip(rollback, progress, config.batch_schedule, skipped)))
     return replace(stream, skipped=skipped)

@@ -23,10 +23,10 @@ from megatrain.config import (
     reference_markdown,
     to_toml,
 )
-from megatrain.config.batch import cursor_after
 from megatrain.config.parallel import LARGEST_SIZE
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import idle_text
 from megatrain.schedule import bubble_fraction
 
@@ -96,7 +96,7 @@ def _data_lines(config: Config) -> list[str]:
         reader = open_reader(config)
     except DataError as error:
         return [f"Training data: {_why_not_read(config, error)}"]
-    uses = source_uses(reader, cursor_after(config.batch, 0, config.train.steps, skipped=()))
+    uses = source_uses(reader, config.batch_schedule.cursor_after(0, config.train.steps, skipped=()))
     rows = [
         [
             use.name,
@@ -112,7 +112,9 @@ def _data_lines(config: Config) -> list[str]:
     lines = [*tokenizer_notes(config), f"Training data of a new run until step {config.train.steps:,}"]
     lines += [f"  {line}" for line in table([heads, *rows], [0])]
     lines += [
-        f"  from token {stage.after_tokens:,} on: {_shares_text(stage.weight_of)}" for stage in config.data_stages
+        f"  from token {stage.after_tokens:,} on: {_shares_text(stage.weight_of)}"
+        for stage in config.data_stages
+        if stage.weights
     ]
     try:
         check_epochs(uses)
@@ -208,11 +210,23 @@ def _summary(config: Config, world_size: int | None) -> str:
         f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
         "batch": f"{batch.global_batch_size} sequences of {config.model.seq_len} tokens = "
         f"{batch.global_batch_size * config.model.seq_len:,} tokens a step, {num_microbatches} micro-batches of "
-        f"{batch.micro_batch_size} a pipeline" + (f" ({idle})" if idle else ""),
+        f"{batch.micro_batch_size} a pipeline" + (f" ({idle})" if idle else "") + _later_batches(config, layout),
         "bubble": f"{bubble:.1%} of the compute time of a stage",
         "hash": config_hash(config),
     }
     return "\n".join(["OK", *(f"  {name:<10}  {fact}" for name, fact in facts.items())])
+
+
+def _later_batches(config: Config, layout: Layout) -> str:
+    """Return the batches of later stages, as the end of a sentence; empty if there are none."""
+    text = ""
+    for stage in config.data_stages:
+        if stage.global_batch_size:
+            dealing = config.dealing(layout, stage.global_batch_size)
+            idle = f" ({idle_text(dealing)})" if idle_text(dealing) else ""
+            text += f"; from token {stage.after_tokens:,} on {stage.global_batch_size} sequences, {dealing.most_slots} "
+            text += f"micro-batches a pipeline{idle}"
+    return text
 
 
 def _layers_text(layers: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ hint and place. Standard library only, so that the launcher and the diagnostics 
 
 from __future__ import annotations
 
-from megatrain.config.batch import BatchConfig, global_batch_size_at, rampup_levels
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage, rampup_levels
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.checks import check, check_for_training
 from megatrain.config.config import Config
@@ -28,6 +28,8 @@ from megatrain.config.train import TrainConfig
 
 __all__ = [
     "BatchConfig",
+    "BatchSchedule",
+    "BatchStage",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -53,7 +55,6 @@ __all__ = [
     "check",
     "check_for_training",
     "config_hash",
-    "global_batch_size_at",
     "load_config",
     "num_parameters",
     "parameters_by_part",

@@ -1,17 +1,20 @@
-"""Section [batch]: how many sequences an optimizer step consumes, and how that number grows at the start of a run.
+"""Section [batch]: how many sequences an optimizer step consumes, and how that number changes during a run.
 
 The ramp-up is Megatron's rule: the global batch starts at `rampup_start` and grows by `rampup_increment` after each
-equal part of `rampup_samples`, until it is `global_batch_size`. It depends only on the consumed samples, so a resumed
-run needs no state for it.
+equal part of `rampup_samples`, until it is `global_batch_size`. Later stages (config/data.py) may have other sizes. The
+size of a step depends only on the number of its first sample, so a resumed run needs no state for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
 
 from megatrain.config.options import option
-from megatrain.contracts.sample_ranges import SampleRanges, position_after
+from megatrain.contracts.sample_ranges import SampleRanges, num_kept, position_after
 
 LARGEST_BATCH = 100_000_000
 """More than 1000 times any batch known today."""
@@ -59,37 +62,125 @@ class BatchConfig:
 
 
 def rampup_levels(batch: BatchConfig) -> Sequence[int]:
-    """Return every global batch size of the run in ascending order; one element if there is no ramp-up."""
+    """Return every global batch size until the first stage, in ascending order; one element if there is no ramp-up."""
     if batch.rampup_start == 0:
         return (batch.global_batch_size,)
     # A range, because there may be millions of levels. The checks ensure that the last one is global_batch_size.
     return range(batch.rampup_start, batch.global_batch_size + 1, batch.rampup_increment)
 
 
-def global_batch_size_at(batch: BatchConfig, consumed_samples: int) -> int:
-    """Return the global batch size of the step that starts after `consumed_samples`.
+class BatchStage(NamedTuple):
+    """The steps whose first sample has this number, or a later one, have this global batch size."""
 
-    Source: Megatron-LM's batch-size ramp-up, in integers: start + increment * floor(consumed / samples per level).
+    first_sample: int
+    global_batch_size: int
+
+
+class StepRun(NamedTuple):
+    """Consecutive steps with the same global batch size. num_steps: None if no other size follows.
+
+    cursor: where the first of them begins, which may be in front of samples that are left out.
     """
-    levels = rampup_levels(batch)
-    if consumed_samples >= batch.rampup_samples:
-        return levels[-1]
-    return levels[consumed_samples * (len(levels) - 1) // batch.rampup_samples]
+
+    cursor: int
+    global_batch_size: int
+    num_steps: int | None
 
 
-def batches_from(batch: BatchConfig, cursor: int, skipped: SampleRanges) -> Iterator[tuple[int, int]]:
-    """Yield (cursor, global batch size) of each step from `cursor` on, endlessly, leaving out the `skipped` samples."""
-    while True:
-        size = global_batch_size_at(batch, cursor)
-        yield cursor, size
-        cursor = position_after(cursor, size, skipped)
+@dataclass(frozen=True, slots=True)
+class BatchSchedule:
+    """The global batch size of every step of a run: that of the ramp-up, then that of each stage.
 
+    stages: ascending. A stage begins with the first step whose first sample belongs to it, so a step never has parts of
+    two sizes. `skipped` in all methods: the samples that the run leaves out.
+    """
 
-def cursor_after(batch: BatchConfig, cursor: int, num_steps: int, skipped: SampleRanges) -> int:
-    """Return the cursor after `num_steps` steps from `cursor` on that leave out the `skipped` samples."""
-    if not num_steps:
-        return cursor
-    while num_steps and cursor < batch.rampup_samples:
-        cursor = position_after(cursor, global_batch_size_at(batch, cursor), skipped)
-        num_steps -= 1
-    return position_after(cursor, num_steps * batch.global_batch_size, skipped)
+    batch: BatchConfig
+    stages: tuple[BatchStage, ...] = ()
+
+    def size_at(self, sample: int) -> int:
+        """Return the global batch size of the step whose first sample has number `sample`.
+
+        Source: Megatron-LM's batch-size ramp-up, in integers: start + increment * floor(consumed / samples per level).
+        """
+        stage = self._num_begun(sample)
+        if stage:
+            return self.stages[stage - 1].global_batch_size
+        levels = rampup_levels(self.batch)
+        return levels[self._level_at(sample)]
+
+    def runs_from(self, cursor: int, skipped: SampleRanges) -> Iterator[StepRun]:
+        """Yield the steps from `cursor` on, those of the same size together. The last run has no end."""
+        while True:
+            first = position_after(cursor, 0, skipped)
+            size, end = self.size_at(first), self._end_of_size(first)
+            if end is None:
+                yield StepRun(cursor, size, None)
+                return
+            # the last step of a run begins before `end`, and may end behind it
+            num_steps = -(-num_kept(first, end, skipped) // size)
+            yield StepRun(cursor, size, num_steps)
+            cursor = position_after(cursor, num_steps * size, skipped)
+
+    def steps_from(self, cursor: int, skipped: SampleRanges) -> Iterator[tuple[int, int]]:
+        """Yield (cursor, global batch size) of each step from `cursor` on, endlessly."""
+        for start, size, num_steps in self.runs_from(cursor, skipped):
+            position = start
+            numbers: Iterable[int] = count() if num_steps is None else range(num_steps)
+            for _ in numbers:
+                yield position, size
+                position = position_after(position, size, skipped)
+
+    def cursor_after(self, cursor: int, num_steps: int, skipped: SampleRanges) -> int:
+        """Return the cursor after `num_steps` steps from `cursor` on."""
+        if not num_steps:
+            return cursor
+        for start, size, num_alike in self.runs_from(cursor, skipped):
+            if num_alike is None or num_steps <= num_alike:
+                return position_after(start, num_steps * size, skipped)
+            num_steps -= num_alike
+        raise AssertionError("the last run has no end")
+
+    def steps_before(self, sample: int) -> int:
+        """Return how many steps of a run that leaves out no samples begin before sample number `sample`."""
+        total = 0
+        for start, size, num_steps in self.runs_from(0, skipped=()):
+            own = -(-(sample - start) // size)
+            if num_steps is None or own <= num_steps:
+                return total + max(0, own)
+            total += num_steps
+        raise AssertionError("the last run has no end")
+
+    @property
+    def without_rampup(self) -> BatchSchedule:
+        """The same stages, with the full batch from the first step on."""
+        return replace(self, batch=replace(self.batch, rampup_start=0, rampup_increment=0, rampup_samples=0))
+
+    def num_steps_by_size(self, num_steps: int) -> dict[int, int]:
+        """Return how many of the first steps of a run have each global batch size."""
+        found: dict[int, int] = {}
+        for _, size, num_alike in self.runs_from(0, skipped=()):
+            own = num_steps if num_alike is None else min(num_steps, num_alike)
+            found[size] = found.get(size, 0) + own
+            num_steps -= own
+            if not num_steps:
+                break
+        return found
+
+    def _num_begun(self, sample: int) -> int:
+        return bisect_right(self.stages, sample, key=lambda stage: stage.first_sample)
+
+    def _level_at(self, sample: int) -> int:
+        last = len(rampup_levels(self.batch)) - 1
+        return last if sample >= self.batch.rampup_samples else sample * last // self.batch.rampup_samples
+
+    def _end_of_size(self, sample: int) -> int | None:
+        """Return the first sample after `sample` at which a step may have another size, None if there is none."""
+        stage = self._num_begun(sample)
+        next_stage = self.stages[stage].first_sample if stage < len(self.stages) else None
+        num_levels = len(rampup_levels(self.batch))
+        level = self._level_at(sample)
+        if stage or level == num_levels - 1:
+            return next_stage
+        next_level = -(-(level + 1) * self.batch.rampup_samples // (num_levels - 1))
+        return next_level if next_stage is None else min(next_level, next_stage)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
-from megatrain.config.batch import BatchConfig
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.config.data import DataConfig, DataSourceConfig, DataStageConfig, EvaluationConfig, ValidationSetConfig
@@ -129,9 +129,19 @@ class Config:
 
     @property
     def data_stages(self) -> Sequence[DataStageConfig]:
-        """The later stages of the mixture, in the order of their first samples."""
-        stages = (stage for stage in self.sections_of("data_stage").values() if stage.weights)
+        """The later stages of the run, in the order of their first samples."""
+        stages = (stage for stage in self.sections_of("data_stage").values() if stage.changes_something)
         return sorted(stages, key=lambda stage: stage.after_tokens)
+
+    @property
+    def batch_schedule(self) -> BatchSchedule:
+        """The global batch size of every step."""
+        stages = (
+            BatchStage(stage.first_sample(self.model.seq_len), stage.global_batch_size)
+            for stage in self.data_stages
+            if stage.global_batch_size
+        )
+        return BatchSchedule(self.batch, tuple(stages))
 
     @property
     def validation_sets(self) -> Mapping[str, ValidationSetConfig]:

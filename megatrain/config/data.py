@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from megatrain.config.batch import LARGEST_BATCH
 from megatrain.config.options import option
 
 LEAST_WEIGHT = 1e-9
@@ -115,11 +116,11 @@ class DataSourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataStageConfig:
-    """A later stage of the mixture: from a number of tokens on, the sources have other weights.
+    """A later stage of the run: from a number of tokens on, the sources have other weights, or steps another size.
 
     There may be up to 256: two tables `[[data_stage]]` are the same as `[data_stage]` and `[data_stage-2]`. Until the
-    first stage begins, the weights in [data_source] apply. Stages may be changed at any restart, without an effect on
-    what the run has already read.
+    first stage begins, the weights in [data_source] and batch.global_batch_size apply. Stages may be changed at any
+    restart, without an effect on what the run has already read.
     """
 
     after_tokens: int = field(
@@ -135,9 +136,23 @@ class DataStageConfig:
         default="",
         metadata=option(
             'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source that is not named gets no samples. '
-            "Empty: no stage."
+            "Empty: the weights of the stage before."
         ),
     )
+    global_batch_size: int = field(
+        default=0,
+        metadata=option(
+            "Sequences in one optimizer step, from the first step on that begins in the stage; a multiple of "
+            "batch.micro_batch_size. 0: as many as in the stage before.",
+            unit="sequences",
+            minimum=0,
+            maximum=LARGEST_BATCH,
+        ),
+    )
+
+    @property
+    def changes_something(self) -> bool:
+        return bool(self.weights or self.global_batch_size)
 
     def first_sample(self, seq_len: int) -> int:
         """Return the number of the first sample of the stage."""

@@ -43,6 +43,11 @@ def position_after(cursor: int, count: int, skipped: SampleRanges) -> int:
     return position
 
 
+def num_kept(first: int, end: int, skipped: SampleRanges) -> int:
+    """Return how many of the samples from number `first` to `end`, which is exclusive, are not left out."""
+    return end - first - sum(max(0, min(end, last) - max(first, begin)) for begin, last in skipped)
+
+
 def samples_text(ranges: SampleRanges) -> str:
     """Return the last ranges as text, with the first and last sample of each."""
     shown = ", ".join(f"{first} to {end - 1}" for first, end in ranges[-4:])

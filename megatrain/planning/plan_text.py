@@ -18,6 +18,7 @@ def render(plan: RunPlan) -> str:
     sections = [_job(plan), _axes(plan), *([_groups(plan)] if plan.groups else []), _stages(plan)]
     sections += [_parameters(plan)] if len(plan.grouped_parameters) > 1 else []
     sections += [_memory(plan)]
+    sections += [_batches(plan)] if plan.later else []
     sections += [_traffic(plan)] if any(stage.traffic for stage in plan.stages) else []
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -111,6 +112,31 @@ def _memory(plan: RunPlan) -> list[str]:
         "  an upper bound for gradients in exchanges: they count until awaited, and messages for one more computation",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
+    ]
+
+
+def _batches(plan: RunPlan) -> list[str]:
+    """Return a row for each stage of the data: its begin, its batch, and what a rank then needs at most."""
+    begins = [(0, 0, plan), *((one.after_tokens, one.first_step, one.plan) for one in plan.later)]
+    rows = [
+        [
+            f"{after_tokens:,}",
+            f"{first_step + 1:,}",
+            f"{one.global_batch_size:,}",
+            f"{one.num_tokens_per_step:,}",
+            f"{one.num_microbatches:,}",
+            f"{one.bubble_fraction:.1%}",
+            f"{one.idle_share:.1%}",
+            bytes_text(one.fullest.memory.total),
+            one.fullest.name,
+        ]
+        for after_tokens, first_step, one in begins
+    ]
+    heads = ["from token", "from step", "batch", "tokens a step", "micro-batches"]
+    heads += ["bubble", "idle", "memory", "in stage"]
+    return [
+        "Batch by stage of the data (memory: of the rank that needs most; other sections are about the first row)",
+        *_table(heads, rows, num_left=0),
     ]
 
 

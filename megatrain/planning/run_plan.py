@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatrain.comm import Mesh
@@ -90,8 +90,20 @@ class StagePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterPlan:
+    """The same job from a stage of its data on, in which steps have another batch.
+
+    first_step: how many steps of a new run come before.
+    """
+
+    after_tokens: int
+    first_step: int
+    plan: RunPlan
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A job on all its ranks."""
+    """A job on all its ranks, in steps of `global_batch_size` samples. `later`: the stages with other batches."""
 
     job: str
     layout: Layout
@@ -112,12 +124,19 @@ class RunPlan:
     """Parameters of the whole model."""
     checkpoint_bytes: int
     """Bytes of weights and optimizer state, in full precision."""
+    global_batch_size: int
     num_tokens_per_step: int
     flops_per_token: float
     grouped_parameters: tuple[GroupedParameters, ...]
     """All parameters by parameter group and update rule."""
     groups: tuple[GroupPlan, ...]
     stages: tuple[StagePlan, ...]
+    later: tuple[LaterPlan, ...] = ()
+
+    @property
+    def fullest(self) -> StagePlan:
+        """The kind of stage whose ranks need the most memory."""
+        return max(self.stages, key=lambda stage: stage.memory.total)
 
     @property
     def flops_per_step(self) -> float:
@@ -134,14 +153,33 @@ class RunPlan:
             "world_size": self.layout.world_size,
             "flops_per_step": self.flops_per_step,
             "stages": stages,
+            "later": [{**asdict(one), "plan": one.plan.to_dict()} for one in self.later],
         }
 
 
 def plan_run(config: Config) -> RunPlan:
-    """Return what every rank would hold. With parallel.dp_size=0, one replica is assumed.
+    """Return what every rank would hold, in each stage of the data. With parallel.dp_size=0, one replica is assumed.
 
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """
+    schedule = config.batch_schedule
+    sizes = (config.batch.global_batch_size, *(stage.global_batch_size for stage in schedule.stages))
+    plans = {size: _plan_batch(config, size) for size in dict.fromkeys(sizes)}
+    stages = [stage for stage in config.data_stages if stage.global_batch_size]
+    later = tuple(
+        LaterPlan(
+            stage.after_tokens,
+            schedule.steps_before(stage.first_sample(config.model.seq_len)),
+            plans[stage.global_batch_size],
+        )
+        for stage in stages
+    )
+    return replace(plans[sizes[0]], later=later)
+
+
+def _plan_batch(whole: Config, global_batch_size: int) -> RunPlan:
+    """Return the plan of a job whose steps all have this size."""
+    config = replace(whole, batch=replace(whole.batch, global_batch_size=global_batch_size))
     layout, parallel = config.layout(None), config.parallel
     dealing = config.dealing(layout)
     num_microbatches = dealing.most_slots
@@ -194,7 +232,8 @@ def plan_run(config: Config) -> RunPlan:
         num_parameters=num_parameters(config.model),
         checkpoint_bytes=(8 if config.train.precision == "fp64" else 4)
         * sum(group.num_parameters * (1 + len(group.rule.state_kinds)) for group in grouped),
-        num_tokens_per_step=config.batch.global_batch_size * config.model.seq_len,
+        global_batch_size=global_batch_size,
+        num_tokens_per_step=global_batch_size * config.model.seq_len,
         flops_per_token=training_flops_per_token(config.model),
         grouped_parameters=grouped,
         groups=tuple(groups.values()),

@@ -134,8 +134,13 @@ def layout_infeasibilities(name: str, pp_size: int, num_chunks: int) -> Iterator
         )
 
 
-def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> str | None:
-    """Return why this pipeline cannot be built, with the rule and a hint, or None if it can be built."""
+def infeasibility(
+    name: str, pp_size: int, num_chunks: int, num_microbatches: int, batch_key: str = "batch.global_batch_size"
+) -> str | None:
+    """Return why this pipeline cannot be built, with the rule and a hint, or None if it can be built.
+
+    batch_key: the key of the global batch size from which `num_microbatches` follows.
+    """
     for found in layout_infeasibilities(name, pp_size, num_chunks):
         return found.text
     if num_microbatches < 1:
@@ -143,9 +148,9 @@ def infeasibility(name: str, pp_size: int, num_chunks: int, num_microbatches: in
     kind = KINDS[name]
     if num_microbatches < kind.least_microbatches(pp_size):
         return (
-            f"num_microbatches={num_microbatches} (batch.global_batch_size / (batch.micro_batch_size * dp_size), "
+            f"num_microbatches={num_microbatches} ({batch_key} / (batch.micro_batch_size * dp_size), "
             f'rounded up) must be at least {_STAGES}={pp_size} for {_SCHEDULE}="{name}", or {kind.why_microbatches}; '
-            f'raise batch.global_batch_size to {pp_size} micro-batches or use schedule="1f1b"'
+            f'raise {batch_key} to {pp_size} micro-batches or use schedule="1f1b"'
         )
     return None
 

@@ -127,7 +127,9 @@ class Recorder:
         self._step_started_ns = monotonic_ns()
         self._phase = Phase.INIT
         self._phase_began_ns = self._step_started_ns
-        self._durations: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
+        self._work = 1
+        self._durations: deque[tuple[int, int]] = deque(maxlen=_STEPS_REMEMBERED)
+        """(nanoseconds, work) of the last steps."""
         self._summary: StepSummary | None = None
         self._changing_flags = threading.Lock()
         self._device: DeviceSpans | None = None
@@ -337,6 +339,21 @@ class Recorder:
         if self._device is not None:
             self._device.resolve()
 
+    def set_work(self, work: int) -> None:
+        """State how much this step computes, in any unit that is the same in all steps.
+
+        The typical time is that of a step with this work: times of steps with less work are scaled up to it, so that
+        the first step of a larger batch does not count as hung. Times of steps with more work count as they are.
+        """
+        if work != self._work:
+            self._work = work
+            self._update_median()
+
+    def _update_median(self) -> None:
+        if self._durations:
+            expected = sorted(max(duration, duration * self._work // work) for duration, work in self._durations)
+            self._words[Word.MEDIAN_STEP_NS] = expected[len(expected) // 2]
+
     def complete_step(self) -> StepSummary:
         """End the step, which watchers read as the heartbeat of the rank. Writes the step's totals to the black box.
 
@@ -350,8 +367,8 @@ class Recorder:
         words = self._words
         words[Word.LAST_STEP_NS] = duration
         if self._summary is not None:
-            self._durations.append(duration)
-            words[Word.MEDIAN_STEP_NS] = sorted(self._durations)[len(self._durations) // 2]
+            self._durations.append((duration, self._work))
+            self._update_median()
         words[Word.COMPLETED_NS] = now
         words[Word.COMPLETED_STEP] = self._step
         self._summary = StepSummary(self._step, self._step_started_ns, duration, self._totals.take())

@@ -10,13 +10,12 @@ from time import perf_counter
 
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
-from megatrain.config.batch import batches_from, cursor_after
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.errors import NonFiniteError
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
-from megatrain.contracts.step_plan import StepPlan, idle_text
+from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
@@ -24,6 +23,7 @@ from megatrain.formatting import bytes_text
 from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.batch_notes import batch_notes
 from megatrain.training.evaluation import Evaluations
 from megatrain.training.extensions import Callback
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
@@ -121,7 +121,9 @@ class StepLoop:
         if self.step >= config.train.steps:
             self._print_line(f"nothing to do: {self.step} steps are done, train.steps={config.train.steps}")
         self._check_data()
-        self._print_line(idle_text(config.dealing(self._parts.rank_model.mesh.layout)))
+        layout, progress = self._parts.rank_model.mesh.layout, self._progress
+        for note in batch_notes(config, layout, progress.step, progress.consumed_samples, self._excluded_samples):
+            self._print_line(note)
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
         with Prefetcher(self._read_step, self._plans(), config.data.prefetch) as batches:
@@ -131,6 +133,7 @@ class StepLoop:
                     observer.before_step(self.step)
                 with recorder.span(Operation.DATA_WAIT):
                     batch = batches.next()
+                recorder.set_work(config.num_microbatches(layout, batch.global_batch_size))
                 with recorder.span(Operation.STEP):
                     outcome = self._train_step(batch)
                 done = self._complete(batch, outcome, perf_counter() - started)
@@ -153,14 +156,14 @@ class StepLoop:
     def _plans(self) -> Iterator[StepPlan]:
         """Yield the plan of every remaining step."""
         config, layout, excluded = self._config, self._parts.rank_model.mesh.layout, self._excluded_samples
-        batches = batches_from(config.batch, self._progress.consumed_samples, excluded)
+        batches = config.batch_schedule.steps_from(self._progress.consumed_samples, excluded)
         for cursor, size in islice(batches, max(0, config.train.steps - self.step)):
             yield config.step_plan(layout, cursor, size, excluded)
 
     def _check_data(self) -> None:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""
         cursor, remaining = self._progress.consumed_samples, max(0, self._config.train.steps - self.step)
-        end = cursor_after(self._config.batch, cursor, remaining, self._excluded_samples)
+        end = self._config.batch_schedule.cursor_after(cursor, remaining, self._excluded_samples)
         uses = source_uses(self._reader, end, cursor, self._excluded_samples)
         check_epochs(uses)
         if len(uses) > 1:

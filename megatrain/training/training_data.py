@@ -130,6 +130,8 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
     sources = config.data_sources.values()
     stages = [MixtureStage(0, integer_weights([source.weight for source in sources]))]
     for stage in config.data_stages:
+        if not stage.weights:
+            continue  # the mixture goes on
         weights = [stage.weight_of.get(source.resolved_name, 0.0) for source in sources]
         stages.append(MixtureStage(stage.first_sample(config.model.seq_len), integer_weights(weights)))
     return tuple(stages)

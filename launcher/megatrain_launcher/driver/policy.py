@@ -31,13 +31,14 @@ class Policy:
     """The driver's limits.
 
     `feasible_counts`: numbers of hosts, min_hosts to max_hosts, for which a layout exists, each with its slots: the
-    micro-batches that the fullest pipeline computes one after another in a step (ADR 0075).
+    micro-batches that the fullest pipeline computes one after another in a step (ADR 0075), as the mean over the steps
+    of the run if its stages have several batch sizes (ADR 0077).
     """
 
     min_hosts: int
     max_hosts: int
     num_workers: int
-    feasible_counts: Mapping[int, int]
+    feasible_counts: Mapping[int, float]
     lease_ttl_s: float = 10.0
     status_interval_s: float = 5.0
     hang_floor_s: float = 5.0
@@ -75,7 +76,7 @@ class Policy:
 
     @classmethod
     def of(
-        cls, config: Config, *, min_hosts: int, max_hosts: int, num_workers: int, feasible_counts: Mapping[int, int]
+        cls, config: Config, *, min_hosts: int, max_hosts: int, num_workers: int, feasible_counts: Mapping[int, float]
     ) -> Self:
         """Take the limits from a job's configuration."""
         recovery, diagnostics = config.recovery, config.diagnostics

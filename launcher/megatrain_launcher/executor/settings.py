@@ -31,7 +31,7 @@ class ExecutorSettings:
     num_workers: int
     min_hosts: int
     max_hosts: int
-    feasible_hosts: Mapping[int, int]
+    feasible_hosts: Mapping[int, float]
     """The numbers of hosts, from min_hosts to max_hosts, with which this configuration can train, with their slots."""
     launch_id: str = ""
     """The same on all hosts of one launch; empty: the id of the first host is used."""

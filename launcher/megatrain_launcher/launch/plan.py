@@ -43,8 +43,8 @@ class LaunchPlan:
     min_hosts: int
     max_hosts: int
     num_workers: int
-    feasible_hosts: Mapping[int, int]
-    """Numbers of hosts that can train, with the slots of a step (Dealing.most_slots)."""
+    feasible_hosts: Mapping[int, float]
+    """Numbers of hosts that can train, with the mean slots of a step (Dealing.most_slots)."""
     unfit_counts: Mapping[int, tuple[str, ...]]
     """Numbers of hosts that cannot train, with the reasons."""
 
@@ -157,19 +157,24 @@ def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
 
 def count_hosts(
     config: Config, origins: Mapping[str, Origin], smallest: int, largest: int, workers: int
-) -> tuple[dict[int, int], dict[int, tuple[str, ...]]]:
-    """Return the numbers of hosts that can train, each with the slots of a step of the full batch, and the problems of
-    the others.
+) -> tuple[dict[int, float], dict[int, tuple[str, ...]]]:
+    """Return the numbers of hosts that can train, each with the mean slots of a step, and the problems of the others.
+
+    The mean is over the steps of the run, without the ramp-up of the batch.
 
     Raises: ConfigError with those of `largest` if no number can train.
     """
-    feasible, unfit = {}, {}
+    feasible: dict[int, float] = {}
+    unfit: dict[int, tuple[str, ...]] = {}
+    steps_of = config.batch_schedule.without_rampup.num_steps_by_size(config.train.steps)
     for count in range(smallest, largest + 1):
         problems = check(config, origins, count * workers)
         if problems:
             unfit[count] = tuple(problems)
         else:
-            feasible[count] = config.dealing(config.layout(count * workers)).most_slots
+            layout = config.layout(count * workers)
+            slots = sum(steps * config.dealing(layout, size).most_slots for size, steps in steps_of.items())
+            feasible[count] = slots / config.train.steps
     if not feasible:
         raise ConfigError(unfit[largest])
     return feasible, unfit

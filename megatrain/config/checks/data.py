@@ -129,23 +129,27 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig], *, knows_all: boo
 
 
 def _stage_problems(context: Context, *, knows_names: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the later stages of the mixture. knows_names: the names of all sources are known."""
+    """Yield what is wrong with the begins and the weights of later stages. checks/batch.py checks their batch sizes.
+
+    knows_names: the names of all sources are known.
+    """
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
     begins: dict[int, str] = {}
     for section, stage in config.sections_of("data_stage").items():
-        if not stage.weights:
-            yield from unset_problems(section, stage, "weights")
+        begin, key, size = (f"{section}.{name}" for name in ("after_tokens", "weights", "global_batch_size"))
+        if not stage.changes_something:
+            if stage.after_tokens:
+                text = f"{begin}={stage.after_tokens} does nothing without {key} or {size}; set one, or remove it"
+                yield Problem((begin, key, size), text)
             continue
-        key = f"{section}.weights"
-        problem = _weights_problem(stage, names) if knows_names else ""
+        problem = _weights_problem(stage, names) if knows_names and stage.weights else ""
         if problem:
             yield Problem((key, "data_source.path"), f"{setting(key, stage.weights)}{problem}")
-        begin = f"{section}.after_tokens"
         first = begins.setdefault(stage.first_sample(config.model.seq_len), section)
         if not stage.after_tokens:
-            text = f"{begin}=0 is the beginning of the run; set the weights of the sources there, or a number above 0"
-            yield Problem((begin, key), text)
+            text = f"{begin}=0 is the beginning of the run; set the weights of the sources and batch.global_batch_size"
+            yield Problem((begin, key, size), f"{text} there, or a number above 0")
         elif first != section and context.knows("model.seq_len"):
             yield Problem(
                 (begin, f"{first}.after_tokens"),

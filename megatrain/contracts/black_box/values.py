@@ -118,7 +118,8 @@ class ClockBase:
 class Progress:
     """The rank's progress. Steps and their times are None before the first step. Times are monotonic ns.
 
-    `median_step_ns` is the typical step, measured without the first one. Hang detection uses a multiple of it.
+    `median_step_ns` is the typical time of a step with as much work as the present one, measured without the first one.
+    Hang detection uses a multiple of it.
     """
 
     phase: Phase

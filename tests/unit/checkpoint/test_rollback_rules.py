@@ -16,7 +16,7 @@ from megatrain.checkpoint.start import (
 )
 from megatrain.checkpoint.start_order import known_order, samples_to_skip
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
-from megatrain.config.batch import BatchConfig
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, TopologyError
@@ -26,7 +26,7 @@ from megatrain.contracts.records.rounds import MAX_SKIPPED_STEPS, Rollback
 from megatrain.contracts.sample_ranges import SampleRanges
 
 BACK = Rollback("incident-1", 40, 41, 43)
-BATCH = BatchConfig(global_batch_size=8)
+BATCH = BatchSchedule(BatchConfig(global_batch_size=8))
 WORKER = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
@@ -104,12 +104,18 @@ def test_samples_to_skip_are_those_of_the_steps() -> None:
 
 
 def test_samples_to_skip_in_a_ramp_up() -> None:
-    ramp = BatchConfig(global_batch_size=8, rampup_start=2, rampup_increment=2, rampup_samples=24)
+    ramp = BatchSchedule(BatchConfig(global_batch_size=8, rampup_start=2, rampup_increment=2, rampup_samples=24))
     # batches of 2, 2, 2, 2, 4, 4, 6, 6 (24 consumed after 7), 8
     cursors = [0, 2, 4, 6, 8, 12, 16, 22, 28, 36]
     for first in range(8):
         back = Rollback("i", first, first, first + 1)
         assert samples_to_skip(back, TrainingProgress(), ramp, ()) == ((cursors[first], cursors[first + 2]),)
+
+
+def test_samples_to_skip_across_a_stage_with_another_batch() -> None:
+    stages = BatchSchedule(BatchConfig(global_batch_size=8), (BatchStage(331, 4),))
+    # the step at 328 begins before the stage, so it still has 8
+    assert samples_to_skip(BACK, TrainingProgress(40, 320), stages, ()) == ((328, 344),)
 
 
 def test_job_that_is_past_the_steps_cannot_skip_them() -> None:

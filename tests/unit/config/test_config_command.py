@@ -77,6 +77,16 @@ def test_check_says_what_unequal_replicas_cost(capsys: pytest.CaptureFixture[str
     )
 
 
+def test_check_names_the_batches_of_later_stages(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = ("--data_stage.after_tokens=6400", "--data_stage.global_batch_size=50", "--parallel.dp_size=4")
+    assert run("check", str(small), overrides=stage) == 0
+    idle = "3.8% of the slots are idle: 50 micro-batches for 4 replicas, 12 to 13 each"
+    assert (
+        "12 micro-batches of 1 a pipeline; from token 6,400 on 50 sequences, 13 micro-batches a pipeline "
+        f"({idle})\n" in capsys.readouterr().out
+    )
+
+
 def test_check_says_how_layers_are_split(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("check", str(small), overrides=("--parallel.pp_size=3", "--parallel.counts_head_as_layer=true"))
     assert "1f1b, 1 chunk a stage, 3 + 3 + 2 layers in the model's order\n" in capsys.readouterr().out

@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.config import BatchConfig, global_batch_size_at, rampup_levels
+from megatrain.config import BatchConfig, BatchSchedule, rampup_levels
 
 
 def test_constant_batch() -> None:
     batch = BatchConfig(global_batch_size=48)
     assert rampup_levels(batch) == (48,)
-    assert [global_batch_size_at(batch, consumed) for consumed in (0, 1, 10**9)] == [48, 48, 48]
+    assert [BatchSchedule(batch).size_at(consumed) for consumed in (0, 1, 10**9)] == [48, 48, 48]
 
 
 def test_each_level_of_a_ramp_up_lasts_an_equal_share() -> None:
     batch = BatchConfig(global_batch_size=48, rampup_start=16, rampup_increment=8, rampup_samples=100)
     assert tuple(rampup_levels(batch)) == (16, 24, 32, 40, 48)
     consumed = [0, 24, 25, 49, 50, 74, 75, 99, 100, 10**12]
-    assert [global_batch_size_at(batch, one) for one in consumed] == [16, 16, 24, 24, 32, 32, 40, 40, 48, 48]
+    assert [BatchSchedule(batch).size_at(one) for one in consumed] == [16, 16, 24, 24, 32, 32, 40, 40, 48, 48]
 
 
 @settings(derandomize=True)
@@ -32,7 +32,7 @@ def test_each_level_of_a_ramp_up_lasts_an_equal_share() -> None:
 def test_rule_of_megatron(start: int, increment: int, num_increments: int, samples: int, consumed: int) -> None:
     full = start + increment * num_increments
     batch = BatchConfig(global_batch_size=full, rampup_start=start, rampup_increment=increment, rampup_samples=samples)
-    found = global_batch_size_at(batch, consumed)
+    found = BatchSchedule(batch).size_at(consumed)
 
     # In exact arithmetic: floor(consumed / (samples / num_increments)) increments, at most all of them.
     assert found == min(full, start + increment * (consumed * num_increments // samples))

@@ -45,7 +45,7 @@ PROBLEMS = {
     '[data_source]\npath = "a"\nweight = 1e-400': "data_source.weight=1e-400 is too close to 0; use a value",
     '[data_source]\npath = "a"\nweight = -1.0': "data_source.weight=-1.0 is out of range",
     '[data_source]\nprefix = "a"': r"data_source.prefix=.a. is not a known key",
-    "[data_stage]\nafter_tokens = 5": "data_stage.after_tokens=5 does nothing without data_stage.weights; set weights",
+    "[data_stage]\nafter_tokens = 5": "data_stage.after_tokens=5 does nothing without data_stage.weights or ",
     '[data]\ntrain = "a"\n[data_stage]\nafter_tokens = 5\nweights = "a=1"': (
         r'data_stage.weights="a=1" needs sources with names, and there is no \[\[data_source\]\]; add them, or remove'
     ),

@@ -56,6 +56,13 @@ def test_counts_that_cannot_train_are_left_out(tmp_path: Path) -> None:
     assert note.startswith("1, 3, 5, 7 hosts cannot train with this configuration (1: parallel.pp_size * tp_size = 2")
 
 
+def test_counts_have_the_mean_slots_of_all_stages(tmp_path: Path) -> None:
+    """Two steps of 12 and two of 8 micro-batches."""
+    stage = ("--data_stage.after_tokens=384", "--data_stage.global_batch_size=8")
+    plan = make_plan(small_flags(tmp_path, min_hosts=1, max_hosts=7, workers="1", overrides=stage), {})
+    assert plan.feasible_hosts == {1: 10, 2: 5, 3: 3.5, 4: 2.5, 5: 2.5, 6: 2, 7: 2}
+
+
 def test_missing_black_boxes_are_reported_with_their_cost(tmp_path: Path) -> None:
     (note,) = make_plan(small_flags(tmp_path, overrides=('--telemetry.black_box_directory=""',)), {}).notes()
     assert "no hang is detected" in note

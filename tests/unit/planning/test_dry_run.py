@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,6 +184,31 @@ def test_unequal_replicas_are_planned_as_the_fullest_one() -> None:
     assert (even.idle_share, "idle" in render(even)) == (0.0, False)
     assert uneven.to_dict()["idle_share"] == pytest.approx(1 / 9)
     assert "\n  idle      11.1% of the slots are idle: 8 micro-batches for 3 replicas, 2 to 3 each\n" in render(uneven)
+
+
+def test_each_stage_of_the_data_is_planned_with_its_batch() -> None:
+    stages = {
+        "data_stage.after_tokens": 5000,
+        "data_stage.global_batch_size": 24,
+        "data_stage-2.after_tokens": 20_000,
+        "data_stage-2.global_batch_size": 8,
+    }
+    sizes = {"parallel.dp_size": 3, "parallel.pp_size": 2}
+    plan = plan_run(Config.from_dict(with_changes({"batch.global_batch_size": 8, **sizes, **stages})))
+    alone = {
+        size: plan_run(Config.from_dict(with_changes({"batch.global_batch_size": size, **sizes}))) for size in (8, 24)
+    }
+    assert replace(plan, later=()) == alone[8]
+    assert [(one.after_tokens, one.plan) for one in plan.later] == [(5000, alone[24]), (20_000, alone[8])]
+    assert alone[24].fullest.memory.total > alone[8].fullest.memory.total
+    rows = render(plan).partition("Batch by stage of the data")[2].splitlines()[2:5]
+    # samples have 256 tokens: the steps at samples 0, 8 and 16 come before sample 20, those at 24, 48 and 72 before 79
+    assert [row.split()[:4] for row in rows] == [
+        ["0", "1", "8", "2,048"],
+        ["5,000", "4", "24", "6,144"],
+        ["20,000", "7", "8", "2,048"],
+    ]
+    assert [one["plan"]["num_microbatches"] for one in plan.to_dict()["later"]] == [4, 2]
 
 
 def test_middle_stages_of_other_layers_are_distinguished() -> None:

@@ -14,6 +14,7 @@ from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import write_control
 from megatrain.contracts.black_box.values import ControlPage, Phase, RecordFlag, State
 from megatrain.contracts.errors import DataError
+from megatrain.fencing.phase_timeouts import PhaseTimeouts
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from tests.helpers.waiting import DEADLINE_S
 from tests.unit.telemetry.conftest import IDENTITY, Boxed
@@ -159,6 +160,24 @@ def test_the_typical_step_is_the_median_of_the_last_31(boxed: Boxes, monkeypatch
     assert run_steps([5] * 31) == 5
     assert run_steps([9] * 15) == 5
     assert run_steps([9]) == 9
+
+
+def test_a_larger_batch_does_not_count_as_a_hang(boxed: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = boxed()
+    now_ns = 0
+    monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", lambda: now_ns)
+    typical: list[int | None] = []
+    # micro-batches of a step, and its time; the last batch is smaller, and its steps are as fast
+    for work, duration_ns in ((2, 900), (2, 10), (2, 12), (32, 170), (32, 160), (32, 180), (2, 10)):
+        box.recorder.set_step(0)
+        box.recorder.set_work(work)
+        typical.append(box.read().progress.median_step_ns)
+        now_ns += duration_ns
+        box.recorder.complete_step()
+    # times with 2 micro-batches count 16 times with 32; times with 32 count as they are
+    assert typical == [None, None, 10, 192, 170, 170, 160]
+    limits = PhaseTimeouts(init_s=1.0, first_step_s=1.0, checkpoint_s=1.0, evaluation_s=1.0, floor_s=0.0, factor=10.0)
+    assert limits.limit_s(box.read().progress) == pytest.approx(10 * 160e-9)
 
 
 def test_ended_spans_do_not_pile_up_between_steps(boxed: Boxes) -> None:
