@@ -1,11 +1,12 @@
 // A document that a view shows. It is read when the view opens, when the query changes and when the server reports a new
 // version. The previous answer stays on the page until the next one arrives, so nothing flickers.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
 import { asApiError, getJson, type ApiError, type Query } from "./client";
 import { rangeMoves } from "../app/range";
 import { epoch, versions } from "./live";
+import { useRefresher } from "./use_refresher";
 
 export interface Resource<T> {
   /** The last answer from this path for this round; while `isPending` it may belong to other parameters. */
@@ -45,47 +46,19 @@ export function useResource<T>(path: string | null, query: Query = {}, topic?: s
     isPending: path !== null,
   });
   const [attempt, setAttempt] = useState(0);
-  const requestedAt = useRef(0);
-  const requestedKey = useRef("");
-
-  useEffect(() => {
-    if (path === null) {
-      return undefined;
+  // the key contains path and query
+  useRefresher(path === null ? null : `${era} ${attempt} ${key}`, `${version} ${moves}`, LEAST_PAUSE_MS, () => async (stop) => {
+    setHeld((old) => ({ ...old, isPending: true }));
+    try {
+      const data = await getJson<T>(path ?? "", query, stop);
+      setHeld({ path, round: about, key, data, error: null, isPending: false });
+    } catch (error) {
+      if (!stop.aborted) {
+        const data = (old: Held<T>): T | null => (old.key === key ? old.data : null);
+        setHeld((old) => ({ path, round: about, key, data: data(old), error: asApiError(error), isPending: false }));
+      }
     }
-    const stop = new AbortController();
-    const read = async (): Promise<void> => {
-      requestedAt.current = Date.now();
-      requestedKey.current = key;
-      setHeld((old) => ({ ...old, isPending: true }));
-      try {
-        const data = await getJson<T>(path, query, stop.signal);
-        setHeld({ path, round: about, key, data, error: null, isPending: false });
-      } catch (error) {
-        if (!stop.signal.aborted) {
-          const data = (old: Held<T>): T | null => (old.key === key ? old.data : null);
-          setHeld((old) => ({ path, round: about, key, data: data(old), error: asApiError(error), isPending: false }));
-        }
-      }
-    };
-    // A reload of the same query waits for a minimum pause and until the page is visible; a new query is sent at once.
-    const isSame = requestedKey.current === key;
-    const pause = isSame ? Math.max(0, LEAST_PAUSE_MS - (Date.now() - requestedAt.current)) : 0;
-    let timer = 0;
-    const begin = (): void => {
-      if (document.visibilityState === "visible" || !isSame) {
-        document.removeEventListener("visibilitychange", begin);
-        timer = window.setTimeout(() => void read(), pause);
-      }
-    };
-    document.addEventListener("visibilitychange", begin);
-    begin();
-    return () => {
-      document.removeEventListener("visibilitychange", begin);
-      window.clearTimeout(timer);
-      stop.abort();
-    };
-    // the key contains path and query
-  }, [key, version, moves, era, attempt]);
+  });
 
   // An answer for another round is never returned as one for this round.
   const isOfThis = held.path === path && held.round === about;
