@@ -121,8 +121,9 @@ class StoredEvents:
     ) -> pa.Table | None:
         """Run SQL on the view `segments`: all rows of the files that may contain rows matching `where`.
 
-        So `sql` must have the conditions of `where` itself. `values`: $1, $2, ... in the query. Returns None if there
-        are no such files. Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
+        These files have other rows too, so `sql` must contain the conditions of `where`. `values`: $1, $2, ... in the
+        query. Returns None if there are no such files.
+        Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
         """
         for _ in range(_NUM_TRIES):
             try:

@@ -243,7 +243,7 @@ def damage_of_rows(segment: Segment) -> str:
 
 
 def ahead_of(kind: type[Table], table: pa.Table, written_ns: int) -> int:
-    """Return the latest time of the rows minus the time of writing, in ns; negative if it is earlier."""
+    """Return the latest time of the rows minus the time of writing, in ns; negative if all rows are earlier."""
     column = time_column(kind)
     if column is None or not table.num_rows:
         return 0
