@@ -1,4 +1,4 @@
-"""Limits on requests that read many events, and on downloads, of which each has a deadline too.
+"""Limits the number of requests that read many events, and of downloads. Each download also has a deadline.
 
 A few requests run, a few wait, and all others are refused with 503.
 
@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 from megatrain_dashboard.responses.errors import unavailable
 
 NUM_RUNNING = 3
-"""Each may hold about 100 MB while it runs, and DuckDB uses all cores for one."""
+"""Limit of the requests that run. Each may hold about 100 MB while it runs, and DuckDB uses all cores for each."""
 NUM_WAITING = 24
 WAIT_S = 20.0
 NUM_DOWNLOADS = 2
-"""Files that are made while they are sent. Their source data stays in memory until the client has read all of it."""
+"""Limit of the files that are made while they are sent. Their source data stays in memory until the client has read
+all of it."""
 _MAX_S = 600.0
 """A connection that needs longer for the largest table is too slow for tables of that size."""
 

@@ -52,7 +52,7 @@ class CatalogPoll:
 
     jobs: Mapping[str, JobSeen] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    """One sentence for each problem because of which jobs may be missing."""
+    """One sentence for each problem that may hide jobs."""
     took_s: float = 0.0
 
 
