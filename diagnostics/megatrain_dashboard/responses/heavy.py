@@ -44,7 +44,7 @@ class HeavyQueries:
         self._refusal = refusal
 
     async def slot(self) -> AsyncIterator[None]:
-        """Hold a turn during a request, as a dependency of a route. Raises: RefusalError (503)."""
+        """Hold a slot during a request, as a dependency of a route. Raises: RefusalError (503)."""
         if self._free.locked() and self._num_waiting >= self._most_waiting:
             raise unavailable(self._refusal)
         self._num_waiting += 1
@@ -62,7 +62,7 @@ class HeavyQueries:
 
 
 def downloads() -> HeavyQueries:
-    """Return the limit on downloads. No download waits, because it would hold a turn of other heavy requests."""
+    """Return the limit on downloads. No download waits, because it would occupy a slot of heavy requests."""
     refusal = f"{NUM_DOWNLOADS} files are being downloaded already; try again when they are complete"
     return HeavyQueries(num_running=NUM_DOWNLOADS, num_waiting=0, refusal=refusal)
 

@@ -38,7 +38,7 @@ _ARROW_TYPES = {
     "text": pa.string(),
 }
 _NAME_TYPE = pa.dictionary(pa.uint8(), pa.string())
-_NUM_NUMBERS = 256  # of a byte
+_NUM_NUMBERS = 256  # number of values of a byte
 _KINDS: dict[str, type[Table]] = {kind.NAME: kind for kind in TABLES}
 _VALUE_NAMES = {value.value: value.text for value in StepValue}
 _NAMES = {

@@ -71,7 +71,7 @@ class StoredEvents:
         )
         self._lock = threading.Lock()
         self._connection.execute("SET parquet_metadata_cache = true")
-        self._connection.execute("SET enable_progress_bar = false")  # would mix with command output
+        self._connection.execute("SET enable_progress_bar = false")  # the bar would mix with the output of commands
         for column in ("operation", "kind"):
             names = ", ".join(f"'{name}'" for name in names_of(column) or ())
             self._connection.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")

@@ -232,5 +232,5 @@ def write_positions(path: Path, positions: Positions) -> None:
         half.replace(path)
     except OSError as error:
         _logger.warning("%s cannot be written: %s", path, error)
-        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+        with suppress(OSError):  # a read-only file system raises it even if there is no file
             half.unlink()

@@ -197,7 +197,7 @@ def listed_runs(runs: Path | None) -> tuple[tuple[Path, ...], tuple[str, ...]]:
 
 
 def _is_run(root: Path) -> bool:
-    """Return whether a run wrote a directory; True if the directory cannot be read."""
+    """Return whether a directory contains a file or folder of a run; True if listing it is not permitted."""
     own = RunDirectory(root)
     try:
         return any(own.owns(name) for name in os.listdir(root))

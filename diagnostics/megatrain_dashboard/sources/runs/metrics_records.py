@@ -36,7 +36,7 @@ class MetricsRecords:
 
     records: tuple[Record, ...] = ()
     is_sampled: bool = False
-    """Whether the part that was asked for is so large that only pieces of it were read."""
+    """Whether the requested part is so large that only pieces of it were read."""
 
 
 def read_metrics_records(
@@ -122,7 +122,7 @@ def _first_time(part: bytes) -> float:
 
 
 def _whole_lines(descriptor: int, size: int, place: int, length: int) -> list[bytes]:
-    """Return the lines of a part of the file, without those that the part holds only in part."""
+    """Return the lines of a part of the file, without incomplete lines at its ends."""
     lines = os.pread(descriptor, length, place).split(b"\n")
     return lines[0 if place == 0 else 1 : len(lines) if place + length >= size else -1]
 
