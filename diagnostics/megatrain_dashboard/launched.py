@@ -1,7 +1,7 @@
 """The command that a launch runs for the web page of a job, found by the entry point `megatrain.job_programs`.
 
-It loads nothing else of the dashboard: an executor imports it, and executors do not need the rest. Without the packages
-of the extra `diagnostics` there is nothing to run.
+This module loads nothing else of the dashboard: executors import it, and do not need the rest. Without the packages of
+the extra `diagnostics` there is no command.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _listening(settings: DaemonSettings, section: DiagnosticsConfig, ingest: Ing
 
 
 def _maintain(store: EventStore, configuration: Configuration, stop: threading.Event) -> None:
-    # first run at once: a daemon that is restarted often must keep the limits too
+    # the first run is immediate, so that a daemon that is restarted often keeps the limits too
     while True:
         try:
             store.maintain(configuration.retention)

@@ -1,13 +1,13 @@
-"""The dependency-graph engine: operations, their dependencies and durations -> when each operation ends.
+"""Computes when each operation of a dependency graph ends, from the durations of the operations.
 
-It computes many replicas of one graph at once: equal dependencies, different durations, some operations in common.
+Many replicas of one graph are computed at once: equal dependencies, different durations, some shared operations.
 Data-parallel replicas and steps repeat the same graph, so it is compiled once, and an operation's times are one small
 matrix [replica, column] that stays in the cache. A shared operation waits for all replicas of its column. Columns
 (steps or scenarios) do not depend on each other. Durations are requested operation by operation, so that a scenario
 need not copy millions of durations to change a few.
 
-The graph is compiled to topological levels: the nodes of a level can run only after a node of the level before. A node
-is an operation, or a group of operations that start together. Edges are stored as compressed rows.
+The graph is compiled to topological levels: the nodes of a level can run only after a node of the previous level. A
+node is an operation, or a group of operations that start together. Edges are stored as compressed rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Index = NDArray[np.int64]
 
 Matrix = NDArray[np.float64]
 Durations = Callable[[int], Matrix | float]
-"""Returns an operation's durations in a shape that fits [replica, column]. Clocks differ, so they may be negative."""
+"""Returns durations of an operation, in a shape that fits [replica, column]; negative ones are due to clock errors."""
 
 
 class Rows(NamedTuple):

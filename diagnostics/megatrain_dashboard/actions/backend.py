@@ -72,7 +72,7 @@ class EtcdBackend:
             request_events(self._client, self._keys, of_driver, timeout_s=accept_s, accept_s=accept_s)
         ) as events:
             for event in events:
-                match event:  # other events only follow an answer
+                match event:  # all other events come after an answer
                     case Answer():
                         return Outcome(event.is_accepted, event.is_done, event.text)
                     case JobEnd():

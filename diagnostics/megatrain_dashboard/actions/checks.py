@@ -20,7 +20,7 @@ _MIN_REASON = 3
 
 
 def why_not_act(caller: Caller, *, is_enabled: bool, is_recorded: bool) -> str:
-    """Return why a caller cannot act at all; empty where the caller can."""
+    """Return why a caller cannot act; empty if the caller can."""
     if is_recorded:
         return "this is the history of a run: there is nothing to act on"
     if not is_enabled:
@@ -73,7 +73,7 @@ def _check_host(request: ActionRequest, snapshot: JobSnapshot) -> None:
 
 
 def effect_of(request: ActionRequest, snapshot: JobSnapshot) -> str:
-    """Return a description of what the action would do. It is the answer of a dry run, for the person who decides."""
+    """Return a description of the action's effect, which a dry run shows to the person who decides."""
     newest = snapshot.newest_round
     hosts = count_text(len(newest.hosts), "host") if newest is not None else "no host"
     match request.kind:

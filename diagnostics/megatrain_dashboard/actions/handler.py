@@ -1,8 +1,8 @@
 """Handles the action requests of people. No action is carried out twice.
 
 The handler checks in this order whether the key of an action is known already, whether the action fits the job, and
-whether it is within the limits. It then writes the action to the audit, and only then carries it out. Two actions are
-ordered by when they reach the check of the limits.
+whether it is within the limits. It then writes the action to the audit, and only then carries it out. Actions
+are ordered by their arrival at the check of the limits.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class ActionHandler:
         )
 
     def _finish(self, intent: ActionEntry, outcome: Outcome) -> ActionEntry:
-        """Write the result of an action to the audit. If that fails, the answer reports it: the action was done."""
+        """Write the result of an action to the audit. If that fails, the answer says so: the action was done."""
         result = replace(
             intent, at_unix_s=self._clock(), stage=RESULT, is_accepted=outcome.is_accepted, is_done=outcome.is_done,
             text=outcome.text,

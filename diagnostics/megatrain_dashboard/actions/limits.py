@@ -15,7 +15,7 @@ WINDOW_S = 3600.0
 MAX_BREAKS = 4
 """Actions of BREAKING per hour. Each costs the whole job a minute or more; four are enough to try several remedies."""
 MAX_OTHERS = 20
-"""Other actions per hour. They cost little; more of them come from a script, and scripts use the command line."""
+"""Other actions per hour. They cost little. A person needs no more of them, and scripts use the command line."""
 MAX_PART_OF_HOSTS = 0.25
 """A fault that affects a quarter of all hosts is not a fault of the hosts, so evicting more of them does not help."""
 

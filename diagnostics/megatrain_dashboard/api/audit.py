@@ -43,7 +43,7 @@ class AuditEntryDocument(Document):
     reason: str
     result: str
     entry_hash: str
-    """The hash of an entry of the dashboard; each entry contains the hash of the one before."""
+    """The hash of an entry of the dashboard; each entry contains the hash of the previous entry."""
 
 
 class AuditDocument(Document):
@@ -59,7 +59,7 @@ def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
 
     @routes.get("/audit", response_model=AuditDocument)
     def audit(request: Request, begin: From = "", end: To = "") -> Response:
-        """Return both audits as one, at most the newest 1000 entries, and where the hash chain of actions breaks."""
+        """Return the newest 1000 entries of both audits together, and where the hash chain of actions breaks."""
         window = parts.window(begin, end)
         run = parts.source.run
         driver, people = run.incidents / AUDIT_NAME, run.diagnosis / ACTIONS_NAME
@@ -103,7 +103,7 @@ def _of_driver(entry: AuditEntry) -> AuditEntryDocument:
 
 
 def _of_people(entries: tuple[ActionEntry, ...]) -> Iterator[AuditEntryDocument]:
-    """Yield one entry for each action: its result, or its begin where there is no result."""
+    """Yield one entry for each action: its result, or its request where there is no result."""
     newest = {entry.action_id: entry for entry in entries}
     for entry in newest.values():
         is_open = entry.stage == INTENT

@@ -34,7 +34,7 @@ from megatrain_diagnostics.events.tables import Float64
 
 Numbers = tuple[float | None, ...]
 HISTORY_BYTES = 8 * 2**20
-"""Read from the metrics of each run: about twenty thousand steps without gaps."""
+"""Bytes that are read from the metrics of each run: about twenty thousand steps without gaps."""
 _MIN_RUNS, _MAX_RUNS = 2, 4
 """Number of runs. One run has its own page; the lines of more than four are hard to distinguish."""
 
@@ -61,7 +61,7 @@ class ComparedRun(Document):
     effective_time_ratio: float | None
     training_s: float | None
     is_sampled: bool
-    """The metrics are too many to read, so evenly spread pieces of them were read."""
+    """Whether the metrics are so many that only evenly spread pieces of them were read."""
     problems: tuple[str, ...]
     """What could not be read of the run."""
 

@@ -25,7 +25,7 @@ from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_job.failures.xids import xid_of
 
 NUM_POINTS = 60
-"""Points of a history."""
+"""Number of points of a history."""
 _MAX_XIDS = 100
 _IDLE = 0x1
 _NUMBERS_OF_GPU = (
@@ -51,7 +51,7 @@ class GpuDocument(Document):
     rank: int | None
     at_unix_s: float
     error: str
-    """Why nothing is known of the GPU; empty: it answers."""
+    """Why the GPU cannot be read; empty: it was read."""
     recovery: str
     throttled: str
     """Text: why its clocks are throttled; empty: they are not."""
@@ -254,7 +254,7 @@ def _whole(value: int) -> int | None:
 
 
 def router(parts: DashboardParts) -> APIRouter:
-    """Return the route of a host's device readings: its GPUs and network links, the newest ones and their history."""
+    """Return the route of a host's GPUs and network links: their newest readings and their history."""
     routes = APIRouter(tags=["hosts"], dependencies=[parts.heavy_query])
     source = parts.source
 
@@ -277,7 +277,7 @@ def router(parts: DashboardParts) -> APIRouter:
         first_ns = end_ns - minutes * _MINUTE_NS
         if window.begin_s is not None:
             first_ns = min(end_ns, max(int(window.begin_s * _NS), end_ns - _MAX_MINUTES * _MINUTE_NS))
-        # without a window, a host that has been silent for long shows its last reading
+        # without a window, the last reading is shown even of a host that has been silent for long
         rows = rows_of_host(source.events, host, min(first_ns, last_ns) if window.is_whole else first_ns, end_ns)
         return host_devices_document(host, rows, first_ns, end_ns, problem(last_ns, now_s))
 

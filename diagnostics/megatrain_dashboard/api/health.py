@@ -1,4 +1,4 @@
-"""GET /healthz: the server answers. GET /readyz: the server has data of the job. For the supervisor of the server."""
+"""GET /healthz: whether the server answers. GET /readyz: whether it has data of the job. Its supervisor calls both."""
 
 from __future__ import annotations
 

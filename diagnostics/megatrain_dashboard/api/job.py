@@ -1,4 +1,4 @@
-"""GET /job: the identity of the job, and what the caller may do with it.
+"""GET /job: the identity of the job, and the rights of the caller.
 
 The page reads it when it opens, and after each reconnection.
 """

@@ -1,9 +1,9 @@
-"""GET /live: server-sent events that report which topics have something new. The page then requests the data.
+"""GET /live: server-sent events that report which topics have changed. The page then requests the data.
 
 One task asks the source once a second, and every open stream waits for it. A stream has no queue: a slow client skips
 the events that it missed and gets the newest one. The connection drops a client that does not read at all
 (connection.py). An event's id is the server's session and a number, so that a page that reconnects gets an event at
-once unless nothing has changed.
+once if something has changed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LiveStreams:
         return self._open.total()
 
     def check_limits(self, address: str) -> None:
-        """Raises: RefusalError where too many streams are open already."""
+        """Check that another stream may open. Raises: RefusalError where too many streams are open already."""
         limits = self._limits
         if self._is_closed:
             raise unavailable("the dashboard is shutting down")

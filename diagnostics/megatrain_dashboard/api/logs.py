@@ -37,7 +37,7 @@ _NS = 1_000_000_000
 _MAX_CAUSES = 1000
 _MAX_CHARACTERS = 4000
 _MAX_JUDGED_LINES = 50_000
-"""Classifying these takes seven seconds if every line reports a failure."""
+"""Limit of the lines that are classified: so many take seven seconds if every line reports a failure."""
 _CAUSES_FRESH_S = 10.0
 _LATEST_S = 9e9
 """The latest unix time whose nanoseconds fit an integer of 64 bits."""

@@ -55,7 +55,7 @@ class ChangedKeyDocument(Document):
 
 
 class ConfigChangeDocument(Document):
-    """A round that began with another configuration than the one before it."""
+    """A round that began with another configuration than the previous round."""
 
     round: int
     first_step: int

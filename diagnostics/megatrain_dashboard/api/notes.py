@@ -46,7 +46,7 @@ class RetractionRequest(Document):
 
 
 class NoteDocument(Document):
-    """A note; it belongs to a step or to a time, and the other one is null."""
+    """A note. It belongs to a step or to a time; the other field is null."""
 
     note_id: str
     written_unix_s: float
@@ -129,7 +129,7 @@ def router(parts: DashboardParts, writer: NoteWriter | None) -> APIRouter:
 
     @routes.post("/notes", response_model=NoteDocument)
     def add(request: Request, body: NoteRequest) -> Response:
-        """Add a note to the run and to the audit. A request repeated with its idempotency key adds no second one."""
+        """Add a note to the run and to the audit. If a request is repeated with its key, no second note is added."""
         key = body.idempotency_key
         return written(
             request,

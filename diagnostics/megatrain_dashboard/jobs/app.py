@@ -60,7 +60,7 @@ class JobRouter:
         elif not job and path == "/":
             await RedirectResponse(_LIST[1:], 307)(scope, receive, send)
         elif not job and path.startswith(f"{_LIST}/") and "/" not in (name := path.removeprefix(f"{_LIST}/")):
-            # relative addresses of the page's files hold below jobs/NAME/ only
+            # relative addresses of the page's files are valid only below jobs/NAME/
             await RedirectResponse(f"./{name}/" if name else f"..{_LIST}", 308)(scope, receive, send)
         else:
             await self._app(scope, receive, send)

@@ -37,7 +37,7 @@ from megatrain_job.jobs.run_standing import RunStanding
 
 _logger = logging.getLogger(__name__)
 MAX_OPEN = 8
-"""Each has three threads, and uses about 0.2 GB while it is viewed."""
+"""Limit of the open jobs. Each has three threads, and uses about 0.2 GB while it is viewed."""
 IDLE_S = 300.0
 _SWEEP_S = 15.0
 _FIRST_POLL_S = 10.0

@@ -9,7 +9,7 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 
 
 class Document(BaseModel):
-    """Immutable. NaN and infinity are rejected, because JSON does not have them."""
+    """The base of all documents: immutable, and without NaN and infinity, because JSON does not have them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -52,13 +52,13 @@ def layout_document(layout: Layout) -> LayoutDocument:
 
 
 class ThresholdsDocument(Document):
-    """The values from which on a rank is a straggler; all three must be reached."""
+    """The least values of a straggler; a rank must reach all three."""
 
     excess: float
     """The rank's time above its peers, as a fraction of the compute time of its stage."""
     score: float
     num_steps: int
-    """The number of steps in which the rank must exceed the other two."""
+    """The number of steps in which the rank must reach the other two."""
 
 
 def thresholds_document(thresholds: Thresholds | None) -> ThresholdsDocument | None:

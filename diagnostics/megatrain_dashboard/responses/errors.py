@@ -1,8 +1,8 @@
 """Refusals: every error is answered with an ErrorDocument and the right status, never with a stack trace.
 
 A route raises a RefusalError, made by one of the functions here. Errors of FastAPI, Starlette and megatrain are
-converted to refusals. A request with an unknown parameter, or with one given twice, is refused too: a typing mistake
-must not get an answer to a different question.
+converted to refusals. A request with an unknown parameter, or with a parameter that is given twice, is refused too: a
+typing mistake must not get an answer to a different question.
 """
 
 from __future__ import annotations

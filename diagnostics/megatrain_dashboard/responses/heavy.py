@@ -1,4 +1,4 @@
-"""Limits on requests that read many events, and on downloads, of which each has a deadline too.
+"""Limits the number of requests that read many events, and of downloads. Each download also has a deadline.
 
 A few requests run, a few wait, and all others are refused with 503.
 
@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 from megatrain_dashboard.responses.errors import unavailable
 
 NUM_RUNNING = 3
-"""Each may hold about 100 MB while it runs, and DuckDB uses all cores for one."""
+"""Limit of the requests that run. Each may hold about 100 MB while it runs, and DuckDB uses all cores for each."""
 NUM_WAITING = 24
 WAIT_S = 20.0
 NUM_DOWNLOADS = 2
-"""Files that are made while they are sent. Their source data stays in memory until the client has read all of it."""
+"""Limit of the files that are made while they are sent. Their source data stays in memory until the client has read
+all of it."""
 _MAX_S = 600.0
 """A connection that needs longer for the largest table is too slow for tables of that size."""
 
@@ -43,7 +44,7 @@ class HeavyQueries:
         self._refusal = refusal
 
     async def slot(self) -> AsyncIterator[None]:
-        """Hold a turn during a request, as a dependency of a route. Raises: RefusalError (503)."""
+        """Hold a slot during a request, as a dependency of a route. Raises: RefusalError (503)."""
         if self._free.locked() and self._num_waiting >= self._most_waiting:
             raise unavailable(self._refusal)
         self._num_waiting += 1
@@ -61,7 +62,7 @@ class HeavyQueries:
 
 
 def downloads() -> HeavyQueries:
-    """Return the limit on downloads. No download waits, because it would hold a turn of other heavy requests."""
+    """Return the limit on downloads. No download waits, because it would occupy a slot of heavy requests."""
     refusal = f"{NUM_DOWNLOADS} files are being downloaded already; try again when they are complete"
     return HeavyQueries(num_running=NUM_DOWNLOADS, num_waiting=0, refusal=refusal)
 

@@ -23,13 +23,13 @@ To = Annotated[str, Query(alias="to", max_length=40, description="a step, or a t
 
 
 def check_steps(first: int | None, last: int | None) -> None:
-    """Raises: RefusalError where the last step is before the first."""
+    """Check the order of the steps. Raises: RefusalError where the last step is before the first."""
     if first is not None and last is not None and first > last:
         raise bad_query("last", last, f"it must not be before first={first}")
 
 
 def check_round(facts: JobFacts, round_number: int | None) -> None:
-    """Raises: RefusalError where no rank reported such a round."""
+    """Check that a round exists. Raises: RefusalError where no rank reported it."""
     known = [round_.number for round_ in facts.rounds]
     if round_number is not None and round_number not in known:
         there = ", ".join(map(str, known)) or "none"

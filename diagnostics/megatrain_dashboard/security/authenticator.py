@@ -1,4 +1,4 @@
-"""Authenticates callers by the headers and the address of a request. The state is the wrong tokens and ended sessions.
+"""Authenticates callers by the headers and the address of a request. It keeps only wrong tokens and ended sessions.
 
 These are tried in order: the headers of a trusted proxy, a bearer token, a session (cookie and page secret); where the
 page is open, the caller is anonymous. A wrong token is refused even if the session is valid. Proxy headers from other

@@ -27,7 +27,7 @@ API = "/api/"
 SESSION_PATH = "/api/v1/session"
 IS_SECURE_KEY = "megatrain.is_secure"
 JOB_KEY = "megatrain.job"
-"""The key of the job that a request concerns; empty: none of many jobs."""
+"""Key of the request's scope for the name of the job that it concerns; an empty name: no single job."""
 _OF_JOB = re.compile(r"/jobs/([^/]+)(/.*)", re.DOTALL)
 _SINGLE = (
     "host", "authorization", "content-length", "content-type", "transfer-encoding", "origin", "sec-fetch-site",

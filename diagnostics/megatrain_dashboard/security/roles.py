@@ -34,7 +34,7 @@ class Caller:
 
     @property
     def is_browser(self) -> bool:
-        """Whether the caller uses a browser, which another site's page could make send requests without its user."""
+        """Whether the caller uses a browser, so that another site's page could cause requests in the user's name."""
         return self.proof is not Proof.TOKEN
 
 

@@ -2,8 +2,8 @@
 stores only the sessions that were ended early.
 
 A browser sends a cookie to every port of a host, so another server on that machine may get it. Therefore the cookie
-alone does not authenticate: the page keeps the secret where the browser separates by origin, port included, and sends
-it in a header.
+alone does not authenticate: the page keeps the secret in storage that the browser separates by origin, port included,
+and sends it in a header.
 
 The signing key is derived from the token of the role, so a session survives a restart of the server and ends with its
 token: changing the token file and restarting the dashboard ends all sessions. A restart without a new token does not.

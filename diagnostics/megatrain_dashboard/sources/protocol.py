@@ -1,4 +1,4 @@
-"""What the routes need from a job, whether it runs (etcd and run directory) or is over (only the run directory).
+"""The interface of a job for the routes. A job that is over has only a run directory; a running job also has etcd.
 
 Most methods return at once, from any thread: threads of the source fetch the data beforehand.
 """

@@ -1,8 +1,8 @@
 """The contents of a run directory: records, rounds, the series of steps, the daemon's state. A thread updates them.
 
 Each second the thread checks for changes by the times of files and of the newest hour of each table. It reads only what
-has changed, and only the new part of the series. In memory are the series (2 MB), the newest 2,000 incidents, the
-daemon's state, and the rosters of four rounds (12,288 ranks: 6 MB each).
+has changed, and only the new part of the series. It keeps the series (2 MB), the newest 2,000 incidents, the
+daemon's state, and the rosters of four rounds (12,288 ranks: 6 MB each) in memory.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ def _table_signature(directory: Path) -> tuple[str, int] | None:
 class Versions:
     """The versions of topics, which /live sends to pages: numbers that grow when responses may have changed.
 
-    A topic is the data of one view, or of a part of one: "series" is that of the charts, "ranks" that of the view
-    Ranks. Thread-safe.
+    A topic is the data of one view, or of a part of one: "series" has the data of the charts, "ranks" the data of the
+    view Ranks. Thread-safe.
     """
 
     def __init__(self) -> None:

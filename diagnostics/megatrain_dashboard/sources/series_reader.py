@@ -1,7 +1,8 @@
 """Reads new steps of a run into a SeriesBuilder: the numbers of a few ranks, each row once, in small parts.
 
-All ranks of a job have the same loss and end a step together, so eight of them represent all, and two of these are
-enough. A job of a million steps is read over many polls, and the steps that are read so far are shown.
+All ranks of a job have the same loss and end a step together, so eight of them represent all, and a step is used
+when two of these have reported it. A job of a million steps is read over many polls, and the steps that are read so far
+are shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The part of a run that views show, given by steps or by time. Each is converted to the other. No I/O and no clock.
 
-A bound is a step ("1200"), a moment with its zone ("2026-11-23T09:30:00Z"), or, for the begin, a time before the newest
+A bound is a step ("1200"), a moment with its zone ("2026-11-23T09:30:00Z"), or, for the start, a time before the newest
 moment ("-15m", "-6h", "-1d"). The series of steps converts between steps and times; a step belongs to the time at which
 it ended.
 """
@@ -90,7 +90,7 @@ def bound_of(text: str, *, is_begin: bool) -> Bound | None:
 def window_of(begin: Bound | None, end: Bound | None, series: SeriesSnapshot, newest_s: float) -> Window:
     """Return the window between two bounds. `newest_s`: the moment from which times like "-15m" are counted back.
 
-    Raises: UsageError where the end comes before the begin.
+    Raises: UsageError where the end comes before the start.
     """
     if begin is None and end is None:
         return Window()

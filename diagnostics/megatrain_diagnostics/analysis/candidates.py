@@ -1,9 +1,9 @@
-"""Finds the ranks that take longer than their peers in an aspect, by robust scores over a window of steps.
+"""Finds the ranks that compute, wait for data or collect garbage longer than their peers over a window of steps.
 
 Slow compute is slow in most steps, so its median over the window is used. Waiting for data and garbage collection occur
 only in some steps, so their mean is used. The score is the excess divided by the spread of the peers or by the
-uncertainty of the rank's own median, whichever is larger. The threshold of 10 % is Greyhound's; the score, and the
-comparison only with peers that do the same work, are megatrain's.
+uncertainty of the rank's own median, whichever is larger. The threshold of 10 % comes from Greyhound. megatrain defines
+the score, and compares a rank only with peers that do the same work.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FLOOR = 0.01
 _MEDIAN_ERROR = 1.2533
 """Ratio of the standard error of a median to that of a mean."""
 _MIN_PART_STEADY = 0.625
-"""For compute: the least fraction of the steps in which a slow rank exceeds the threshold: 5 of 8."""
+"""The compute of a rank is slow only if it exceeds the threshold in at least this fraction of the steps: 5 of 8."""
 _MIN_PART_NOW_AND_THEN = 0.125
-"""The same for waiting for data and for garbage collection."""
+"""The same fraction for waiting for data and for garbage collection."""
 _NUM_ONSET_STEPS = 4
-"""Length of the onset of a slowness: all of these steps except one must be slow."""
+"""Number of steps at the start of a period of slow compute; all of them except one must be slow."""
 _MIN_CULPRIT_DEFICIT = 0.4
-"""Waiting less than the peers by at least this fraction of the excess confirms a culprit."""
+"""A slow rank that waits less than its peers, by at least this fraction of its excess, is confirmed as a culprit."""
 _MAX_VICTIM_DEFICIT = -0.25
 """A rank that waits longer than its peers by a quarter of its excess is a victim. Negative, because the deficit is how
 much less a rank waits."""
@@ -88,14 +88,15 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
 
 
 def least_score(thresholds: Thresholds, num_ranks: int) -> float:
-    """Return the least score of a slow rank: chance does not reach it (it exceeds the maximum of n normal values)."""
+    """Return the lowest score of a slow rank: above the likely maximum of `num_ranks` normally distributed scores."""
     return max(thresholds.score, float(np.sqrt(2.0 * np.log(max(num_ranks, 1)))) + 1.0)
 
 
 def first_seen(trace: Trace, aspect: Aspect, thresholds: Thresholds) -> tuple[int, int, int]:
-    """Return the first step of a slowness, the number of compared steps from it on, and how many of these are slow.
+    """Return the first step of a slow period, the number of compared steps from it on, and how many of these are slow.
 
-    It is the earliest slow step after which most steps are slow, and, for compute, all but one of the next few.
+    It is the earliest slow step from which on a sufficient fraction of the steps is slow (five eighths for compute, one
+    eighth otherwise). For compute, all but one of the first four steps must be slow too.
     """
     is_seen = trace.excess >= thresholds.excess * trace.scale
     lasting = np.cumsum(is_seen[::-1])

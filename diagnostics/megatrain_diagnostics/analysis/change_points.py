@@ -25,14 +25,14 @@ _HAZARD = 1.0 / 250.0
 _LOG_HAZARD = math.log(_HAZARD)
 _LOG_NO_HAZARD = math.log1p(-_HAZARD)
 _MAX_RUN_LENGTHS = 60
-"""When there are twice as many ages, only this many are kept: the likeliest ones."""
+"""Limit of the possible ages of the current level. Beyond twice this number, only the likeliest ones are kept."""
 _OUTLIER_SPREADS = 3.0
 _CERTAIN = 4.0
 """Number of standard errors of a level that a shift must exceed."""
 _NEIGHBOURS = 4
 """Number of points on each side in the median filter: up to this many slow steps in a row are not a new level."""
 _NUM_NOISE_STEPS = 40
-"""Number of first points of a level from which its noise is estimated."""
+"""Number of points at the start of a level from which its noise is estimated."""
 _MIN_SPREAD = 0.005
 """Least noise, as a fraction of the level."""
 _MEMORY = 200
@@ -88,7 +88,7 @@ def change_points(values: Float64) -> tuple[ChangePoint, ...]:
 
 
 def _measured(calm: Float64, found: list[ChangePoint]) -> tuple[ChangePoint, ...]:
-    """Set `after` to the median up to the next change; drop changes with a shift that is then too small."""
+    """Set `after` to the median up to the next change; drop changes whose shift is then too small."""
     ends = [*(point.place for point in found), len(calm)][1:]
     measured = [
         replace(point, after=float(np.median(calm[point.place : end][:_MEMORY])))
@@ -107,7 +107,7 @@ def _first_change(values: Float64) -> tuple[int, float, int] | None:
         place = index + 1 - age
         if age < MIN_POINTS or place < MIN_POINTS:
             continue
-        # the exact begin is uncertain, so the probabilities of neighbouring places are summed
+        # the exact start of a level is uncertain, so the probabilities of neighbouring places are summed
         probability = run.probability_up_to(age + MIN_POINTS - 1)
         if probability > POSTERIOR:
             return place, probability, index

@@ -1,9 +1,9 @@
 """Converts a timeline to Chrome's JSON trace format, which Perfetto and chrome://tracing can open.
 
-Times are microseconds with three decimals, exact to the ns. A base time is subtracted, because a double has only a
-quarter of a microsecond resolution for unix times; `otherData` has the base. The trace has complete events (X), flows
-from a send (s) to its receive (f, bound to the enclosing slice), counters (C), users' notes (i), and metadata (M). It
-is generated in pieces, because it may be large.
+Times are microseconds with three decimals, exact to the ns. A base time is subtracted, because a double
+resolves unix times only to a quarter of a microsecond; `otherData` has the base. The trace has complete events (X),
+flows from a send (s) to its receive (f, bound to the enclosing slice), counters (C), users' notes (i), and metadata
+(M). It is generated in pieces, because it may be large.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _metadata(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _marks(timeline: Timeline, notes: Iterable[Note]) -> Iterator[dict[str, Any]]:
-    """Yield an instant event for each note that is not retracted; a note on a step is at the begin of that step."""
+    """Yield an instant event for each note that is not retracted; a note on a step is at the start of that step."""
     if not timeline.num_slices:
         return
     end_ns = int((timeline.begin_ns + timeline.length_ns).max())

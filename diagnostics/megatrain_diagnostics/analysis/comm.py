@@ -2,14 +2,14 @@
 
 The transfer time of an exchange is from the latest start among its members to the first end, so that waiting for a late
 member does not count (OSDI'25). If the CPU clock times the work and no thread watches it, the recorded end is the time
-at which the rank's CPU thread checked. Then an end is known only if the CPU thread was waiting for it, so an exchange
-that was overlapped has no known transfer time. The end of the member that began last is not used either, because its
-peers' data may already be in the receive buffers.
+at which the rank's CPU thread noticed it. Then an end is known only if the CPU thread was waiting for it, so an
+exchange that was overlapped has no known transfer time. The end of the member that began last is not used either,
+because its peers' data may already be in the receive buffers.
 
 Bandwidths are defined as in nccl-tests (doc/PERFORMANCE.md): algorithm bandwidth is the size of the whole vector over
 time; bus bandwidth multiplies it by the part that each link carries: 2(n-1)/n in an all-reduce, (n-1)/n in an
-all-gather or reduce-scatter, 1 from rank to rank. Groups and links more than 10 % slower than the median of their kind
-are reported (Greyhound).
+all-gather or reduce-scatter, 1 in a message between two ranks. Groups and links more than 10 % slower than the median
+of their kind are reported (Greyhound).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KNOWN = (*_GATHERS, *_SCATTERS, *_SUMS, *_LINKS)
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Exchanges of one kind of group, operation and size. Units: bytes per second; seconds; medians unless noted."""
+    """Exchanges of one kind of group, operation and size. Bandwidths in bytes per second. Medians unless noted."""
 
     group: str
     operation: str
@@ -78,7 +78,7 @@ class Communication:
     num_too_short: int
     """Exchanges that ended before the last member began, because the clocks are not aligned well enough."""
     num_hidden: int
-    """Exchanges timed by the CPU of which no earlier member waited for the end: their transfer time is not known."""
+    """Exchanges timed by the CPU clock whose end no earlier member waited for: their transfer time is not known."""
     notes: tuple[str, ...]
 
 
@@ -123,8 +123,8 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
 def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[NDArray[np.bool_], Int64]:
     """Return for each exchange whether its end is known, and the time from the latest start to the first known end.
 
-    `held_up_ns`: how long the CPU thread only waited for a span while data was transferred. If the CPU clock times the
-    work, the end of the member that began last is not known, unless all began at the same time.
+    `held_up_ns`: for each span, how long the CPU thread only waited for it while its data was transferred. If the CPU
+    clock times the work, the end of the member that began last is not known, unless all began at the same time.
     """
     if not len(exchanges):
         return np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64)

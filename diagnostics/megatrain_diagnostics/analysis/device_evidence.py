@@ -18,9 +18,9 @@ from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 
 _logger = logging.getLogger(__name__)
 MAX_RANKS = 4
-"""Limit of ranks of a finding, the worst first, for which there is evidence."""
+"""Evidence is returned for at most this many ranks or hosts of a finding, the worst first."""
 _NUM_NOW = 3
-"""Number of newest readings for the current clock, which is their median because clocks fluctuate."""
+"""The current clock is the median of this many newest readings, because clocks fluctuate."""
 _OF_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
 _ERRORS = ("rx_errors", "tx_errors", "symbol_errors")
 
@@ -42,7 +42,7 @@ def with_devices(events: EventSource, finding: Finding, round_number: int, first
 
 
 def device_evidence(finding: Finding, gpus: Gpus, links: NetworkLinks) -> tuple[str, ...]:
-    """Return sentences with numbers, if any; the rows must be of the finding's round."""
+    """Return the evidence as sentences with numbers, if any. The rows must be of the finding's round."""
     if finding.cause is Cause.NETWORK:
         return _of_links(finding, links)
     if finding.cause not in _OF_GPU:
@@ -77,7 +77,7 @@ def _of_gpu(rows: Gpus, first_step: int) -> str:
 
 
 def _state(rows: Gpus) -> str:
-    """Return the temperature of the GPU and what throttles it, from the newest reading."""
+    """Return the temperature of the GPU and why it is throttled, from the newest reading."""
     bits = rows.throttle_reasons[-1]
     reasons = "throttle reasons not known" if np.isnan(bits) else throttle_text(int(bits) & ~1) or "not throttled"
     heat, limit = rows.temperature_c[-1], rows.slowdown_temperature_c[-1]

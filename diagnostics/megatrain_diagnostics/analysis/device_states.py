@@ -1,4 +1,4 @@
-"""The state of one GPU or link over its readings: growing counters, since when it is throttled, and its problems.
+"""The state of one GPU or link over its readings: growth of its counters, start of its throttling, and its problems.
 
 Pure functions: no I/O and no clock. Counters restart when a driver is loaded again, so a counter with a smaller value
 than before has started again from zero. `DeviceLimits` has the limits beyond which a GPU or a link has a problem.
@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Limits of megatrain, unless another source is given. Errors are counted over the last hour."""
+    """Limits chosen by megatrain, unless a source is named. Errors are counted over the last hour."""
 
     clock_drop: float = 0.05
     """Fraction of a GPU's earlier clock. A drop of this size is evidence for a straggler."""
@@ -97,7 +97,7 @@ class GpuState:
     """Since when the GPU does not answer, or needs a recovery or replacement."""
 
     def at(self, row: Row) -> GpuState:
-        """Return the state after a newer row. What the row does not report stays: counters, and a slowdown's begin."""
+        """Return the state after a newer row. Counters and throttling that it does not report are unchanged."""
         now_s = row["at_ns"] / 1e9
         counters = {name: self.counters.get(name, Counter()).at(now_s, row[name]) for name in _GPU_COUNTERS}
         is_throttled = bool(_bits(row["throttle_reasons"]) & FAULTY_REASONS)

@@ -1,8 +1,8 @@
 """Analyzes how the pace of a job changes over time: sudden changes of level, slow trends, and which operations changed.
 
-Events are read in stages, because all events of a long job do not fit in memory: the pace from the sums of a few ranks,
-the causes of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a few
-sampled steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
+Events are read in stages, because the events of a long job do not all fit in memory: the pace from the sums of a few
+ranks, the causes of each change from the sums of all ranks around it, and launch stagger, issue latency and void from a
+few sampled steps. Sources: Greyhound (change points), MegaScale sec. 5.1 (stagger), XPUTimer (issue latency, void).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Drift:
     gc_trend: Trend | None
     stagger: Stagger | None
     void: float
-    """Mean over the sampled steps; -1: not known."""
+    """Fraction of a step in which no timed operation ran, mean over the sampled steps; -1: not known."""
     void_trend: Trend | None
     latencies: tuple[IssueLatency, ...]
     hours: Hours | None

@@ -4,7 +4,7 @@ A rank that computes longer makes all others wait in their collectives, so the v
 own work is measured on the rank where it grew the most, and communication on the member of each group that waits least.
 Own work is considered first as the cause, then collectives, then the links of the pipeline. If none of them explains
 the change, ranks begin at different times from step to step (MegaScale sec. 5.1: irregular garbage collection and slow
-operators). Operations with an end that the host detects late are left out: sends, and the small all-reduces of counts
+operators). Operations whose end the host detects late are left out: sends, and the small all-reduces of counts
 and norms.
 """
 
@@ -139,7 +139,7 @@ def _rank_medians(totals: StepTotals, operation: Operation, world_size: int) -> 
 def groups_of(operation: Operation, layout: Layout) -> Int64:
     """Return a number for each rank; ranks in the same group of this exchange have the same number.
 
-    Raises: KeyError for an operation that is no exchange of the table.
+    Raises: KeyError for an operation that is not in the table of exchanges.
     """
     axis = _AXIS_OF[operation]
     axes = layout.replica_axes(axis) if axis in REPLICAS else (axis,)

@@ -23,13 +23,13 @@ class Restart:
     begin_s: float
     """End of the last step of that round that counts."""
     end_s: float
-    """Begin of the first step of the next round."""
+    """Start of the first step of the next round."""
 
 
 def effective_time_ratio(
     incidents: Sequence[Incident], restarts: Iterable[Restart], begin_s: float, end_s: float
 ) -> float | None:
-    """Return training time divided by all time from `begin_s` to `end_s`; None for an empty interval."""
+    """Return training time divided by all time from `begin_s` to `end_s` (unix seconds); None for an empty interval."""
     if end_s <= begin_s:
         return None
     lost = covered_s(lost_times(incidents, restarts, end_s), begin_s, end_s)
@@ -37,7 +37,7 @@ def effective_time_ratio(
 
 
 def lost_times(incidents: Sequence[Incident], restarts: Iterable[Restart], now_s: float) -> list[Interval]:
-    """Return the intervals without steps that count; they may overlap."""
+    """Return the intervals without steps that count, in unix seconds; they may overlap."""
     seen = list(restarts)
     known = {restart.round for restart in seen}
     lost = recoveries(incidents, now_s)

@@ -2,8 +2,8 @@
 
 The parts of an exchange have the same group (by name and members) and the same number within that group. Data is
 transferred after the last part began; before that, a rank waits for a peer ("Understanding Stragglers", OSDI'25:
-transfer time is the own end minus the latest start among the peers). If recording was switched while ranks ran, their
-numbers may differ, so parts that contradict each other are not joined, but counted.
+the transfer time of a rank is its own end minus the latest start among its peers). If recording was switched on or off
+while ranks ran, their numbers may differ. Parts that contradict each other are therefore counted, not joined.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def end_ns(spans: Spans) -> Int64:
 
 
 def find_exchanges(spans: Spans, roster: Roster) -> Exchanges:
-    """Return the exchanges in spans of one round; their times must be by one clock."""
+    """Return the exchanges in spans of one round. The times of all spans must be of one clock."""
     groups, group_of_span = _identify_groups(spans, roster)
     rows = np.flatnonzero((group_of_span >= 0) & (spans.collective > 0))
     rows = rows[np.lexsort((spans.rank[rows], spans.collective[rows], group_of_span[rows]))]
@@ -109,7 +109,7 @@ def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, 
 
 
 def _boundaries(*keys: Int64) -> Int64:
-    """Return the begin of each run of equal keys, and the end of the last run."""
+    """Return the index where each run of equal keys begins, and the end of the last run."""
     length = len(keys[0])
     is_new = np.ones(length, dtype=bool)
     if length:
@@ -120,7 +120,7 @@ def _boundaries(*keys: Int64) -> Int64:
 def _fitting(
     spans: Spans, rows: Int64, first: Int64, groups: tuple[GroupMembers, ...], group_of_span: Int64
 ) -> NDArray[np.bool_]:
-    """Return which runs of rows are one exchange: same step and operation, no rank twice, not more than the members."""
+    """Return which runs of rows are one exchange: same step and operation, no rank twice, no more rows than members."""
     num = len(first) - 1
     if not num:
         return np.zeros(0, dtype=bool)

@@ -35,7 +35,7 @@ class Breakdown:
     spent_ns: Mapping[str, int]
     """By category; the sum is `wall_ns`."""
     waiting_ns: Mapping[str, int]
-    """The part of each category before the last peer began. All time of the bubble is such time."""
+    """By category: exposed communication before the last peer began. The bubble is all such time, and has no entry."""
 
     @property
     def percent(self) -> dict[str, float]:
@@ -75,7 +75,7 @@ class StepExplanation:
     overlaps: tuple[Overlap, ...]
     """Exposed and overlapped time of each kind of communication; empty if only sums are known."""
     overlaps_by_stage: tuple[tuple[Overlap, ...], ...]
-    """The same for each of `stages`."""
+    """The same as `overlaps` for each of `stages`."""
     notes: tuple[str, ...]
 
 
@@ -198,8 +198,10 @@ def _of_totals(rank: int, totals: StepTotals, after: StepTotals) -> Breakdown:
     left = {"step": step_ns, "between": between}
 
     def taken(place: str, wanted_ns: int) -> int:
-        """Subtract from the remaining time, at most all of it: sums may overlap, because evaluation also computes, and
-        garbage collections in a step are reported with those after it."""
+        """Take up to `wanted_ns` from the time that remains at `place`, and return the amount that was taken.
+
+        Sums may overlap: evaluation also computes, and garbage collections in a step are reported with those after it.
+        """
         amount = min(left[place], wanted_ns)
         left[place] -= amount
         return amount

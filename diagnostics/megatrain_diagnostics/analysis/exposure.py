@@ -1,10 +1,10 @@
 """Assigns all time of ranks' steps to categories: each moment of a rank's step belongs to exactly one category.
 
-A rank's window of a step is cut wherever a span begins or ends. The pieces are assigned in layers: garbage collection
-over checkpoint, evaluation, data, compute, and clip and optimizer. Other pieces belong to exposed communication, or to
-no timed operation.
+A rank's window of a step is cut into pieces wherever a span begins or ends. Of the operations that run in a piece, the
+first in this order counts: garbage collection, checkpoint, evaluation, data, compute, clip and optimizer. Other pieces
+belong to exposed communication, or to no timed operation.
 Communication is exposed while nothing else runs, if it ends before something else begins. Of several exchanges, the one
-that the CPU thread reports to have waited for is chosen, or else the one that ended first. Inside compute only
+for which the CPU thread waited, by its own report, is chosen, or else the one that ended first. Inside compute only
 tensor-parallel collectives can be exposed, and inside clip and optimizer only all-reduces and the exchange of matrices.
 Communication is overlapped while one of the layers runs and the rank waits for nothing. All times are integers, so the
 parts of a window add up to it exactly.
@@ -204,7 +204,7 @@ def _held_up_by(
     # sorted by descending end: in `_painted` later rows cover earlier ones, so the exchange that ends first is chosen
     rows = rows[np.argsort(-last[rows], kind="stable")]
     in_gaps = _painted(rows, low, high, len(owner))
-    # an exchange that the CPU thread reports to have waited for takes precedence
+    # an exchange for which the CPU thread waited, by its own report, takes precedence
     is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
     attended = _painted(rows[is_attended], awaited, high, len(owner))
     in_gaps = np.where(attended != ABSENT, attended, in_gaps)
@@ -217,7 +217,7 @@ def _held_up_by(
     for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
         nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
         index = _INDEX[category]
-        # an exchange that begins before compute or ends after it was not waited for inside it
+        # inside compute (or the optimizer), a rank waits only for an exchange that begins and ends there
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)
         inside = _painted(nested[is_inside], awaited, high, len(owner))
         chosen = np.flatnonzero((owner == index) & (inside != ABSENT))

@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """Identifies the finding in later steps."""
+        """The key by which later steps recognise the finding."""
         return (
             straggler_key(self.cause, self.hosts, ())
             if self.stage is None
@@ -83,7 +83,7 @@ class StragglerAssessment:
 
     findings: tuple[Finding, ...] = ()
     ranks_without_peers: tuple[int, ...] = ()
-    """Ranks without peers: no other rank does the same work."""
+    """Ranks that are compared with no other rank, because none does the same work."""
     silent_ranks: tuple[int, ...] = ()
     """Ranks without any event in the steps of the search."""
     first_step: int | None = None
@@ -91,10 +91,10 @@ class StragglerAssessment:
     num_steps: int = 0
     """Number of compared steps."""
     num_left_out: int = 0
-    """Number of steps left out: the first ones, and those with checkpoints or evaluations."""
+    """Number of steps left out: the first steps, and those with checkpoints or evaluations."""
 
     is_enough: bool = False
-    """Whether enough steps were compared, so that no findings means that no rank is slow."""
+    """Whether enough steps were compared and each rank has peers. If so, and `findings` is empty, no rank is slow."""
     thresholds: Thresholds | None = None
     """Thresholds that were applied, with `score` raised for the number of ranks. None: no step was compared."""
     scores: tuple[float, ...] = ()

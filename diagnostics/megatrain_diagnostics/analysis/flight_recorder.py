@@ -3,8 +3,9 @@
 Version 2.x of the format is supported (torch 2.5 to 2.13). On gloo the state of an entry is always "scheduled"; only
 `retired` and the group's summary `pg_status` show which collectives are completed, so both are used. On NCCL a host
 enqueues collectives far ahead of its GPU. If `pg_status` says which one has started on the GPU (with
-TORCH_NCCL_ENABLE_TIMING), a rank has entered only those that have. On NCCL `pg_config` has the members of groups. On
-gloo it has one entry without a name: the members of the default group, or none if the job has created another group.
+TORCH_NCCL_ENABLE_TIMING), only started collectives count as entered. On NCCL `pg_config` has the members of groups. On
+gloo `pg_config` has one entry without a name: the members of the default group, or none if the job has created
+another group.
 Members of other groups are the ranks whose dumps have the group. All ranks belong to the default group, so a rank
 without a dump is a silent member. If ranks disagree about a group, the first sequence number with a difference is
 reported: different operations, or different sizes for an operation that requires equal sizes.
@@ -46,7 +47,7 @@ class FlightCall:
     name: str
     sizes: str
     has_started: bool
-    """On the GPU, as far as torch has seen it. Not known on gloo: False until the call is over."""
+    """Whether the call has started on the GPU, as far as torch has observed. On gloo: False until the call is over."""
     is_over: bool
 
 
@@ -130,7 +131,7 @@ def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
     found = {}
     for dump in dumps:
         open_calls = [call for call in dump.calls if not call.is_over]
-        # those that wait in a queue of the GPU are not in flight
+        # calls that wait in a queue of the GPU are not in flight
         in_flight = [call for call in open_calls if call.has_started] or open_calls
         found[dump.rank] = RankStanding(dump.rank, dump.positions, in_flight[-1].name if in_flight else "")
     return found

@@ -1,9 +1,9 @@
 """Computes the colours of the heat map from times of ranks in steps, as measured or relative to peers.
 
-Peers are those of peers.py: ranks of the same stage, in a small job on other hosts. Relative to them, a value is its
-ratio to their median, or a robust z: by how many spreads (1.4826 x median absolute deviation) it exceeds that median. A
-spread is at least a hundredth of the median, so that tiny differences from nearly equal peers do not stand out. Rows
-and columns are pooled by their maximum, because a mean would hide one bad rank among many.
+Peers are those of peers.py: ranks of the same stage; in a small job, those on other hosts. Relative to them, a value is
+its ratio to their median, or a robust z: by how many spreads (1.4826 x median absolute deviation) it exceeds that
+median. A spread is at least a hundredth of the median, so that tiny differences from nearly equal peers do not stand
+out. Rows and columns are pooled by their maximum, because a mean would hide one bad rank among many.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def peer_values(values: Floats, peers: Peers) -> PeerValues:
 
 
 def scaled(values: Floats, against: PeerValues, scale: Scale, least_spread: float) -> Floats:
-    """Return the values that colours show. `least_spread`: lower limit of the spread, in the unit of the values.
+    """Return the values that colours stand for. `least_spread`: lower limit of the spread, in the unit of the values.
 
     A value without peers is its own reference: ratio 1, z 0. The result is NaN only if a rank has no value.
     """

@@ -34,15 +34,15 @@ class ComparedSteps:
 
     Shapes: own and excess [steps, aspects, ranks]; computed, per_pass, scale and has_reported [steps, ranks]; work
     [steps, kinds, ranks]; dp_transfer_s [steps, stages, replica groups of a stage], tp_transfer_s [steps, stages, tp
-    groups of a stage]: least time of a rank in each group.
+    groups of a stage]: least time of a rank in each group. Units: `own`, `excess` and `scale` are seconds per step.
     """
 
     steps: NDArray[np.int64]
     own: NDArray[np.float32]
     computed: NDArray[np.float32]
-    """Seconds of compute with the passes that each rank has; in `own` it is that of the median number of passes."""
+    """Seconds of compute for each rank's own number of passes; `own` is scaled to the median number of passes."""
     per_pass: NDArray[np.float32]
-    """The median number of passes divided by the rank's."""
+    """The median number of passes divided by the rank's own number."""
     excess: NDArray[np.float32]
     scale: NDArray[np.float32]
     work: NDArray[np.float64]

@@ -1,10 +1,10 @@
 """Computes the times of a timeline's slices in a job without stragglers, and which slices are on the critical path.
 
-Each slice is a part of an operation of the what-if model. The model gives begin and end of an operation, from the begin
-of its step, when every operation takes its ideal time. The critical path is that of the steps replayed with measured
-times: the chain of operations from the last end of a step back to its begin, each waiting for the one before. Only
-a shorter operation of this chain makes the step shorter, until another chain is the longest. In a replay an operation
-starts exactly when the last operation that it waits for has ended.
+Each slice is a part of an operation of the what-if model. The model computes when each operation would begin and end,
+relative to the start of its step, if every operation took its ideal time. The critical path comes from a replay of the
+steps with measured times. It is the chain of operations from the last end of a step back to its start, in which each
+operation waits for the previous one. A step becomes shorter only if an operation of this chain does, and only until
+another chain is longer. In a replay an operation starts exactly when the last operation that it waits for has ended.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _step_begins(whole: Spans, places: SpanPlaces, steps: NDArray[np.int32]) -> 
 def _critical(
     slices: Spans, operation: Int64, dp_rank: Int64, model: ReplayModel, replayed: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Mark the slices on the critical path; of tensor-parallel ranks, the slice of the one that ended last."""
+    """Mark the slices on the critical path. Of the slices of tensor-parallel ranks, the last to end is marked."""
     is_critical = np.zeros(len(operation), dtype=bool)
     ends = end_ns(slices)
     for column, step in enumerate(model.lanes.steps.tolist()):
@@ -129,8 +129,8 @@ def _critical(
 def critical_path(graph: ReplicaGraph, ends: Matrix) -> tuple[tuple[int, int], ...]:
     """Return (operation, replica) along the critical path, in the order of time.
 
-    Operations that start together wait for the last of them to arrive, which is then on the path too. Of several that
-    are equally late, one of the same replica is chosen, then the one with the lowest number.
+    Operations that start together wait for the last of them to arrive, which is then on the path too. Of several
+    equally late operations, one of the same replica is preferred, then the one with the lowest number.
     Shapes: ends [operation, replica], of one column of `evaluate_replicas`.
     """
     node_of = {operation: node for node in graph.nodes for operation in node.operations}

@@ -1,6 +1,6 @@
 """Measures signs of drift in sampled steps: launch stagger, issue latency, void time.
 
-Launch stagger: the time between the first and the last rank of a group that begins the same reduce-scatter. If it grows
+Launch stagger: the time from the first to the last start of a reduce-scatter among the ranks of its group. If it grows
 over the steps, the step time grows although no operation takes longer (MegaScale sec. 5.1). Issue latency: the time
 from the launch by the CPU thread to the start on the device; if it is near zero, the device waits for the CPU. Void:
 the fraction of the step in which no timed operation ran (both as defined by XPUTimer).
@@ -28,7 +28,7 @@ _MIN_EXCHANGES = 8
 
 @dataclass(frozen=True, slots=True)
 class Stagger:
-    """The time between the first and the last rank that begins a reduce-scatter. Units: s."""
+    """The time from the first to the last start of a reduce-scatter among its ranks. Units: s."""
 
     num_exchanges: int
     median_s: float

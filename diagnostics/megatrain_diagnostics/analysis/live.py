@@ -1,13 +1,13 @@
-"""Live detection: which ranks are slow, step by step, from the sums that all ranks stream.
+"""Detects slow ranks while a job runs, step by step, from the sums that all ranks stream.
 
 Each step is compared once, when it is complete. Only the newest steps are kept, so that a step costs the same on the
 first day as on the thirtieth. An analysis of a finished job feeds the same class with stored events.
 
 The straggler score is one number per rank and per host, the same on the page, in metrics, verdicts and commands. A
 rank's score is how far its own compute is above its peers over the newest compared steps, in spreads (`candidates`).
-If a finding says that a rank is slow because of its data or its garbage collection, the score of the finding is used if
-it is greater. A host's score is the greatest score of its ranks, or of the ranks that a finding names. No score is
-below 0.
+If a finding names the rank, for instance because of its data or its garbage collection, and has a greater score, the
+score of the finding is used. A host's score is the greatest score of its ranks, or of the ranks that a finding names.
+No score is below 0.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import StepTotals, Values
 
 _NUM_FIRST_STEPS = 2
-"""The first steps of a round compile and fill caches. Ranks are compared within a step here, so what slows all of them
-equally does no harm; the drift analysis compares steps with each other, and leaves out one more."""
+"""The first steps of a round compile and fill caches, so this many are left out. Ranks are compared within a step here,
+so a delay common to all of them does no harm. The drift analysis compares steps with each other, and leaves out one
+step more."""
 _HISTORY_STEPS = 64
 _REMEMBERED_STEPS = 16
 _RECHECK_STEPS = 4
@@ -89,7 +90,7 @@ class LiveDetection:
         return count
 
     def silent_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that sent nothing for as many of the newest steps as a straggler must last."""
+        """Return ranks without events in the newest `thresholds.num_steps` steps, or with an impossible newest step."""
         if self.ring.next_step is None:
             return ()
         is_silent = self.ring.newest < self.ring.next_step - self.thresholds.num_steps

@@ -1,4 +1,4 @@
-"""Searches the output of all ranks for lines, and for what failed, with the root cause before its consequences.
+"""Searches the output of all ranks for lines and for failures; the root cause comes before its consequences.
 
 The incident of the round names the culprit. Without an incident, megatrain_job.failures classifies the logs: a rank
 with a cause in its own log comes before ranks that only lost the connection to it, or waited for it.
@@ -33,7 +33,7 @@ class LoggedFailure:
     action: str
     role: FailureRole
     culprit: str
-    """The ranks or hosts that the line names, which may differ from the culprit."""
+    """The ranks or hosts that the line blames; they may differ from `LogFinding.culprit`."""
     rule: str
     line: str
     at_ns: int
@@ -89,7 +89,7 @@ def newest_logged(source: EventSource) -> int:
 
 
 def classify_logs(logs: LogLines, roster: Roster | None = None, recorded: Culprit | None = None) -> LogFinding:
-    """Return what failed, from the last lines of all ranks' logs.
+    """Return the failures, from the last lines of all ranks' logs.
 
     A rank of the roster without any line has an empty log, which may itself be a symptom. `recorded`: the culprit in
     this round's incident; None if there is no incident.

@@ -20,7 +20,7 @@ from megatrain_diagnostics.analysis.peers import Floats, Peers
 from megatrain_diagnostics.events.roster import Roster, groups_along, replica_groups
 
 _TIMES = 1.5
-"""A transfer is slow when it takes this many times its past duration, or the expected duration from other groups."""
+"""A transfer is slow if it takes this many times its past duration, or the duration expected from other groups."""
 _MIN_PAST = 4
 """Number of past steps that are needed for a comparison with the past."""
 

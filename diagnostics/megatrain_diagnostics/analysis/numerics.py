@@ -1,4 +1,4 @@
-"""Alarms for loss and gradient norm: not finite, or many times the median (MegaScale, ByteRobust: 5 times).
+"""Raises an alarm if loss or gradient norm is not finite, or many times its median (MegaScale, ByteRobust: 5 times).
 
 The median is over the newest finite values. A spike of the gradient norm in one step is handled by clipping, so
 a certain alarm needs a jump that lasts, or a loss that rises too. All ranks report the same numbers; a rank with
@@ -46,7 +46,7 @@ class NumericsAlarm:
 
 
 class NumericsWatch:
-    """Watches one round. Values may come from several ranks in any order, also repeatedly; steps must be in order."""
+    """Watches one round. Several ranks may report a step's values, in any order and repeatedly. Steps come in order."""
 
     def __init__(self, jump_factor: float, num_ranks: int = 1) -> None:
         self._factor = jump_factor

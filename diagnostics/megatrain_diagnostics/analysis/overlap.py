@@ -2,7 +2,7 @@
 
 An exchange is exposed while its rank only waits for it, and overlapped while its rank works. In the rest of its time
 the rank waits for something else. The end of an exchange is known if a thread watched it (a lane of comm/lanes.py), or
-if the rank waited until the end. Otherwise its span ends when the rank checked it, or on a device when the compute
+if the rank waited until the end. Otherwise its span ends when the rank noticed the end, or on a device when the compute
 stream waited for it; then the overlapped time is an upper bound.
 """
 
@@ -82,7 +82,7 @@ def overlaps(spans: Spans, exposure: Exposure, ranks: Sequence[int] | None = Non
 def has_known_end(spans: Spans, held_up_ns: Int64, lasting_ns: Int64) -> NDArray[np.bool_]:
     """Return for each span whether its end is the exact end of the exchange.
 
-    held_up_ns: how long the CPU thread only waited for it; lasting_ns: the time to which the wait is compared.
+    held_up_ns: how long the CPU thread only waited for the span; lasting_ns: the time to which the wait is compared.
     """
     is_watched = (spans.flags & int(RecordFlag.WATCHED)) != 0
     known: NDArray[np.bool_] = is_watched | (held_up_ns > _HELD_UP * np.maximum(lasting_ns, 0)) | (lasting_ns <= 0)

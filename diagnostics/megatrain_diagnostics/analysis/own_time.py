@@ -1,12 +1,12 @@
-"""Divides a rank's step into its own work and its waiting, by sums of operations.
+"""Divides a rank's step into its own work and its waiting, from the sums of operations.
 
 Forward and backward passes contain tensor-parallel collectives, which wait for the other tp ranks, so their time is
 subtracted from compute. Collectives and receives end only when other ranks have arrived, so they are waiting. Of
 overlapped collectives only the longest is used. Exchanges of checkpoints are ignored.
 
 Replicas may have unequal numbers of micro-batches (docs/adr/0075-step-plan.md). A rank with more of them computes
-longer on any host, so compute is compared as if all ranks had the same number. What a step gains without a slow rank
-depends on the time that ranks really compute: a rank with fewer micro-batches may be slow and delay no other.
+longer on any host, so compute is compared as if all ranks had the same number. How much faster a step would be without
+a slow rank depends on the real compute times: a rank with fewer micro-batches may be slow and delay no other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NO_TRAINING = tuple(
     operation.number
     for operation in (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION, Operation.INIT)
 )
-"""A step with one of these is not compared: its sums include all spans that ended since the step before."""
+"""A step with one of these is not compared: its sums include all spans that ended since the previous step."""
 
 _MIN_SCALE_S = 1e-9
 
@@ -53,7 +53,7 @@ _MIN_SCALE_S = 1e-9
 def aspects(row: StepRow) -> Floats:
     """Return seconds by aspect; 0 for ranks that did not report.
 
-    The time of the passes is that of the median number of passes. Shapes: [aspects, ranks].
+    The time of a rank's passes is scaled to the median number of passes. Shapes: [aspects, ranks].
     """
     found = np.stack([
         _own_passes(row) * per_pass(row.num_forwards) + row.of(Operation.OPTIMIZER.number),
@@ -66,7 +66,7 @@ def aspects(row: StepRow) -> Floats:
 
 
 def computed(row: StepRow) -> Floats:
-    """Return the seconds that each rank computes with the passes that it has; 0 for ranks that did not report.
+    """Return the seconds of compute for each rank's own number of passes; 0 for ranks that did not report.
 
     Shapes: [ranks].
     """
@@ -75,7 +75,7 @@ def computed(row: StepRow) -> Floats:
 
 
 def per_pass(num_passes: Floats | Indices) -> Floats:
-    """Return the factors that make each rank's passes as many as the median of the step; 1 if all have the same number.
+    """Return the factors that scale each rank's number of passes to the median of the step; 1 if all numbers are equal.
 
     num_passes: 0 or NaN where it is not known; then the factor is 1. Shapes: num_passes and result [..., ranks].
     """
@@ -89,7 +89,7 @@ def per_pass(num_passes: Floats | Indices) -> Floats:
 
 
 def is_only_training(row: StepRow) -> bool:
-    """Return whether no rank initialized, loaded, saved or evaluated since the step before."""
+    """Return whether no rank initialized, loaded, saved or evaluated since the previous step."""
     return not row.sum_of(NO_TRAINING).any()
 
 
@@ -100,9 +100,9 @@ def typical_step_s(row: StepRow) -> float:
 
 
 def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
-    """Return the time in s of which excesses are fractions: the median compute of a rank's stage, or else the step.
+    """Return the time in s that excesses are divided by: the median compute of a rank's stage, or else the step.
 
-    It is never 0, because excesses are divided by it. Shapes: stage_medians [stages]; stage_of, result [ranks].
+    It is never 0. Shapes: stage_medians [stages]; stage_of, result [ranks].
     """
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
     scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]

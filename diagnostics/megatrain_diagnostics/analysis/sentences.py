@@ -1,4 +1,4 @@
-"""Findings as sentences: each sentence holds the figures on which it rests."""
+"""Writes findings as sentences; each sentence contains the figures that support it."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _ms(seconds: float) -> str:
 
 
 def findings_headline(findings: Sequence[Finding], *, is_enough: bool) -> str:
-    """Return the findings as one sentence. `is_enough`: enough steps were seen that an empty result means that no rank
-    is slow."""
+    """Return the findings as one sentence. `is_enough`: enough steps were compared, so an empty result means that no
+    rank is slow."""
     if findings:
         worst = findings[0]
         where = ", ".join(worst.hosts) or "no single host"

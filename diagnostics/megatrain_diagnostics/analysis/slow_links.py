@@ -1,7 +1,7 @@
 """Finds groups, links and hosts that are slower than others of their kind, and single exchanges that were hot spots.
 
 Exchanges of equal kind, operation and size are compared. A group or link is slow if its median transfer time is more
-than 10 % above the median over the groups of its kind (Greyhound), of which there must be at least three. A host is
+than 10 % above the median over the groups of its kind (Greyhound); a kind needs at least three groups. A host is
 suspected if at least half of its groups and links are slow, and no host has a larger fraction of slow ones.
 """
 
@@ -70,7 +70,7 @@ class HotSpot:
 
 @dataclass(frozen=True, slots=True)
 class UnequalLoad:
-    """A member that sends or receives more than the others of its group: a hot expert, an unequal split."""
+    """A member that sends or receives more than the others of its group, for instance because of a hot expert."""
 
     rank: int
     group: str
@@ -88,13 +88,13 @@ class SlowLinks:
     hot_spots: tuple[HotSpot, ...]
     unequal: tuple[UnequalLoad, ...]
     num_compared: int
-    """Number of groups and links that were compared; others have too few of their kind."""
+    """Number of groups and links that were compared; of the other kinds there are too few."""
 
 
 def find_slow_links(
     spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_s: Float64, classes: Int64, roster: Roster
 ) -> SlowLinks:
-    """Compare the chosen exchanges; `classes`: exchanges with equal numbers are comparable."""
+    """Return the slow ones of the chosen exchanges. `classes`: a number per exchange, equal if they are comparable."""
     slow: list[SlowGroup] = []
     compared: list[GroupMembers] = []
     hot: list[HotSpot] = []
@@ -189,7 +189,7 @@ def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequenc
     if not len(rows):
         return []
     group = exchanges.group_of[exchanges.exchange_of[rows]]
-    rows, group = rows[group_sizes[group] > 2], group[group_sizes[group] > 2]  # a link has one load
+    rows, group = rows[group_sizes[group] > 2], group[group_sizes[group] > 2]  # both ends of a link have the same load
     keys = np.stack([group, exchanges.operation[exchanges.exchange_of[rows]], spans.rank[rows]], axis=1)
     members, of_row = np.unique(keys, axis=0, return_inverse=True)
     loads = np.bincount(of_row.reshape(-1), weights=spans.num_bytes[rows], minlength=len(members))

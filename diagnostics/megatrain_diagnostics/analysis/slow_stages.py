@@ -1,4 +1,4 @@
-"""Which stages of a pipeline compute longer than the others: all their ranks, so that no rank is at fault."""
+"""Finds stages of a pipeline that compute longer than the others on all their ranks, so that no rank is the cause."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Clusters the stacks of many ranks: ranks in large clusters are healthy, the outliers contain the culprit.
 
 Stacks are normalized (without line numbers, other numbers, and paths above the package) and grouped by equality; then
-groups with nearly the same frames are merged. Ranks that wait in an exchange are victims. The others, if they are not
-the majority, are the outliers; if all ranks wait, or none, the ranks of small groups are. A rank without a dump is an
-outlier too, because it could not write one. The smallest parallel group with all outliers is the one to evict
-(ByteRobust sec. 5, stack aggregation and over-eviction).
+groups with nearly the same frames are merged. Ranks that wait in an exchange are victims. The other ranks are the
+outliers, if they are not the majority. If all ranks wait, or none does, the ranks of small groups are the outliers. A
+rank without a dump is an outlier too, because it could not write one. The smallest parallel group with all outliers is
+the one to evict (ByteRobust sec. 5, stack aggregation and over-eviction).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALIKE = 0.9
 _DOMINANT = 0.5
 """If all ranks wait, or none: groups of at least this fraction of the largest group are healthy."""
 _MAX_DISTINCT = 512
-"""Limit of the different stacks that are compared for similarity; the rarest ones beyond it are not merged."""
+"""Limit of the different stacks that are compared for similarity; the rarest stacks beyond it are not merged."""
 _LINE = re.compile(r"^(?P<file>.+?):\d+ (?P<name>.+)$")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _WAITS = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py|(\S+/)?threading\.py) ")
@@ -34,7 +34,7 @@ _OF_COMMUNICATION = re.compile(r"(comm/\w+\.py|distributed/distributed_c10d\.py)
 
 @dataclass(frozen=True, slots=True)
 class StackCluster:
-    """Ranks with similar stacks. `frames` of the most common stack, outermost first, such as "comm/group.py wait"."""
+    """Ranks with similar stacks. `frames`: the most common stack, outermost first, such as "comm/group.py wait"."""
 
     ranks: tuple[int, ...]
     frames: tuple[str, ...]
@@ -56,7 +56,7 @@ class SharedGroup:
 
 @dataclass(frozen=True, slots=True)
 class StackFinding:
-    """Clusters, the largest first; outliers; the smallest group with all outliers, None if only the whole job has."""
+    """Clusters, the largest first; outliers; the smallest group with all outliers, None if it is the whole job."""
 
     clusters: tuple[StackCluster, ...]
     outliers: tuple[int, ...]

@@ -188,7 +188,7 @@ class StepRing:
         return np.flatnonzero(is_right & ~is_ahead & ~is_late)
 
     def _follow(self) -> None:
-        """Move the ring if the median step of the ranks is outside; wrong steps of one rank do not move it."""
+        """Move the ring if the median step of the ranks is outside it; wrong steps of one rank do not move it."""
         assert self.next_step is not None
         steps_of_ranks = self.newest[self.newest >= 0]
         typical = int(np.partition(steps_of_ranks, (len(steps_of_ranks) - 1) // 2)[(len(steps_of_ranks) - 1) // 2])

@@ -23,7 +23,7 @@ SERIES_OPERATIONS = tuple(
         *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION),
     )
 )
-"""Numbers of the operations that the series needs sums of."""
+"""Numbers of the operations whose sums the series needs."""
 _DISTURBING = (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION)
 
 

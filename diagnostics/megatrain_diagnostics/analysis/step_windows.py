@@ -1,4 +1,4 @@
-"""Finds begin and end of each rank's steps, and leaves out implausible events."""
+"""Finds the start and end of each rank's steps, and leaves out implausible events."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def known_steps(source: EventSource, round_number: int) -> str:
 
 
 def full_steps(spans: Spans) -> Int64:
-    """Return the steps of which some rank recorded all spans, ascending."""
+    """Return the steps that some rank recorded in full, ascending."""
     proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
     return np.unique(spans.step[proof]).astype(np.int64)
 
@@ -137,9 +137,9 @@ def newest_steps(spans: Spans, count: int) -> Int64:
 
 
 def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: int) -> Windows:
-    """Return the windows of the steps that ranks recorded in full: from the begin of a step to the begin of the next.
+    """Return the windows of the steps that ranks recorded in full: from the start of a step to the start of the next.
 
-    If the next begin is not known, the window ends with the last operation of the step loop's thread.
+    If the start of the next step is not known, the window ends with the last operation of the step loop's thread.
     """
     begin_key, begin_ns = _first_times(totals)
     is_full = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0)
@@ -171,7 +171,7 @@ def _key(rank: NDArray[np.int32], step: NDArray[np.int32]) -> Int64:
 
 
 def _first_times(totals: StepTotals) -> tuple[Int64, Int64]:
-    """Return the keys of (rank, step), ascending, and the begin of each of these steps."""
+    """Return the keys of (rank, step), ascending, and the start of each of these steps."""
     keys, first = np.unique(_key(totals.rank, totals.step), return_index=True)
     return keys, totals.start_ns[first]
 
@@ -184,7 +184,7 @@ def _look_up(keys: Int64, values: Int64, wanted: Int64) -> tuple[NDArray[np.bool
 
 
 def _extent(spans: Spans, keys: Int64) -> tuple[Int64, Int64]:
-    """Return the begin of the first span and the end of the last span of each (rank, step)."""
+    """Return the start of the first span and the end of the last span of each (rank, step)."""
     earliest = np.full(len(keys), np.iinfo(np.int64).max)
     latest = np.full(len(keys), np.iinfo(np.int64).min)
     is_known, place = _look_up(keys, np.arange(len(keys)), _key(spans.rank, spans.step))

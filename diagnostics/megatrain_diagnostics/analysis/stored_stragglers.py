@@ -37,7 +37,7 @@ def stored_stragglers(
     *,
     most: int = NEWEST_STEPS,
 ) -> StragglerHistory:
-    """Return what made the job slow in the requested steps (first, last), or else in the newest `most` steps.
+    """Return the stragglers in the requested steps (first, last), or else in the newest `most` steps.
 
     Each finding includes evidence from the devices of its ranks.
     Raises: DataError if there are no stored sums of such steps.

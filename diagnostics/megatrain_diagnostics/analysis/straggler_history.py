@@ -38,7 +38,7 @@ Steps = Iterable[tuple[StepTotals, Values]]
 def straggler_history(
     roster: Roster, thresholds: Thresholds, steps: Callable[[], Steps], spans_of: Callable[[tuple[int, ...]], Spans]
 ) -> StragglerHistory:
-    """Return what made the job slow. `steps` yields parts in the order of steps, and may be called twice.
+    """Return the stragglers in some steps. `steps` yields parts in the order of steps, and may be called twice.
 
     `spans_of` returns the stored forward and backward spans of some ranks. Only these show whether a rank is slow
     because of its samples: then its forward and backward times correlate.

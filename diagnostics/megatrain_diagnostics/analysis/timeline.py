@@ -20,7 +20,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans, Values, select
 
 MAX_SLICES = 2_000_000
-"""Limit of viewers in a browser, which have 2 GB of memory."""
+"""Limit for viewers in a browser, which have 2 GB of memory."""
 LANES = ("compute", "tp", "pp-send", "pp-recv", "dp", "host")
 _NESTING = ("compute", "host")
 _LANE_OF: dict[Operation, str] = {
@@ -54,7 +54,7 @@ _LANE_OF: dict[Operation, str] = {
     Operation.BARRIER: "host",
     Operation.CHECKSUM: "host",
 }
-"""Every operation has a row. A number that no operation has, of a later version, is drawn on the lane of the host."""
+"""Every operation has a row. An unknown operation, of a later version, is drawn on the lane of the host."""
 _SENDS = (Operation.FORWARD_SEND.number, Operation.BACKWARD_SEND.number)
 
 
@@ -85,7 +85,7 @@ class Timeline:
     roster: Roster
     spans: Spans
     begin_ns: Int64
-    """Begin of each span, relative to `base_ns`."""
+    """Start of each span, relative to `base_ns`."""
     length_ns: Int64
     """Length of each span in ns, at least 1; an open span lasts to the end of the timeline."""
     track_of: Int64
@@ -106,7 +106,7 @@ class Timeline:
 
 
 def lay_out(events: StepEvents, values: Values, first_step: int, last_step: int, max_slices: int) -> Timeline:
-    """Return the timeline of `first_step` to `last_step`, inclusive. `values` of the same steps, for counters."""
+    """Return the timeline of `first_step` to `last_step`, inclusive. `values`: of the same steps, for counters."""
     spans = select(events.spans, (events.spans.step >= first_step) & (events.spans.step <= last_step))
     spans, left_out = _within(spans, max_slices)
     last_ns = int(end_ns(spans).max()) if len(spans.rank) else 0

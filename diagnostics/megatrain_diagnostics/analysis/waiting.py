@@ -1,7 +1,7 @@
 """Computes arrows from waiting ranks to the ranks that they wait for in a hang, few enough for a readable picture.
 
 In a large job thousands of ranks wait for one rank. Then the arrows of all ranks of a stage (of one replica, or of all
-replicas) are merged to one arrow with the number of ranks.
+replicas) are merged into one arrow with the number of ranks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
 
 ABSENT = -1
-"""No window, no rank with windows, or no span."""
+"""Index that means: no window, no rank with windows, or no span."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +53,11 @@ def lanes_of(spans: Spans, windows: Windows) -> Int64:
 
 
 def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> Grid:
-    """Return the grid with cuts at each span's begin and end, and at its times in each array of `moments_ns`."""
+    """Return the grid with cuts at each span's start and end, and at its times in each array of `moments_ns`."""
     ranks, first = np.unique(windows.rank, return_index=True)
     base = windows.begin_ns[first]
     limit = np.maximum.reduceat(windows.end_ns, first)  # windows are ordered by rank: one run for each rank
-    # one ns more than the length of a rank, so that its end and the begin of the next rank are different cuts
+    # one ns more than the length of a rank, so that its end and the start of the next rank are different cuts
     offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
     of_window = np.searchsorted(ranks, windows.rank)
 
@@ -128,7 +128,7 @@ def _piece_ranks(grid: Grid) -> Int64:
 
 
 def piece_times(grid: Grid) -> Int64:
-    """Return the begin of each piece, in ns of its rank's time."""
+    """Return the start of each piece, in ns of its rank's time."""
     rank = _piece_ranks(grid)
     times: Int64 = grid.begin - grid.rank_offset[rank] + grid.rank_base[rank]
     return times

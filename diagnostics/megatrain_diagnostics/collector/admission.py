@@ -84,7 +84,7 @@ class Admitted:
     kind: type[Table]
     stored: pa.RecordBatch
     live: Table
-    """The rows without those of rounds that have ended."""
+    """The rows of rounds that have not ended."""
     refused: Mapping[RejectionReason, int]
     old_rows: int
 
@@ -209,10 +209,11 @@ class _Bucket:
 
 
 class RowRateLimiter:
-    """Limits the rows of each rank by a token bucket, so that a rank that floods does not affect other ranks.
+    """Limits the rows of each rank by a token bucket, so that a rank with too many rows does not affect other ranks.
 
     `rows_per_s` is the sustained rate, `burst_rows` the burst: all records of a black box, sent around an incident.
-    Time is when a batch was made, not when it arrived: rows that a spool held for ten minutes pass. For one thread.
+    The rate is measured by the times when batches were made, not when they arrived, so rows that a spool held for ten
+    minutes pass. For one thread.
     """
 
     def __init__(self, rows_per_s: float = 20_000, burst_rows: int = 400_000) -> None:

@@ -72,7 +72,7 @@ class Configuration:
 
 
 def usual_address(etcd: EtcdSettings) -> str:
-    """Return loopback if all of etcd is on this machine, else this machine's address in etcd's network."""
+    """Return loopback if all etcd endpoints are on this machine, else this machine's address in etcd's network."""
     is_alone = all(endpoint.is_local for endpoint in etcd.endpoints)
     return _LOOPBACK if is_alone else _address_towards(etcd)
 

@@ -1,9 +1,9 @@
-"""The server of event streams: only authenticated peers can stream; other connections cost little memory and time.
+"""The server of event streams. Only authenticated peers can stream; other connections cost little memory and time.
 
 Each connection has a thread that reads, and after authentication another one that answers: a host that does not read
-its answers must not delay other hosts. A connection that has not yet proved that it has the token is called a stranger:
-it has ten seconds, and frames of at most 4,096 bytes. At most 128 strangers are connected; further ones close the
-oldest.
+its answers must not delay other hosts. A connection that has not yet proved that it has the token is called a stranger.
+It has ten seconds for the proof, in frames of at most 4,096 bytes. At most 128 strangers are connected; a further one
+closes the oldest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class EventServer:
         self._closing = threading.Event()
         self._changed = threading.Condition()
         self._strangers: OrderedDict[FrameSocket, float] = OrderedDict()
-        """Connection -> monotonic time of its begin; the oldest first."""
+        """Connection -> monotonic time at which it was opened; the oldest first."""
         self._streams: set[FrameSocket] = set()
         self._refused: int | None = None
         """Errno of the last logged failure to accept a connection."""
@@ -91,7 +91,7 @@ class EventServer:
             return None
         except OSError as error:
             if error.errno not in _ENDED_BY_PEER:
-                # only time frees resources: an immediate retry would keep a core busy
+                # the missing resources become free only with time: an immediate retry would keep a core busy
                 if error.errno != self._refused:
                     _logger.warning("event streams of hosts cannot be accepted: %s", error.strerror)
                 self._refused = error.errno

@@ -1,4 +1,4 @@
-"""Stores batches: each once, in order, and acknowledged when a commit has made it durable.
+"""Stores each batch once and in order, and acknowledges it when a commit has made it durable.
 
 Streams only append batches to a list. One thread moves the list to the store and commits, so that all streams share one
 fsync: at most `commit_interval_s` after a batch arrived, earlier if there are many rows.
@@ -58,8 +58,8 @@ class SenderSession:
     def __init__(self, name: SenderName) -> None:
         self.name = name
         self.lock = threading.Lock()
-        """Held from the check of a batch's number until it is queued: batches of two streams of a session stay in
-        order."""
+        """Held from the check of a batch's number until the batch is queued, so that batches of two streams of a
+        session stay in order."""
         self.received = -1
         self._acknowledged = -1
         self._changed = threading.Condition()
@@ -74,7 +74,10 @@ class SenderSession:
             self._changed.notify_all()
 
     def wait(self, known: int, timeout_s: float, over: Sequence[threading.Event] = ()) -> None:
-        """Wait until a number above `known` is acknowledged, or one of `over` is set and `wake` called, or timeout."""
+        """Wait up to `timeout_s` until a number above `known` is acknowledged.
+
+        Return earlier if one of `over` is set and `wake` is called.
+        """
         with self._changed:
             self._changed.wait_for(
                 lambda: self._acknowledged > known or any(event.is_set() for event in over), timeout_s

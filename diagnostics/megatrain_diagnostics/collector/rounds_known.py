@@ -22,7 +22,7 @@ from megatrain_job.coordination.wire import KeyRange, KeyValue
 
 MAX_RANKS = 1 << 20
 _MAX_AHEAD = 64
-"""Limit of rounds that hosts can see before the daemon does."""
+"""Number of rounds by which a host may be ahead of the daemon."""
 _MAX_ROUNDS = 10_000
 _ANY = 2**31 - 1
 _logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ class RowsAhead:
     def __init__(
         self, latest_in_etcd: Callable[[], int], note_dropped: Callable[[int], None], max_rows: int = _MAX_ROWS
     ) -> None:
-        """`latest_in_etcd`: the newest existing round. `note_dropped`: called with a number of dropped rows."""
+        """`latest_in_etcd`: the newest existing round. `note_dropped`: called with the number of dropped rows."""
         self._latest_in_etcd, self._note_dropped, self._max_rows = latest_in_etcd, note_dropped, max_rows
         self._held: deque[Part] = deque()
         self._num_rows = 0

@@ -1,4 +1,4 @@
-"""The settings of the daemon; a small module, so that the command line can import it fast."""
+"""The settings of the daemon; a small module, so that the command line can import it quickly."""
 
 from __future__ import annotations
 

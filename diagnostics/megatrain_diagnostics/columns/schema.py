@@ -38,7 +38,7 @@ _ARROW_TYPES = {
     "text": pa.string(),
 }
 _NAME_TYPE = pa.dictionary(pa.uint8(), pa.string())
-_NUM_NUMBERS = 256  # of a byte
+_NUM_NUMBERS = 256  # number of values of a byte
 _KINDS: dict[str, type[Table]] = {kind.NAME: kind for kind in TABLES}
 _VALUE_NAMES = {value.value: value.text for value in StepValue}
 _NAMES = {
@@ -106,7 +106,7 @@ def to_arrow(table: Table) -> pa.RecordBatch:
 def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableType:
     """Convert rows in either form to a numpy table. Numbers in one chunk are not copied; their arrays are read-only.
 
-    Raises: DataError naming the columns if they are not those of the table, or a column with another type or nulls.
+    Raises: DataError, with the names, if the columns are not those of the table, or one has another type or nulls.
     """
     check_columns(kind, data.schema)
     columns: dict[str, Any] = {}

@@ -26,7 +26,7 @@ _BOMS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
     (codecs.BOM_UTF8, "utf-8-sig"),
 )
-"""Byte order marks. The mark of UTF-32 begins with that of UTF-16, so it is first."""
+"""Byte order marks. The mark of UTF-32 begins with the mark of UTF-16, so UTF-32 comes first."""
 # without NUL, because a crash can leave blocks of NULs in a log
 _CONTROL = bytes({*range(1, 32), 127} - {*b"\t\n\v\f\r\b\x1b"})
 

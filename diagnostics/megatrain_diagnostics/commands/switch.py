@@ -1,7 +1,7 @@
 """`megatrain diag on|off|set`: what the ranks of a running job record, and which steps are streamed in full.
 
 The settings are in etcd; the executor of each host watches them and passes them to its ranks, including later ones. A
-rank applies new settings at the begin of its next step. `set` without options only prints the current settings.
+rank applies new settings at the start of its next step. `set` without options only prints the current settings.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def _write(timeline: Timeline, path: Path, notes: Sequence[Note]) -> int:
         os.replace(temporary, path)
         return path.stat().st_size
     except OSError as error:
-        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+        with suppress(OSError):  # a read-only file system raises it even if there is no file
             temporary.unlink()
         raise DataError(f"--output={path}: {error.strerror or error}; name a file that can be written") from error
 

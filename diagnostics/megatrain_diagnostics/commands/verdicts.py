@@ -43,7 +43,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print all verdicts, the newest first, or the one of --id. Raises: MegatrainError."""
+    """Print all verdicts, the newest first, or the verdict of --id. Raises: MegatrainError."""
     job, source, cases = _find(args)
     if args.id:
         case = matching_case(job, cases, args.id)

@@ -164,7 +164,7 @@ class Controller:
             self._live.set_roster(roster)
 
     def _decide(self, now_s: float, findings: tuple[Finding, ...]) -> None:
-        """Queue verdicts for new findings and alarms. Raises: CoordinationError if written ones cannot be read."""
+        """Queue verdicts for new findings and alarms. Raises: CoordinationError if written verdicts are unreadable."""
         number = self._rosters.newest
         if number < 0 or not (findings or self._alarms):
             return
@@ -204,7 +204,7 @@ class Controller:
         return replace(known, findings=findings) if findings else known
 
     def _weighed(self, findings: tuple[Finding, ...], written: WrittenVerdicts) -> list[Finding]:
-        """Return the findings; for slow compute, the gain is replaced by that of a what-if replay, if smaller."""
+        """Return the findings. For slow compute, the gain from a what-if replay is used if it is smaller."""
         found = []
         for finding in findings:
             is_new = (

@@ -1,4 +1,4 @@
-"""The GPUs and links of the hosts: their current problems, and evidence from devices for findings."""
+"""Keeps the state of the hosts' GPUs and links: their current problems, and evidence from them for findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORGOTTEN_S = 2 * WINDOW_S
 _MAX_XIDS = 1000
 
 Key = tuple[str, str]
-"""Host, and UUID or name."""
+"""Host, and UUID of a GPU or name of a link."""
 _FRESH_S = 10.0
 _BACK_NS = 2 * 3600 * 10**9
 _MAX_KNOWN = 64

@@ -18,7 +18,7 @@ from megatrain_job.coordination.wire import Compare, KeyRange, Put
 _logger = logging.getLogger(__name__)
 BURST_S = 30.0
 PAUSE_S = 600.0
-"""Time between two bursts: all spans of every step are ten times the normal traffic."""
+"""Time between two bursts, because all spans of every step cause ten times the normal traffic."""
 
 
 class VerdictLog:
@@ -52,7 +52,7 @@ class VerdictLog:
 
 
 class FullSpans:
-    """Requests all spans of the ranks for a limited time, by a field of DiagSettings with the end of that time."""
+    """Requests all spans of the ranks for a limited time, by writing the end of that time to DiagSettings."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, session: str, sample_period: Callable[[], int]) -> None:
         self._client = client
@@ -82,7 +82,7 @@ class FullSpans:
         revision = 0 if item is None else item.mod_revision
         response = self._client.txn([Compare.mod_revision(self._key, revision)], [Put(self._key, encode(wanted))])
         if not response.succeeded:
-            return False  # another writer has just changed it
+            return False  # another writer has just changed the settings
         self._next_s = steady_s + PAUSE_S
         _logger.info("all spans are recorded for %g s: %s", BURST_S, reason)
         return True

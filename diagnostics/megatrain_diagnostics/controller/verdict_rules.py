@@ -1,6 +1,6 @@
 """Rules by which findings become verdicts. Pure functions: no I/O and no clock. The driver acts on verdicts.
 
-A finding is written at most once per confidence in a round: LOW, which is only shown, and HIGH when both signals have
+A finding is written at most once per confidence in a round. LOW is only shown. HIGH means that both signals have
 agreed for long enough. Verdicts are never deleted, so that they can be audited.
 """
 
@@ -18,7 +18,7 @@ MAX_PER_HOUR = 20
 """Limit of verdicts per hour, so that people can read all of them."""
 _HOUR_S = 3600.0
 _LOW_LASTS = 2
-"""A LOW finding is written when it has been seen in this many times `straggler_steps` steps."""
+"""A LOW finding is written when the number of steps with it reaches this many times `straggler_steps`."""
 _MAX_RANKS = 64
 _MAX_TIMES = 500
 

@@ -79,7 +79,7 @@ class DcgmExporter:
             found = reading_of(samples)
         except (OSError, ValueError) as error:
             return DriverReading("dcgm", error=f"diagnostics.dcgm_url={self._url}: {error}")
-        # the value may differ at each reading
+        # compared without the value, which may differ at each reading, so that a line is logged once
         first = unreadable[0].rpartition("}")[0] or unreadable[0].partition(" ")[0] if unreadable else ""
         if first and first != self._unreadable:
             self._unreadable = first
@@ -92,7 +92,7 @@ class DcgmExporter:
         return found
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Return the errors of the last reading; if there are none, wait first."""
+        """Return the errors of the last reading; if there are none, first wait for `seconds`."""
         if not self._new_xids:
             time.sleep(seconds)
         xids, self._new_xids = self._new_xids, ()
@@ -110,7 +110,7 @@ class DcgmExporter:
 def read_samples(text: str) -> tuple[list[Sample], list[str]]:
     """Return the samples of the GPUs on an exporter's page, and the lines that cannot be used.
 
-    Those cannot be parsed, name no GPU, or have no finite value. Lines about switches and CPUs are left out.
+    An unusable line cannot be parsed, names no GPU, or has no finite value. Lines about switches and CPUs are left out.
     """
     samples: list[Sample] = []
     unreadable: list[str] = []

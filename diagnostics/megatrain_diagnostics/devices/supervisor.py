@@ -2,7 +2,7 @@
 
 If no line arrives within the deadline, the program is killed, and it is not restarted until the kernel has ended the
 process. There is a pause before each restart. A program that always ends with the same exit code or signal is not
-restarted for ever; a driver that hangs has no limit, because a restart each ten minutes costs nothing. Callers never
+restarted for ever; a driver that hangs has no limit, because a restart every ten minutes costs nothing. Callers never
 wait: `take` and `problem` return at once.
 """
 
@@ -101,7 +101,7 @@ class DeviceSupervisor:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _live(self) -> tuple[str, int]:
-        """Run the program until it exits or is silent, or `close`. Return the reason and its exit code, 0 if killed."""
+        """Run the program until it exits, is silent or `close` is called; return why, and its exit code (0: killed)."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             child = ChildProcess(self._words, environment=self._environment, output=write_end)
@@ -127,7 +127,7 @@ class DeviceSupervisor:
                 )
 
     def _listen(self, read_end: int) -> str:
-        """Take the program's lines until its output ends, or `close`: then "". Else return why it must be killed."""
+        """Take the program's lines. Return "" when its output ends or `close` is called, else why it must be killed."""
         deadline, rest = time.monotonic() + self._deadline_s, b""
         while not self._closed.is_set():
             if not select.select([read_end], [], [], _POLL_S)[0]:

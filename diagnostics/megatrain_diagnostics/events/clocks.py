@@ -25,15 +25,15 @@ _FAR_NS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class HostClockOffsets:
-    """One host's clock: its offsets from the daemon's clock, by era. An era is a time in which it was not set."""
+    """One host's clock: its offsets from the daemon's clock, by era. Between two eras the clock was set."""
 
     at_ns: tuple[Int64, ...]
     """Times of the comparisons of each era, by the host's clock, ascending."""
     offset_ns: tuple[Int64, ...]
     first_ns: Int64
-    """Earliest time of each era by the daemon's clock: the last comparison of the era before."""
+    """Earliest time of each era by the daemon's clock: the last comparison of the previous era."""
     last_ns: Int64
-    """Latest time of each era by the daemon's clock: the first comparison of the era after."""
+    """Latest time of each era by the daemon's clock: the first comparison of the next era."""
 
     @property
     def was_set(self) -> bool:

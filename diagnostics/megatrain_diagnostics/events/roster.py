@@ -83,8 +83,8 @@ def replica_groups(layout: Layout) -> Int64:
 def newest_round(ranks: Ranks) -> int:
     """Return the newest round that at least half of its ranks reported. Raises: DataError.
 
-    So a single rank with a wrong round number has no effect. If there is no such round, the newest reported round is
-    returned.
+    A single rank with a wrong round number therefore has no effect. If no round is reported by half of its ranks, the
+    newest reported round is returned.
     """
     if not len(ranks.round):
         raise DataError(

@@ -180,7 +180,7 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gpus:
-    """The GPUs of hosts: a row for each at each reading. NaN: the driver does not report it, or this GPU lacks it."""
+    """The GPUs of hosts: one row per GPU and reading. NaN: the driver does not report it, or this GPU lacks it."""
 
     NAME: ClassVar[str] = "gpus"
 
@@ -220,7 +220,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetworkLinks:
-    """Network interfaces and RDMA ports of hosts: a row for each at each reading. NaN: not reported."""
+    """Network interfaces and RDMA ports of hosts: one row per interface or port and reading. NaN: not reported."""
 
     NAME: ClassVar[str] = "links"
 

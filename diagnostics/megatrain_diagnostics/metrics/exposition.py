@@ -1,7 +1,7 @@
 """Converts readings to Prometheus metrics; names and units follow Prometheus' rules (one prefix, base units, _total).
 
 The number of label values is bounded: rank is a label only of the gauges of a rank and of `megatrain_rank_info`, which
-other metrics are joined with (GPUs by gpu_uuid); step, round, process and error text are no labels. An unknown value
+other metrics are joined with (GPUs by gpu_uuid); step, round, process and error text are not labels. An unknown value
 has no sample; NaN is exported only if the value itself is NaN.
 """
 
@@ -210,7 +210,7 @@ class JobCollector(Collector):
             ),
             ("megatrain_checkpoint_step", "Step of the newest checkpoint in storage.", job.saved_step),
             ("megatrain_streamers_connected", "Hosts that are connected to the daemon.", job.connected_hosts),
-            ("megatrain_silent_ranks", "Ranks of the round that have sent nothing.", job.silent_ranks),
+            ("megatrain_silent_ranks", "Ranks that sent no events for the newest steps.", job.silent_ranks),
             ("megatrain_straggler_least_score", "Score from which a host is a straggler.", job.least_straggler_score),
             ("megatrain_events_segment_bytes", "Size of all segments on disk.", job.segment_bytes),
         ):

@@ -75,7 +75,7 @@ class SaveFailures:
         known = _failed_in_a_row(before)
         for host, number in _failed_in_a_row(now).items():
             earlier = known.get(host, 0)
-            # a lower number: a checkpoint was saved in the meantime, and all of these failed after it
+            # a lower number means that a checkpoint was saved in the meantime: then all of these failures are new
             self._of_host[host] += number - earlier if number >= earlier else number
 
 

@@ -34,7 +34,7 @@ class RankReading:
     data_wait_s: float | None = None
     gc_s: float | None = None
     label_tokens: float | None = None
-    """Of the samples of the last completed step; so are the next two."""
+    """Tokens that contribute to the loss in the last completed step. The next two fields are for the same samples."""
     documents: float | None = None
     squared_lengths: float | None = None
     """The sum of the squared lengths of the documents: the cost of attention."""

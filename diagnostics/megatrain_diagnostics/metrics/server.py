@@ -1,7 +1,7 @@
 """The HTTP server that Prometheus scrapes: /metrics and /healthz, on loopback, or with a bearer token.
 
 A connection serves one request, of at most 16 KiB, and is closed after ten seconds. At most 32 connections are open;
-further ones close the oldest. So scanners and attackers cannot block the server.
+a further one closes the oldest. So scanners and attackers cannot block the server.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._lock = threading.Lock()
         self._since_s: dict[socket.socket, float] = {}
-        """Open connection -> monotonic time of its begin; the oldest first."""
+        """Open connection -> monotonic time at which it was opened; the oldest first."""
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of training: step, loss, tokens, step times. Updated by committed rows, read at each scrape.
+"""The metrics of training: step, loss, tokens, step times. Committed rows update them; each scrape reads them.
 
 Rows of earlier rounds are ignored. A step that is repeated after a restart counts again in the histogram of step times
 and in the tokens, because it was computed again.

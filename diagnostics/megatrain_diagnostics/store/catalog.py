@@ -66,7 +66,7 @@ class Catalog:
         return [segment for segment in mine if may_have(segment, where)]
 
     def intact(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the undamaged ones of the segments; damaged segments are reported and not used again.
+        """Return the undamaged segments; damaged segments are reported and not used again.
 
         Raises: FileNotFoundError when a segment no longer exists.
         """

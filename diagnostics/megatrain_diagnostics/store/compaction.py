@@ -92,7 +92,7 @@ def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
 
 
 def plan_merges(files: Sequence[SmallFile], *, is_over: bool) -> list[tuple[SmallFile, ...]]:
-    """Return the groups of files of an hour to merge; the files of a group have consecutive numbers.
+    """Return the groups of an hour's files that are to be merged; the files of a group have consecutive numbers.
 
     A file of at least half the allowed size is not merged.
     """

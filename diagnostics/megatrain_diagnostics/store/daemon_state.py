@@ -120,7 +120,7 @@ def ranks_of(ranges: Ranges) -> tuple[int, ...]:
 
 
 def storable(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the first hundred findings with only finite numbers, because JSON has no others."""
+    """Return the first hundred findings whose numbers are all finite, because JSON has no NaN or infinity."""
     return tuple(finding for finding in findings if all(map(math.isfinite, _figures(finding))))[:_MAX_FINDINGS]
 
 

@@ -99,7 +99,7 @@ def _held(readings: Floats, steps: range, num_places: int) -> Floats:
     """Return the value at each step and place. Shape: [steps, places]; NaN: no valid reading.
 
     `readings`: rows (place, step, value), sorted by place and step. A reading is valid until the next one, but for at
-    most _GAPS times the median gap, because after that the readings have stopped.
+    most _GAPS times the median gap, because a longer gap means that the readings have stopped.
     """
     cells = np.full((len(steps), num_places), np.nan)
     if not len(readings):

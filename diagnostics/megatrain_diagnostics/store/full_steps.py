@@ -1,4 +1,4 @@
-"""Finds the steps with all spans of some ranks, and the number of stored spans, by aggregation in SQL."""
+"""Finds the steps that ranks recorded in full, and counts stored spans, by aggregation in SQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEWEST = 5000
 
 @dataclass(frozen=True, slots=True)
 class FullStep:
-    """A step of which some ranks recorded all spans. Times are unix ns by the hosts' clocks."""
+    """A step that some ranks recorded in full, with all spans. Times are unix ns by the hosts' clocks."""
 
     step: int
     num_ranks: int
@@ -26,7 +26,7 @@ class FullStep:
 
 
 def stored_full_steps(events: StoredEvents, round_number: int) -> tuple[FullStep, ...]:
-    """Return the newest steps of which ranks recorded all spans, ascending.
+    """Return the newest steps that ranks recorded in full, ascending.
 
     If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     Raises: DataError.

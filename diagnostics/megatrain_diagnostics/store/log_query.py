@@ -1,4 +1,4 @@
-"""Searches the log lines of all ranks in the store, newest first, by DuckDB.
+"""Searches the log lines of all ranks in the store, newest first, with DuckDB.
 
 Regular expressions are RE2's: the time of a match is linear in the length of the line, so that no query can hang the
 server. An expression that needs backtracking (look-ahead, back-references) is refused. A query stops at its deadline;

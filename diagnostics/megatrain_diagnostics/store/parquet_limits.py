@@ -55,7 +55,7 @@ def opened_parquet(path: Path, texts: Sequence[str] = ()) -> pq.ParquetFile:
 def check_pages(path: Path, texts: Sequence[str]) -> None:
     """Check that the pages of a file, and its rows with their shared texts, stay within the limits.
 
-    Raises: DataError; the errors of reading a file.
+    Raises: DataError if they do not; the other errors of `opened_parquet`.
     """
     with opened_parquet(path, texts) as file:
         with path.open("rb") as raw:

@@ -1,7 +1,7 @@
 """Reads and writes a public format of traces: a Parquet file of operations, and a small YAML file about the job.
 
 The format is that of ByteDance-Seed/StragglerAnalysis (OSDI'25): one row per operation, reduced over tensor
-parallelism, with times in seconds from the begin of the step. Other columns are ignored.
+parallelism, with times in seconds from the start of the step. Other columns are ignored.
 """
 
 from __future__ import annotations

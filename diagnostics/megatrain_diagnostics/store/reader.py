@@ -71,7 +71,7 @@ class StoredEvents:
         )
         self._lock = threading.Lock()
         self._connection.execute("SET parquet_metadata_cache = true")
-        self._connection.execute("SET enable_progress_bar = false")  # would mix with command output
+        self._connection.execute("SET enable_progress_bar = false")  # the bar would mix with the output of commands
         for column in ("operation", "kind"):
             names = ", ".join(f"'{name}'" for name in names_of(column) or ())
             self._connection.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")
@@ -121,8 +121,9 @@ class StoredEvents:
     ) -> pa.Table | None:
         """Run SQL on the view `segments`: all rows of the files that may contain rows matching `where`.
 
-        So `sql` must have the conditions of `where` itself. `values`: $1, $2, ... in the query. Returns None if there
-        are no such files. Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
+        These files have other rows too, so `sql` must contain the conditions of `where`. `values`: $1, $2, ... in the
+        query. Returns None if there are no such files.
+        Raises: DataError; TooSlowError when there is no answer after `timeout_s`.
         """
         for _ in range(_NUM_TRIES):
             try:

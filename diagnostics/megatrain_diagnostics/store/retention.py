@@ -1,4 +1,4 @@
-"""Removes old events: the oldest files, when they exceed a limit of hours or of bytes.
+"""Removes the oldest files of events when they exceed a limit of hours or bytes.
 
 The tables of ranks and groups are sent once per round. They are small, and kept as long as any other row of the round.
 """
@@ -78,7 +78,7 @@ def _files(table_directory: Path) -> list[_OldFile]:
 
 
 def _not_needed(old: Sequence[_OldFile], kept: Sequence[_OldFile], rosters: Sequence[_OldFile]) -> list[_OldFile]:
-    """Return the old roster files with only rounds that have no events left and are older than the newest round."""
+    """Return the old roster files whose rounds all have no events left and are older than the newest round."""
     first_hours: dict[Path, int] = {}
     for file in kept:
         table = file.path.parent.parent.parent

@@ -102,7 +102,7 @@ def hosts_of_ranks(events: StoredEvents, places: Iterable[tuple[int, int]]) -> d
 
 
 def rounds_of_host(events: StoredEvents, host: str) -> tuple[int, ...]:
-    """Return the rounds in which ranks of a host sent their records. Raises: DataError."""
+    """Return the rounds in which ranks of a host reported. Raises: DataError."""
     where = Where(hosts=(host,))
     conditions, values = sql_conditions(Ranks, where)
     sql = f"SELECT DISTINCT round FROM segments WHERE {conditions} ORDER BY round"
@@ -111,7 +111,7 @@ def rounds_of_host(events: StoredEvents, host: str) -> tuple[int, ...]:
 
 
 def last_rounds(events: StoredEvents) -> dict[str, int]:
-    """Return the newest round in which ranks of each host sent their records. Raises: DataError."""
+    """Return host -> the newest round in which its ranks reported. Raises: DataError."""
     found = events.query(Ranks, ALL, "SELECT host, max(round) AS number FROM segments GROUP BY host")
     return {} if found is None else {row["host"]: row["number"] for row in found.to_pylist()}
 

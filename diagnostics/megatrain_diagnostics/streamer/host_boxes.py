@@ -1,7 +1,7 @@
 """The black boxes of this host's ranks: found by their file names, and read until their processes have exited.
 
-Several hosts of a job may run on one machine: a box's header names its host. An unreadable box is logged once and
-skipped.
+Several hosts of a job may run on one machine, so the host is read from a box's header. An unreadable box is logged once
+and skipped.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class DeviceSource(Protocol):
 
 
 class HostDevices:
-    """`poll` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, None if it is not set."""
+    """The devices of one host. `poll` is for one thread, the rest for any. `visible`: CUDA_VISIBLE_DEVICES, if set."""
 
     def __init__(self, host: str, visible: str | None, source: DeviceSource | None) -> None:
         self._host, self._visible, self._source = host, visible, source
@@ -93,7 +93,7 @@ class HostDevices:
         return replace(sample, driver=replace(sample.driver, gpus=named))
 
     def _take_gpus(self, sample: HostSample) -> None:
-        """Use the UUIDs in a sample: a container may hide the files in /proc, and these do not list MIG devices."""
+        """Use the UUIDs in a sample: a container may hide the files in /proc, and they do not list MIG devices."""
         gpus = sample.driver.gpus
         if gpus and all(gpu.uuid for gpu in gpus):
             mig = {uuid: gpu.uuid for gpu in gpus for uuid in gpu.mig_uuids}

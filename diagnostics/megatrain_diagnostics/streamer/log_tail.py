@@ -130,7 +130,7 @@ class HostLogs:
         self._tails: dict[tuple[int, int], LogTail] = {}
 
     def find(self) -> None:
-        """Open new logs, and close those of all but the two newest rounds."""
+        """Open new logs, and close all logs except those of the two newest rounds."""
         rounds = sorted(_numbers(self._directory, _ROUND))[-_ROUNDS_FOLLOWED:]
         found = {(number, rank) for number, name in rounds for rank, _ in _numbers(self._directory / name, _LOG)}
         for key in self._tails.keys() - found:

@@ -55,8 +55,8 @@ def kinds_of(records: Records) -> tuple[Records, Records, Records, int]:
 def is_sampled(spans: Records, period: int) -> NDArray[np.bool_]:
     """Return the mask of the spans to stream in normal operation: spans of full steps, and rare operations.
 
-    The gathers that a full step's forward waits for were started after the optimizer in the step before it, so these
-    are included.
+    The gathers that a full step's forward waits for were started in the previous step, after the optimizer, so they are
+    included.
     """
     step, operation, period = spans["step"], spans["operation"], max(1, period)
     is_used_by_full = (operation == Operation.PARAMS_ALL_GATHER.number) & ((step + 1) % period == 0)

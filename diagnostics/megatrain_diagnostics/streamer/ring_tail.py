@@ -93,7 +93,7 @@ class RingTail:
         return self._whole(int(run[0]), len(run))
 
     def _whole(self, first: int, count: int) -> Records:
-        """Return those of the records first, ..., first + count - 1 that are completely written."""
+        """Return the completely written records among the records first, ..., first + count - 1."""
         copies = self._reader.slot_copies(first % self._reader.capacity, count)
         copy, later = (np.frombuffer(raw, dtype=RECORD) for raw in copies)
         wanted = np.arange(first, first + count, dtype=np.uint64)

@@ -74,7 +74,7 @@ class SilenceWatch:
         self._suspected: tuple[int, ...] = ()
 
     def silent(self, tails: Sequence[RankTail], expected: HostRanks) -> tuple[int, ...]:
-        """Return the ranks that are silent in this call and in the one before: a pause of the machine affects one."""
+        """Return the ranks that are silent in this and the previous call; a pause of the machine affects only one."""
         stall = find_stall(
             {tail.identity.rank: tail.progress for tail in tails if tail.is_running},
             self._phase_timeouts,

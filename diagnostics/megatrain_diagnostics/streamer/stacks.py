@@ -27,7 +27,7 @@ from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows
 
 _logger = logging.getLogger(__name__)
 _ANSWER_S = 2.0
-"""Time to wait for the stacks of a process: one that takes longer waits in the kernel, or the machine is overloaded."""
+"""Time to wait for the stacks of a process. A slower one waits in the kernel, or the machine is overloaded."""
 _POLL_S = 0.02
 _MAX_BYTES = 1 << 20
 """Limit of the size of one dump; faulthandler writes at most 100 threads of 100 frames."""
@@ -40,7 +40,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<n
 
 @dataclass(frozen=True, slots=True)
 class DumpTarget:
-    """A process to dump the stacks of."""
+    """A process whose stacks are to be dumped."""
 
     rank: int
     round: int
@@ -170,7 +170,7 @@ class StackWatch:
                 continue
             self._dumped_s = now_s
             try:
-                # the time is the first number: numbers also grow over restarts, and so identify a dump
+                # numbers begin at the current time, so that they also grow over restarts and identify a dump
                 stacks = collect_stacks(tuple(self._targets()), self._host, self._clock_ns(), self._clock_ns)
             except OSError as error:
                 _logger.warning("stacks cannot be collected: %s", error)

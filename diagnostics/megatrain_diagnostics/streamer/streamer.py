@@ -34,7 +34,7 @@ from megatrain_diagnostics.wire.sender import SenderState
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.4
-"""With the batching time, rows are sent within about a second."""
+"""Time between two polls. Together with MAX_AGE_S, rows are sent within 1.5 s."""
 _FIND_S = 0.8
 _EARLY = 0.5
 """Fraction of the time limit of a phase after which stacks are dumped. At the limit the driver ends processes."""
@@ -232,5 +232,5 @@ def write_positions(path: Path, positions: Positions) -> None:
         half.replace(path)
     except OSError as error:
         _logger.warning("%s cannot be written: %s", path, error)
-        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+        with suppress(OSError):  # a read-only file system raises it even if there is no file
             half.unlink()

@@ -82,7 +82,7 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
 
     Columns in wire form and uncompressed buffers are required and checked before anything is unpacked, so that the
     result takes no more memory than `content`, plus a Python string for each text.
-    Raises: DataError for anything else than one complete batch of this table with at most MAX_FRAME_ROWS rows.
+    Raises: DataError for anything other than one complete batch of this table with at most MAX_FRAME_ROWS rows.
     """
     try:
         messages = pa.ipc.MessageReader.open_stream(content)
@@ -100,6 +100,6 @@ def read_batch(kind: type[TableType], content: pa.Buffer) -> tuple[pa.RecordBatc
         # finds invalid offsets of texts before they are used
         batch.validate(full=True)
     except (pa.ArrowException, ValueError, StopIteration, OSError, EOFError, MemoryError) as error:
-        # also for invalid Unicode in names
+        # invalid Unicode in names is a ValueError too
         raise DataError(f"{kind.NAME}: not an Arrow record batch: {error}") from error
     return pa.RecordBatch.from_arrays(batch.columns, schema=arrow_schema(kind)), from_arrow(kind, batch)

@@ -1,4 +1,4 @@
-"""Batches that wait to be sent or acknowledged: in memory up to a limit, then on disk up to a limit.
+"""Keeps batches until they are sent and acknowledged: in memory up to a limit, then on disk up to a limit.
 
 Beyond both limits the oldest batch is dropped and counted; all others are kept until the daemon acknowledges them.
 `put` neither blocks nor writes to disk: a thread of the sender moves batches to disk.
@@ -154,13 +154,13 @@ class Outbox:
                 batch.is_idle = True
 
     def wait_until_empty(self, timeout_s: float, is_given_up: Callable[[], bool]) -> bool:
-        """Wait until all batches are acknowledged, or `is_given_up`, or timeout; return whether none is left."""
+        """Wait at most `timeout_s` until all batches are acknowledged or `is_given_up`; return whether none is left."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_batches or is_given_up(), timeout_s)
             return not self._num_batches
 
     def wait_for_spill(self, timeout_s: float) -> bool:
-        """Wait until memory exceeds its limit, or `wake`, or timeout; return whether it exceeds its limit."""
+        """Wait at most `timeout_s` until memory exceeds its limit, or `wake`; return whether it exceeds its limit."""
         with self._changed:
             woken = self._num_wakes
             self._changed.wait_for(lambda: self._has_spill(self._memory_bytes) or self._num_wakes != woken, timeout_s)

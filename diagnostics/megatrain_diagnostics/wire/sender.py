@@ -111,7 +111,7 @@ class Sender:
                 select(table, np.arange(first, min(total, first + MAX_FRAME_ROWS))) if total > MAX_FRAME_ROWS else table
             )
             content = batch_bytes(part)
-            if content.size > MAX_FRAME_BYTES and num_rows(part) > 1:  # long texts
+            if content.size > MAX_FRAME_BYTES and num_rows(part) > 1:  # its texts are long
                 middle = num_rows(part) // 2
                 self.send(kind, select(part, np.arange(middle)))
                 self.send(kind, select(part, np.arange(middle, num_rows(part))))

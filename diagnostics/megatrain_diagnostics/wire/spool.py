@@ -1,7 +1,7 @@
 """Stores batches on a host's disk while the daemon cannot take them: one Arrow IPC stream per file.
 
-A file's name has the time of its batch, its number and rows, and its table, so that names sort by age, and any Arrow
-reader can open the files. They may be lost in a power failure, but a restarted sender sends the files that it finds.
+A file's name has the time of its batch, its number and rows, and its table, so that names sort by age. Any Arrow reader
+can open the files. A power failure may lose some of them; a restarted sender sends the files that it finds.
 """
 
 from __future__ import annotations

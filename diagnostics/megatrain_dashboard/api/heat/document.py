@@ -6,7 +6,7 @@ from megatrain_dashboard.responses.document import Document
 
 
 class HeatCellDocument(Document):
-    """The response of /heat/cell. Of several ranks or steps in a cell: the one that colours it."""
+    """The response of /heat/cell. If a cell has several ranks or steps: the one with the greatest value."""
 
     round: int
     operation: str
@@ -19,7 +19,7 @@ class HeatCellDocument(Document):
     unit: str
     """The unit of `value`, `peers_median` and `peers_spread`: s, spans, bytes, or the unit of a device reading."""
     value: float | None
-    """Null: nothing is known of this rank and step."""
+    """Null: no value of this rank and step is known."""
     peers_median: float | None
     """The median of the ranks that do the same work; null: none of them has a value."""
     peers_spread: float | None

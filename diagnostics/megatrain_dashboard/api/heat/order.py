@@ -15,7 +15,7 @@ from megatrain_diagnostics.events.roster import Roster, places_along
 
 
 class By(StrEnum):
-    """What a row is."""
+    """Whether a row is a rank or a host."""
 
     RANK = "rank"
     HOST = "host"

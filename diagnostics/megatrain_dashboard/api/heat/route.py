@@ -116,7 +116,7 @@ class _HeatQueries:
 
 
 def router(parts: DashboardParts) -> APIRouter:
-    """Return the routes that answer with the heat map: as a picture, as CSV, one cell, and the ranks farthest above."""
+    """Return the routes of the heat map: the picture, the CSV, one cell, and the ranks farthest above their peers."""
     routes = APIRouter(dependencies=[parts.heavy_query])
     queries = _HeatQueries(parts)
 
@@ -163,7 +163,7 @@ def router(parts: DashboardParts) -> APIRouter:
         """Return the exact value of one cell of the heat map.
 
         A cell may stand for several steps (`num_steps` of them, from `step` on) and, with `by=host`, for all ranks of
-        the host of `rank`. The value is then that of the step and rank with the greatest value on `scale`, as in the
+        the host of `rank`. Then the value is from the step and rank with the greatest value on `scale`, as in the
         picture.
         """
         roster = parts.source.roster(choice.round)

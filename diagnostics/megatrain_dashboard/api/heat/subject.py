@@ -32,7 +32,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject(ABC):
-    """What is shown. Differences below `least_spread`, in `unit`, count as zero."""
+    """What is shown. `least_spread`: lower limit of the spread of peers, in `unit`; it hides tiny differences."""
 
     name: str
     measure: str
@@ -102,7 +102,7 @@ _OF_OPERATION: Mapping[Measure, tuple[Aggregate, str, float, float]] = {
     Measure.COUNT: ("count", "spans", 1.0, 1.0),
     Measure.BYTES: ("num_bytes", "bytes", 1.0, 1.0),
 }
-"""Column, unit, how many stored units make one unit, and the least difference that counts."""
+"""Column, unit, how many stored units make one unit, and `Subject.least_spread`."""
 _NEWEST = "newest"
 _DEVICES: tuple[Subject, ...] = (
     _GpuSubject("gpu-temperature", _NEWEST, "C", 1.0, "temperature_c"),

@@ -82,7 +82,7 @@ class HeatCells:
 
     @cached_property
     def against(self) -> PeerValues:
-        """Return what each rank's peers would have with as many micro-batches as the rank."""
+        """Return median and spread of each rank's peers, scaled to the rank's number of micro-batches."""
         if self.per_pass is None:
             return peer_values(self.values, self.peers)
         found = peer_values(self.values * self.per_pass, self.peers)
@@ -93,7 +93,7 @@ class HeatCells:
         return scaled(self.values, self.against, Scale.Z, self.subject.least_spread)
 
     def shown(self, scale: Scale) -> Floats:
-        """Return the values that colours show. Shapes: [steps, ranks]."""
+        """Return the values that colours stand for. Shapes: [steps, ranks]."""
         if scale is Scale.ABSOLUTE:
             return self.values
         return self.z if scale is Scale.Z else scaled(self.values, self.against, scale, self.subject.least_spread)
@@ -141,9 +141,9 @@ def heat_picture(cells: HeatCells, scale: Scale, by: By, order: str, max_cells: 
 
 
 def heat_cell(cells: HeatCells, scale: Scale, by: By, rank: int, step: int, num_steps: int = 1) -> HeatCellDocument:
-    """Return one exact cell: among its steps and the ranks of its host, the one that gives the cell its colour.
+    """Return the exact value of one cell, which may stand for several steps or ranks.
 
-    That is the one with the greatest value on `scale`, as in the picture.
+    The value is from the step and rank with the greatest value on `scale`, which gives the cell its colour.
     """
     ranks = np.array([rank])
     if by is By.HOST:
@@ -207,7 +207,7 @@ def heat_outliers(cells: HeatCells, thresholds: Thresholds) -> HeatOutliersDocum
 
 
 def heat_csv(cells: HeatCells, scale: Scale, by: By, order: str) -> Generator[str]:
-    """Yield the picture as CSV with one line for each row and one column for each step; empty cells are not known."""
+    """Yield the picture as CSV with one line for each row and one column for each step; an empty cell is not known."""
     z = cells.z if order == BY_SCORE else cells.values
     rows = arrange(cells.roster, cells.hosts, by, order, z)
     shown = rows_of(cells.shown(scale), by, cells.hosts)

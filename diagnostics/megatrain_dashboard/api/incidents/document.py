@@ -128,7 +128,7 @@ class StoryDocument(Document):
     """Why no receiver was notified, as far as that is known; empty if `notifications` has entries."""
     actions: tuple[OfferedActionDocument, ...]
     runbooks: tuple[str, ...]
-    """The runbook to begin with is the first; empty: no action is needed."""
+    """The first one is the runbook to begin with; empty: no action is needed."""
 
 
 class IncidentLineDocument(Document):

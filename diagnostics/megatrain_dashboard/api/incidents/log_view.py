@@ -1,4 +1,4 @@
-"""The last log lines before an incident: those of the culprit, then those of the others.
+"""The last log lines before an incident: those of the culprit, then those of other ranks.
 
 A victim's lines are never among the culprit's. The incident names the culprit. The rules of megatrain_job.failures
 classify the lines, as everywhere else.
@@ -25,13 +25,13 @@ from megatrain_job.failures.culprit import NO_CULPRIT, Culprit, culprit_of_incid
 
 _NS = 1_000_000_000
 _MAX_LINES = 40
-"""Lines of the culprit, and as many of the others."""
+"""Limit of the lines of the culprit, and of the lines of other ranks."""
 _MAX_READ = 500
-"""Lines read to find those of the others; they include the culprit's."""
+"""Limit of the lines that are read to find those of other ranks; they include the culprit's."""
 _AFTER_S = 1.0
 """Lines get their time when the streamer reads them, a moment after they were written."""
 _OTHERS_S = 30.0
-"""Lines of the others are shown from this long before the incident began."""
+"""Lines of other ranks are shown from this long before the incident began."""
 _MAX_JUDGED_LINES = 50_000
 _MAX_CHARACTERS = 4000
 

@@ -81,7 +81,7 @@ def _at(at_unix_s: float, what: str, text: str) -> HappenedDocument:
 
 
 def _ends(incident: Incident, host_of: HostOf) -> Iterator[HappenedDocument]:
-    """Yield how ranks ended: roots and causes first, then the ranks that followed. Further ranks are one entry."""
+    """Yield how ranks ended: roots and causes first, then the ranks that followed. Further ranks share one entry."""
     hosts = {failure.rank: host_of(incident.round, failure.rank) for failure in incident.failures}
     ends = failures_by_role(incident, hosts)
     for role, failure in ends[:_MAX_ENDS]:
@@ -109,7 +109,7 @@ _OUTCOMES = {"acted": "acted on", "waiting": "left to a person", "dry-run": "not
 
 
 def _moments(incident: Incident, *, has_verdict: bool) -> Iterator[HappenedDocument]:
-    """Yield the moments that the driver recorded. `has_verdict`: the verdict already describes begin and detection."""
+    """Yield the moments that the driver recorded. `has_verdict`: the verdict already describes start and detection."""
     moments, rounds = incident.moments, f"round {incident.round}"
     where = where_text(incident)
     if incident.kind is IncidentKind.LAUNCH_LOST:

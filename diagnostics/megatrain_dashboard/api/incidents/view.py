@@ -33,7 +33,7 @@ def incidents_within(incidents: Iterable[Incident], window: Window) -> tuple[Inc
 
 
 def cases_within(cases: Iterable[VerdictWithOutcome], window: Window) -> tuple[VerdictWithOutcome, ...]:
-    """Return the verdicts that overlap a part of the run; one that waits for a person lasts until now."""
+    """Return the verdicts that overlap a part of the run; a verdict that waits for a person lasts until now."""
     return tuple(case for case in cases if window.holds(*_lasted(case)))
 
 
@@ -68,7 +68,7 @@ def incidents_document(
 
 
 def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
-    """Return the document of an incident. Its failures begin with the root causes; its phases have their begin."""
+    """Return the document of an incident. Its failures begin with the root causes; each phase has its start."""
     hosts = {failure.rank: host_of(incident.round, failure.rank) for failure in incident.failures}
     failures = failures_by_role(incident, hosts)
     return IncidentDocument(

@@ -1,6 +1,6 @@
 """Types of /overview and /series.
 
-The overview answers: is the job healthy; if not, what is wrong, where and since when; what did the system do about it;
+The overview shows whether the job is healthy; if not, what is wrong, where and since when; what was done about it; and
 what comes next.
 """
 
@@ -108,7 +108,7 @@ class OverviewDocument(Document):
 
 
 class GapDocument(Document):
-    """A time without a step that counts: from the end of a round's last one to the start of the next round's first."""
+    """A time without a step that counts: from the end of a round's last such step to the next round's first step."""
 
     begin_unix_s: float
     end_unix_s: float
@@ -160,7 +160,7 @@ class SourceDocument(Document):
     num_tokens: int
     """Tokens of the source that have a label, in the steps that were read."""
     token_share: float
-    """Its part of the tokens of all sources."""
+    """The fraction of all tokens that are from this source."""
     loss: float | None
     """Nats per token: the mean over the last tenth of the steps."""
     change: float | None

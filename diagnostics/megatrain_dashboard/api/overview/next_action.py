@@ -26,7 +26,7 @@ def next_action(
     step: int | None,
     step_s: float | None,
 ) -> NextAction:
-    """Return what happens next if no person acts. `step`: the completed one; `step_s`: the time of a step."""
+    """Return what happens next if no person acts. `step`: newest completed step; `step_s`: seconds per step."""
     if assessment.state in OVER:
         return NextAction(what=NOTHING, why=assessment.headline, verdict_id="")
     driver_reason = "" if snapshot.report is None else snapshot.report.reason
@@ -51,7 +51,7 @@ def next_action(
 
 
 def _newest_case(snapshot: JobSnapshot, cases: Iterable[VerdictWithOutcome]) -> VerdictWithOutcome | None:
-    """Return the newest case of the running round because of which hosts could be evicted."""
+    """Return the newest case of the running round that could lead to the eviction of hosts."""
     newest = snapshot.newest_round
     found: VerdictWithOutcome | None = None
     for case in cases:

@@ -24,8 +24,8 @@ from megatrain_dashboard.sources.runs.metrics_records import read_metrics_record
 
 _FRESH_S = 0.5
 _MAX_SERIES = 4
-"""Limit of the requests for charts that run at the same time. It is separate from the limit of other heavy requests,
-because one request may read thousands of steps, and so that charts do not wait for a heat map."""
+"""Limit of the requests for charts that run at the same time, because each may read thousands of steps. It is separate
+from the limit of other heavy requests, so that charts do not wait for a heat map."""
 _RECORD_BYTES = 8 * 2**20
 
 

@@ -13,9 +13,9 @@ from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_diagnostics.events.tables import Float64
 
 _PART_FOR_GAPS = 4
-"""One in this many entries may go to a gap."""
+"""At most one in this many entries is used for a gap."""
 _MIN_PART = 500
-"""A gap that is shorter than one in this many parts of the shown time takes no pixel of a chart."""
+"""A gap that is shorter than the shown time divided by this number would take less than a pixel of a chart."""
 
 
 def series_document(series: SeriesSnapshot, *, round_number: int | None, window: Window, points: int) -> SeriesDocument:

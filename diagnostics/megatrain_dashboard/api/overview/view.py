@@ -1,7 +1,7 @@
 """Makes the document of /overview.
 
-The overview answers: is the job healthy; if not, what is wrong, where and since when; what was done about it; what
-comes next. The functions are pure and cheap: they read hosts and the newest steps, never ranks or events.
+The overview shows whether the job is healthy; if not, what is wrong, where and since when; what was done about it; and
+what comes next. The functions are pure and cheap: they read hosts and the newest steps, never ranks or events.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def tokens_so_far(series: SeriesSnapshot, checkpoints: CheckpointsSeen, step: in
 
 
 def newest_checkpoint(seen: CheckpointsSeen) -> CheckpointAge | None:
-    """Return the newest checkpoint that counts."""
+    """Return the newest saved checkpoint, preferably one of the job's history; None without one."""
     found = newest_saved(seen)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Types of one rank and of a hang."""
+"""Types of the responses about one rank and about a hang."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HangSuspectDocument(Document):
 
 
 class HangMissingDocument(Document):
-    """A collective in which ranks wait: `waiting` wait for `absent` ranks (never entered) and `silent` ones."""
+    """A collective in which the ranks `waiting` wait for `absent` ranks, which never entered it, and `silent` ranks."""
 
     group: str
     sequence: int

@@ -75,7 +75,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
 
 def _chosen_round(source: JobSource, round_number: int | None) -> int:
-    """Return the requested round; black boxes are enough for a round to exist. Raises: DataError, RefusalError."""
+    """Return the requested round, which may exist only as kept black boxes. Raises: DataError, RefusalError."""
     if round_number is None:
         return source.roster(None).round
     if round_number not in kept_rounds(source.run):

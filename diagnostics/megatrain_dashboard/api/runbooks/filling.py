@@ -1,4 +1,4 @@
-"""Replaces the example names of runbooks (`runs/demo` or `my`, host-2, round 3) by the names of a job. Pure functions.
+"""Replaces the example names in runbooks (`runs/demo` or `my`, host-2, round 3) with a job's names. Pure functions.
 
 An unknown name becomes a word in capitals, which no program accepts as a name, so that a copied example evicts no
 host.

@@ -38,7 +38,7 @@ from megatrain_job.jobs.lost_time import measured_restart_cost_s
 _FRESH_S = 1.0
 _COMPUTED_FRESH_S = 60.0
 _MAX_ROWS = 4_000_000
-"""Sums that are read for one response: about ten for each rank and step."""
+"""Limit of the sums that are read for one response: about ten for each rank and step."""
 _ROWS_A_STEP = 10
 
 

@@ -14,7 +14,7 @@ from megatrain_diagnostics.store.daemon_state import DaemonState
 _MAX_SCORES = 100
 _MAX_FINDINGS = 100
 _MAX_RANKS = 4096
-"""Ranks of one finding: a slow stage that is one of three stages of 12,288 ranks has this number."""
+"""Limit of the ranks of one finding. One of three stages of a job of 12,288 ranks has this number of ranks."""
 
 
 def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:

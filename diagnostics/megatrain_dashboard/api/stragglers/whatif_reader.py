@@ -16,9 +16,9 @@ from megatrain_diagnostics.store.full_steps import num_stored_spans, stored_full
 from megatrain_diagnostics.store.reader import StoredEvents
 
 MAX_OPERATIONS = 2_000_000
-"""Operations of one replay: three seconds, half a gigabyte."""
+"""Limit of the operations of one replay, which then takes three seconds and half a gigabyte."""
 _MAX_SPANS = 4_000_000
-"""Spans that are read for one replay: each tensor-parallel rank has its own spans, but a replay treats them as one."""
+"""Limit of the spans that are read for one replay, in which the spans of all tensor-parallel ranks become one."""
 _MAX_STEPS = 50
 _MAX_KNOWN = 4
 _CLOCKS_NS = 6 * 3600 * 10**9
@@ -33,7 +33,7 @@ class Replayed:
 
 
 class WhatIfReader:
-    """Thread-safe: a request that comes during a replay waits for it."""
+    """Replays steps, and keeps the newest results. Thread-safe: a request that comes during a replay waits for it."""
 
     def __init__(self, events: StoredEvents, *, most_operations: int = MAX_OPERATIONS) -> None:
         self._events, self._most_operations = events, most_operations

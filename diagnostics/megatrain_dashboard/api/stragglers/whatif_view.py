@@ -23,7 +23,7 @@ _MAX_ACTIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class Economy:
-    """The numbers that a remedy is weighed by. `remaining_steps` None: not known."""
+    """The numbers by which a remedy is judged. `remaining_steps` None: not known."""
 
     remaining_steps: int | None
     cost_s: float

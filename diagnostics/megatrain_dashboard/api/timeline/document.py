@@ -6,7 +6,7 @@ from megatrain_dashboard.responses.document import Document
 
 
 class FullStepDocument(Document):
-    """A step of which spans were recorded one by one."""
+    """A step whose spans were recorded one by one."""
 
     step: int
     num_ranks: int

@@ -19,7 +19,7 @@ from megatrain_diagnostics.store.full_steps import num_stored_spans, stored_full
 from megatrain_diagnostics.store.reader import StoredEvents
 
 MAX_SPANS_READ = 4_000_000
-"""Spans of one request: 0.4 GB while it is answered."""
+"""Limit of the spans of one request, which then take 0.4 GB of memory."""
 
 
 class TooManySpansError(DataError):

@@ -1,4 +1,4 @@
-"""The timeline as the page draws it: slices on lines, arrows from send to receive, and the begin of steps.
+"""The timeline as the page draws it: slices on lines, arrows from send to receive, and the start of steps.
 
 A line is a track and a depth within it. Slices of one line never overlap and are sorted by time, so the page finds the
 visible ones by binary search. Times are ns from a base; 2^53 ns are a hundred days.
@@ -33,7 +33,7 @@ NO_IDEAL = -1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lines:
-    """Slices by line. `order`: the timeline's row of each place in the body. `first` [lines + 1]: indexes `order`."""
+    """Slices by line. `order`: the timeline's row of each slice that is sent. `first` [lines + 1]: indexes `order`."""
 
     order: Int64
     first: Int64
@@ -182,7 +182,7 @@ def _flags(spans: Spans) -> NDArray[np.uint8]:
 
 
 def _steps(timeline: Timeline) -> tuple[Int64, Int64, Int64]:
-    """Return the steps, and for each the begin of its first slice and the end of its last one."""
+    """Return the steps, and for each the start of its first slice and the end of its last one."""
     steps, of_slice = np.unique(timeline.spans.step, return_inverse=True)
     begin = np.full(len(steps), np.iinfo(np.int64).max)
     end = np.zeros(len(steps), dtype=np.int64)

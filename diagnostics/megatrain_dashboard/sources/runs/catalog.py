@@ -52,7 +52,7 @@ class CatalogPoll:
 
     jobs: Mapping[str, JobSeen] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
-    """One sentence for each problem because of which jobs may be missing."""
+    """One sentence for each problem that may hide jobs."""
     took_s: float = 0.0
 
 
@@ -197,7 +197,7 @@ def listed_runs(runs: Path | None) -> tuple[tuple[Path, ...], tuple[str, ...]]:
 
 
 def _is_run(root: Path) -> bool:
-    """Return whether a run wrote a directory; True if the directory cannot be read."""
+    """Return whether a directory contains a file or folder of a run; True if listing it is not permitted."""
     own = RunDirectory(root)
     try:
         return any(own.owns(name) for name in os.listdir(root))

@@ -36,7 +36,7 @@ class JobSeen:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Times in unix seconds. None: not known; for the end also: not yet."""
+    """Units: unix seconds, but `training_s` is a duration in s. None: not known, or, for the end, not reached yet."""
 
     begin_s: float | None
     end_s: float | None

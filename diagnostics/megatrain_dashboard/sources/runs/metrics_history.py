@@ -30,7 +30,7 @@ COLUMNS = ("step", "at", "loss", "step_s", "tokens", "num_ranks")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricsHistory:
-    """Shapes: table [columns, steps], by step. NaN: not known, or no finite number."""
+    """The metrics of the steps of a run. Shapes: table [columns, steps], by step. NaN: not known, or not finite."""
 
     table: Float64
     mfu_per_rate: float = math.nan

@@ -27,7 +27,7 @@ _PIECE_BYTES = 8192
 _LINES_PER_PIECE = 4
 """A piece holds at least this many of the newest lines, which are long where a run has many sources."""
 _PROBE = 8
-"""The newest lines are looked for in this part of the bytes that may be read."""
+"""The newest lines are searched in the last bytes of the file: as many as may be read, divided by this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MetricsRecords:
 
     records: tuple[Record, ...] = ()
     is_sampled: bool = False
-    """Whether the part that was asked for is so large that only pieces of it were read."""
+    """Whether the requested part is so large that only pieces of it were read."""
 
 
 def read_metrics_records(
@@ -74,7 +74,7 @@ def read_metrics_records(
 
 
 def reported_step(record: Record) -> int | None:
-    """Return the step that a record reports; None if it is no report of a step."""
+    """Return the step that a record reports; None if it does not report a step."""
     step = finite_number(record, "step")
     return int(step) if record.get("kind") == "step" and 0 < step <= _LARGEST_STEP else None
 
@@ -86,7 +86,7 @@ def is_last_report(steps: Float64 | Int64) -> npt.NDArray[np.bool_]:
 
 
 def finite_number(record: Record, name: str) -> float:
-    """Return a number of a record; NaN if it is missing, no number, or not finite."""
+    """Return a number of a record; NaN if it is missing, not a number, or not finite."""
     value = record.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return math.nan
@@ -98,13 +98,13 @@ def finite_number(record: Record, name: str) -> float:
 
 
 def _piece_bytes(descriptor: int, size: int, probe: int) -> int:
-    """Return the size of a piece, by the longest of the newest lines, which are looked for in `probe` bytes."""
+    """Return the size of a piece in bytes, from the longest of the newest lines: those in the last `probe` bytes."""
     newest = os.pread(descriptor, probe, max(0, size - probe)).split(b"\n")
     return min(max(_PIECE_BYTES, _LINES_PER_PIECE * max(map(len, newest))), _LINES_PER_PIECE * probe // 2)
 
 
 def _place_before(descriptor: int, size: int, piece: int, at_s: float) -> int:
-    """Return a place at most one piece before the first record at or after `at_s`; no record before it is that late."""
+    """Return an offset at most one piece before the first record at or after `at_s`; records before it are earlier."""
     low, high = 0, size
     while high - low > piece:
         middle = (low + high) // 2
@@ -122,7 +122,7 @@ def _first_time(part: bytes) -> float:
 
 
 def _whole_lines(descriptor: int, size: int, place: int, length: int) -> list[bytes]:
-    """Return the lines of a part of the file, without those that the part holds only in part."""
+    """Return the lines of a part of the file, without incomplete lines at its ends."""
     lines = os.pread(descriptor, length, place).split(b"\n")
     return lines[0 if place == 0 else 1 : len(lines) if place + length >= size else -1]
 

@@ -53,7 +53,7 @@ class Step:
 
 
 def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> Dependencies:
-    """Return the dependencies, with the order in a step's times. Raises: DataError if the step is inconsistent."""
+    """Return the dependencies; the times of one step give the order. Raises: DataError if the step is inconsistent."""
     step = Step(keys, start_s, end_s)
     edges: Edges = []
     groups: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Converts the figures to the field names of the public tool, and to a recommendation."""
+"""Returns the figures of a what-if analysis by the field names of the public tool, and a recommendation."""
 
 from __future__ import annotations
 

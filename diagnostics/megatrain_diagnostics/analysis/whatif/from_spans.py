@@ -1,9 +1,10 @@
 """Converts recorded spans to the operations of what-if analysis.
 
-Tensor-parallel ranks become one row: for computes from the first start to the last end, for messages and collectives
-from the last start to the last end. Operations of the public format that are not recorded become rows without duration,
-because readers of the format expect them. A step runs from one optimizer to the next. Gathers that a step starts after
-its optimizer overlap with the next step, which may not be recorded in full, so they are moved to the begin of the step.
+The spans of tensor-parallel ranks are combined into one row: a compute lasts from the first start to the last end, a
+message or collective from the last start to the last end. Operations of the public format that are not recorded become
+rows without duration, because readers of the format expect them. A step runs from one optimizer to the next. Gathers
+that a step starts after its optimizer overlap with the next step, which may not be recorded in full, so they are moved
+to the start of the step.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Times of some operations in ns, per line (rank of a cell): tensor-parallel ranks are not aligned."""
+    """Times of some operations in ns, one per line (a tensor-parallel rank of a cell): their times differ."""
 
     last_backward: Ints
     clip: Ints
     optimizer: Ints
     begin: Ints
-    """Begin of the step, per cell; the same for all cells of a step."""
+    """Start of the step, per cell; the same for all cells of a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +70,13 @@ class SpanPlaces:
     stage: Ints
     dp_rank: Ints
     start_ns: Ints
-    """Start in the model: gathers after an optimizer are moved to the begin of the step."""
+    """Start in the model: gathers after an optimizer are moved to the start of the step."""
 
 
 def operations_of(spans: Spans, roster: Roster, job: str) -> tuple[OperationTable, JobShape]:
     """Return the operations of the steps that were recorded in full, and the job's shape.
 
-    spans: the spans of the roster's round, with times by one clock. Raises: DataError if no step was recorded in full,
+    spans: the spans of the roster's round, with times of one clock. Raises: DataError if no step was recorded in full,
     and for a V-shaped schedule.
     """
     rows, cells, bounds = _numbered_rows(spans, roster)
@@ -157,7 +158,7 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
     start = _behind_its_backward(spans, kind, line, cells, start, end)
     end = np.maximum(start, end)
     is_summed = np.isin(kind, [NUMBER_OF[kinds.NORM_REDUCE], NUMBER_OF[kinds.EMBEDDING_REDUCE]])
-    # all-reduces in a forward pass or in an optimizer are part of these operations
+    # an all-reduce inside a forward pass or an optimizer is a part of that operation, not an operation of the model
     has_place = (kind >= 0) & (~is_summed | ((start >= last_backward) & (start < clip)))
     # forwards of an evaluation have the number of the step before the evaluation
     is_after = (start >= optimizer) & (optimizer > 0)
@@ -278,7 +279,7 @@ def _shape(roster: Roster, job: str, cells: Cells, rows: SpanRows) -> JobShape:
 
 
 def _is_v_shaped(cells: Cells, rows: SpanRows) -> bool:
-    """Return whether the last stage keeps the result of its first chunk, although stages send the results of others."""
+    """Return whether the last stage keeps the result of its first chunk, although stages send those of other chunks."""
     _, stage, _ = cells.places(rows.cell)
     of_turn = (stage == cells.layout.pp_size - 1) & (rows.chunk == 0)
     sends = rows.of(kinds.FORWARD_SEND)

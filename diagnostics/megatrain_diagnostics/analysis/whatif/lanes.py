@@ -53,7 +53,7 @@ class Lanes:
     duration_s: Floats
     steps: Ints
     ranks: Ints
-    """Global rank, or the first one of the ranks that were combined to a row."""
+    """Global rank, or the first of the ranks that were combined into a row."""
     notes: tuple[str, ...]
     """A sentence for each part that was left out."""
 
@@ -112,7 +112,7 @@ class _Places:
     step_of: Ints
     shape: tuple[int, int, int]
     is_usual: Mask
-    """Mask of the operations that most cells have, so that every step must have them."""
+    """Mask of the operations that most cells have. A step without one of them is left out."""
 
     def fill(self, column: Floats) -> Floats:
         filled = np.zeros(self.shape)
@@ -203,7 +203,7 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
 def _refuse_unequal_replicas(table: OperationTable, steps: Ints, place: _Places, num_dp: int) -> None:
     """Raise DataError if replicas computed unequal numbers of micro-batches in every step.
 
-    Lost rows of one rank are something else: then the stages of its replica differ.
+    If only rows of one rank are lost, the stages of its replica have unequal numbers, and nothing is raised.
     """
     kinds = [number for number, kind in enumerate(table.kinds) if kind == Operation.FORWARD_COMPUTE]
     rows = np.flatnonzero(np.isin(table.kind, kinds))

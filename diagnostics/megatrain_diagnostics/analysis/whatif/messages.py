@@ -84,7 +84,7 @@ def _sends(
 def _receives(
     step: StepOfOperations, computes: Sequence[int], awaited: Sequence[int], towards: int, edges: Edges
 ) -> list[int]:
-    """Make computes wait for their receives, and these for the previous compute; return receives with a sender."""
+    """Make computes wait for their receives, and receives for the previous compute; return receives with a sender."""
     last_start = max((step.start_s[number] for number in computes), default=0.0)
     received = [number for number in awaited if step.start_s[number] <= last_start + CLOCK_ERROR_S]
     _check_number(step, computes, received)

@@ -1,6 +1,6 @@
 """Computes the figures of what-if analysis: how much slower a job is because of stragglers, and which ranks cause it.
 
-S is the replayed step time with measured durations divided by the ideal one. S of a part (kind of operation,
+S is the replayed step time with measured durations divided by the ideal step time. S of a part (kind of operation,
 data-parallel rank, stage) is S of a job in which only this part is not ideal. M_W and M_S are the fractions of the
 slowdown that would disappear if the slowest 3 % of the workers, or the last stage, were ideal. The launch figures are
 the cost of gaps between operations, which S does not include.
@@ -26,7 +26,7 @@ WORST_WORKERS = 0.03
 DECOMPOSED_FROM = 1.03
 """A smaller slowdown is not decomposed into parts, as in the public tool."""
 FIRST_OPERATION = "first-op"
-"""The first operation of a stage's step. Gaps before it are a separate class: they are due to the data loader."""
+"""The first operation of a stage in a step. Gaps before it are a separate class: they are due to the data loader."""
 
 Mask = NDArray[np.bool_]
 Name = TypeVar("Name", int, str)
@@ -85,7 +85,7 @@ class WhatIf:
     launch_slowdown: float
     launch_slowdown_by_step: dict[int, float]
     slowdown: float
-    """S, the step time without gaps divided by the ideal one."""
+    """S, the step time without gaps divided by the ideal step time."""
     slowdown_by_step: dict[int, float]
     parts: Decomposition
     launch_parts: Decomposition | None

@@ -39,7 +39,7 @@ class JobShape:
     pp_size: int = 1
     tp_size: int = 1
     dsp_size: int = 1
-    """Ranks that share the sequences of a data-parallel rank (context parallelism); they are combined into one row."""
+    """Number of ranks that share the sequences of a data-parallel rank (context parallelism) and are one row."""
     num_chunks: int = 1
     """Chunks of a stage."""
     world_size: int = 1
@@ -79,9 +79,9 @@ class OperationTable:
     sequence: Ints
     """Index among the operations of this kind in this step of this rank, by start, from 0."""
     chunk: Ints
-    """Model chunk on the stage."""
+    """Index of the chunk on its stage."""
     model_chunk: Ints
-    """Model chunk in the model."""
+    """Index of the chunk in the whole model."""
     microbatch: Ints
 
     @property
@@ -89,7 +89,7 @@ class OperationTable:
         return len(self.step)
 
     def where(self, chosen: NDArray[np.bool_]) -> OperationTable:
-        """Return the rows at a mask."""
+        """Return the rows that a mask selects."""
         columns = {field.name: getattr(self, field.name)[chosen] for field in fields(self) if field.name != "kinds"}
         return OperationTable(kinds=self.kinds, **columns)
 

@@ -1,4 +1,4 @@
-"""Rows of operations by cell: a cell is a stage of a data-parallel rank in a step."""
+"""Rows of operations by cell. A cell is one stage of one data-parallel rank in one step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Cells:
         return self.layout.dp_size * self.layout.pp_size
 
     def model_chunk(self, stage: Ints, chunk: NDArray[Any]) -> Ints:
-        """Return the model chunks of these chunks of these stages."""
+        """Return the index in the whole model of each of these chunks of these stages."""
         placement = ChunkPlacement(self.layout.pp_size, self.num_chunks)
         stages, chunks = range(placement.pp_size), range(placement.num_chunks)
         by_stage = np.array([[placement.model_chunk(one, other) for other in chunks] for one in stages])
@@ -88,11 +88,11 @@ class Cells:
         return ranks_per_row(self.layout.world_size, self.num_pipelines)
 
     def tp_rank(self, rank: NDArray[Any]) -> Ints:
-        """Return the places of ranks in their cells, along tp and the other axes inside dp."""
+        """Return the index of each rank in its cell, along tp and the other axes inside dp."""
         return rank.astype(np.int64) % self.width
 
     def line(self, cell: Ints, tp_rank: Ints) -> Ints:
-        """Return the number of a line: one rank of a cell."""
+        """Return the number of each line. A line is one rank of a cell."""
         return cell * self.width + tp_rank
 
     def places(self, cell: Ints) -> tuple[Ints, Ints, Ints]:

@@ -82,7 +82,7 @@ async function refusal(response: Response): Promise<ApiError> {
   return new ApiError(response.status, typeof body.error === "string" ? body.error : "unavailable", text);
 }
 
-// The browser keeps it for one origin, which includes the port; it sends cookies to every port of a host.
+// The browser keeps this secret for one origin, which includes the port; it sends cookies to every port of a host.
 const SECRET_KEY = `megatrain.session:${rootPath}`;
 
 /** Keep the page secret of a session; null removes it. */
