@@ -42,7 +42,7 @@ _MAX_LEASE_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as granted: etcd may give a longer TTL than was asked for."""
+    """A granted lease. etcd may grant a longer TTL than the requested one."""
 
     lease_id: int
     ttl_s: int
@@ -239,7 +239,7 @@ class EtcdClient:
         return ttl_s
 
     def lease_ttl_s(self, lease_id: int, *, is_granted: bool = False) -> int:
-        """Return how many seconds a lease has left, or was granted. Raises: LeaseLostError."""
+        """Return the seconds that a lease has left or, with `is_granted`, its whole TTL. Raises: LeaseLostError."""
 
         def decode(response: JsonObject) -> tuple[int, int]:
             return int_field(response, "TTL"), int_field(response, "grantedTTL")

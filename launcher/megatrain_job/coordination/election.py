@@ -41,9 +41,9 @@ _logger = logging.getLogger(__name__)
 _POLL_S = 0.25
 """How often a waiting candidate checks whether it is cancelled; the event that it waits for wakes it at once."""
 _ASK_S = 1.0
-"""How often a waiting candidate asks `is_dead` about the candidate before it."""
+"""A waiting candidate calls `is_dead` for the candidate before it once in this many seconds."""
 _ASK_AGAIN_S = 0.25
-"""How soon it asks again after `is_dead` has returned True once."""
+"""After `is_dead` has returned True once, the candidate asks again after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Follows a range of keys: delivers every change once and in order, also if connections and members fail.
+"""Follows a range of keys: delivers every change once and in order, even if connections and members fail.
 
 A watch continues after the last revision that it delivered, at another member if necessary. If etcd no longer has that
 revision, the consumer gets a Snapshot of the whole range instead: changes are never lost or repeated unnoticed. While a

@@ -1,6 +1,6 @@
 """Reads the GPUs through NVML's Python binding (package nvidia-ml-py, module pynvml), if it is installed.
 
-A call into a driver whose GPU is broken may never return: readers run in a separate process.
+A call into a driver whose GPU is broken may never return, so readers run in a separate process.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class NvmlSession:
             return DriverReading("nvml", error=str(error))
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait this long, or until the driver reports an error; return its errors. Raises: NvmlMissingError."""
+        """Wait `seconds`, or until the driver reports an error; return the errors. Raises: NvmlMissingError."""
         deadline = time.monotonic() + seconds
         found: list[XidEvent] = []
         while not found and (left_s := deadline - time.monotonic()) > 0.0:
@@ -138,7 +138,7 @@ class NvmlSession:
         return [XidEvent(time.time(), uuid, int(event.eventData))]
 
     def _listen(self) -> bool:
-        """Register for the errors of all GPUs that support it; return whether there are any such GPUs."""
+        """Register for the errors of all GPUs that report errors; return whether there are any such GPUs."""
         nvml = self._nvml
         create = getattr(nvml, "nvmlEventSetCreate", None)
         events = _asked(nvml, create) if create is not None else None
