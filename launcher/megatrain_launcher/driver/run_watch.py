@@ -24,7 +24,7 @@ _POLL_S = 1.0
 
 
 def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
-    """Return the directories that a run needs, each with a text about what its removal loses.
+    """Return the directories that a run needs, each with a text about the consequence of its removal.
 
     The log directories are not included: each host watches its own.
     """
@@ -50,7 +50,7 @@ class _Watched:
 
 
 class RunWatch:
-    """Checks while entered. Calls `on_lost` with each lost directory once that exists again.
+    """A context manager that checks inside its block. Calls `on_lost` with each directory that was lost and created again.
 
     Runs on every driver candidate, so that the next driver can also report earlier removals; only the driver logs them.
     """

@@ -68,7 +68,7 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
 
 
 class EtcdProcess:
-    """A context in which an etcd runs that accepts `credentials` only: on a unix socket, or with `tls` on an IP
+    """A context manager that runs an etcd for clients with `credentials`: on a unix socket, or with `tls` on an IP
     `address`.
 
     `directory`: for data and log; created if it does not exist. `tls`: where a new certificate for the address and its
@@ -203,13 +203,13 @@ class EtcdProcess:
             self._missing = frozenset()
             for _ in range(2):
                 self._check_files()
-            with suppress(OSError):  # out of processes or memory: the next turn tries again
+            with suppress(OSError):  # out of processes or memory: the next pass of the loop tries again
                 if self._child is None and not self._problem:
                     self._start()
         self._end_child()
 
     def _watch(self) -> None:
-        """Return when etcd has exited, or must exit."""
+        """Wait until etcd is gone or `close` was called; restore removed files meanwhile."""
         check_at = time.monotonic()
         while self._child is not None and not self._closing.wait(_POLL_S):
             if self._child.poll() is not None:
@@ -219,7 +219,7 @@ class EtcdProcess:
                 check_at = time.monotonic() + (_REPAIR_AGAIN_S if self._problem else _FILES_CHECK_S)
 
     def _check_files(self) -> None:
-        """Restore the files if something has been missing at two checks in a row."""
+        """Restore the files if one of them has been missing at two checks in a row."""
         before, self._missing = self._missing, self._find_missing()
         if not self._missing:
             self._problem = ""
@@ -252,7 +252,7 @@ class EtcdProcess:
         return frozenset(missing)
 
     def _repair(self, missing: frozenset[str]) -> None:
-        """Restore what is missing. If data cannot be copied, etcd continues to serve; two etcd processes never run at
+        """Restore the missing files. If data cannot be copied, etcd continues to serve; two etcd processes never run at
         once.
 
         Raises: ConfigError when the directory belongs to another launch now; CoordinationError when etcd does not start
@@ -337,7 +337,7 @@ class EtcdProcess:
             self._start_on_free_port(always)
 
     def _remember(self, *paths: Path | None) -> None:
-        """Keep files that were written earlier."""
+        """Rewrite these existing files, too, whenever they are removed."""
         self._kept = {**self._kept, **{path: path.read_bytes() for path in paths if path is not None}}
 
     def _start_on_free_port(self, always: Sequence[str]) -> None:

@@ -79,13 +79,13 @@ def base_command(program: Path, directory: Path) -> list[str]:
         program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
         "--log-outputs", "stderr",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
-        # with new data, rounds count from 1, so it gets a new cluster id: etcd derives the id from this token and the
+        # with new data, rounds count from 1, so the cluster gets a new id: etcd derives the id from this token and the
         # peer URL
         "--initial-cluster-token", secrets.token_hex(8),
         "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
         # after a restart all clients log in at once, and their abandoned tries stay in etcd's queue: at the default
-        # cost two cores never catch up; a random password of 128 bits needs no slow hash
+        # cost two cores never catch up; a random password of 192 bits needs no slow hash
         "--bcrypt-cost", "4",
         # a single member elects itself, so it need not wait for others
         "--heartbeat-interval", "50", "--election-timeout", "500",
@@ -173,7 +173,7 @@ def wait_until_serving(settings: EtcdSettings, child: ChildProcess, closing: thr
 
 
 def _is_listening(endpoint: Endpoint) -> bool:
-    """Return whether etcd accepts connections; the client would log each failed try."""
+    """Return whether etcd accepts connections. The client is not used, because it would log each failed try."""
     family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.settimeout(_ANSWER_S)
