@@ -116,7 +116,7 @@ class _Followed:
         self.pages = ControlPages(self.number)
         self.suspected: Stall | None = None
         self.fence_action = FenceAction.GO_ON
-        """As of the last poll."""
+        """The action at the last poll."""
         self.fence_actions_taken: set[FenceAction] = set()
 
 
