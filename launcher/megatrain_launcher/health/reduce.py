@@ -1,7 +1,7 @@
 """Times an all-reduce among a few ranks, without the wait for their arrival. Loads torch, so probes import it late.
 
 A collective takes as long as its slowest member, so both partners of a pair measure the same time. Two other times show
-which one is slow: the wait until both partners have connected, and the time of each host's own computation before.
+which partner is slow: the wait until both have connected, and the time of each host's own computation before that.
 """
 
 from __future__ import annotations
