@@ -161,7 +161,7 @@ def count_hosts(
     """Return the numbers of hosts that can train, each with the slots of a step of the full batch, and the problems of
     the others.
 
-    Raises: ConfigError with those of `largest` if no number can train.
+    Raises: ConfigError with the problems of `largest` if no number can train.
     """
     feasible, unfit = {}, {}
     for count in range(smallest, largest + 1):
