@@ -89,7 +89,7 @@ def post(
 
 
 def failure_text(error: Exception, timeout_s: float) -> str:
-    """Return a short text: why an attempt of at most `timeout_s` failed."""
+    """Return why an attempt of at most `timeout_s` failed, as a short text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):

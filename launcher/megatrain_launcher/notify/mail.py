@@ -1,4 +1,4 @@
-"""One e-mail to an SMTP server: encrypted before the login, and within one deadline even if it answers slowly."""
+"""One e-mail to an SMTP server: encrypted before a login over a network, and sent within one deadline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MailServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not appear in any text: the password, and the forms in which a login sends it."""
+        """The texts that must not be shown: the password, and the forms in which a login sends it."""
         forms = (self.password, f"\0{self.user}\0{self.password}") if self.password else ()
         return (*forms, *(base64.b64encode(form.encode()).decode() for form in forms))
 
@@ -99,7 +99,7 @@ class _Session(smtplib.SMTP):
         sock = self.sock
         if sock is not None:
             with suppress(OSError):
-                # the plain socket's: TLS would first remove the state that the reader uses
+                # shut down the plain socket: the method of SSLSocket would first drop the state that the reader uses
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
