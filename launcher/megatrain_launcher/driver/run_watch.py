@@ -50,7 +50,7 @@ class _Watched:
 
 
 class RunWatch:
-    """A context manager that checks inside its block. Calls `on_lost` with each directory that was lost and created again.
+    """A context manager that checks inside its block. Calls `on_lost` with each lost directory after creating it again.
 
     Runs on every driver candidate, so that the next driver can also report earlier removals; only the driver logs them.
     """

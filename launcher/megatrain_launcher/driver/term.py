@@ -208,7 +208,7 @@ class Term:
             stop.wait(pace.pause_s(decision_s))
 
     def _take(self, event: WatchEvent | None, watch: Watch) -> bool:
-        """Apply an event and all queued ones to the state; return False if etcd's history lacks this driver's last write."""
+        """Apply an event and all queued ones to the state. Return False if etcd lacks this driver's last write."""
         events: list[WatchEvent] = []
         while event is not None:
             if isinstance(event, Snapshot) and event.revision < self._awaited:
