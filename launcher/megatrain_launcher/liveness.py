@@ -95,7 +95,7 @@ def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) 
 class LivenessReader:
     """Probes liveness ports of other machines.
 
-    Reports an executor dead only if it was reached before. For any thread.
+    Reports an executor dead only if it was reached before. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def orders_lost_after_s(lease_ttl_s: float) -> float:
 
 
 def orders_lost_within_s(lease_ttl_s: float) -> float:
-    """Return the most seconds until a host that does not receive a halt is treated as if it had lost its lease.
+    """Return the longest time, in seconds, until a host that no halt reaches is treated as one that lost its lease.
 
     A watch stream that delivers nothing, while its etcd member answers other calls, appears to work until it is
     reopened.

@@ -70,7 +70,7 @@ class DamagedJobLocationError(JobLocationError):
 
 @dataclass(frozen=True, slots=True)
 class JobLocation:
-    """Where a job's keys are. `job` is empty if the command line means the only job at these endpoints."""
+    """The location of a job's keys. `job` is empty if the command line means the only job at these endpoints."""
 
     settings: EtcdSettings
     job: str

@@ -1,5 +1,5 @@
-"""The client: read, write, delete, transactions and leases. Objects that live longer have their own modules (keeper,
-watch, election, maintenance) and are made from a client.
+"""The etcd client: reads, writes, deletions, transactions and leases. Objects that live longer have their own modules
+(keeper, watch, election, maintenance) and are created from a client.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Election:
         return None
 
     def _enter(self, key: bytes, value: Text, keeper: LeaseKeeper) -> int:
-        """Put the candidate's key and return its create revision; with the same lease it may exist already."""
+        """Put the candidate's key and return its create revision. It may exist from a campaign with the same lease."""
         put = Put(key, value, keeper.lease_id)
         # a repeated transaction finds the key of its first try
         response = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)

@@ -39,7 +39,7 @@ _CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
 _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 """Calls that a member answers only while it is in contact with a leader: all reads here are linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses after each round of all endpoints; the last one repeats."""
+"""Pauses, in seconds, after each pass over all endpoints; the last one repeats."""
 _SLOW_AFTER_PART = 0.3
 """A member that does not answer within this fraction of `attempt_s` counts as frozen."""
 _SHORTEST_TRY_S = 0.05

@@ -59,7 +59,7 @@ def read_nvml() -> DriverReading | None:
 
 
 class NvmlSession:
-    """NVML, opened once for many readings. For one thread. After an error, the next reading opens it again."""
+    """NVML, opened once for many readings. Not thread-safe. After an error, the next reading opens it again."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -86,7 +86,7 @@ class NvmlSession:
         found: list[XidEvent] = []
         while not found and (left_s := deadline - time.monotonic()) > 0.0:
             errors = self._wait(left_s) if self._is_open else None
-            if errors is None:  # no events from this driver
+            if errors is None:  # this driver reports no events
                 time.sleep(left_s)
             else:
                 found += errors

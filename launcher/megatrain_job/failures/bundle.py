@@ -87,7 +87,7 @@ def judge(logs: list[RankLog]) -> BundleVerdict:
         named = _named_by_others(_heaviest(causes))
         if named is not None:
             return _of(named, logs, "the other ranks with the same cause name it")
-        return _of(_first(causes), logs, "its log names the heaviest cause, or the first of several")
+        return _of(_first(causes), logs, "its log names the strongest cause, or the earliest of several equal ones")
     ended = [log for log in failed if _has_ended(log)]
     if len(ended) == 1 and len(failed) > 1:
         return _of(ended[0], logs, "its process ended by itself; the others lost it or waited")
@@ -130,7 +130,7 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
         return _of(_first(others), logs, "the others only waited")
     if silent and len(silent) < len(logs) / 2:
         return _of(silent[0], logs, "it is the first of the ranks that logged nothing")
-    return _of(_first([log for log in failed if not _is_cascade(log)] or failed), logs, "its log is the first")
+    return _of(_first([log for log in failed if not _is_cascade(log)] or failed), logs, "its failure is the strongest")
 
 
 def _with_gaps(logs: list[RankLog]) -> list[RankLog]:

@@ -15,7 +15,7 @@ from megatrain_job.failures.shapes import CandidateRules, ShapeIndex, shapes_of
 from megatrain_job.failures.verdict import NO_FAILURE, Verdict
 
 MAX_SHOWN: Final = 400
-"""Characters of the deciding line that a verdict repeats."""
+"""A verdict quotes at most this many characters of the deciding line."""
 MAX_BLOCK_BYTES: Final = 1 << 20
 """A larger chunk is read in pieces of this size."""
 

@@ -150,7 +150,7 @@ class Anchors:
 
 
 def _any_of(words: list[str]) -> str:
-    """Return a pattern of one of the sorted words, with common beginnings merged, so that each is tried once."""
+    """Return a pattern of one of the sorted words, with common beginnings merged, so that each is tried only once."""
     if "" in words:
         return ""
     branches = []

@@ -47,7 +47,7 @@ class FailureAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LabelRow:
-    """What follows from a label.
+    """The consequences of a label.
 
     action: the action if the deciding rule names no other.
     counts_against_host: repeated failures of the label evict the host. False for a failure that would have occurred on

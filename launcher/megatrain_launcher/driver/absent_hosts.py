@@ -102,7 +102,7 @@ def respond_to_vanished(
         )
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
-        return Decision(probes, f"{', '.join(names[:8])}: lease gone a moment ago")
+        return Decision(probes, f"{', '.join(names[:8])}: the lease ended a moment ago")
     if _are_too_many(policy, round_, gone):
         return _hold(
             now,
@@ -119,7 +119,7 @@ def respond_to_vanished(
     # a frozen host still accepts connections: an answer counts only once a stall would have been reported
     if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):
         return _hold(now, state, round_, names, began, probes, "they answer probes, and no host reports a stall")
-    return Decision(probes, f"{', '.join(names[:8])}: lease gone; waiting for a second sign before a host is evicted")
+    return Decision(probes, f"{', '.join(names[:8])}: the lease ended; a host is evicted only after a second sign")
 
 
 def _second_evidence(

@@ -29,8 +29,8 @@ def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
     The log directories are not included: each host watches its own.
     """
     found = {
-        run.metrics: "the records of all steps until then are lost, the next ones are written",
-        run.events: "the events stored so far are lost, new ones are stored",
+        run.metrics: "the records of the earlier steps are lost; later steps are recorded",
+        run.events: "the events stored so far are lost; new ones are stored",
         run.diagnosis: "the diagnosis writes its files again",
         run.incidents: "black boxes of broken rounds are lost; the incidents are written again from etcd",
     }

@@ -33,7 +33,7 @@ _TIMEOUT_S = 5.0
 
 
 class HeldFiles:
-    """The files of an etcd that a restart needs, below <data>/member. For one thread."""
+    """The files of an etcd that a restart needs, below <data>/member. Not thread-safe."""
 
     def __init__(self, data: Path) -> None:
         self._data = data

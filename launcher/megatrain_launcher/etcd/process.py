@@ -1,4 +1,4 @@
-"""The etcd process of one job: started on a free port, restarted when it dies, and stopped when this process exits.
+"""The etcd process of one job: started by this process, restarted when it dies, and stopped when this process exits.
 
 Its data is in <run>/coordination, so that the numbers of rounds and incidents continue when the job is launched again.
 It starts on a unix socket in a directory of mode 0700, which no other user can reach, and gets its password there. For
@@ -276,7 +276,7 @@ class EtcdProcess:
             self._end_child()
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
-        what = "its etcd continues with all its data: nothing of it is lost"
+        what = "its etcd continues, and none of its data is lost"
         _logger.error("%s", self._removals.record(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:

@@ -95,7 +95,7 @@ class FollowerParts:
     phase_timeouts: PhaseTimeouts
     fence_rule: FenceRule
     recording: DiagSettings
-    """What the ranks record until etcd has other settings."""
+    """The settings for the ranks' recording until etcd has other ones."""
     publish: Callable[[HangEvidence], None]
     """Publishes evidence for the driver."""
     check: Callable[[HostCommand, Callable[[], None]], None]

@@ -43,7 +43,7 @@ def measure_all_reduce(
     _all_reduce(values, rank, world_size)
     wait_s = time.perf_counter() - began
     reduce_s = min(_all_reduce(values, rank, world_size) for _ in range(REPETITIONS))
-    dist.destroy_process_group()  # not after an error: it may wait for a lost peer, and the process exits anyway
+    dist.destroy_process_group()  # not after an error: it could wait for a lost peer, and the process exits anyway
     return {"wait_s": wait_s, "reduce_s": reduce_s}
 
 

@@ -194,7 +194,7 @@ def add_job_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def launch_flags(args: argparse.Namespace) -> LaunchFlags:
-    """Return the flags of the command line. Raises: FlagError with all its problems."""
+    """Return the flags of the command line. Raises: FlagError with all problems."""
     problems: list[str] = []
     if args.rdzv_backend != "megatrain":
         problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts find each other through etcd; leave it out")

@@ -45,7 +45,7 @@ def run_standalone(
 ) -> int:
     """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt after a second Ctrl-C."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
-    environment = without_password(environment)  # its password is that of another etcd
+    environment = without_password(environment)  # a password there is that of another etcd
     # in this order: a launch that does not get the lock of the directory must not clean it up
     with (
         EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd,
@@ -102,7 +102,7 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
     """
     with suppress(CoordinationError), EtcdClient(settings) as client:
         item = client.get(keys.end)
-        # hosts that failed before they took part leave the end record of the earlier launch
+        # hosts that failed before they took part leave the end record of the earlier launch in place
         if item is not None and item.mod_revision > began:
             return decode(JobEnd, item.value, keys.end).exit_code
     if ExitCode.OK in codes:  # a host has read the end record in etcd, which is gone now

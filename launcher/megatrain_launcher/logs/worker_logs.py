@@ -2,9 +2,9 @@
 
     <logs>/<host>/round-000001/rank-00003.log      stdout and stderr of rank 3, in the order in which it wrote them
 
-A worker's two streams are one pipe. The thread reads everything at once, all its buffers are bounded, and another
-thread writes to the disk. No worker therefore waits for a disk or for a reader of the executor's output. As the log of
-a rank grows, it is searched for signs of a failure.
+A worker's two streams are one pipe. The thread reads output as soon as it arrives, its buffers are bounded, and
+another thread writes to the disk. No worker therefore waits for a disk or for a reader of the executor's output. As the
+log of a rank grows, it is searched for signs of a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megatrain_launcher.logs.files import RotatingFile
 from megatrain_launcher.logs.tee import Tee, TeeChoice, is_shown
 
 ALARM_WEIGHT: Final = HOST
-"""A line of this weight shows that the host is broken, even if the process still runs."""
+"""A line of this weight or more shows that the host is broken, even if the process still runs."""
 
 _logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ _MAX_ANSWER_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """The mail server, and the login there; no `user`: no login."""
+    """The mail server, and the login there. Empty `user`: no login."""
 
     host: str
     port: int

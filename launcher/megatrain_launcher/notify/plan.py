@@ -131,7 +131,7 @@ def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
 
 
 def refused(record: ReceiverRecord, plan: Plan, problem: str, now_s: float) -> ReceiverRecord:
-    """Return the record after a try that failed: its topics are still to be sent."""
+    """Return the record after a try that failed: the topics of the plan must still be sent."""
     receipts = _with_receipts(record, plan, problem, now_s)
     return replace(record, num_failed=record.num_failed + 1, problem=problem, receipts=receipts)
 

@@ -45,7 +45,7 @@ class ReadTopics(Protocol):
 
 
 class TopicReader:
-    """Reads a job in etcd. For one thread."""
+    """Reads a job in etcd. Not thread-safe."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, links: PageLinks, clock: Callable[[], float]) -> None:
         self._client, self._keys, self._links, self._clock = client, keys, links, clock
