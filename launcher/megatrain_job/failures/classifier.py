@@ -66,7 +66,7 @@ class LogClassifier:
 
     def _classify(self, raw: bytes, candidates: CandidateRules, number: int) -> None:
         line = raw.decode("utf-8", "replace")
-        lower = raw.lower().decode("utf-8", "replace")  # as bytes: lengths stay, so positions agree
+        lower = raw.lower().decode("utf-8", "replace")  # lowered as bytes, so that positions in both texts agree
         decided: Rule | None = None
         for rule, alternatives in candidates.rules:
             if not rule.matches(line, lower, alternatives):

@@ -43,7 +43,8 @@ def grace_s(state: ClusterState, policy: Policy, round_: Round) -> float:
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[DriverAction, ...]:
     """Return the action that publishes longer deadlines, or publishes them again if their record is lost.
 
-    Adds an alarm if steps and saves take so long that the driver waits for a host beyond join_timeout_s.
+    Adds an alarm if steps and saves take so long that the driver waits beyond join_timeout_s for a host that is cut
+    off.
     """
     rule, published = policy.fence_rule, published_deadlines(state, policy, round_)
     key = state.keys.deadlines(round_.number)
