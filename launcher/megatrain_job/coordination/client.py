@@ -49,7 +49,7 @@ class Lease:
 
 
 class EtcdClient:
-    """Safe to use from many threads. Raises from every method: CoordinationError naming endpoints and key.
+    """Safe to use from many threads. Every method raises CoordinationError naming endpoints and key.
 
     Calls that are safe to apply twice (`is_repeatable`) are tried at every endpoint until the deadline. By default
     `put` and `delete` are repeatable, and `txn` is not.

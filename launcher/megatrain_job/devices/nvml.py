@@ -37,7 +37,7 @@ _NVLINK_FIELDS = (
 _FIELDS = (_RECOVERY_FIELD, _MEMORY_TEMPERATURE_FIELD, *_NVLINK_FIELDS)
 _MAX_MIG_DEVICES = 16
 _MAX_XIDS = 64
-"""Most errors that one wait returns: a flood of errors must not prevent readings."""
+"""The largest number of errors that one wait returns: a flood of errors must not prevent readings."""
 _NUM_CAUSES = 2
 """Causes of retired pages are numbered 0 and 1."""
 _TIMEOUT, _LIBRARY_NOT_FOUND = 10, 12

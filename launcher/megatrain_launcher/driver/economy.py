@@ -36,8 +36,8 @@ def balance_of(
 ) -> Balance:
     """Return the gain and the cost of continuing without `num_hosts` hosts of a round.
 
-    With too few spares, the gain is computed for the largest possible layout: a step takes as long as its slots
-    (Policy.slots). If this layout has more slots than before, the cost includes the wait for hosts.
+    With too few spares, the gain is computed for the largest possible layout: a step's time is proportional to
+    its slots (Policy.slots). If this layout has more slots than before, the cost includes the wait for hosts.
     """
     num_before = len(round_.hosts)
     num_after = policy.best_count(min(num_before, num_before - num_hosts + num_spares))

@@ -114,7 +114,7 @@ def _is_log(name: str) -> bool:
 
 
 def _opened_by(pid: int) -> dict[str, Path]:
-    """Return paths to open the database and log files that a process has open, by name below member/."""
+    """Return the paths under /proc of the database and log files that a process has open, by name below member/."""
     found = {}
     directory = Path(f"/proc/{pid}/fd")
     with suppress(OSError):

@@ -125,7 +125,7 @@ class EtcdProcess:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Which of etcd's files were removed lately, and why they cannot be restored."""
+        """Why removed files cannot be restored, and which of etcd's files were removed lately."""
         return tuple(filter(None, (self._problem, *self._removals.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:

@@ -106,7 +106,7 @@ def guarded(tls: TlsFiles) -> list[str]:
 
 
 def _options_of(program: Path) -> str:
-    """Return etcd's help text: an option was renamed in 3.6, and etcd exits if it gets an unknown one."""
+    """Return etcd's help text. It shows the name of an option that 3.6 renamed; etcd exits at an unknown option."""
     try:
         done = subprocess.run(
             [program, "--help"], capture_output=True, text=True, errors="replace", timeout=30, check=False
@@ -185,7 +185,7 @@ def _why_not_serving(client: EtcdClient) -> str:
     try:
         has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
     except CoordinationRefusedError:
-        return ""  # it asks for a password
+        return ""  # etcd serves: it asks for a password
     except CoordinationError as error:
         return str(error)
     return "" if has_leader else "it has no leader"

@@ -105,7 +105,7 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
         # hosts that failed before they took part leave the end record of the earlier launch in place
         if item is not None and item.mod_revision > began:
             return decode(JobEnd, item.value, keys.end).exit_code
-    if ExitCode.OK in codes:  # a host has read the end record in etcd, which is gone now
+    if ExitCode.OK in codes:  # etcd is gone now, but a host has read the end record
         return ExitCode.OK
     if is_asked and all(code in (-signal.SIGTERM, ExitCode.SAVED_AND_STOPPED) for code in codes):
         return ExitCode.SAVED_AND_STOPPED

@@ -94,7 +94,7 @@ class _Session(smtplib.SMTP):
             raise smtplib.SMTPConnectError(code, answer)
 
     def interrupt(self) -> None:
-        """End the session from another thread; its reader gets the end of the connection."""
+        """End the session from another thread; the session's thread then reads the end of the connection."""
         self.was_interrupted = True
         sock = self.sock
         if sock is not None:

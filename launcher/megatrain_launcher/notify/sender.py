@@ -1,4 +1,4 @@
-"""One receiver's thread: compares, sends, records what was sent, and waits longer after each failure."""
+"""One receiver's thread: sends the news about the job, records what was sent, and waits longer after each failure."""
 
 from __future__ import annotations
 
