@@ -39,7 +39,7 @@ _WARN_INTERVAL_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What the workers of a job run. `environment`: the variables of the workers, without the variables of a round."""
+    """The workers of a job, and their program. `environment`: their variables, without the variables of a round."""
 
     job: str
     num_workers: int

@@ -31,7 +31,7 @@ class Orders(Protocol):
         """Return why the workers of a round must be stopped now; empty while they may run."""
 
     def is_saving(self, number: int) -> bool:
-        """Return whether workers of that round are to be asked to save and stop instead of being killed."""
+        """Return whether the workers of a round must be asked to save and stop, instead of being killed."""
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
         """Return the published times of that round: from step to step, and for a stop that saves."""
@@ -61,7 +61,7 @@ class WorkerListener(Protocol):
         """A worker exited by itself. Called at once, before the other workers are stopped."""
 
     def workers_stopping(self, assignment: Assignment) -> None:
-        """The round's processes are about to be killed: save what exists only while they live."""
+        """The round's processes are about to be killed: save the evidence that exists only while they live."""
 
     def workers_stopped(self, assignment: Assignment) -> None:
         """No process of the round is left on this host."""

@@ -1,4 +1,4 @@
-"""Finds and removes what a job leaves in this machine's memory after all its executors have exited.
+"""Finds and removes the files that a job leaves in this machine's memory after all its executors have exited.
 
 Black boxes of killed executors are removed at once. Snapshots stay for checkpoint.keep_arena_s, kept by their writer
 processes, so that the next launch can resume from them. Once everything is saved, the snapshots are not needed any

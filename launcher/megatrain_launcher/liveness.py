@@ -95,7 +95,7 @@ def ask(address: str, port: int, session: str, *, timeout_s: float = _ANSWER_S) 
 class LivenessReader:
     """Probes liveness ports of other machines.
 
-    Reports an executor dead only if it was reached before. For any thread.
+    Reports an executor dead only if it was reached before. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -112,12 +112,12 @@ class LivenessReader:
 
 
 def orders_lost_after_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds without orders a host is treated as if it had lost its lease."""
+    """Return the seconds without orders after which a host is treated as if it had lost its lease."""
     return max(lease_ttl_s, _PROOFS_S)
 
 
 def orders_lost_within_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds at most a host that gets no halt is treated as if it had lost its lease.
+    """Return the longest time, in seconds, until a host that no halt reaches is treated as one that lost its lease.
 
     A watch stream that delivers nothing, while its etcd member answers other calls, appears to work until it is
     reopened.
@@ -126,7 +126,7 @@ def orders_lost_within_s(lease_ttl_s: float) -> float:
 
 
 def unfit_after_s(lease_ttl_s: float) -> float:
-    """Return after how many seconds without orders a host that has its lease reports that it is not fit.
+    """Return the seconds without orders after which a host with a lease reports that it is not fit.
 
     An outage of etcd cannot be the reason: after an outage of this length the host has no lease either.
     """

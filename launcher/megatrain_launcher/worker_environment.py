@@ -10,7 +10,7 @@ from megatrain.contracts.records.record import encode
 from megatrain_launcher.interfaces import Assignment
 
 MAX_RESTARTS: Final = 10**8
-"""The driver limits restarts; torch requires a number."""
+"""The limit on restarts that torch requires; never reached, because the driver limits restarts."""
 ROLE: Final = "default"
 
 

@@ -1,7 +1,7 @@
 """`megatrain annotate [JOB] --text TEXT`: put a note on a run, where charts, incidents and exports show it.
 
 Notes are stored in the run directory, so a finished job can get notes too. Any user who may write to that directory may
-write notes. The audit of actions records each note, like the notes that are written through the page.
+write notes. The audit of actions records each note, like the notes that are written through the web page.
 """
 
 from __future__ import annotations

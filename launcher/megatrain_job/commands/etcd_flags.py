@@ -177,7 +177,7 @@ def etcd_arguments(settings: EtcdSettings) -> list[str]:
 
 
 def etcd_environment(settings: EtcdSettings) -> dict[str, str]:
-    """Return the environment variables that this other process needs: the password, if it is not in a file."""
+    """Return the variables that a process with these flags needs too: the password, unless a file contains it."""
     found = settings.credentials
     return {} if found is None or found.file is not None else {PASSWORD_VARIABLE: found.password}
 

@@ -70,7 +70,7 @@ class DamagedJobLocationError(JobLocationError):
 
 @dataclass(frozen=True, slots=True)
 class JobLocation:
-    """Where a job's keys are. `job` is empty if the command line means the only job at these endpoints."""
+    """The location of a job's keys. `job` is empty if the command line means the only job at these endpoints."""
 
     settings: EtcdSettings
     job: str
@@ -106,7 +106,8 @@ def named_job(args: argparse.Namespace) -> str:
 def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: float | None = None) -> Iterator[OpenJob]:
     """Open a client for the job that the command line means.
 
-    is_patient: use the client's default time limits instead of short ones. call_s: another time limit of a call.
+    is_patient: use the client's default time limits instead of short ones. call_s: time limit of a call in seconds; it
+    overrides both.
     Raises: JobLocationError when the command line identifies no job; CoordinationError when its etcd cannot be reached.
     """
     location = job_location(args)
@@ -132,7 +133,7 @@ def opened_job(args: argparse.Namespace, *, is_patient: bool = False, call_s: fl
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the client's log off the terminal: errors have the relevant part, and log lines would break a screen."""
+    """Keep the client's log off the terminal: errors contain the relevant part, and log lines garble a live view."""
     logger, handler = logging.getLogger("megatrain_job.coordination"), logging.NullHandler()
     logger.addHandler(handler)
     try:

@@ -21,7 +21,7 @@ _NOT_YET = "not announced yet"
 class Announcement:
     """Keeps a record in place until `close`, through outages of etcd.
 
-    consequence: for the log, what does not work while the record is missing.
+    consequence: what does not work while the record is missing; a part of the logged warning.
     """
 
     def __init__(

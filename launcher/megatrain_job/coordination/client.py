@@ -1,5 +1,5 @@
-"""The client: read, write, delete, transactions and leases. Objects that live longer have their own modules (keeper,
-watch, election, maintenance) and are made from a client.
+"""The etcd client: reads, writes, deletions, transactions and leases. Objects that live longer have their own modules
+(keeper, watch, election, maintenance) and are created from a client.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _MAX_LEASE_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as granted: etcd may give a longer TTL than was asked for."""
+    """A granted lease. etcd may grant a longer TTL than the requested one."""
 
     lease_id: int
     ttl_s: int
 
 
 class EtcdClient:
-    """Safe to use from many threads. Raises from every method: CoordinationError naming endpoints and key.
+    """Safe to use from many threads. Every method raises CoordinationError naming endpoints and key.
 
     Calls that are safe to apply twice (`is_repeatable`) are tried at every endpoint until the deadline. By default
     `put` and `delete` are repeatable, and `txn` is not.
@@ -239,7 +239,7 @@ class EtcdClient:
         return ttl_s
 
     def lease_ttl_s(self, lease_id: int, *, is_granted: bool = False) -> int:
-        """Return how many seconds a lease has left, or was granted. Raises: LeaseLostError."""
+        """Return the seconds that a lease has left or, with `is_granted`, its whole TTL. Raises: LeaseLostError."""
 
         def decode(response: JsonObject) -> tuple[int, int]:
             return int_field(response, "TTL"), int_field(response, "grantedTTL")

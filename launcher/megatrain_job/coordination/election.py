@@ -41,9 +41,9 @@ _logger = logging.getLogger(__name__)
 _POLL_S = 0.25
 """How often a waiting candidate checks whether it is cancelled; the event that it waits for wakes it at once."""
 _ASK_S = 1.0
-"""How often a waiting candidate asks `is_dead` about the candidate before it."""
+"""A waiting candidate calls `is_dead` for the candidate before it once in this many seconds."""
 _ASK_AGAIN_S = 0.25
-"""How soon it asks again after `is_dead` has returned True once."""
+"""After `is_dead` has returned True once, the candidate asks again after this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Election:
         return None
 
     def _enter(self, key: bytes, value: Text, keeper: LeaseKeeper) -> int:
-        """Put the candidate's key and return its create revision; with the same lease it may exist already."""
+        """Put the candidate's key and return its create revision. It may exist from a campaign with the same lease."""
         put = Put(key, value, keeper.lease_id)
         # a repeated transaction finds the key of its first try
         response = self._client.txn([Compare.is_absent(key)], [put], [Range(KeyRange.key(key))], is_repeatable=True)

@@ -1,4 +1,4 @@
-"""The errors of the etcd client. Those that a caller can handle are `contracts.errors.CoordinationError`."""
+"""The errors of the etcd client. Those that a caller can handle derive from CoordinationError."""
 
 from __future__ import annotations
 

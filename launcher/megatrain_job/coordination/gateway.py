@@ -39,9 +39,9 @@ _CLUSTER_ID = re.compile(r"[0-9]{1,20}", re.ASCII)
 _BY_MAJORITY = ("/v3/kv/", "/v3/lease/")
 """Calls that a member answers only while it is in contact with a leader: all reads here are linearizable."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses after each round of all endpoints; the last one repeats."""
+"""Pauses, in seconds, after each pass over all endpoints; the last one repeats."""
 _SLOW_AFTER_PART = 0.3
-"""If no answer comes within this part of `attempt_s`, the attempt counts its member as frozen."""
+"""A member that does not answer within this fraction of `attempt_s` counts as frozen."""
 _SHORTEST_TRY_S = 0.05
 """With less time left no attempt is made: it would only replace an informative error with "no answer in time"."""
 
@@ -270,7 +270,7 @@ class Gateway:
         return self._cluster_id or ""
 
     def _cluster_of(self, response: JsonObject, endpoint: Endpoint) -> str | None:
-        """Return the cluster id in a response. Raises: MalformedError when it is not that of earlier responses.
+        """Return the cluster id in a response. Raises: MalformedError when it differs from that of earlier ones.
 
         etcd 3.4 leaves the header out of an empty response.
         """
@@ -338,7 +338,7 @@ def _without_envelope(response: JsonObject) -> JsonObject:
 
 
 def _reason(error: Exception) -> str:
-    """Return a short text about why a try failed: a message may have one for each of three endpoints."""
+    """Return why a try failed, in a short text, because one message may contain the reasons of three endpoints."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):

@@ -128,7 +128,7 @@ def parse_object(content: bytes) -> JsonObject:
 
 
 def read_response(status: int, content: bytes) -> JsonObject:
-    """Return the object in a response. Raises: GatewayError, or InvalidResponseError if it is not of etcd."""
+    """Return the object in a response. Raises: GatewayError, or InvalidResponseError if it is not from etcd."""
     if status != 200:
         try:
             raise read_error(parse_object(content))
@@ -147,7 +147,7 @@ def read_error(response: JsonObject) -> GatewayError:
 
 
 def unwrap(message: JsonObject) -> JsonObject:
-    """Return the result in a stream's message. Raises: GatewayError; InvalidResponseError if it is not of etcd."""
+    """Return the result in a stream's message. Raises: GatewayError; InvalidResponseError if it is not from etcd."""
     error = message.get("error")
     if isinstance(error, dict):
         try:

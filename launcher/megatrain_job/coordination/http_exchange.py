@@ -15,11 +15,11 @@ from megatrain_job.coordination.errors import InvalidResponseError
 _MAX_HEAD_BYTES = 64 << 10
 """Largest head of a response, chunk header, and trailer."""
 _MAX_INTERIM = 16
-"""Most responses with a status of 1xx before the final response: h11 accepts any number."""
+"""At most this many responses with a status of 1xx may precede the final response; h11 accepts any number."""
 _SHOWN = 120
 _POST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
 _POSTED = h11.EndOfMessage()
-"""The parts of a request that h11 needs to parse the response. Checking each request would cost as much as reading."""
+"""h11 needs a request to parse its response. This one serves for all: checking each would cost as much as parsing."""
 
 
 class HttpExchange:

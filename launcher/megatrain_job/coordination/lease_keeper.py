@@ -87,7 +87,7 @@ class LeaseKeeper:
         return self._lost_because
 
     def wait_until_lost(self, timeout_s: float) -> bool:
-        """Wait for the loss; return whether it happened."""
+        """Wait until the lease is lost; return whether it is."""
         return self._lost.wait(timeout_s)
 
     def close(self, *, is_revoked: bool = True) -> None:

@@ -51,7 +51,7 @@ class LogIn:
         slow_after_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """slow_after_s: a log-in that timed out before that does not show a slow endpoint, so no pause follows."""
+        """slow_after_s: after a log-in that timed out in fewer seconds, the endpoint does not count as slow."""
         self._slow_after_s = slow_after_s
         self._clock = clock
         self._credentials = credentials

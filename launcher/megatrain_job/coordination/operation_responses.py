@@ -23,7 +23,7 @@ class RangeResponse:
 
     @classmethod
     def from_json(cls, response: JsonObject, request: Range) -> Self:
-        """Read the response to a request. Raises: MalformedError, also for keys that were not asked for."""
+        """Read the response to a request. Raises: MalformedError, also for keys that were not requested."""
         items = tuple(KeyValue.from_json(raw) for raw in list_field(response, "kvs"))
         has_more = flag_field(response, "more")
         last: bytes | None = None

@@ -16,7 +16,7 @@ _TRIES = 3
 
 
 class OwnKeys:
-    """Writes the keys of one program. For one thread. guard: a further condition of every write."""
+    """Writes the keys of one program. Not thread-safe. guard: a further condition of every write."""
 
     def __init__(self, client: EtcdClient, guard: Compare | None = None) -> None:
         self._client = client

@@ -50,7 +50,7 @@ class RestartingThread:
         while True:
             try:
                 return self._run()
-            except Exception as error:  # the work stops for a moment, which must be reported
+            except Exception as error:  # the failure is reported, because it interrupts the work
                 earlier_problem = self.problem
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if earlier_problem else _FIRST_PAUSE_S
                 self._problem = f"{self._name} failed: {_reason(error)}"

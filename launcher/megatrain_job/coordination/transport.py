@@ -139,7 +139,7 @@ class EtcdConnection:
         return False
 
     def interrupt(self) -> None:
-        """Wake the thread that reads from this connection; for other threads. The reader sees a closed connection."""
+        """Wake the thread that reads from this connection; any thread may call it. The reader then finds it closed."""
         with suppress(OSError):
             # shut down the plain socket: the method of SSLSocket would first drop the TLS state that the reader uses
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

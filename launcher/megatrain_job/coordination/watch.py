@@ -1,4 +1,4 @@
-"""Follows a range of keys: delivers every change once and in order, also if connections and members fail.
+"""Follows a range of keys: delivers every change once and in order, even if connections and members fail.
 
 A watch continues after the last revision that it delivered, at another member if necessary. If etcd no longer has that
 revision, the consumer gets a Snapshot of the whole range instead: changes are never lost or repeated unnoticed. While a
@@ -273,7 +273,7 @@ class Watch:
         reason = f"{message.get('cancel_reason', 'no reason given')!s:.200}"
         text = f"etcd watch of {self.keys} at {endpoint}: ended by etcd: {reason}"
         if any(word in reason for word in ("ermission", "auth token", "user name is empty", "Unauthenticated")):
-            # etcd 3.5 does not report which of these it was
+            # etcd 3.5 does not report which of these reasons applies
             self._num_refusals += 1
             self._gateway.log_in.drop()
             if self._num_refusals >= _MAX_REFUSALS:

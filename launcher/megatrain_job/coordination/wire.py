@@ -156,7 +156,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read a key or a range, in the order of the keys or newest created first."""
+    """Read a key or a range, in the order of the keys, or with the newest key first."""
 
     keys: KeyRange
     limit: int = 0

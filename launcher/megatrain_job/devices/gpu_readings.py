@@ -68,7 +68,7 @@ class GpuReading:
     """Sum over all links of CRC errors, replays and recoveries."""
     pcie_replays: int | None = None
     last_xid: int | None = None
-    """From DCGM's exporter, which reports only the last one; NVML reports each as it occurs."""
+    """The last Xid error, from DCGM's exporter. NVML reports each error as it occurs instead."""
 
 
 @dataclass(frozen=True, slots=True)

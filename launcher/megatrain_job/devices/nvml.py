@@ -1,6 +1,6 @@
 """Reads the GPUs through NVML's Python binding (package nvidia-ml-py, module pynvml), if it is installed.
 
-A call into a driver whose GPU is broken may never return: readers run in a separate process.
+A call into a driver whose GPU is broken may never return, so readers run in a separate process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NVLINK_FIELDS = (
 _FIELDS = (_RECOVERY_FIELD, _MEMORY_TEMPERATURE_FIELD, *_NVLINK_FIELDS)
 _MAX_MIG_DEVICES = 16
 _MAX_XIDS = 64
-"""Most errors that one wait returns: a flood of errors must not prevent readings."""
+"""The largest number of errors that one wait returns: a flood of errors must not prevent readings."""
 _NUM_CAUSES = 2
 """Causes of retired pages are numbered 0 and 1."""
 _TIMEOUT, _LIBRARY_NOT_FOUND = 10, 12
@@ -59,7 +59,7 @@ def read_nvml() -> DriverReading | None:
 
 
 class NvmlSession:
-    """NVML, opened once for many readings. For one thread. After an error, the next reading opens it again."""
+    """NVML, opened once for many readings. Not thread-safe. After an error, the next reading opens it again."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -81,12 +81,12 @@ class NvmlSession:
             return DriverReading("nvml", error=str(error))
 
     def wait_for_xids(self, seconds: float) -> tuple[XidEvent, ...]:
-        """Wait this long, or until the driver reports an error; return its errors. Raises: NvmlMissingError."""
+        """Wait `seconds`, or until the driver reports an error; return the errors. Raises: NvmlMissingError."""
         deadline = time.monotonic() + seconds
         found: list[XidEvent] = []
         while not found and (left_s := deadline - time.monotonic()) > 0.0:
             errors = self._wait(left_s) if self._is_open else None
-            if errors is None:  # no events from this driver
+            if errors is None:  # this driver reports no events
                 time.sleep(left_s)
             else:
                 found += errors
@@ -138,7 +138,7 @@ class NvmlSession:
         return [XidEvent(time.time(), uuid, int(event.eventData))]
 
     def _listen(self) -> bool:
-        """Register for the errors of all GPUs that support it; return whether there are any such GPUs."""
+        """Register for the errors of all GPUs that report errors; return whether there are any such GPUs."""
         nvml = self._nvml
         create = getattr(nvml, "nvmlEventSetCreate", None)
         events = _asked(nvml, create) if create is not None else None

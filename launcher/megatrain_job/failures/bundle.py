@@ -1,7 +1,7 @@
 """Judges the logs of several ranks of one job: one verdict, and the rank where the failure began.
 
-The order of evidence: first a rank with a cause in its own log. If all ranks only waited: the rank at which sequence
-numbers, messages of other ranks, or a log without messages point (MegaScale sec. 5: the rank that hangs logs nothing).
+The evidence in order: first, a cause in a rank's own log. If all ranks only waited: the rank that sequence numbers,
+messages of other ranks, or its empty log point to (MegaScale sec. 5: the rank that hangs logs nothing).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain_job.failures.rule import ABORT, LINK, NOISE, TIMEOUT, Evidence
 from megatrain_job.failures.verdict import LABELS, NO_FAILURE, LabelRow, Verdict
 
 OWN_CAUSE: Final = TIMEOUT + 1
-"""The least weight of a line that describes a failure of its own rank, not waiting or a lost peer."""
+"""The lowest weight of a line about a failure of the rank that wrote it. Waiting and a lost peer weigh less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def judge(logs: list[RankLog]) -> BundleVerdict:
         named = _named_by_others(_heaviest(causes))
         if named is not None:
             return _of(named, logs, "the other ranks with the same cause name it")
-        return _of(_first(causes), logs, "its log names the heaviest cause, or the first of several")
+        return _of(_first(causes), logs, "its log names the strongest cause, or the earliest of several equal ones")
     ended = [log for log in failed if _has_ended(log)]
     if len(ended) == 1 and len(failed) > 1:
         return _of(ended[0], logs, "its process ended by itself; the others lost it or waited")
@@ -130,7 +130,7 @@ def _of_waiting(logs: list[RankLog], failed: list[RankLog]) -> BundleVerdict:
         return _of(_first(others), logs, "the others only waited")
     if silent and len(silent) < len(logs) / 2:
         return _of(silent[0], logs, "it is the first of the ranks that logged nothing")
-    return _of(_first([log for log in failed if not _is_cascade(log)] or failed), logs, "its log is the first")
+    return _of(_first([log for log in failed if not _is_cascade(log)] or failed), logs, "its failure is the strongest")
 
 
 def _with_gaps(logs: list[RankLog]) -> list[RankLog]:
@@ -149,7 +149,7 @@ def _has_ended(log: RankLog) -> bool:
 
 
 def _of(root: RankLog, logs: list[RankLog], reason: str) -> BundleVerdict:
-    """Return the verdict of the root's log, or, if it has no failure, the usual verdict of the other logs."""
+    """Return the verdict of the root's log, or, if that shows no failure, the most frequent one of the other logs."""
     if root.evidence is not None and root.weight > NOISE:
         verdict = root.evidence.verdict
         if root.is_own_cause or len(logs) == 1:
@@ -174,7 +174,7 @@ def _is_cascade(log: RankLog) -> bool:
 
 
 def _first(logs: list[RankLog]) -> RankLog:
-    """Return the log of most weight; among equal ones the one with the earliest line, else of the lowest rank."""
+    """Return the log with the most weight; of equal logs the one with the earliest line, or without times the first."""
     logs = _heaviest(logs)
     timed = [log for log in logs if log.evidence is not None and log.evidence.time_s is not None]
     if len(timed) == len(logs):
@@ -188,7 +188,7 @@ def _heaviest(logs: list[RankLog]) -> list[RankLog]:
 
 
 def _behind(logs: list[RankLog]) -> RankLog | None:
-    """Return the rank with the lowest number of its newest collective in a group, if exactly one rank has it."""
+    """Return the one rank whose newest collective in a group has the lowest number; None if no group has just one."""
     for table in ("enqueued", "timed_out"):
         by_group: dict[str, list[tuple[int, RankLog]]] = {}
         for log in logs:

@@ -1,4 +1,4 @@
-"""Classifies a log as it arrives. Memory is bounded, and chunks may be cut anywhere."""
+"""Classifies a log as it arrives. Memory is bounded. A chunk may end anywhere, also inside a line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain_job.failures.shapes import CandidateRules, ShapeIndex, shapes_of
 from megatrain_job.failures.verdict import NO_FAILURE, Verdict
 
 MAX_SHOWN: Final = 400
-"""Characters of the deciding line that a verdict repeats."""
+"""A verdict quotes at most this many characters of the deciding line."""
 MAX_BLOCK_BYTES: Final = 1 << 20
 """A larger chunk is read in pieces of this size."""
 
@@ -66,7 +66,7 @@ class LogClassifier:
 
     def _classify(self, raw: bytes, candidates: CandidateRules, number: int) -> None:
         line = raw.decode("utf-8", "replace")
-        lower = raw.lower().decode("utf-8", "replace")  # as bytes: no letter changes its length, so positions agree
+        lower = raw.lower().decode("utf-8", "replace")  # lowered as bytes, so that positions in both texts agree
         decided: Rule | None = None
         for rule, alternatives in candidates.rules:
             if not rule.matches(line, lower, alternatives):
@@ -122,7 +122,7 @@ def culprit(rule: Rule, line: str, named: dict[str, str]) -> str | None:
 
 
 def clock_s(line: str) -> float | None:
-    """Return the time of day that a line names first, in seconds."""
+    """Return the first time of day in a line, in seconds since midnight; None if the line has none."""
     found = _CLOCK.search(line)
     if found is None:
         return None

@@ -40,11 +40,11 @@ _PARTS: Final = (
     (Label.DATA, _LOADING, (_ABOUT_FILES, _ABOUT_VALUES)),
     (Label.STORAGE, _SAVING, (_ABOUT_FILES,)),
 )
-"""A label, the frames of the part of the program that it stands for, and the exceptions that get the label there."""
+"""Each row: a label, the stack frames of its part of the program, and the exceptions that get the label in them."""
 
 
 class Frames:
-    """Keeps, for each rank, the part of the program of its newest traceback."""
+    """Keeps, for each rank, which part of the program its newest traceback is in."""
 
     def __init__(self) -> None:
         self._label_of: dict[str | None, Label] = {}
@@ -73,8 +73,8 @@ class Frames:
         return True
 
     def label_of(self, rank: str | None, line: str) -> Label | None:
-        """Return the label of the part of the program in which an exception arose, by the rank's frames; None if it has
-        none.
+        """Return the label of the part of the program in which an exception arose, according to the rank's frames; None
+        if that part gives this exception no label.
         """
         label = self._label_of.pop(rank, None)
         is_about = any(
@@ -110,7 +110,7 @@ class FailureTable:
         if host is not None:
             self._named = {"host": host[1]}
         elif rank is not None:
-            # the host's line comes before the rank's, if at all
+            # if the table has a host's line, it comes before the rank's
             self._named = {**({} if "rank" in self._named else self._named), "rank": rank[1]}
         elif head is not None:
             self._is_root, self._named = head[1] is not None, {}

@@ -1,8 +1,8 @@
 """The culprit of a broken round: one answer for every subcommand, view and record. Pure functions.
 
-When the workers of a round are gone, the driver judges and writes the culprit into the incident. From then on that is
-the answer, even if no culprit was found. Before that, and without a driver, the same rules judge the available
-evidence: exit codes of workers, positions of ranks (`hang`), logs (`bundle`). A failure that follows from the
+When the workers of a round are gone, the driver judges and writes the culprit into the incident. From then on the
+incident is the answer, even if the driver found no culprit. Before that, and without a driver, the same rules judge the
+available evidence: exit codes of workers, positions of ranks (`hang`), logs (`bundle`). A failure that follows from the
 culprit's failure is shown as a consequence, not as a cause.
 """
 
@@ -99,12 +99,12 @@ def root_of(failures: Iterable[RankFailure]) -> RankFailure | None:
 
 
 def first_of(failures: Sequence[RankFailure]) -> RankFailure | None:
-    """Return the failure to report: the root, else the earliest one of a victim; None if there is none."""
+    """Return the failure to report: the root, else the earliest failure of a victim; None if there is none."""
     return root_of(failures) or min(failures, key=lambda failure: (failure.at_unix_s, failure.rank), default=None)
 
 
 def is_break(incident: Incident) -> bool:
-    """Return whether an incident is of a round that broke. For other incidents, logs do not show the reason."""
+    """Return whether an incident's round broke. If it was ended on purpose, its logs do not show the reason."""
     return incident.kind in _BREAKS
 
 
@@ -146,7 +146,7 @@ def failures_by_role(incident: Incident, hosts: Mapping[int, str]) -> list[tuple
 
 
 def culprit_of_positions(report: HangReport, host_of: HostOf) -> Culprit:
-    """Return the culprit according to the positions of the ranks; without ranks if they are not conclusive."""
+    """Return the culprit according to the positions of the ranks; without ranks if the positions are not conclusive."""
     ranks = report.suspects if report.is_firm else ()
     return Culprit(ranks, _hosts(ranks, host_of), report.reason, str(report.confidence), "hang")
 

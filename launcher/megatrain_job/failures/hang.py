@@ -41,7 +41,7 @@ class Confidence(StrEnum):
     """A suspect is stopped or dead. Or it never entered a collective in which others wait, and no rank is silent."""
     LIKELY = "likely"
     """The suspects are silent, and others wait for them. Or they left a collective before its end. Or they never
-    entered one, but a rank is silent. Or the suspects follow only if busy ranks are assumed to wait for no rank."""
+    entered one, but a rank is silent. Or there are suspects only if busy ranks are assumed to wait for no rank."""
     WEAK = "weak"
     """All members are inside one collective: there is no suspect; the network, or a GPU, is broken. Or the suspects
     wait for one another in a circle, because they call collectives in different orders."""
@@ -68,7 +68,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A collective that some members of a group wait in and others do not take part in."""
+    """A collective in which some members of a group wait, and the members that hold it up."""
 
     group: str
     sequence: int

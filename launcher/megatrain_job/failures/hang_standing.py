@@ -1,9 +1,10 @@
-"""The position of a rank according to its black box: on its GPU if the host has run ahead, else on the host.
+"""The position of a rank according to its black box: on its GPU, or in its CPU thread.
 
-A host launches work and continues. When a kernel hangs on one GPU, the hosts of all ranks have entered the same
-exchanges and wait for their GPUs. Only the GPUs show which of them stopped in local work, or never reached the exchange
-that the others are in. Known of each open span (RecordFlag): whether the device has begun it, whether the device's
-compute waits for it, and that it has not ended. Source: MegaScale sec. 5.2 and fig. 8 (hangs), ADR 0061.
+If the CPU thread is ahead of the GPU, the position is that on the GPU. The CPU thread launches work and continues. When
+a kernel hangs on one GPU, the CPU threads of all ranks have entered the same exchanges and wait for their GPUs. Only
+the GPUs show which of them stopped in local work, or never reached the exchange that the others are in. The flags of
+each open span (RecordFlag) show whether the device has begun it, and whether the device's compute waits for it.
+Source: MegaScale sec. 5.2 and fig. 8 (hangs), ADR 0061.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class HangStanding:
     """The position of a rank."""
 
     entered: Mapping[int, int]
-    """Group number -> the last exchange that the host has entered, or that the device has begun."""
+    """Group number -> the last exchange that the CPU thread has entered, or that the device has begun."""
     awaited_group: int | None
     """Group number of the exchange that the rank waits for, or waited for last; 0: none; None: not known."""
     awaited: int
@@ -46,7 +47,7 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
     )
     if on_device is not None:
         return on_device
-    # a host cannot hang in a span that only the accelerator executes
+    # the CPU thread cannot hang in a span that only the accelerator executes
     held = [record for record in in_flight if not record.flags & RecordFlag.HOST_DONE] or in_flight
     operation = held[-1].operation if held else ""
     return HangStanding(

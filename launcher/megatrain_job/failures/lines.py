@@ -1,7 +1,7 @@
 """Cuts a log into lines without terminal control codes, and finds the writer of a line.
 
-A carriage return also ends a line, because progress bars write one endless line. Longer lines are cut at multiples of
-MAX_LINE_BYTES from the line's start, so that the result does not depend on the chunks in which a log arrives.
+A carriage return also ends a line, because progress bars write one endless line. Long lines are cut at multiples of
+MAX_LINE_BYTES from their start, so that the result does not depend on the chunks in which a log arrives.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from megatrain_job.failures.lines import message_start
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, Verdict
 
 HARDWARE: Final = 95
-"""The hardware itself, or the kernel, reports that it is broken."""
+"""The hardware itself, or the kernel, reports that hardware is broken."""
 HOST: Final = 90
 """The host's software is broken, or its memory was exhausted."""
 ENDED_BY_OTHERS: Final = 85

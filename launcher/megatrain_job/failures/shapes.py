@@ -52,7 +52,7 @@ MAX_SHAPE_BYTES: Final = 1024
 """Longer shapes are not kept, so that memory does not grow with a log."""
 MAX_RUNS: Final = 32768
 MAX_RUN_BYTES: Final = 64
-"""More letters in a row are encoded bytes, not a word of a message."""
+"""A longer run of letters is encoded data, not a word of a message."""
 BATCH_SHAPES: Final = 128
 _MANY_RUNS: Final = 12
 """With more runs than this, it costs less to split a shape than to search it for each run."""
@@ -150,7 +150,7 @@ class Anchors:
 
 
 def _any_of(words: list[str]) -> str:
-    """Return a pattern of one of the sorted words, with common beginnings merged, so that each is tried once."""
+    """Return a pattern of one of the sorted words, with common beginnings merged, so that each is tried only once."""
     if "" in words:
         return ""
     branches = []
@@ -165,7 +165,7 @@ def _anchors(rules: tuple[Rule, ...]) -> Anchors:
 
 
 class ShapeIndex:
-    """Caches which rules shapes and runs of letters can lead to. Bounded."""
+    """A bounded cache of the rules that each shape, and each run of letters, can lead to."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules

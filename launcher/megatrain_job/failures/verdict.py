@@ -47,14 +47,14 @@ class FailureAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LabelRow:
-    """What follows from a label.
+    """The consequences of a label.
 
     action: the action if the deciding rule names no other.
     counts_against_host: repeated failures of the label evict the host. False for a failure that would have occurred on
     any other host too.
     runbook: the page of docs/runbooks to read first; empty for the page of the kind of incident.
     is_failure: False if a log with this label shows no failure.
-    is_sign_of_loss: ranks fail so when other ranks are gone or hang, unless their logs show another cause.
+    is_sign_of_loss: ranks fail like this when other ranks are gone or hang, unless their logs show another cause.
     is_wait: the rank waited for others. This is stronger evidence than a lost connection, which follows when the first
     rank that waits gives up.
     ends_its_rank: the rank's process ended by itself, so the others lost it.
@@ -87,7 +87,7 @@ LABELS: Mapping[Label, LabelRow] = {
     Label.STORAGE: LabelRow(FailureAction.RETRY_THEN_STOP, counts_against_host=False, runbook="checkpoints.md"),
     Label.NUMERICS: LabelRow(FailureAction.ROLLBACK, counts_against_host=False),
     Label.PREEMPTION: LabelRow(FailureAction.REQUEUE, counts_against_host=False),
-    # usually the image and the host do not match; rules name the cases in which only the host is broken
+    # usually the container image and the host do not match; rules name the cases in which only the host is broken
     Label.DRIVER_SOFTWARE: LabelRow(FailureAction.STOP_USER, counts_against_host=False),
     # The log does not show the cause. A process that ends without a message, such as one that is killed, counts against
     # its host, because a host that loses processes again and again must be evicted.

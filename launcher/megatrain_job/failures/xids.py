@@ -1,11 +1,11 @@
-"""NVIDIA's Xid numbers: what each means for the host, and what to do. The one table of them (NVIDIA's Xid catalogue).
+"""NVIDIA's Xid numbers: what each means for the host, and what to do. The only table of them, from NVIDIA's catalogue.
 
 For some numbers the text of the message decides: 144 to 150 have nonfatal variants, and 154 can report a change to
 "None". `VARIANTS` has these. Where only the number is known (DCGM, NVML), `XIDS` alone is used.
 
 Log classification, the check of the kernel's log, the health of a job, the page and docs/runbooks/gpu-errors.md use the
-table. An unlisted number counts as an error of the GPU, its links or its firmware: to keep such a host in a job costs
-more than to examine it.
+table. An unlisted number counts as an error of the GPU, its links or its firmware: keeping such a host in a job
+costs more than examining it.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ CAUSED_BY = r"\bcaused by previous xid (?P<cause>\d+)"
 
 
 def xid_of(number: int, text: str = "") -> Xid:
-    """Return the meaning of a number, and of the text of its message if known. Unlisted numbers are hardware."""
+    """Return the meaning of a number, and of the text of its message if known. Unlisted ones are hardware errors."""
     for variant in VARIANTS:
         if number in variant.numbers and re.search(variant.text, text.lower()):
             return Xid(number, variant.meaning, variant.kind, variant.advice)

@@ -37,7 +37,7 @@ _PART_BUSY = 4.0
 failed read only waited and does not count: a long pause would delay the first read after an outage."""
 _WATCH_AGAIN_S = 30.0
 _ANSWER_S = 0.7
-"""Limit for etcd's answer: a page with an old answer must say so within two seconds."""
+"""etcd must answer within this time, because a page that shows an old state must report that within two seconds."""
 _BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
 """Directories of keys that a JobSnapshot does not contain."""
 
@@ -129,7 +129,7 @@ class EtcdJob:
 
     @property
     def _silence_limit_s(self) -> float:
-        """How much longer than the shortest pause the next read waits, if no change is reported."""
+        """If no change is reported, the next read waits this much longer than the shortest pause."""
         is_current = self._last_poll.snapshot is not None and not self._last_poll.problem
         return self._max_pause_s - _MIN_PAUSE_S if is_current else _MIN_PAUSE_S
 

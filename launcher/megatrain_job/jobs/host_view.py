@@ -53,7 +53,7 @@ class HostView:
     cordon: Cordon | None = None
     is_driver: bool = False
     problem: str = ""
-    """The problem of the host or of its workers that the host reports."""
+    """The problem that the host reports about itself or its workers."""
     remark: str = ""
     """The problem, and the reason why the host does not train."""
 

@@ -88,7 +88,7 @@ def cost_text(incident: Incident) -> str:
 
 
 def current_phase(incident: Incident) -> str:
-    """Return the first phase of a recovery that is not over; empty if all phases are."""
+    """Return the first phase of an incident's recovery that is not over; empty if all are over."""
     for phase, seconds in phase_seconds(incident.moments).items():
         if seconds is None:
             return phase_text(phase)
@@ -101,7 +101,7 @@ def phase_text(phase: str) -> str:
 
 
 def runbooks_of(incident: Incident) -> tuple[str, ...]:
-    """Return the runbook pages for an incident, the one to read first at the front; none if no action is needed."""
+    """Return the runbook pages for an incident, in the order to read them; none if no action is needed."""
     found = [_OF_KIND[incident.kind]] if incident.kind in _OF_KIND else []
     if incident.kind is IncidentKind.FAILURE and (page := label_row(incident.label).runbook):
         found.insert(0, page)

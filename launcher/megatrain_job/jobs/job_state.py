@@ -44,7 +44,7 @@ class JobProgress:
     """The progress of the newest round's ranks."""
 
     step: int | None = None
-    """Completed by every rank that reported."""
+    """The last step that every reporting rank has completed."""
     max_step: int | None = None
     last_step_unix_s: float | None = None
     median_step_s: float | None = None

@@ -32,7 +32,7 @@ def median_of(incident: Incident) -> float:
 
 
 def measured_restart_cost_s(incidents: Iterable[Incident]) -> float | None:
-    """Return the median cost of the newest recoveries, None before the first."""
+    """Return the median cost of the newest recoveries in seconds; None before the first."""
     costs = [cost for incident in incidents if (cost := _cost_s(incident)) is not None]
     return median(costs[-_MAX_INCIDENTS:]) if costs else None
 
@@ -50,7 +50,7 @@ def effective_time_ratio(incidents: Sequence[Incident], begin: float, now: float
 
 
 def recoveries(incidents: Iterable[Incident], now: float) -> list[Interval]:
-    """Return the times from each failure to the next completed step, up to now if there is none yet."""
+    """Return the interval from each failure to the next completed step, or to `now` if there is none yet."""
     return [
         (incident.moments.began, now if incident.moments.first_step is None else incident.moments.first_step)
         for incident in incidents
@@ -59,7 +59,7 @@ def recoveries(incidents: Iterable[Incident], now: float) -> list[Interval]:
 
 
 def covered_s(intervals: Iterable[Interval], begin: float, end: float) -> float:
-    """Return how much of the time from `begin` to `end` lies in any of the intervals."""
+    """Return the seconds from `begin` to `end` that at least one of the intervals covers."""
     total_s, reached = 0.0, begin
     for first, last in sorted(intervals):
         total_s += max(0.0, min(last, end) - max(first, reached))

@@ -65,7 +65,7 @@ class Note:
         return self.retracted_unix_s is not None
 
     def is_of(self, incident: Incident, now_s: float) -> bool:
-        """Return whether the note's step is one that the incident cost, or its time is within five minutes of it."""
+        """Return whether the incident lost the note's step, or is within five minutes of the note's time."""
         moments = incident.moments
         ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected
         if self.at_unix_s is not None:
@@ -142,7 +142,7 @@ class NoteWriter:
         now_s = self._clock()
         return ActionEntry(
             at_unix_s=now_s,
-            stage=RESULT,  # it is done when it is written
+            stage=RESULT,  # a note is complete as soon as it is written
             action_id=f"{int(now_s * 1000):013d}-{secrets.token_hex(4)}",
             idempotency_key=key or secrets.token_hex(16),
             user=author.user,
@@ -168,7 +168,7 @@ def log_path(run: Path) -> Path:
 
 
 def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
-    """Return the notes in an audit, without invalid entries: the file may be of any author. Pure function."""
+    """Return the notes in an audit, without invalid entries: any program may have written the file. Pure function."""
     found: dict[str, Note] = {}
     for entry in entries:
         if entry.kind == NOTE and entry.stage == RESULT and _PLACE.fullmatch(entry.target) and _is_text(entry.reason):

@@ -2,7 +2,7 @@
 
 endpoint          JSON: endpoints, job, launch_id; user if the etcd requires one. Exists while the etcd runs.
 password          password of that user; created once
-certificate.pem   for an etcd that other hosts reach: its certificate, the only one it trusts; new at each launch
+certificate.pem   if other hosts reach the etcd: its certificate, and the only one that it trusts; new at each launch
 key.pem           key of the certificate
 
 All four files must belong to the reading user, and no other user may be able to write them. Otherwise another user
@@ -56,7 +56,7 @@ def read_own_etcd(run: Path) -> OwnEtcd:
     """Return the etcd that a run directory names.
 
     Raises: FileNotFoundError if it names none; OSError naming the file and the problem; DataError for a malformed file;
-    ConfigError for endpoints or TLS files that cannot be used, such as another machine without TLS.
+    ConfigError for endpoints or TLS files that cannot be used, such as a remote endpoint without TLS.
     """
     raw = read_below(run, ENDPOINT_FILE, _MAX_ENDPOINT_BYTES, owner=os.geteuid())
     endpoints, job, launch_id, user = _decoded(raw, run / ENDPOINT_FILE)

@@ -1,4 +1,4 @@
-"""The setting of what a job's ranks record, which people can change: a key in etcd that each executor follows."""
+"""The setting for the recording of a job's ranks: a key in etcd that people can change and each executor follows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def configured_period(client: EtcdClient, keys: JobKeys) -> int:
 
 
 def read_recording(client: EtcdClient, keys: JobKeys, period: int) -> DiagSettings:
-    """Return the current setting; `period` if it was never changed.
+    """Return the current setting; if it was never changed, recording is on with `period`.
 
     Raises: CoordinationError if it cannot be read.
     """

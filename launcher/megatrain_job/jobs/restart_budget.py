@@ -25,7 +25,7 @@ class RestartBudget:
 
     @property
     def is_used_up(self) -> bool:
-        """The next failure ends the job."""
+        """Whether the next failure ends the job."""
         return self._reaches(1)
 
     @property
@@ -38,7 +38,7 @@ class RestartBudget:
         return any(used and parts * len(used) >= limit for used, limit in pairs)
 
     def text(self) -> str:
-        """Return how much is used of the limit that is closer."""
+        """Return how many restarts are used, for the limit that is more nearly reached."""
         if len(self.recent) * self.without_progress >= len(self.fruitless) * self.per_hour:
             return f"{len(self.recent)} of {self.per_hour} restarts within an hour are used ({_PER_HOUR})"
         return (
@@ -74,7 +74,7 @@ def is_automatic(incident: Incident) -> bool:
 
 
 def step_of(step: int | None) -> int:
-    """Return a step number that can be compared: None is less than every step."""
+    """Return a step number that can be compared: None becomes -1, which is less than every step."""
     return -1 if step is None else step
 
 

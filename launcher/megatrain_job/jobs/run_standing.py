@@ -49,7 +49,7 @@ class RunKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run's directory shows. holder: the process that holds the lock of a launch, or held it last."""
+    """The facts in a run's directory. holder: the process that holds the lock of a launch, or held it last."""
 
     is_run: bool
     exit_code: int | None = None

@@ -1,8 +1,8 @@
 """Sends a request to the driver, and yields its answers.
 
-Until the driver accepts the request, the request has the requester's lease: if the requester gives up or is killed, it
-is deleted with the lease, and no driver finds it an hour later. An accepted request stays until the driver deletes it
-with its last answer. The watch begins at the revision of the request, so that no answer is missed.
+Until the driver accepts the request, the request has the requester's lease: if the requester gives up or is killed, the
+request is deleted with the lease, and no driver finds it an hour later. An accepted request stays until the driver
+deletes it with its last answer. The watch begins at the revision of the request, so that no answer is missed.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def request_events(
 
 
 def checked(answer: Answer) -> Answer:
-    """Return an affirmative answer. Raises: RefusedError."""
+    """Return the answer if it is affirmative. Raises: RefusedError if it is not."""
     if not answer.is_accepted:
         raise RefusedError(f"the driver refused: {answer.text}")
     return answer

@@ -56,7 +56,7 @@ class JobSnapshot:
     waiting: tuple[tuple[VerdictOutcome, HostVerdict], ...] = ()
     """Verdicts that wait for a person."""
     unanswered: tuple[HostVerdict, ...] = ()
-    """Certain verdicts on the newest round that the driver has not answered."""
+    """Verdicts of high confidence on the newest round that the driver has not answered."""
     end: JobEnd | None = None
     driver: str = ""
     report: DriverReport | None = None
@@ -107,7 +107,7 @@ class JobSnapshot:
 
 
 class DecodedRecords:
-    """A cache of decoded records, by key: most records are unchanged in the next read. For one thread."""
+    """A cache of decoded records, by key: most records are unchanged in the next read. Not thread-safe."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, Any]] = {}

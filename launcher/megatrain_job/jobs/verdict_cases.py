@@ -23,7 +23,7 @@ class VerdictWithOutcome:
 
 
 def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[VerdictWithOutcome], list[str]]:
-    """Return etcd's cases, oldest first, and the problems of unreadable records, which are left out.
+    """Return the verdicts in etcd, oldest first, and the problems of unreadable records, which are left out.
 
     Raises: CoordinationError.
     """
@@ -41,7 +41,7 @@ def read_cases(client: EtcdClient, keys: JobKeys) -> tuple[list[VerdictWithOutco
 
 
 def cases_of_audit(entries: Iterable[AuditEntry]) -> list[VerdictWithOutcome]:
-    """Return the cases in an audit, oldest first."""
+    """Return the verdicts in an audit with their outcomes, oldest first."""
     # a verdict that waited has two outcomes: the last one counts
     newest = {
         entry.outcome.verdict_id: VerdictWithOutcome(entry.outcome.verdict_id, entry.verdict, entry.outcome)
@@ -53,7 +53,7 @@ def cases_of_audit(entries: Iterable[AuditEntry]) -> list[VerdictWithOutcome]:
 def merged_cases(
     of_disk: Iterable[VerdictWithOutcome], of_etcd: Iterable[VerdictWithOutcome]
 ) -> list[VerdictWithOutcome]:
-    """Return the cases of both, oldest first; for a case in both, etcd's parts take precedence."""
+    """Return the verdicts of both sources, oldest first. For a verdict in both, etcd's parts take precedence."""
     found = {case.verdict_id: case for case in of_disk}
     for case in of_etcd:
         before = found.get(case.verdict_id)

@@ -34,7 +34,7 @@ ACCEPTS_OVERRIDES = True
 def with_imported_model(flags: LaunchFlags) -> LaunchFlags:
     """Import the model that `flags` name, unless the run directory has it, and return `flags` with its settings.
 
-    Raises: CheckpointError with what the program printed.
+    Raises: CheckpointError with the program's message.
     """
     if not flags.from_hf:
         return flags
@@ -50,7 +50,7 @@ class StoppedEarly(BaseException):
 
 
 def stop_early(name: str) -> None:
-    """Raise an exception, so that what was started already is undone in order: StoppedEarly, or KeyboardInterrupt for
+    """Raise an exception, so that the steps already taken are undone in order: StoppedEarly, or KeyboardInterrupt for
     SIGINT.
     """
     if name == signal.SIGINT.name:

@@ -131,6 +131,6 @@ def _is_left(output: TextIO) -> bool:
 
 
 def _gist(answer: Assessment) -> tuple[object, ...]:
-    """Return what decides whether the state is printed again: not the steps, which always change."""
+    """Return the part of the state that is printed again when it changes: not the steps, because they always change."""
     hosts = tuple((view.host, view.state) for view in answer.hosts)
     return (answer.state, tuple((reason.code, reason.hosts, reason.ranks) for reason in answer.health.reasons), hosts)

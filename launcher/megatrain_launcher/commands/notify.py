@@ -1,4 +1,4 @@
-"""`megatrain notify test RUN|CONFIG`: sends all receivers of a configuration a test message, prints their answers."""
+"""`megatrain notify test RUN|CONFIG`: sends a test message to all configured receivers, prints their answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _try(receiver: Receiver, job: str, links: PageLinks) -> str:
-    """Send a test message and resolve it, so that no page stays open. Raises: DeliveryError."""
+    """Send a test message and resolve it, so that no alert stays open. Raises: DeliveryError."""
     now_s = time.time()
     topic = _test_topic(now_s, Stage.OPEN)
     answer = receiver.try_once(Message(job, (topic,), links, now_s))

@@ -67,7 +67,7 @@ def check_lines(reports: Sequence[CheckReport]) -> list[str]:
 
 
 def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_all: bool = False) -> list[str]:
-    """Return the text for people."""
+    """Return the state of a job as lines for people."""
     since = "" if answer.since_unix_s is None else f" (for {age_text(answer.since_unix_s, now_s)})"
     level = answer.health.level
     lines = [f"{snapshot.job}: {level}, {short(answer.headline, 400)}{since}"]

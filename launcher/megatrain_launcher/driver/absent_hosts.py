@@ -32,7 +32,7 @@ from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.liveness import Liveness
 
 _SLOW_STEPS = 3
-"""A host without a lease is evicted if no step is completed for this many times the median step."""
+"""A host without a lease is evicted if no step is completed for this many times the median step time."""
 _TOLERATED_S = 1.0
 """An absence of at most this time is no incident: after an outage of etcd, hosts register again one after the other."""
 _MIN_HOSTS = 3
@@ -40,7 +40,7 @@ _MIN_HOSTS = 3
 _MANY = 2
 """If fewer hosts than this are missing, etcd does not count as the cause."""
 _MAX_HOLDS = 20
-"""The most incidents for holds of a round; later holds are only logged, because a lease may flap for days."""
+"""The most holds of a round that become incidents; later ones are only logged, because a lease may flap for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def respond_to_vanished(
         )
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
-        return Decision(probes, f"{', '.join(names[:8])}: lease gone a moment ago")
+        return Decision(probes, f"{', '.join(names[:8])}: the lease ended a moment ago")
     if _are_too_many(policy, round_, gone):
         return _hold(
             now,
@@ -113,13 +113,13 @@ def respond_to_vanished(
             probes,
             "the loss of this many leases at once points to etcd or its network",
         )
-    # a status that arrives now may have a step that was completed one interval ago
+    # a status that arrives now may report a step that was completed one interval ago
     if _advanced_at(state, round_, gone, began) > began + max(_TOLERATED_S, policy.status_interval_s):
         return _hold(now, state, round_, names, began, probes, "training continues without their leases")
     # a frozen host still accepts connections: an answer counts only once a stall would have been reported
     if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):
         return _hold(now, state, round_, names, began, probes, "they answer probes, and no host reports a stall")
-    return Decision(probes, f"{', '.join(names[:8])}: lease gone; waiting for a second sign before a host is evicted")
+    return Decision(probes, f"{', '.join(names[:8])}: the lease ended; a host is evicted only after a second sign")
 
 
 def _second_evidence(
@@ -156,7 +156,7 @@ def _second_evidence(
 
 
 def _silence_limit_s(state: ClusterState, policy: Policy, round_: Round) -> float:
-    """Return how long reports of completed steps may be missing while training continues."""
+    """Return for how many seconds reports of completed steps may be missing while training continues."""
     return policy.status_interval_s + max(policy.hang_floor_s, _SLOW_STEPS * (median_step_s(state, round_) or 0.0))
 
 

@@ -86,7 +86,7 @@ def _respond(
     incident: Incident,
     since: float,
 ) -> Decision:
-    """Return the decision with the response to the incident. Called once all reports about it have arrived."""
+    """Return the decision with the response to the incident. Called after all reports about it have arrived."""
     failures = _failures_of(state, round_, incident)
     incident = _completed(now, state, round_, incident)
     if incident.kind is IncidentKind.NUMERICS and incident.action == STOP:

@@ -1,4 +1,4 @@
-"""Selects the decisions and alarms to log: each action once, a lasting activity of the job once, each alarm once.
+"""Selects the lines to log. Each action, each activity of the job that lasts, and each alarm is logged once.
 
 An alarm is a condition that an operator should fix. It stays in the driver's report while it lasts.
 """

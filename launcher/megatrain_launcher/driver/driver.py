@@ -48,9 +48,9 @@ class Driver:
     """A candidate for the election, and the driver while it is elected. `run` must be called from one thread only.
 
     `keeper` returns the current lease keeper; a host that lost its lease takes a new one. `incidents_directory`: the
-    directory of the incident files. `watched`: directories of the run, each with a text about what its removal loses
-    (see RunWatch). `checkpoints`: the directory of the run's checkpoints (see ResumePointWatch). `leading` is set while
-    this driver is elected. `make_notifier` makes the object that sends notifications during a term.
+    directory of the incident files. `watched`: directories of the run, each with a text about the consequence of its
+    removal (see RunWatch). `checkpoints`: the directory of the run's checkpoints (see ResumePointWatch). `leading` is
+    set while this driver is elected. `make_notifier` makes the object that sends notifications during a term.
     """
 
     def __init__(

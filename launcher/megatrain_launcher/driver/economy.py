@@ -1,7 +1,7 @@
 """Compares the time that the eviction of slow hosts saves over the rest of the job with the cost of a restart.
 
 Pure functions: no I/O and no clock. The cost (`cost_s`) is measured from this job's restarts: seconds without a step
-plus the time of repeated steps. Hosts are evicted if the gain per step x the remaining steps exceeds it: ADR 0023
+plus the time of repeated steps. Hosts are evicted if the gain per step x the remaining steps exceeds the cost: ADR 0023
 (MegaScale sec. 5 evicts by hand).
 """
 
@@ -36,8 +36,8 @@ def balance_of(
 ) -> Balance:
     """Return the gain and the cost of continuing without `num_hosts` hosts of a round.
 
-    With too few spares, the gain is computed for the largest possible layout: a step takes as long as its slots
-    (Policy.slots). If it has more of them than before, the cost includes the wait for hosts.
+    With too few spares, the gain is computed for the largest possible layout: a step's time is proportional to
+    its slots (Policy.slots). If this layout has more slots than before, the cost includes the wait for hosts.
     """
     num_before = len(round_.hosts)
     num_after = policy.best_count(min(num_before, num_before - num_hosts + num_spares))

@@ -1,4 +1,4 @@
-"""When the workers of unreachable hosts are certainly gone, and the deadlines that the driver publishes to hosts.
+"""Computes when the workers of unreachable hosts are certainly gone, and the deadlines that hosts must keep.
 
 Pure functions: no I/O and no clock. The rule is in `megatrain.fencing.fence`: hosts enforce it, and the driver waits
 until its deadlines have passed. This module determines the rule's inputs for a round.
@@ -21,7 +21,7 @@ second step needs data that this host sends after its first."""
 def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> RoundDeadlines:
     """Return the deadlines that were published to the hosts of a round; zeros if there are none.
 
-    If the record is no longer readable, they are computed from the times that hosts report.
+    If the record is no longer readable, the last readable deadlines are raised to fit the times that hosts report.
     """
     published = state.deadlines.get(round_.number, RoundDeadlines(round_.number))
     if state.keys.deadlines(round_.number) not in state.damaged:
@@ -43,7 +43,8 @@ def grace_s(state: ClusterState, policy: Policy, round_: Round) -> float:
 def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple[DriverAction, ...]:
     """Return the action that publishes longer deadlines, or publishes them again if their record is lost.
 
-    Adds an alarm if steps and saves take so long that a host that is cut off is waited for beyond join_timeout_s.
+    Adds an alarm if steps and saves take so long that the driver waits beyond join_timeout_s for a host that is cut
+    off.
     """
     rule, published = policy.fence_rule, published_deadlines(state, policy, round_)
     key = state.keys.deadlines(round_.number)
@@ -97,9 +98,9 @@ def _seen_stop_s(state: ClusterState, round_: Round) -> float:
 
 
 def _stuck_since(state: ClusterState, round_: Round, part: RoundHost) -> float | None:
-    """Return since when a host of a round certainly completes no further step; None if it may complete some.
+    """Return the time after which a host of a round certainly completes no further step; None if it may complete one.
 
-    From then on, every other host can complete at most one more step. None for a host that has finished its training,
+    After it, every other host can complete at most one more step. None for a host that has finished its training,
     because the other hosts may still be saving. A stall counts only while the host is registered, because a host that
     is cut off cannot report further steps.
     """

@@ -87,8 +87,8 @@ _OWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "outcomes": ("verdict_id",),
     "notices": ("receiver",),
 }
-"""The fields of a record that repeat its key. A mismatch is an error: an answer or halt would be written to the wrong
-key."""
+"""The fields of a record that repeat its key. A mismatch is an error, because an answer or halt would be written to the
+wrong key."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 

@@ -217,7 +217,8 @@ def _may_start_with_fewer(
 ) -> bool:
     """Return whether the next round may start with fewer hosts than wanted: the others have had time to register.
 
-    After a broken round they have a long time if each step would take longer without them, else a short one.
+    After a broken round they have a long time (`shrink_after_s`) if each step would take longer without them, else a
+    short time (WAIT_FOR_MORE_S).
     """
     enough = min(policy.feasible_counts) if previous is None else policy.fewest_as_fast(len(previous.hosts))
     times = sorted(state.since(state.keys.host(host), now) for host in available)
@@ -276,7 +277,7 @@ def _rollback_of(incident: Incident | None, previous: Round | None) -> Rollback 
 
 
 def _with_round(now: float, incident: Incident, number: int) -> Incident:
-    """Return an incident with `number` as the round of its recovery, and the moments of an earlier one cleared."""
+    """Return an incident with `number` as the round of its recovery, without the moments of an earlier such round."""
     written = not_before(now, incident.moments)
     moments = replace(incident.moments, round_written=written, joined=None, loaded=None, first_step=None)
     return replace(incident, next_round=number, moments=moments)

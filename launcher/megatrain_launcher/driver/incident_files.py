@@ -26,7 +26,7 @@ _END_S = 5.0
 
 
 class IncidentFiles:
-    """Writes <directory>/<incident id>.json, and the audit, while entered. `problem` reports disk errors."""
+    """A context manager that writes <directory>/<incident id>.json, and the audit. `problem` reports disk errors."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -156,7 +156,7 @@ def as_ended(incident: Incident, *, is_recovered: bool) -> Incident:
 
 
 def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> tuple[UpdateIncident, ...]:
-    """Return updates of the incidents that lack receipts of their receivers' records.
+    """Return updates that add the receipts in receivers' records to the incidents that lack them.
 
     Incidents that other `actions` of the decision write are left for the next decision: one of two writes to the same
     key would be lost.

@@ -128,7 +128,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
 
 
 def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> Decision:
-    """The round is healthy: end a hold, or start a new round if waiting hosts allow a faster layout."""
+    """Return the decision on a healthy round: end a hold, or halt the round if waiting hosts allow a faster layout."""
     held = open_hold(state, round_)
     over: tuple[DriverAction, ...] = hold_of_returned(now, state, round_)
     if held is not None:

@@ -25,7 +25,7 @@ from megatrain_launcher.driver.responses import rollbacks_since
 from megatrain_launcher.driver.state import ClusterState
 
 _HANG_S = 60.0
-"""How long after a verdict on a hang the driver may detect the hang itself."""
+"""After a verdict on a hang, the driver may detect the hang itself within this time."""
 _MAX_HOSTS = 32
 """The most hosts that one verdict may evict; a verdict on more hosts is implausible."""
 

@@ -11,7 +11,7 @@ from megatrain.config.config import Config
 from megatrain.fencing.fence import FenceRule
 
 WAIT_FOR_MORE_S = 2.0
-"""How long a round waits for more hosts once enough are registered: the minimum, or as many as make a step as fast."""
+"""When enough hosts have joined (the minimum, or as many as keep the step time), a round waits this long for more."""
 EVIDENCE_S = 1.0
 """Time limit for the hosts of a stuck round to report the positions of their ranks."""
 PROBE_AGAIN_S = 0.5

@@ -28,7 +28,7 @@ def topology_key(record: HostRecord) -> tuple[tuple[tuple[int, str, NaturalKey],
 def choose(available: Mapping[str, HostRecord], previous: Round | None, count: int) -> tuple[HostRecord, ...]:
     """Return the hosts of the next round, in the order of their ranks. At least `count` must be available.
 
-    Hosts of the previous round are chosen first, then the spares that share most labels with them.
+    Hosts of the previous round are chosen first, then the spares that share the most labels with them.
     """
     slots = {} if previous is None else {part.host: slot for slot, part in enumerate(previous.hosts)}
     members = sorted(

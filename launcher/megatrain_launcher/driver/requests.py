@@ -58,7 +58,7 @@ def asked_to_stop(state: ClusterState) -> JobRequest | None:
 
 
 def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverAction, ...]:
-    """Return final answers to all requests of an ended job: accepts a stop if the job ended well, refuses the rest."""
+    """Return final answers to all requests of an ended job: all are refused, except a stop if the job ended well."""
     text = f"the job is over: {end.reason}"
     is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
     return tuple(
@@ -93,7 +93,7 @@ def _refuse(now: float, request: JobRequest, text: str) -> tuple[DriverAction, .
 def _follow(
     now: float, state: ClusterState, policy: Policy, request: JobRequest, *, is_quiet: bool
 ) -> tuple[DriverAction, ...] | None:
-    """Return the actions for a request that is in progress; None if it has not been begun."""
+    """Return the actions for a request that is in progress; None if it has not begun."""
     command = next((command for command in state.commands.values() if command.request == request.request_id), None)
     incident = next(
         (incident for incident in state.incidents.values() if incident.notes.get(REQUEST_NOTE) == request.request_id),

@@ -31,7 +31,7 @@ def local_checkpoints(config: Config, run: RunDirectory) -> Path | None:
 
 
 class ResumePointWatch:
-    """Checks while entered and while `is_driving` returns True."""
+    """A context manager that checks inside its block, while `is_driving` returns True."""
 
     def __init__(
         self, checkpoints: Path | None, is_driving: Callable[[], bool] = lambda: True, *, poll_s: float = _POLL_S
@@ -43,7 +43,7 @@ class ResumePointWatch:
 
     @property
     def damage(self) -> str:
-        """Why a job could not resume from the newest committed checkpoint, and from which it would; empty if it could.
+        """Why the newest committed checkpoint cannot be resumed from, and which one would be used; empty if it can.
 
         Two consecutive checks must agree, because a checkpoint that is being removed appears damaged.
         """

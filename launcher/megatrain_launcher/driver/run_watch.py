@@ -24,13 +24,13 @@ _POLL_S = 1.0
 
 
 def watched_directories(config: Config, run: RunDirectory) -> dict[Path, str]:
-    """Return the directories that a run needs, each with a text about what its removal loses.
+    """Return the directories that a run needs, each with a text about the consequence of its removal.
 
     The log directories are not included: each host watches its own.
     """
     found = {
-        run.metrics: "the records of all steps until then are lost, the next ones are written",
-        run.events: "the events stored so far are lost, new ones are stored",
+        run.metrics: "the records of the earlier steps are lost; later steps are recorded",
+        run.events: "the events stored so far are lost; new ones are stored",
         run.diagnosis: "the diagnosis writes its files again",
         run.incidents: "black boxes of broken rounds are lost; the incidents are written again from etcd",
     }
@@ -50,7 +50,7 @@ class _Watched:
 
 
 class RunWatch:
-    """Checks while entered. Calls `on_lost` with each lost directory once that exists again.
+    """A context manager that checks inside its block. Calls `on_lost` with each lost directory after creating it again.
 
     Runs on every driver candidate, so that the next driver can also report earlier removals; only the driver logs them.
     """

@@ -137,7 +137,7 @@ class ClusterState:
         return job is None or self.created(incident) > job.mod_revision
 
     def since(self, key: str, default: float | None = None) -> float:
-        """Return since when a key has existed; if it does not exist, `default`, or when this driver began to watch."""
+        """Return when this driver first saw a key; for an absent key, `default`, or when this driver began to watch."""
         found = self.seen.get(key)
         if found is not None:
             return found.since

@@ -33,7 +33,7 @@ class Stopping:
     unreachable: Mapping[str, float]
     """Pending hosts that may be unreachable, and until when their workers may live."""
     fenced: Mapping[str, str]
-    """Sessions that are not waited for, and why. No later round may name them."""
+    """Sessions that the driver does not wait for, and why. No later round may name them."""
     lost: Mapping[str, str]
     """Hosts that are certainly gone, with the evidence."""
     left_out: Mapping[str, str]
@@ -41,7 +41,7 @@ class Stopping:
     vanished: tuple[str, ...]
     """Lost hosts that are not proven dead; they count as gone because their deadlines have passed."""
     over_at: float
-    """The latest time until which a host was waited for; the wait for hosts of the next round is counted from it."""
+    """The latest time until which the driver waits for a host; the wait for hosts of the next round begins then."""
 
 
 def stopping_of(now: float, state: ClusterState, policy: Policy, round_: Round, halt: Halt, since: float) -> Stopping:
@@ -87,7 +87,7 @@ def _wait_until(
     *,
     is_saving: bool,
 ) -> float:
-    """Return until when to wait for a host that has not reported that its workers are gone.
+    """Return the time until which the driver waits for a host that has not reported that its workers are gone.
 
     A registered host in phase STOPPING has sent its workers a kill signal, and gets only the timeout. Any other host
     may not have received the halt; its workers then end by the deadlines, counted from when the host loses its lease or

@@ -54,7 +54,7 @@ _PROBING_TICK_S = 0.02
 _ANSWER_TTL_S = 60
 _MAINTENANCE_S = 60.0
 _MAX_EVENTS = 4096
-"""The most watch events that are folded into the state before a decision."""
+"""The most watch events that are applied to the state before a decision."""
 _HELD_UP_S = 1.0
 _SETTLE_S = 0.5
 """After a delay, how long the watch reads the waiting events before the driver decides."""
@@ -64,7 +64,7 @@ _MAX_PAUSE_S = 0.1
 
 
 class Pace:
-    """Limits when the driver decides: not while it still reads the events of a delay, and with a pause in between.
+    """Limits when the driver decides: not while events of a delay are unread, and with a pause between two decisions.
 
     After a process was stopped, or its machine was suspended, the clock is far ahead and the events of that time are
     unread; healthy hosts would appear silent. Times are monotonic. Not thread-safe.
@@ -126,7 +126,7 @@ class Term:
         self._log = DecisionLog()
         self._state = ClusterState(keys=keys, observer=host, began=clock())
         self._awaited = 0
-        """The revision that must be seen before the next decision."""
+        """The driver makes its next decision only after it has seen this revision."""
         self._report = DriverReport(host, "", 0.0)
         self._reported_at = 0.0
         self._maintained_at = clock()
@@ -208,7 +208,7 @@ class Term:
             stop.wait(pace.pause_s(decision_s))
 
     def _take(self, event: WatchEvent | None, watch: Watch) -> bool:
-        """Fold an event and all queued ones; return False if etcd's history lacks this driver's last write."""
+        """Apply an event and all queued ones to the state. Return False if etcd lacks this driver's last write."""
         events: list[WatchEvent] = []
         while event is not None:
             if isinstance(event, Snapshot) and event.revision < self._awaited:

@@ -162,7 +162,7 @@ def trims_of(
 def _stale_verdicts(keys: JobKeys, present: Mapping[str, Seen], num_verdicts: int) -> list[str]:
     """Return the keys of outcomes without a verdict and of old verdicts with outcomes, each verdict before its outcome.
 
-    A verdict whose outcome is deleted first would be decided on again.
+    If the outcome were deleted first, the driver would decide on the verdict again.
     """
     names: dict[str, set[str]] = {"verdicts": set(), "outcomes": set()}
     for key in present:

@@ -33,7 +33,7 @@ _TIMEOUT_S = 5.0
 
 
 class HeldFiles:
-    """The files of an etcd that a restart needs, below <data>/member. For one thread."""
+    """The files of an etcd that a restart needs, below <data>/member. Not thread-safe."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -43,8 +43,8 @@ class HeldFiles:
     def poll(self, pid: int | None) -> tuple[str, ...]:
         """Hold etcd's current files open, and return the names of those that are missing; none: all files are in place.
 
-        Files that etcd itself removes (old parts of its log, a database that was defragmented) may be named for a
-        moment.
+        Files that etcd itself removes (old parts of its log, a database that was defragmented) may be returned for
+        a moment.
         """
         opened = {} if pid is None else _opened_by(pid)
         for name, path in opened.items():
@@ -62,7 +62,7 @@ class HeldFiles:
     def copy(self) -> None:
         """Copy all held files to <data>, and move the files there aside. Raises: OSError.
 
-        etcd must not write meanwhile. A copy of its writes so far is the state that a power cut would leave.
+        etcd must not write meanwhile. The copy then has the state that a power cut would leave.
         """
         draft = self._data.with_name(temporary_name(self._data.name))
         try:
@@ -85,7 +85,7 @@ class HeldFiles:
         self._handles.clear()
 
     def _hold(self, name: str, path: Path) -> None:
-        with suppress(OSError):  # etcd has closed it since
+        with suppress(OSError):  # etcd has closed the file since
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             known = self._handles.get(name)
             if known is not None and os.path.samestat(os.fstat(known), os.fstat(handle)):
@@ -100,7 +100,7 @@ class HeldFiles:
         return sorted((self._data / "member" / "snap").glob("*.snap"))
 
     def _needed(self, opened: Iterable[str]) -> list[str]:
-        """Return the held names without which a restart would fail or lose data."""
+        """Return the names of the held files without which a restart would fail or lose data."""
         logs = [name for name in opened if _is_log(name)] or sorted(filter(_is_log, self._handles))[-1:]
         newest = sorted(name for name in self._handles if name.endswith(".snap"))[-1:]
         return [name for name in (_DATABASE, *logs, *newest) if name in self._handles]
@@ -114,7 +114,7 @@ def _is_log(name: str) -> bool:
 
 
 def _opened_by(pid: int) -> dict[str, Path]:
-    """Return paths to open the database and log files that a process has open, by name below member/."""
+    """Return the paths under /proc of the database and log files that a process has open, by name below member/."""
     found = {}
     directory = Path(f"/proc/{pid}/fd")
     with suppress(OSError):

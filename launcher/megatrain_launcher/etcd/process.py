@@ -1,4 +1,4 @@
-"""The etcd process of one job: started on a free port, restarted when it dies, and stopped when this process exits.
+"""The etcd process of one job: started by this process, restarted when it dies, and stopped when this process exits.
 
 Its data is in <run>/coordination, so that the numbers of rounds and incidents continue when the job is launched again.
 It starts on a unix socket in a directory of mode 0700, which no other user can reach, and gets its password there. For
@@ -68,7 +68,7 @@ def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
 
 
 class EtcdProcess:
-    """A context in which an etcd runs that accepts `credentials` only: on a unix socket, or with `tls` on an IP
+    """A context manager that runs an etcd for clients with `credentials`: on a unix socket, or with `tls` on an IP
     `address`.
 
     `directory`: for data and log; created if it does not exist. `tls`: where a new certificate for the address and its
@@ -125,7 +125,7 @@ class EtcdProcess:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Which of etcd's files were removed lately, and why they cannot be restored."""
+        """Why removed files cannot be restored, and which of etcd's files were removed lately."""
         return tuple(filter(None, (self._problem, *self._removals.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:
@@ -203,13 +203,13 @@ class EtcdProcess:
             self._missing = frozenset()
             for _ in range(2):
                 self._check_files()
-            with suppress(OSError):  # out of processes or memory: the next turn tries again
+            with suppress(OSError):  # out of processes or memory: the next pass of the loop tries again
                 if self._child is None and not self._problem:
                     self._start()
         self._end_child()
 
     def _watch(self) -> None:
-        """Return when etcd has exited, or must exit."""
+        """Wait until etcd is gone or `close` was called; restore removed files meanwhile."""
         check_at = time.monotonic()
         while self._child is not None and not self._closing.wait(_POLL_S):
             if self._child.poll() is not None:
@@ -219,7 +219,7 @@ class EtcdProcess:
                 check_at = time.monotonic() + (_REPAIR_AGAIN_S if self._problem else _FILES_CHECK_S)
 
     def _check_files(self) -> None:
-        """Restore the files if something has been missing at two checks in a row."""
+        """Restore the files if one of them has been missing at two checks in a row."""
         before, self._missing = self._missing, self._find_missing()
         if not self._missing:
             self._problem = ""
@@ -252,7 +252,7 @@ class EtcdProcess:
         return frozenset(missing)
 
     def _repair(self, missing: frozenset[str]) -> None:
-        """Restore what is missing. If data cannot be copied, etcd continues to serve; two etcd processes never run at
+        """Restore the missing files. If data cannot be copied, etcd continues to serve; two etcd processes never run at
         once.
 
         Raises: ConfigError when the directory belongs to another launch now; CoordinationError when etcd does not start
@@ -276,7 +276,7 @@ class EtcdProcess:
             self._end_child()
         if lost_data or CLIENT_SOCKET in missing:
             self._start_again()
-        what = "its etcd continues with all its data: nothing of it is lost"
+        what = "its etcd continues, and none of its data is lost"
         _logger.error("%s", self._removals.record(f"{self._directory} ({', '.join(sorted(missing))})", what))
 
     def _restore(self) -> None:
@@ -337,7 +337,7 @@ class EtcdProcess:
             self._start_on_free_port(always)
 
     def _remember(self, *paths: Path | None) -> None:
-        """Keep files that were written earlier."""
+        """Rewrite these existing files, too, whenever they are removed."""
         self._kept = {**self._kept, **{path: path.read_bytes() for path in paths if path is not None}}
 
     def _start_on_free_port(self, always: Sequence[str]) -> None:

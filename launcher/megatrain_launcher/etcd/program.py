@@ -79,13 +79,13 @@ def base_command(program: Path, directory: Path) -> list[str]:
         program, "--name", "embedded", "--data-dir", directory / "etcd", "--logger", "zap", "--log-level", "warn",
         "--log-outputs", "stderr",
         "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"embedded={peer}",
-        # with new data, rounds count from 1, so it gets a new cluster id: etcd derives the id from this token and the
+        # with new data, rounds count from 1, so the cluster gets a new id: etcd derives the id from this token and the
         # peer URL
         "--initial-cluster-token", secrets.token_hex(8),
         "--cors", _NO_ORIGIN, "--host-whitelist", "localhost",
         "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "5m",
         # after a restart all clients log in at once, and their abandoned tries stay in etcd's queue: at the default
-        # cost two cores never catch up; a random password of 128 bits needs no slow hash
+        # cost two cores never catch up; a random password of 192 bits needs no slow hash
         "--bcrypt-cost", "4",
         # a single member elects itself, so it need not wait for others
         "--heartbeat-interval", "50", "--election-timeout", "500",
@@ -106,7 +106,7 @@ def guarded(tls: TlsFiles) -> list[str]:
 
 
 def _options_of(program: Path) -> str:
-    """Return etcd's help text: an option was renamed in 3.6, and etcd exits if it gets an unknown one."""
+    """Return etcd's help text. It shows the name of an option that 3.6 renamed; etcd exits at an unknown option."""
     try:
         done = subprocess.run(
             [program, "--help"], capture_output=True, text=True, errors="replace", timeout=30, check=False
@@ -173,7 +173,7 @@ def wait_until_serving(settings: EtcdSettings, child: ChildProcess, closing: thr
 
 
 def _is_listening(endpoint: Endpoint) -> bool:
-    """Return whether etcd accepts connections; the client would log each failed try."""
+    """Return whether etcd accepts connections. The client is not used, because it would log each failed try."""
     family = socket.AF_UNIX if endpoint.path else socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.settimeout(_ANSWER_S)
@@ -185,7 +185,7 @@ def _why_not_serving(client: EtcdClient) -> str:
     try:
         has_leader = status(client, client.settings.endpoints[0]).leader_id != 0
     except CoordinationRefusedError:
-        return ""  # it asks for a password
+        return ""  # etcd serves: it asks for a password
     except CoordinationError as error:
         return str(error)
     return "" if has_leader else "it has no leader"

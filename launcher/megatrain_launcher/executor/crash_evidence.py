@@ -42,7 +42,7 @@ _MAX_BOXES_KEPT = 1280
 """The most black boxes to keep on disk; so a large job keeps fewer rounds, but at least two."""
 _COPIED_BYTES = 1 << 20
 _SAME_BOOT_NS = 2_000_000_000
-"""How far the system's clock may have been changed since a box was created."""
+"""The largest change of the system's clock, since a box was created, that is tolerated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ def _run_parts(
     with ExitStack() as closing:
         runner = _start_programs(settings, client, joined, leading)
         if runner is not None:
-            closing.callback(runner.close)  # after the streamer, whose last messages go to the daemon
+            closing.callback(runner.close)  # after the streamer, because its last messages go to the daemon
         programs = start_host_programs(settings)
         for program in programs:
             closing.callback(program.close)

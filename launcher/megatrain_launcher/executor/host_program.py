@@ -1,4 +1,4 @@
-"""Runs the host programs that installed distributions provide beside the workers: the streamer of the diagnosis.
+"""Runs the host programs that installed distributions provide: the streamer of the diagnosis.
 
 A distribution declares an entry point in the group `megatrain.host_program`: a function with the keywords that
 `_command` passes. It returns a command with its arguments, or an empty list if there is nothing to run. Training does

@@ -93,7 +93,7 @@ class HostStatusBuilder:
         self._on_change()
 
     def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
-        """Set the exit of a worker. A later report of the same exit, with a log verdict, replaces the first."""
+        """Record the exit of a worker. A later report of the same exit, with a log verdict, replaces the first."""
         with self._lock:
             self._at(assignment).ends[end.local_rank] = end
         self._on_change()
@@ -281,7 +281,7 @@ def _failure(end: WorkerEnd) -> RankFailure:
 
 
 def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
-    """Return the addresses of peers to which, by their logs, cascade victims lost the connection."""
+    """Return the addresses of peers to which cascade victims lost the connection, according to the victims' logs."""
     verdicts = [end.log_verdict for end in known.failed]
     culprits = [verdict.culprit or "" for verdict in verdicts if verdict is not None and verdict.is_cascade]
     return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))

@@ -93,7 +93,7 @@ def reported_dashboard(settings: EtcdSettings, keys: JobKeys, report: Callable[[
     def take(event: WatchEvent) -> None:
         nonlocal last_url
         for item in event.written:
-            with suppress(CoordinationError):  # an unreadable record is replaced by the page's own program
+            with suppress(CoordinationError):  # the page's program replaces an unreadable record
                 record = decode(DashboardRecord, item.value, keys.dashboard)
                 way_in = f" (sign in with the token in {record.token_file})" if record.token_file else ""
                 if record.url != last_url:

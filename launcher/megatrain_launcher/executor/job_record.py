@@ -81,8 +81,8 @@ def claim_job(
 ) -> JobRecord:
     """Claim the name for this launch, and return the job's record.
 
-    `patience_s`: how long to wait for the hosts of a launch that has ended, or whose hosts do not respond. The caller
-    must register its host at once, because a record without hosts soon counts as abandoned.
+    `patience_s`: how many seconds to wait for the hosts of an ended or unresponsive launch to leave. The caller must
+    register its host at once, because a record without hosts soon counts as abandoned.
     Raises: ConfigError with hosts and keys if the settings differ or another launch has the name; CoordinationError.
     """
     began = time.monotonic()

@@ -77,7 +77,7 @@ class JoinedHost:
 
 
 def join_job(settings: ExecutorSettings, client: EtcdClient, closing: ExitStack) -> JoinedHost:
-    """Claim the job's name, create the local parts, and register the host. `closing` closes what was created.
+    """Claim the job's name, create the local parts, and register the host. `closing`: closes the created parts.
 
     Raises: ConfigError or CoordinationError when this host cannot take part.
     """
@@ -98,7 +98,7 @@ def _find_lost_launch(settings: ExecutorSettings, record: JobRecord) -> LostLaun
 def _open_local(settings: ExecutorSettings, closing: ExitStack) -> LocalParts:
     wakers = Wakers()
     state = HostStatusBuilder(settings.host, wakers.wake)
-    # closed in reverse order
+    # these parts are closed in reverse order
     places = _box_places(settings)
     places.make()
     crash = CrashEvidence(places, settings.max_hosts * settings.num_workers)

@@ -161,7 +161,7 @@ class OrderState:
             return self._leave_reason or self._save_reason
 
     def is_saving(self, number: int) -> bool:
-        """Return whether workers of that round are to be asked to save and stop instead of being killed.
+        """Return whether the workers of a round must be asked to save and stop, instead of being killed.
 
         False after a halt without a save, or when a newer round exists: the other hosts do not wait for a save either.
         """
@@ -204,7 +204,7 @@ class OrderState:
             return True
 
     def diag_settings(self) -> DiagSettings | None:
-        """Return what the ranks must record; None if etcd has no such settings."""
+        """Return the settings for the ranks' recording; None if etcd has none."""
         with self._changed:
             return self._diag_settings
 

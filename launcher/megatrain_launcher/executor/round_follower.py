@@ -95,7 +95,7 @@ class FollowerParts:
     phase_timeouts: PhaseTimeouts
     fence_rule: FenceRule
     recording: DiagSettings
-    """What the ranks record until etcd has other settings."""
+    """The settings for the ranks' recording until etcd has other ones."""
     publish: Callable[[HangEvidence], None]
     """Publishes evidence for the driver."""
     check: Callable[[HostCommand, Callable[[], None]], None]
@@ -116,7 +116,7 @@ class _Followed:
         self.pages = ControlPages(self.number)
         self.suspected: Stall | None = None
         self.fence_action = FenceAction.GO_ON
-        """As of the last poll."""
+        """The action at the last poll."""
         self.fence_actions_taken: set[FenceAction] = set()
 
 

@@ -32,7 +32,7 @@ class ExecutorSettings:
     min_hosts: int
     max_hosts: int
     feasible_hosts: Mapping[int, float]
-    """The numbers of hosts, from min_hosts to max_hosts, with which this configuration can train, with their slots."""
+    """Numbers of hosts, from min_hosts to max_hosts, with which this configuration can train, each with its slots."""
     launch_id: str = ""
     """The same on all hosts of one launch; empty: the id of the first host is used."""
     module: str = "megatrain.train"

@@ -98,7 +98,7 @@ class StatusWriter:
         self._wake.set()
 
     def close(self) -> None:
-        """Write what is pending a last time, if etcd responds, and stop the thread."""
+        """Write the pending items a last time, if etcd responds, and stop the thread."""
         self._closed.set()
         self._wake.set()
         self._thread.join()
@@ -114,7 +114,7 @@ class StatusWriter:
                 return
 
     def _write_all(self) -> float:
-        """Write what is pending and due; return the seconds until the next try.
+        """Write the pending items, and the status if it is due; return the seconds until the next try.
 
         The status is written even if etcd refuses the pending items.
         """

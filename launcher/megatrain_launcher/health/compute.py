@@ -75,7 +75,7 @@ def measure_compute(kind: str, index: int) -> dict[str, Any]:
 
 
 def measure_matmul(kind: str, index: int) -> float:
-    """Return the best time of a batch of matrix multiplications. Raises: RuntimeError when the device fails."""
+    """Return the best time, in seconds, of a batch of matmuls. Raises: RuntimeError when the device fails."""
     import torch
 
     device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")

@@ -47,7 +47,7 @@ class HealthContext:
     shared_memory_bytes: int = 0
     """The total size of this host's black boxes in `shared_memory`."""
     etcd: EtcdSettings | None = None
-    """etcd, with whose members' clocks this host's clock is compared."""
+    """The etcd cluster. This host's clock is compared with the clocks of its members."""
     is_training: bool = False
     """Whether workers are running. Then nothing is timed, because checks and workers would slow each other down."""
     places: Places = field(default_factory=Places)

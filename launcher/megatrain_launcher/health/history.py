@@ -1,7 +1,7 @@
 """This host's earlier measurements. Its speed is compared only with them, because hosts of one job may differ.
 
-One JSON file per host with the last samples of each measurement. A damaged file is renamed and a new one begun, because
-an unreadable history must not make a host unfit.
+Each host has a JSON file with the last samples of each measurement. A damaged file is renamed and a new one begun,
+because an unreadable history must not make a host unfit.
 """
 
 from __future__ import annotations

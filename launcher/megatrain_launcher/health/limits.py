@@ -10,7 +10,7 @@ from megatrain_launcher.health.history import HealthHistory
 NAMES = ("open-files", "locked-memory")
 DEADLINE_S = 5.0
 TOO_FEW_FILES = 256
-"""Below this limit, a host is unfit: torch with its libraries, logs and a store use about a hundred files."""
+"""Below this limit, a host is unfit: torch's libraries, the logs and torch's store use about a hundred files."""
 FEW_FILES = 4096
 """Below this limit, a check warns: a rank opens a socket to each peer of each group, plus files and libraries."""
 SMALL_LOCKED_BYTES = 1 << 30

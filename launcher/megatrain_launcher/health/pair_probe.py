@@ -12,7 +12,7 @@ from megatrain_launcher.health.child import guard_probe
 from megatrain_launcher.health.forked import print_measurement, run_part
 
 COMPUTE_S = 30.0
-"""Time in addition to the all-reduce's time limit: for a rank's computation before, and to report a timeout."""
+"""Time in addition to the all-reduce's time limit: for a rank's own computation, and to report a timeout."""
 
 
 def main(argv: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Times an all-reduce among a few ranks, without the wait for their arrival. Loads torch, so probes import it late.
 
 A collective takes as long as its slowest member, so both partners of a pair measure the same time. Two other times show
-which one is slow: the wait until both partners have connected, and the time of each host's own computation before.
+which partner is slow: the wait until both have connected, and the time of each host's own computation before that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def measure_all_reduce(
     _all_reduce(values, rank, world_size)
     wait_s = time.perf_counter() - began
     reduce_s = min(_all_reduce(values, rank, world_size) for _ in range(REPETITIONS))
-    dist.destroy_process_group()  # not after an error: it may wait for a lost peer, and the process exits anyway
+    dist.destroy_process_group()  # not after an error: it could wait for a lost peer, and the process exits anyway
     return {"wait_s": wait_s, "reduce_s": reduce_s}
 
 

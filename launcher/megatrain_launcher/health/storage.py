@@ -72,7 +72,7 @@ def check_shared_memory(context: HealthContext, history: HealthHistory) -> tuple
 
 
 def judge_shared_memory(directory: Path, needed_bytes: int, free: int | str) -> HealthFinding:
-    """Judge the free bytes of a tmpfs; `free` is a text if they are unknown: the reason."""
+    """Judge the free bytes of a tmpfs; if they are unknown, `free` is the reason as text."""
     (name,) = SHARED_MEMORY_NAMES
     if isinstance(free, str):
         text = f"telemetry.black_box_directory={directory} cannot be used: {free}"

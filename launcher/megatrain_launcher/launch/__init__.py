@@ -1,1 +1,1 @@
-"""From the command line to a running executor: flags, the plan that follows from them, and the processes it starts."""
+"""From the command line to a running executor: flags, the plan that follows from them, and its processes."""

@@ -32,7 +32,7 @@ _BY_DRIVER = "driver"
 
 
 class CordonWatch:
-    """Passes cordons on while the context is entered."""
+    """A context manager that passes cordons on inside its block."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, host: str, platform: HostAdapter) -> None:
         self._client = client

@@ -141,7 +141,7 @@ def _wait_for_end(client: EtcdClient, keys: JobKeys, stop: threading.Event, driv
         try:
             item = client.get(keys.end)
         except CoordinationError:
-            continue  # the driver reports it
+            continue  # the driver reports the outage
         if item is not None:
             return decode(JobEnd, item.value, keys.end).exit_code
     return None

@@ -58,7 +58,7 @@ class LaunchFlags:
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add everything that `launch_flags` reads."""
+    """Declare the options that `launch_flags` reads."""
     add_config_argument(parser)
     parser.add_argument(
         "--from-hf",
@@ -194,7 +194,7 @@ def add_job_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def launch_flags(args: argparse.Namespace) -> LaunchFlags:
-    """Return the flags of the command line. Raises: FlagError with all its problems."""
+    """Return the flags of the command line. Raises: FlagError with all problems."""
     problems: list[str] = []
     if args.rdzv_backend != "megatrain":
         problems.append(f"--rdzv-backend={args.rdzv_backend}: hosts find each other through etcd; leave it out")
@@ -248,7 +248,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
 
 
 def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]:
-    """Return MIN and MAX of --nnodes; None for both if it is empty, or wrong, which is added to `problems`."""
+    """Return MIN and MAX of --nnodes; None for both if the text is empty, or wrong, which adds a problem."""
     if not text:
         return None, None
     match = _RANGE.fullmatch(text.strip())
@@ -261,7 +261,7 @@ def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]
 
 
 def check_name(option: str, name: str, problems: list[str]) -> None:
-    """Add to `problems` if the name cannot be part of an etcd key or of a file name."""
+    """Add a problem if the name cannot be part of an etcd key or of a file name."""
     if not _NAME.fullmatch(name):
         problems.append(f"{option}={name!r}: expected letters, digits, and - _ . after the first of them")
 

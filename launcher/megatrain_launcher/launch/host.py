@@ -75,7 +75,7 @@ def _check_logs(plan: LaunchPlan) -> None:
 
 
 def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return `report` that ignores the errors of a closed output, such as a terminal that is gone."""
+    """Return a `report` that ignores the errors of a closed output, such as a terminal that is gone."""
 
     def report_if_open(text: str) -> None:
         with suppress(OSError):
@@ -88,7 +88,7 @@ def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], No
 def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[EtcdSettings]:
     """Provide an etcd that all hosts reach: the named etcd, else that of the first host.
 
-    Raises: ConfigError when no etcd is named and the platform, not being Slurm, does not determine the first host.
+    Raises: ConfigError when no etcd is named, unless the platform is Slurm, which determines the first host.
     """
     if plan.flags.etcd.endpoints:
         yield plan.flags.etcd.settings(environment)

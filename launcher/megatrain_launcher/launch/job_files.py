@@ -68,7 +68,7 @@ class JobFiles:
         return self.run / EXIT_CODE_FILE
 
     def credentials(self) -> Credentials:
-        """Return user and password of the job's own etcd, made at the first call. Raises: ConfigError."""
+        """Return user and password of the job's own etcd; the first call creates the password. Raises: ConfigError."""
         make_private(self.directory)
         try:
             with suppress(FileExistsError):
@@ -92,7 +92,7 @@ class JobFiles:
             etcd.drop(self.endpoint)
 
     def wait_for_endpoint(self, launch_id: str, timeout_s: float) -> EtcdSettings:
-        """Return how to reach the etcd that another host of this launch starts.
+        """Return the settings of the etcd that another host of this launch starts.
 
         Raises: CoordinationError when it does not appear.
         """

@@ -162,7 +162,7 @@ def count_hosts(
 
     The mean is over the steps of the run, without the ramp-up of the batch.
 
-    Raises: ConfigError with those of `largest` if no number can train.
+    Raises: ConfigError with the problems of `largest` if no number can train.
     """
     feasible: dict[int, float] = {}
     unfit: dict[int, tuple[str, ...]] = {}

@@ -45,7 +45,7 @@ def run_standalone(
 ) -> int:
     """Run the job and return its exit code. Raises: MegatrainError; KeyboardInterrupt after a second Ctrl-C."""
     keys, launch_id = JobKeys(plan.config.job.name), secrets.token_hex(8)
-    environment = without_password(environment)  # the password of another etcd
+    environment = without_password(environment)  # a password there is that of another etcd
     # in this order: a launch that does not get the lock of the directory must not clean it up
     with (
         EtcdProcess(plan.files.directory, plan.files.credentials()) as etcd,
@@ -83,8 +83,8 @@ def forget_dead_hosts(settings: EtcdSettings, keys: JobKeys) -> int:
     """Remove an earlier launch's records of hosts from the job's own etcd, which was just started; return the revision
     after that.
 
-    No process could reach that etcd since, so every executor registered in it was killed; its lease would block this
-    launch until it expires.
+    No executor of this launch has started yet, so every executor registered in it was killed; its lease would block
+    this launch until it expires.
     Raises: CoordinationError.
     """
     with EtcdClient(settings) as client:
@@ -102,10 +102,10 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
     """
     with suppress(CoordinationError), EtcdClient(settings) as client:
         item = client.get(keys.end)
-        # hosts that failed before they took part leave the end record of the earlier launch
+        # hosts that failed before they took part leave the end record of the earlier launch in place
         if item is not None and item.mod_revision > began:
             return decode(JobEnd, item.value, keys.end).exit_code
-    if ExitCode.OK in codes:  # a host has read the end record in etcd, which is gone now
+    if ExitCode.OK in codes:  # etcd is gone now, but a host has read the end record
         return ExitCode.OK
     if is_asked and all(code in (-signal.SIGTERM, ExitCode.SAVED_AND_STOPPED) for code in codes):
         return ExitCode.SAVED_AND_STOPPED
@@ -115,7 +115,7 @@ def _exit_code(settings: EtcdSettings, keys: JobKeys, began: int, codes: list[in
 
 @contextmanager
 def _without_leftovers(plan: LaunchPlan, report: Callable[[str], None]) -> Iterator[Callable[[int], int]]:
-    """Remove at the end what the job leaves in memory. Yields a function; the block calls it with the exit code."""
+    """Remove the job's files in memory after the block. Yields a function; the block calls it with the exit code."""
     codes: list[int] = []
 
     def record_code(code: int) -> int:

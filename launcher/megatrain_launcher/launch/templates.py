@@ -205,7 +205,7 @@ def _node_affinity(nodes: Sequence[str]) -> str:
 
 
 def _node_term(node: str) -> tuple[str, ...]:
-    """Return one of several terms, of which a node must match one: a term names a single node."""
+    """Return a selector term for a single node; pods may use the nodes that match one of the terms."""
     return (
         "      - matchFields:",
         "          - key: metadata.name",

@@ -1,4 +1,4 @@
-"""torchrun's flags that have no meaning here: each is refused with what to use instead."""
+"""torchrun's flags that have no meaning here: each is refused, with a hint about what to use instead."""
 
 from __future__ import annotations
 

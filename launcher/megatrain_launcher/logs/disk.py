@@ -53,7 +53,7 @@ class _WriteQueue:
     orders: deque[_Order] = field(default_factory=deque)
     waiting_bytes: int = 0
     lost: dict[int, _Lost] = field(default_factory=dict)
-    """By the file's identity: what was dropped since its last accepted bytes."""
+    """By the file's identity: the bytes that were dropped since bytes for it were last accepted."""
     busy_since: float | None = None
     is_closing: bool = False
 
@@ -69,7 +69,7 @@ class LogDisk:
 
     @property
     def problem(self) -> str:
-        """Return what was lost lately, and why lines may be lost soon; empty if all lines are written and kept."""
+        """Recent losses, and why lines may be lost soon; empty if all lines are written and kept."""
         return "; ".join((*self._removals.texts, *filter(None, [self._stuck()])))
 
     def _stuck(self) -> str:
@@ -94,7 +94,7 @@ class LogDisk:
             shared.changed.notify()
 
     def close_file(self, file: RotatingFile) -> None:
-        """Close a file after all that was written to it."""
+        """Close a file after all earlier writes to it."""
         with self._shared.changed:
             if id(file) in self._shared.lost:
                 self._shared.orders.append(self._shared.lost.pop(id(file)))
@@ -108,7 +108,7 @@ class LogDisk:
             self._shared.changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Finish what is queued, for at most `timeout_s`, and end the thread."""
+        """Finish the queued work, for at most `timeout_s`, and end the thread."""
         with self._shared.changed:
             self._shared.is_closing = True
             self._shared.changed.notify()

@@ -70,7 +70,7 @@ class Tee:
             del self._waiting[:written]
 
     def flush_all(self, timeout_s: float) -> None:
-        """Write the buffered lines, and give up after a time."""
+        """Write the buffered lines, for at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self.fd, select.POLLOUT)

@@ -2,9 +2,9 @@
 
     <logs>/<host>/round-000001/rank-00003.log      stdout and stderr of rank 3, in the order in which it wrote them
 
-A worker's two streams are one pipe. The thread reads everything at once, all its buffers are bounded, and another
-thread writes to the disk. No worker therefore waits for a disk or for a reader of the executor's output. As the log of
-a rank grows, it is searched for signs of a failure.
+A worker's two streams are one pipe. The thread reads output as soon as it arrives, its buffers are bounded, and
+another thread writes to the disk. No worker therefore waits for a disk or for a reader of the executor's output. As the
+log of a rank grows, it is searched for signs of a failure.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from megatrain_launcher.logs.files import RotatingFile
 from megatrain_launcher.logs.tee import Tee, TeeChoice, is_shown
 
 ALARM_WEIGHT: Final = HOST
-"""A line of this weight shows that the host is broken, even if the process still runs."""
+"""A line of this weight or more shows that the host is broken, even if the process still runs."""
 
 _logger = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S: Final = 0.5
-"""Time limit for reading what a worker wrote before it exited."""
+"""Time limit for reading the last output of a worker that has exited."""
 _PIPE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 18
 _TEE_RETRY_S: Final = 0.05
@@ -148,7 +148,7 @@ class WorkerLogs:
 
     @property
     def problem(self) -> str:
-        """Return why lines are lost or not classified; empty if all are kept and classified."""
+        """Why lines are lost or not classified; empty if all are kept and classified."""
         with self._shared.lock:
             found = {self._disk.problem, *(source.problem for source in self._shared.sources.values())} - {""}
         return "; ".join(sorted(found))
@@ -261,7 +261,7 @@ class WorkerLogs:
             self._disk.set_when_written(event)
 
     def _drain(self, source: _Source) -> None:
-        """Read what is in a pipe now, at most _PIPE_BYTES: another process may continue to write to it."""
+        """Read the bytes that are in a pipe now, at most _PIPE_BYTES: another process may continue to write to it."""
         num_bytes = 0
         while source.is_open and num_bytes < _PIPE_BYTES:
             num_read = self._read_once(source)

@@ -89,7 +89,7 @@ def post(
 
 
 def failure_text(error: Exception, timeout_s: float) -> str:
-    """Return a short text: why an attempt of at most `timeout_s` failed."""
+    """Return why an attempt of at most `timeout_s` failed, as a short text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, TimeoutError):
@@ -110,7 +110,7 @@ def _redirect_text(status: int) -> str:
 
 
 def _retry_after_s(exchange: HttpExchange) -> float:
-    """Return the wait in seconds that a receiver asks for, as a number or as a date."""
+    """Return the wait in seconds that a receiver asks for; its header has a number or a date."""
     raw = next((value for name, value in exchange.headers if name == b"retry-after"), b"").decode("ascii", "replace")
     if re.fullmatch(r"[0-9]{1,9}", raw):
         return min(float(raw), MAX_RETRY_AFTER_S)

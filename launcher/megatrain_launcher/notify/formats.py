@@ -33,7 +33,7 @@ _CUT = "..."
 
 
 def slack_body(message: Message) -> dict[str, Any]:
-    """Return the JSON of an incoming webhook. `text` is what a phone's notification shows.
+    """Return the JSON of an incoming webhook. Phones show `text` in their notifications.
 
     All texts except the links are plain, so nothing in a quoted log line becomes a link, a mention or a format.
     """
@@ -106,7 +106,7 @@ def _pagerduty_event(message: Message, topic: Topic, routing_key: str) -> dict[s
 def alertmanager_alerts(message: Message) -> list[dict[str, Any]]:
     """Return the alerts of a POST to /api/v2/alerts.
 
-    The labels of a topic stay the same as long as its level does. The alert with the former level is resolved.
+    The labels of a topic stay the same while its level stays the same. The alert with the former level is resolved.
     """
     return [_alert(message, topic) for topic in (*message.topics, *message.outdated)]
 
@@ -202,7 +202,7 @@ TEMPLATE_NAMES = (
     "job", "level", "is_over", "title", "text", "at", "key", "topic", "event", "stage", "what", "where", "hosts",
     "ranks", "step", "lost", "now", "who_acts", "page", "runbook",
 )  # fmt: skip
-"""What a template may contain: fields of the message, and of its first topic."""
+"""The names that a template may contain: fields of the message, and of its first topic."""
 
 
 def filled_template(template: Template, message: Message, *, is_json: bool) -> str:

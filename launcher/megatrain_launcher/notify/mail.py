@@ -1,4 +1,4 @@
-"""One e-mail to an SMTP server: encrypted before the login, and within one deadline even if it answers slowly."""
+"""One e-mail to an SMTP server: encrypted before a login over a network, and sent within one deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_ANSWER_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """The mail server, and the login there; no `user`: no login."""
+    """The mail server, and the login there. Empty `user`: no login."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class MailServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not appear in any text: the password, and the forms in which a login sends it."""
+        """The texts that must not be shown: the password, and the forms in which a login sends it."""
         forms = (self.password, f"\0{self.user}\0{self.password}") if self.password else ()
         return (*forms, *(base64.b64encode(form.encode()).decode() for form in forms))
 
@@ -94,12 +94,12 @@ class _Session(smtplib.SMTP):
             raise smtplib.SMTPConnectError(code, answer)
 
     def interrupt(self) -> None:
-        """End the session from another thread; its reader gets the end of the connection."""
+        """End the session from another thread; the session's thread then reads the end of the connection."""
         self.was_interrupted = True
         sock = self.sock
         if sock is not None:
             with suppress(OSError):
-                # the plain socket's: TLS would first remove the state that the reader uses
+                # shut down the plain socket: the method of SSLSocket would first drop the state that the reader uses
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:

@@ -85,7 +85,7 @@ class Message:
         return "\n\n".join(blocks)
 
     def facts(self, topic: Topic) -> Iterator[tuple[str, str]]:
-        """Yield what is known of a topic, as pairs of a name and a text."""
+        """Yield the known facts about a topic, as pairs of a name and a text."""
         yield "job", self.job
         yield ("over" if topic.stage is Stage.CLOSED else str(topic.level)), topic.what
         if topic.where:

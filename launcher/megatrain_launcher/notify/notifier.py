@@ -1,8 +1,7 @@
-"""Notifies the job's receivers, on the host of the elected driver, while it leads, in threads separate from the
-driver's.
+"""Notifies the job's receivers while this host's driver leads, in threads separate from the driver's.
 
-The driver only signals that something has happened, and does not wait. It waits for receivers only at the end of the
-job, because no later driver could send then.
+The driver only signals that something has happened. It waits for receivers only at the end of the job, because no
+later driver could send then.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from megatrain_launcher.notify.sender import NoticeSender, SenderParts
 from megatrain_launcher.notify.topic_follower import TopicFollower, TopicReader
 
 LAST_S = 5.0
-"""How long the end of a job waits for its receivers."""
+"""At the end of a job, the driver waits this long for the receivers."""
 
 
 class Notifier:
-    """Notifies the receivers of a job during one leadership. `make_notifier` makes one for each."""
+    """Notifies the receivers of a job during one leadership. `make_notifier` makes one for each leadership."""
 
     def __init__(
         self,

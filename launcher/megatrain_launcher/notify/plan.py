@@ -1,4 +1,4 @@
-"""What to send to a receiver now: the difference between the job's state and what was sent before. No I/O and no clock.
+"""Plans the next message to a receiver: the job's state minus what earlier messages reported. No I/O and no clock.
 
 There is no queue: each comparison, by this driver or the next one, finds what was not sent yet. A receiver that is
 unreachable for a while therefore costs no memory, and misses nothing that still matters.
@@ -19,7 +19,7 @@ HOUR_S = 3600.0
 GIVE_UP_S = HOUR_S
 """A topic that has been over for this long is not sent any more. An open topic is sent at any time."""
 REFRESH_S = 60.0
-"""How often open alerts are repeated to an Alertmanager, which ends alerts that are not repeated."""
+"""The interval at which open alerts are repeated to an Alertmanager, which ends alerts that are not repeated."""
 _AT_ONCE = 3
 _FIRST_GAP_S = 60.0
 _MAX_GAP_S = 900.0
@@ -28,7 +28,7 @@ _MAX_TOPICS = 20
 _MAX_RECEIPTS = 8
 """Maximum number of receipts of one incident. Its messages are: begun, being repaired, worse, over."""
 _MAX_WITH_RECEIPTS = 20
-"""Receipts are kept for this many of the newest incidents; those of older ones have been copied by the driver."""
+"""Receipts are kept for this many of the newest incidents; the driver has copied those of older ones."""
 
 
 class DeliveryMode(StrEnum):
@@ -49,7 +49,7 @@ class DeliveryMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one receiver gets."""
+    """The rules that select the topics for one receiver."""
 
     delivery_mode: DeliveryMode
     level: HealthLevel
@@ -61,7 +61,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. In `record`, topics that need not be sent are marked as if they had been sent."""
+    """The next message to a receiver. In `record`, topics that need not be sent are marked as if they had been sent."""
 
     record: ReceiverRecord
     topics: tuple[Topic, ...] = ()
@@ -131,7 +131,7 @@ def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
 
 
 def refused(record: ReceiverRecord, plan: Plan, problem: str, now_s: float) -> ReceiverRecord:
-    """Return the record after a try that failed: its topics are still to be sent."""
+    """Return the record after a try that failed: the topics of the plan must still be sent."""
     receipts = _with_receipts(record, plan, problem, now_s)
     return replace(record, num_failed=record.num_failed + 1, problem=problem, receipts=receipts)
 

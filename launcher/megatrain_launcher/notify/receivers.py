@@ -170,7 +170,7 @@ _OPENERS: Mapping[str, Open] = {
     "webhook": _open_webhook,
 }
 _MIN_TIMEOUT_S = 0.001
-"""The least timeout of a request when several share a deadline; the request then fails as if the answer were late."""
+"""The shortest timeout of a request when several share a deadline; the request then fails as for a late answer."""
 
 
 def _encoded(document: object) -> bytes:
@@ -187,7 +187,7 @@ def _secret_address(path: str, key: str) -> WebAddress:
     try:
         address = WebAddress.parse(text)
     except ValueError as error:
-        raise ConfigError([f"{key}: what {path} holds {error}"]) from None  # the cause may show the text
+        raise ConfigError([f"{key}: the address in {path} {error}"]) from None  # the cause may show the text
     if not address.is_private:
         problem = f"{key}: {path} holds plain http to another machine"
         raise ConfigError([f"{problem}, so every machine on the way can read it; use https"])

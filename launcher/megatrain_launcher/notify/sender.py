@@ -1,4 +1,4 @@
-"""One receiver's thread: compares, sends, records what was sent, and waits longer after each failure."""
+"""One receiver's thread: sends the news about the job, records what was sent, and waits longer after each failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHECK_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SenderParts:
-    """What a sender needs. `leadership`: the sender works only while this lasts."""
+    """The parts that a sender uses. `leadership`: the sender works only while this leadership lasts."""
 
     client: EtcdClient
     keys: JobKeys
@@ -62,7 +62,7 @@ class NoticeSender:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be sent to the receiver; empty if it can. The text stays the same while the reason does."""
+        """Why nothing can be sent to the receiver; empty if it can. The text stays the same as long as the reason."""
         return self._problem or self._thread.problem
 
     def close(self) -> None:
@@ -85,10 +85,10 @@ class NoticeSender:
                 continue
             wake_s = self._step(found)
             if found.is_last and wake_s > self._parts.clock():
-                return  # what could be sent is sent
+                return  # everything that could be sent has been sent
 
     def _step(self, found: TopicSnapshot) -> float:
-        """Send what is due, and return the latest time for the next check. Raises: CoordinationError."""
+        """Send the message that is due, and return the latest time for the next check. Raises: CoordinationError."""
         now_s = self._parts.clock()
         if self._record is None:
             self._record = self._read() or begin_record(self._receiver.name, found.topics)
@@ -145,20 +145,20 @@ class NoticeSender:
             self._written = decode(ReceiverRecord, item.value, self._key)
         except CoordinationError as error:  # a message sent twice is better than one never sent
             _logger.warning(
-                "the record of what was sent to %s cannot be read, and starts empty: %s", self._receiver.name, error
+                "the record of the messages sent to %s cannot be read, and starts empty: %s", self._receiver.name, error
             )
             return None
         self._problem = _problem_text(self._receiver.name, self._written.problem) if self._written.problem else ""
         return replace(self._written, receiver=self._receiver.name)
 
     def _write(self, now_s: float) -> float:
-        """Record what was sent; return when to try again if etcd does not accept it."""
+        """Write the receiver's record to etcd; return when to try again if etcd does not accept it."""
         if self._record is None or self._record == self._written:
             return float("inf")
         try:
             self._own.put(self._key, encode(self._record))
         except CoordinationError as error:
-            _logger.warning("what was sent to %s cannot be recorded yet: %s", self._receiver.name, error)
+            _logger.warning("the messages sent to %s cannot be recorded yet: %s", self._receiver.name, error)
             return now_s + _WRITE_AGAIN_S
         self._written = self._record
         return float("inf")

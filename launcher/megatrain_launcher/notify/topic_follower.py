@@ -31,7 +31,7 @@ class TopicSnapshot:
     topics: tuple[Topic, ...]
     links: PageLinks
     left_s: float | None = None
-    """Set in the last view of a job that is over: how long senders have to report it."""
+    """Set in the last view of a job that is over: the seconds that senders have to report it."""
 
     @property
     def is_last(self) -> bool:
@@ -45,7 +45,7 @@ class ReadTopics(Protocol):
 
 
 class TopicReader:
-    """Reads a job in etcd. For one thread."""
+    """Reads a job in etcd. Not thread-safe."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, links: PageLinks, clock: Callable[[], float]) -> None:
         self._client, self._keys, self._links, self._clock = client, keys, links, clock
@@ -86,7 +86,7 @@ class TopicFollower:
             self._changed.notify_all()
 
     def finish(self, last_s: float) -> None:
-        """Read for the last time; senders have `last_s` to send what it shows."""
+        """Read for the last time; senders have `last_s` seconds to send the result."""
         with self._changed:
             self._last_s = last_s
         self.wake()
@@ -120,7 +120,7 @@ class TopicFollower:
             try:
                 found = self._read(number + 1)
             except Exception:
-                self.wake()  # what was signalled has not been read yet
+                self.wake()  # the signalled change has not been read yet
                 raise
             busy_s = time.monotonic() - began_s
             if last_s is not None:

@@ -1,7 +1,7 @@
-"""What there is to report of a job, from the same data as `megatrain status`. Pure functions: no I/O and no clock.
+"""The topics to report about a job, from the same data as `megatrain status`. Pure functions: no I/O and no clock.
 
 A topic is one thing that begins and ends: an incident, a verdict that waits, a reason why the job is not green. A
-message contains a topic's present state, not what changed, so it can be sent to a new receiver at any time.
+message contains a topic's present state, not its changes, so it can be sent to a new receiver at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain_job.jobs.incident_phrases import KIND_TEXTS, cost_text, runbooks_
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 JUDGED_S = 1.5
-"""An incident whose response is not chosen within this time is sent with what is known of it."""
+"""An incident whose response is not chosen within this time is sent with the facts known so far."""
 SETTLED_S = 30.0
 _PASSING = frozenset(
     {
@@ -106,7 +106,7 @@ class Topic:
     cost: str = ""
     """Time and steps lost, as far as they are known."""
     goes_on: str = ""
-    """What the job does now."""
+    """The present activity of the job."""
     acts: str = ""
     """The person or program that must act, and the action."""
     runbook: str = ""
@@ -116,7 +116,7 @@ class Topic:
 
     @property
     def mark(self) -> str:
-        """What the record of a receiver keeps of the message: stage and level."""
+        """The part of the message that a receiver's record keeps: stage and level."""
         return f"{self.stage}:{self.level}"
 
     @property
@@ -133,7 +133,7 @@ def is_at_least(level: HealthLevel, least: HealthLevel) -> bool:
 def topics_of(
     snapshot: JobSnapshot, health: Health, first_seen: Mapping[ReasonCode, float], now_s: float
 ) -> tuple[Topic, ...]:
-    """Return all current topics. `first_seen`: since when each of the health's reasons has existed, unix seconds."""
+    """Return all current topics. `first_seen`: when each of the health's reasons was first seen, unix seconds."""
     return tuple(_topics(snapshot, health, first_seen, now_s))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 def torchrun_handler() -> Any:
     """Return the function that creates a handler from torchrun's parameters (entry point group `torchrun.handlers`)."""
-    # torchrun calls this for every rendezvous backend
+    # torchrun calls this for every rendezvous backend, so the handler's module is imported only when it is used
     return _create_handler
 
 

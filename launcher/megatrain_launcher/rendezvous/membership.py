@@ -93,8 +93,8 @@ class RendezvousMembership:
         self._thread = RestartingThread("rendezvous follower", self._follow, self._is_closed)
 
     def ask(self, store_port: int, after: int) -> None:
-        """Register if necessary, and request a round newer than `after`; `store_port`: the port of the store offered
-        for it.
+        """Register if necessary, and request a round newer than `after`; `store_port`: the port of the store that
+        this agent offers for the round.
 
         Raises: CoordinationError; ConfigError when an earlier host was started with another --nnodes.
         """

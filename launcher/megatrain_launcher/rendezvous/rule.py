@@ -29,9 +29,9 @@ class Since:
     """When the conditions for a new round began to hold, by the leader's clock; None: the condition does not hold."""
 
     halted: float | None = None
-    """Since when no round is live."""
+    """The time since which no round is live."""
     enough: float | None = None
-    """Since when enough hosts wait."""
+    """The time since which enough hosts wait."""
 
 
 @dataclass(frozen=True, slots=True)

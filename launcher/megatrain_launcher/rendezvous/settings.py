@@ -163,7 +163,7 @@ def _tls(options: Mapping[str, object]) -> TlsFiles | None:
 
 
 def own_address(endpoints: Sequence[Endpoint]) -> str:
-    """Return the address of the interface that leads to the first endpoint with a route. Sends nothing.
+    """Return the address of the interface that leads to the first endpoint with a route. Sends only name look-ups.
 
     If etcd is on loopback or a unix socket, this is the loopback address, because all clients are on this machine.
     Without any route, it is the host's name.

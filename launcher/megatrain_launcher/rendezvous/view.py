@@ -30,7 +30,7 @@ class View:
     """The job at a revision. `rounds` and `halts` are by number.
 
     `since`: by host, the revision of its registration (a revision, because clocks of hosts differ). `damaged`: by key,
-    the error for which the key is left out.
+    the error because of which the key is left out.
     """
 
     revision: int = 0

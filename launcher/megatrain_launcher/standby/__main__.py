@@ -20,7 +20,7 @@ from megatrain_launcher.standby.worker_process import become_worker
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the standby server. Each forked worker also returns from its loop and continues here."""
+    """Run the standby server. Each forked worker returns from the server's loop and continues here."""
     channel_fd, executor_pid, store_fd, preload = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3:]
     install_parent_death_guard(executor_pid)
     set_process_name("mt-standby")

@@ -1,7 +1,7 @@
 """The process that serves a host's store. The standby server forks it once torch is imported.
 
-The store runs threads, so it needs a separate process: the process that forks workers must have only one thread. It
-exits with the standby server.
+The store runs threads, so it needs a separate process: the process that forks workers must have only one thread. The
+store's process exits with the standby server.
 """
 
 from __future__ import annotations

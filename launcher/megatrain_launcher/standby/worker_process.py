@@ -65,7 +65,7 @@ def _own_part(traceback: TracebackType | None) -> TracebackType | None:
 def _reset_signals() -> None:
     """Reset every signal to the disposition that a new interpreter gives it.
 
-    What is ignored stays ignored, as it does there: SIGHUP under nohup.
+    An ignored signal stays ignored, as in a new interpreter; for example, SIGHUP under nohup.
     """
     for number in signal.valid_signals():
         if number in (signal.SIGKILL, signal.SIGSTOP) or signal.getsignal(number) is signal.SIG_IGN:

@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
         "xid-caused", Label.CUDA_ILLEGAL_ACCESS, ABORT, "xid (pci & caused by previous xid",
         pattern=_XID + _CAUSED_BY_NUMBER + r"\d+", is_cascade=True, is_fallback=True, is_silencer=True,
     ),
-    # 94 ended one program, perhaps a worker of the job; the other handled errors affect no program
+    # Xid 94 ended one program, perhaps a worker of the job; the other handled errors affect no program
     rule(
         "xid-contained", Label.GPU_HARDWARE, DEVICE_FAULT, "xid (pci",
         pattern=_XID + r"94\b", action=FailureAction.RESTART_THEN_CHECK, is_silencer=True,

@@ -18,7 +18,7 @@ RULES: tuple[Rule, ...] = (
         culprit=r"\bon (?P<host>[\w.-]+) (?:cancelled|failed)|node failure on (?P<host2>[\w.-]+)|"
                 r"(?P<host3>[\w.-]+) failed",
     ),
-    # By a person, or because a task failed: a task's line before this line is the cause, a later one is a consequence.
+    # Cancelled by a person, or because a task failed: an earlier line of a task is the cause, a later one an effect.
     rule(
         "slurm-cancelled", Label.PREEMPTION, EXIT_CODE + 2, "slurmstepd: error: *** & cancelled at",
         unless=r"due to (?:time limit|preemption|node failure|job requeue)", names_own_rank=False,

@@ -13,7 +13,7 @@ UNANSWERED_S = 30.0
 
 
 def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
-    """Yield what is wrong with etcd, the driver and its decisions."""
+    """Yield the reasons that concern etcd, the driver and its decisions."""
     if snapshot.record is None and snapshot.hosts:
         text = "etcd has hosts of this job but no record of the job: its data were lost, or this is another etcd"
         yield Reason(ReasonCode.COORDINATION_LOST, text)

@@ -13,14 +13,14 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 BEGIN_S = 30.0
 """A daemon and its streamers start with the job, and restart within seconds after an exit."""
 REPORT_S = 5.0
-"""How often the daemon reports."""
+"""The interval between two reports of the daemon."""
 _SILENT_S = 30.0
 _BEHIND_S = 60.0
 _BEHIND_STEPS = 5.0
 
 
 def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what prevents the diagnosis of the job. A job without streamers has no diagnosis, so nothing is missing."""
+    """Yield the reasons that concern the diagnosis of the job. A job without streamers has no diagnosis."""
     is_streamed = any(view.status is not None and view.status.is_streamed for view in standing.members)
     began_s = _began(snapshot)
     if not is_streamed or not standing.is_live or now_s - began_s < BEGIN_S:
@@ -54,7 +54,7 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
 
 
 def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
-    """Yield what is wrong with GPUs and links of the hosts that train; health checks cover the other hosts."""
+    """Yield the problems of GPUs and links of the hosts that train; health checks cover the other hosts."""
     members = {view.host for view in standing.members}
     for device in report.devices:
         if device.host in members:

@@ -23,7 +23,7 @@ _MIN_FREE_SAVES = 2
 
 
 def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what is wrong with checkpoints and with the space for them."""
+    """Yield the reasons that concern checkpoints and the space for them."""
     saves_by_host = {
         view.host: view.status.saves
         for view in standing.members
@@ -38,9 +38,9 @@ def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) ->
 
 
 def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
-    """Return the period of checkpoints; None if none are due, or the period is not known yet.
+    """Return the period of checkpoints in seconds; None if none are due, or the period is not known yet.
 
-    Rank 0 sets the period of checkpoints by time: it is longer than configured if checkpoints cost much time.
+    If checkpoints are due by time, rank 0 sets the period: longer than configured if checkpoints cost much time.
     """
     interval = number_of(config, "checkpoint.interval")
     if interval is not None:

@@ -24,12 +24,12 @@ _LATE_STATUSES = 3.0
 """No completed step for _LATE_S and this many median steps is a reason. Statuses come every few seconds."""
 _PATIENCE_KEY = "recovery.join_timeout_s"
 _PATIENCE_S = 600.0
-"""Time for hosts to register, if the job's record has no limit. Executors watch the ranks, and
-report ranks without progress as stalls."""
+"""Time for hosts to register, if the job's record has no limit. Ranks have no limit here, because executors watch them
+and report stalls."""
 
 
 def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
-    """Yield why a job that is over did not end well."""
+    """Yield the reason why a job failed; nothing if it ended well."""
     if end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
         return
     last = snapshot.incidents[-1] if snapshot.incidents else None
@@ -46,7 +46,7 @@ def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
 
 
 def reasons_of_training(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
-    """Yield what keeps a job from training, and how many restarts its last failures leave."""
+    """Yield the reasons why a job does not train, and a reason if half of its allowed restarts are used."""
     incident = open_incident(snapshot)
     if standing.state is JobState.NOT_RUNNING:
         yield Reason(ReasonCode.NOT_RUNNING, "no executor is registered, and no end of the job is recorded")
@@ -123,7 +123,7 @@ def _budget(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator
 
 
 def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
-    """Yield what is wrong with single hosts."""
+    """Yield the reasons that concern single hosts."""
     for view in standing.views:
         ranks = tuple(view.ranks)
         status = view.status
