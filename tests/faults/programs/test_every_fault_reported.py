@@ -7,7 +7,6 @@ the rows mend. What all must say is level and reasons; how soon after the job it
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -218,7 +217,8 @@ FAULTS = {
     "a file of the checkpoints is damaged": Fault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
     "a rank is stopped": Fault(strike_rank(1, "stop"), "recovering", "incident/"),
     "the checkpoints are removed": Fault(
-        lambda job: shutil.rmtree(job.running.job.files.checkpoints), "directory-removed",
+        # renamed, because a removal file by file may meet a save that creates others
+        lambda job: job.running.job.files.checkpoints.rename(job.running.job.root / "removed"), "directory-removed",
         "health/directory-removed", is_reported_for_long=True,
     ),
     "the disk of the checkpoints is full": Fault(
