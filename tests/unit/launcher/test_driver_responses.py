@@ -58,7 +58,7 @@ def test_first_failure_has_the_response_of_its_code_and_label() -> None:
         (77, "", "stop", False, False),
     ]:
         found = respond(facts(failure(code=code, label=label)), (), POLICY, NOW)
-        reported = (found.action, found.is_cordoned, found.needs_health_check)
+        reported = (found.action, found.is_cordoned, bool(found.checked))
         assert reported == (action, is_cordoned, needs_health_check), (code, label)
         assert found.culprit_hosts == ("b",), (code, label)
         assert found.culprit_ranks == (2,), (code, label)
