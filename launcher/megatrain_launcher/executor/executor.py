@@ -199,7 +199,7 @@ def _start_follower(
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=partial(_publish, writer, joined.local.crash),
-        gpu_errors=partial(recent_gpu_errors, Places().kernel_log) if has_gpus else tuple,
+        gpu_errors=partial(recent_gpu_errors, Places().kernel_log) if has_gpus else lambda: (),
         check=check_queue.obey,
     )
     return RoundFollower(parts, joined.seen_command)
