@@ -6,6 +6,7 @@ import itertools
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -24,7 +25,8 @@ NUM_WORKERS = 2
 
 Pool = Callable[[Callable[[int], Any], Iterable[int], int], Generator[tuple[int, Any]]]
 processes: Pool = partial(in_processes, task="counts", hint="count again")
-both = pytest.mark.parametrize("pool", [in_threads, processes], ids=["threads", "processes"])
+threads: Pool = partial(in_threads, task="counts", hint="count again")
+both = pytest.mark.parametrize("pool", [threads, processes], ids=["threads", "processes"])
 
 
 def square(number: int) -> int:
@@ -134,6 +136,20 @@ def test_a_process_that_cannot_start_is_named_with_the_hint() -> None:
         assert children.running() == set()
 
     assert in_child(start_two) == 0
+
+
+@both
+def test_a_thread_that_cannot_start_is_reported_with_the_hint(pool: Pool) -> None:
+    """Its stack does not fit into the address space here; out of threads is the same error of the same call."""
+    children = ChildProcesses()
+    before = threading.stack_size(1 << 47)
+    try:
+        text = "^one of 2 threads, of which each counts, could not be started: can't start new thread .*; count again$"
+        with pytest.raises(MegatrainError, match=text):
+            list(pool(square, range(9), NUM_WORKERS))
+    finally:
+        threading.stack_size(before)
+    assert children.running() == set()
 
 
 def test_work_that_hangs_ends_with_the_results() -> None:
