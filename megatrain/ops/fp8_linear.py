@@ -202,7 +202,8 @@ def _add_to_sum(
 ) -> None:
     total = total.flatten(0, -2)
     if is_fresh and total.dtype == out_dtype:
-        torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype, out=total)
+        if not total.is_meta:  # torch has no form on meta that writes to memory, and nothing to write there
+            torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype, out=total)
         return
     product = torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype)
     if is_fresh:
