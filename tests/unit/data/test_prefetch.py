@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import StepBatch
@@ -201,3 +202,14 @@ def test_read_that_does_not_return_is_abandoned_with_a_warning(caplog: pytest.Lo
         prefetcher.close()
     assert not thread.is_alive()
     assert not caplog.records
+
+
+def test_thread_that_cannot_start_is_reported_with_a_way_out() -> None:
+    """Its stack does not fit into the address space here; out of threads is the same error of the same call."""
+    before = threading.stack_size(1 << 47)
+    try:
+        text = "^the thread that reads the next steps could not be started: can't start new thread .*; data.prefetch=0 "
+        with pytest.raises(MegatrainError, match=text):
+            Prefetcher(batch, plans(), 2)
+    finally:
+        threading.stack_size(before)
