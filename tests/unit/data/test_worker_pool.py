@@ -6,7 +6,6 @@ import itertools
 import os
 import resource
 import signal
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -19,6 +18,7 @@ from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.data.worker_pool import BLOCKS_PER_WORKER, in_processes, in_threads
 from tests.helpers.child_process import in_child
 from tests.helpers.processes import ChildProcesses
+from tests.helpers.thread_starts import no_thread_starts
 
 BAD = 5
 NUM_WORKERS = 2
@@ -140,15 +140,10 @@ def test_a_process_that_cannot_start_is_named_with_the_hint() -> None:
 
 @both
 def test_a_thread_that_cannot_start_is_reported_with_the_hint(pool: Pool) -> None:
-    """Its stack does not fit into the address space here; out of threads is the same error of the same call."""
     children = ChildProcesses()
-    before = threading.stack_size(1 << 47)
-    try:
-        text = "^one of 2 threads, of which each counts, could not be started: can't start new thread .*; count again$"
-        with pytest.raises(MegatrainError, match=text):
-            list(pool(square, range(9), NUM_WORKERS))
-    finally:
-        threading.stack_size(before)
+    text = "^one of 2 threads, of which each counts, could not be started: can't start new thread .*; count again$"
+    with no_thread_starts(), pytest.raises(MegatrainError, match=text):
+        list(pool(square, range(9), NUM_WORKERS))
     assert children.running() == set()
 
 
