@@ -15,6 +15,7 @@ from types import TracebackType
 
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.reader import StepBatch
+from megatrain.programs.thread_limits import thread_error
 
 _logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ class Prefetcher:
     """Delivers `read_step(plan)` for each of `plans`, in order, `prefetch` steps ahead.
 
     With `prefetch` 0 there is no thread, and each step is read when it is requested.
+    Raises: MegatrainError when the thread cannot be started.
     """
 
     def __init__(self, read_step: Callable[[StepPlan], StepBatch], plans: Iterable[StepPlan], prefetch: int) -> None:
@@ -36,7 +38,12 @@ class Prefetcher:
         if prefetch > 0:
             # A daemon thread, because a read that hangs in unreachable storage must not keep a failed process alive.
             self._thread = threading.Thread(target=self._read_ahead, name="data-prefetch", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise thread_error(
+                    "the thread that reads the next steps", error, "data.prefetch=0 needs none"
+                ) from error
 
     def __enter__(self) -> Prefetcher:
         return self

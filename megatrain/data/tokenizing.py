@@ -30,6 +30,8 @@ MAX_THREADS = 8
 """Each thread needs the interpreter lock for about 3 % of its time."""
 _BYTES_PER_PROCESS = 8_000_000
 """Text that makes one more process worthwhile: while a process starts, another one tokenizes a few megabytes."""
+_TASK = "tokenizes"
+_HINT = "the same command continues the build, with fewer --workers if necessary"
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 """The variable of the tokenizers library for its own threads. They would only work on one block at a time."""
 
@@ -62,21 +64,22 @@ def tokenized(
 
     source: from which other processes load `tokenizer`. num_workers: threads or processes that tokenize, while this
     thread reads the corpus; with 1, this thread does everything.
-    Raises: MegatrainError when a process ends.
+    Raises: MegatrainError when a process ends, or a process or thread cannot be started.
     """
     with _one_thread_a_call():
         if num_workers == 1:
             for block in blocks:
                 yield block, tokenize(block, tokenizer, seed)
         elif tokenizer.runs_in_threads and num_workers <= MAX_THREADS:
-            yield from in_threads(functools.partial(tokenize, tokenizer=tokenizer, seed=seed), blocks, num_workers)
+            work = functools.partial(tokenize, tokenizer=tokenizer, seed=seed)
+            yield from in_threads(work, blocks, num_workers, task=_TASK, hint=_HINT)
         else:
             yield from in_processes(
                 functools.partial(_tokenize_in_worker, source=source, seed=seed),
                 blocks,
                 num_workers,
-                task="tokenizes",
-                hint="the same command continues the build, with fewer --workers if necessary",
+                task=_TASK,
+                hint=_HINT,
             )
 
 

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from megatrain.contracts.errors import MegatrainError
 from megatrain.programs.processes import install_parent_death_guard
+from megatrain.programs.thread_limits import thread_error
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
@@ -31,15 +33,18 @@ BLOCKS_PER_WORKER = 2
 
 
 def in_threads(
-    work: Callable[[Block], Result], blocks: Iterable[Block], num_workers: int
+    work: Callable[[Block], Result], blocks: Iterable[Block], num_workers: int, *, task: str, hint: str
 ) -> Generator[tuple[Block, Result]]:
     """Yield each block with its result, in order. `blocks` is read by the consumer's thread, `work` runs in others.
 
     At most `BLOCKS_PER_WORKER * num_workers` blocks are taken from `blocks` before the first result is consumed.
-    Raises: what `work` raises, in place of the result.
+    task: what a thread does, for errors, as in "a thread that packs". hint: what to do when one cannot be started.
+    Raises: what `work` raises, in place of the result; MegatrainError when a thread cannot be started.
     """
     with ThreadPoolExecutor(num_workers, "data-worker") as threads:
-        yield from _in_order(blocks, lambda block: threads.submit(work, block), num_workers)
+        yield from _in_order(
+            blocks, lambda block: _submitted(threads, partial(work, block), num_workers, task, hint), num_workers
+        )
 
 
 def in_processes(
@@ -64,7 +69,7 @@ def in_processes(
                 raise MegatrainError(f"{number} could not be started: {error.strerror or error}; {hint}") from error
             processes.append(process)
             idle.put(process)
-        return threads.submit(run, block)
+        return _submitted(threads, partial(run, block), num_workers, task, hint)
 
     def run(block: Block) -> Result:
         process = idle.get()
@@ -86,6 +91,16 @@ def in_processes(
     finally:
         for process in processes:
             process.join()
+
+
+def _submitted(
+    threads: ThreadPoolExecutor, call: Callable[[], Result], num_workers: int, task: str, hint: str
+) -> Future[Result]:
+    """Submit a call. Raises: MegatrainError when the thread that would carry it out cannot be started."""
+    try:
+        return threads.submit(call)
+    except RuntimeError as error:  # the pool starts a thread at its first calls
+        raise thread_error(f"one of {num_workers} threads, of which each {task},", error, hint) from error
 
 
 def _in_order(

@@ -213,3 +213,11 @@ def _add_to_sum(
 
 def _bias_gradient(ctx: Any, grad_TO: Tensor) -> Tensor | None:
     return grad_TO.flatten(0, -2).sum(0).view(ctx.bias_shape) if ctx.needs_input_grad[2] else None
+
+
+def _scaled_mm_out_on_meta(*_: Any, out: Tensor, **__: Any) -> Tensor:
+    return out
+
+
+# torch has no such kernel; without one, a dry run cannot write a product to a given tensor
+torch.library.impl("aten::_scaled_mm.out", "Meta", _scaled_mm_out_on_meta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic_ns
@@ -9,6 +10,8 @@ from time import monotonic_ns
 from megatrain.contracts.black_box.encoding import Word
 from megatrain.contracts.black_box.values import RecordFlag
 from megatrain.telemetry.timers import DeviceTimer, DeviceTimes, Lane
+
+_logger = logging.getLogger(__name__)
 
 OpenSpan = tuple[int, int, int, int, int, int]
 """Start, operation number, bytes, group, collective_sequence, index of the record's first word."""
@@ -22,7 +25,7 @@ class DeviceSpans:
 
     words: the words of the black box. unlaunched: the spans with work that the host is still launching, by token.
     change_flags: adds flags to the record of (token, index of its first word). end: called with each span that has
-    ended, and its times.
+    ended, and its times. follow_after_ns: how long the step loop may leave the device unpolled.
     """
 
     def __init__(
@@ -32,12 +35,16 @@ class DeviceSpans:
         unlaunched: Mapping[int, OpenSpan],
         change_flags: Callable[[int, int, RecordFlag], None],
         end: Callable[[OpenSpan, DeviceTimes], None],
+        follow_after_ns: int = _FOLLOW_AFTER_NS,
     ) -> None:
         self._timer = timer
         self._words = words
         self._unlaunched = unlaunched
         self._change_flags = change_flags
         self._end = end
+        self._follow_after_ns = follow_after_ns
+        self.num_failed_polls = 0
+        """Polls of the follower in which the GPU driver returned an error."""
         self._launched: dict[int, OpenSpan] = {}
         self._resolving = threading.Lock()
         self._polled_ns = 0
@@ -97,10 +104,24 @@ class DeviceSpans:
         self._closed.set()
         if self._follower is not None:
             # a hanging driver blocks the query of an event, but must not block the exit of the process
-            self._follower.join(timeout=_FOLLOW_AFTER_NS / 1e9)
+            self._follower.join(timeout=self._follow_after_ns / 1e9)
+        if self.num_failed_polls > 1:
+            _logger.warning("%d polls of the device failed", self.num_failed_polls)
         self.resolve()
 
     def _follow_until_closed(self) -> None:
-        while not self._closed.wait(_FOLLOW_AFTER_NS / 1e9):
-            if monotonic_ns() - self._polled_ns >= _FOLLOW_AFTER_NS:
-                self.follow()
+        while not self._closed.wait(self._follow_after_ns / 1e9):
+            if monotonic_ns() - self._polled_ns >= self._follow_after_ns:
+                try:
+                    self.follow()
+                except Exception as error:  # noqa: BLE001 -- whatever the GPU driver raises, a later poll may succeed
+                    self._count_failure(error)
+
+    def _count_failure(self, error: Exception) -> None:
+        """Count a failed poll, and log the first. A poll that failed proves nothing about the device's position."""
+        self.num_failed_polls += 1
+        if self.num_failed_polls == 1:
+            _logger.warning(
+                "the device cannot be polled (%s): until a poll succeeds, a hang is judged by what the host launched",
+                error,
+            )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from time import monotonic_ns
 from typing import NamedTuple, Protocol, Self
 
@@ -122,7 +123,9 @@ class DeviceTimer:
         One thread at a time may call it.
         """
         lanes = list(self._lanes.values()) if lane is None else [self._lanes.get(lane, deque())]
-        return [self._times(stretch) for waiting in lanes for stretch in self._ended(waiting)]
+        # all queries come first: if one raises, no stretch is lost
+        ended = [(waiting, self._num_ended(waiting)) for waiting in lanes]
+        return [self._times(self._taken(waiting)) for waiting, number in ended for _ in range(number)]
 
     def reached(self) -> list[tuple[int, bool, bool]]:
         """Return (token, has begun, compute waits for its end) of the stretches that the device has reached but not
@@ -137,12 +140,14 @@ class DeviceTimer:
                 found.append((stretch.token, has_begun, is_awaited))
         return found
 
-    def _ended(self, waiting: deque[_Stretch]) -> list[_Stretch]:
-        ended: list[_Stretch] = []
-        while waiting and waiting[0].end.query():
-            ended.append(waiting.popleft())
-            self._stopped.pop(ended[-1].token, None)
-        return ended
+    @staticmethod
+    def _num_ended(waiting: deque[_Stretch]) -> int:
+        return sum(1 for _ in takewhile(lambda stretch: stretch.end.query(), list(waiting)))
+
+    def _taken(self, waiting: deque[_Stretch]) -> _Stretch:
+        stretch = waiting.popleft()
+        self._stopped.pop(stretch.token, None)
+        return stretch
 
     def _times(self, stretch: _Stretch) -> DeviceTimes:
         awaited_ns = 0

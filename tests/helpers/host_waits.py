@@ -76,8 +76,6 @@ class HostWaits(TorchDispatchMode):
                 return args[0].fill_(1)
             if not (self._is_pinned(of_host[0]) and kwargs.get("non_blocking", len(args) > 2 and args[2])):
                 self.note(name)
-        elif name == "_scaled_mm" and "out" in kwargs:  # torch has no form on meta that writes to memory
-            return kwargs["out"]
         elif on_device and any(x.dim() for x in of_host):
             self.note(name)
         return function(*args, **kwargs)

@@ -119,9 +119,13 @@ class SimulatedDevice:
 
 
 class Simulation:
-    """All devices, and the collectives in which they meet."""
+    """All devices, and the collectives in which they meet.
+
+    gap_ns: from the end of what a piece of work waits for until its begin, on a stream and between two streams.
+    """
 
     def __init__(self, num_ranks: int) -> None:
+        self.gap_ns = 0.0
         self.devices = [SimulatedDevice() for _ in range(num_ranks)]
         self._meetings: dict[tuple[Any, ...], Meeting] = {}
 
@@ -134,8 +138,7 @@ class Simulation:
         while any(self._advance(stream, now_ns) for device in self.devices for stream in device.streams):
             pass
 
-    @staticmethod
-    def _advance(stream: SimulatedStream, now_ns: float) -> bool:
+    def _advance(self, stream: SimulatedStream, now_ns: float) -> bool:
         """Return whether anything new is known of this stream."""
         clock, has_moved = now_ns, False
         for work in stream.submitted:
@@ -143,7 +146,7 @@ class Simulation:
                 ready = work.after.at_ns if work.after is not None else 0.0
                 if ready == NEVER:
                     return has_moved
-                work.begin_ns, has_moved = max(clock, ready), True
+                work.begin_ns, has_moved = max(clock, ready) + self.gap_ns, True
             if work.end_ns == NEVER:
                 begun = (
                     [member.begin_ns for member in work.meeting.members]

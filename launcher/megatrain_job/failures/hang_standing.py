@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import GroupRecord, Progress, Record, RecordFlag
+from megatrain.contracts.layout import first_axis_of
 from megatrain_job.failures.hang import is_own_work
 
 _MESSAGES = frozenset(operation.number for operation in Operation if operation.is_point_to_point)
@@ -43,7 +44,7 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
     in_flight = [record for record in records if record.is_span and record.is_in_flight]
     entered = {number: group.entered for number, group in groups.items() if group.stride}
     on_device = _on_device(
-        [record for record in in_flight if record.flags & RecordFlag.DEVICE_CLOCK], progress, entered
+        [record for record in in_flight if record.flags & RecordFlag.DEVICE_CLOCK], progress, entered, groups
     )
     if on_device is not None:
         return on_device
@@ -55,7 +56,9 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
     )
 
 
-def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[int, int]) -> HangStanding | None:
+def _on_device(
+    launched: Sequence[Record], progress: Progress, entered: Mapping[int, int], groups: Mapping[int, GroupRecord]
+) -> HangStanding | None:
     """Return the position on the device; None if it has no open work, or was not read since the last launch."""
     seen_ns = progress.device_seen_ns
     if not launched or seen_ns is None or seen_ns < max(record.launch_ns for record in launched):
@@ -65,7 +68,7 @@ def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[
     for record, sequence in reversed(exchanges):
         if not record.flags & RecordFlag.DEVICE_BEGUN:
             begun[record.group] = sequence - 1
-    awaited = _awaited(exchanges)
+    awaited = _awaited(exchanges, groups)
     if awaited is not None:
         record, sequence = awaited
         return HangStanding(begun, record.group, sequence, record.operation, is_busy=False, is_on_device=True)
@@ -77,19 +80,25 @@ def _on_device(launched: Sequence[Record], progress: Progress, entered: Mapping[
     return HangStanding(begun, 0, 0, operation, is_busy=True, is_on_device=True)
 
 
-def _awaited(exchanges: Iterable[tuple[Record, int]]) -> tuple[Record, int] | None:
+def _awaited(exchanges: Iterable[tuple[Record, int]], groups: Mapping[int, GroupRecord]) -> tuple[Record, int] | None:
     """Return the exchange that the device's compute waits for, or None.
 
     If that exchange has not begun, it is queued behind another one on its stream: then the other one is returned. Each
     link has a stream of its own, so no collective is queued behind a message, and no message behind a collective.
+    Groups along one axis share a stream. Records do not name the streams, and groups of replicas share one across axes
+    (ADR 0060); so only if no exchange along the same axis has begun, one along any other axis is returned.
     """
     known = list(exchanges)
     awaited = next((exchange for exchange in known if exchange[0].flags & RecordFlag.DEVICE_AWAITED), None)
     if awaited is None or awaited[0].flags & RecordFlag.DEVICE_BEGUN:
         return awaited
     link = _link_of(awaited[0])
-    ahead = (exchange for exchange in known if _link_of(exchange[0]) == link)
-    return next((exchange for exchange in ahead if exchange[0].flags & RecordFlag.DEVICE_BEGUN), awaited)
+    axis = first_axis_of(groups[awaited[0].group].name)
+    begun = [
+        exchange for exchange in known if _link_of(exchange[0]) == link and exchange[0].flags & RecordFlag.DEVICE_BEGUN
+    ]
+    beside = (exchange for exchange in begun if first_axis_of(groups[exchange[0].group].name) == axis)
+    return next(beside, next(iter(begun), awaited))
 
 
 def _link_of(record: Record) -> int:

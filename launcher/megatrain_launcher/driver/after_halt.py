@@ -24,6 +24,7 @@ from megatrain_launcher.driver.actions import (
 )
 from megatrain_launcher.driver.breaking import most_informative, probes_for
 from megatrain_launcher.driver.forming import eligible, form
+from megatrain_launcher.driver.hangs import gpu_faults
 from megatrain_launcher.driver.incidents import (
     CHECK_NOTE,
     EXIT_CODE_NOTE,
@@ -117,6 +118,7 @@ def _respond(
             (f"{status.host}: {status.last_error}" for status in statuses_in(state, round_) if status.last_error), ""
         ),
         fit=frozenset(host for host, record in fit.items() if record.session not in stopping.fenced),
+        gpu_faults=gpu_faults(state.evidence_of(round_)) if incident.kind is IncidentKind.HANG else {},
     )
     response = respond(facts, history_of(state, incident), policy, now)
     incident = _answered(incident, response, stopping, len(failures))
@@ -129,11 +131,9 @@ def _respond(
         state = replace(state, cordons={**state.cordons, **{cordon.host: cordon for cordon in cordons}})
     if response.needs_pair_tests and policy.has_pair_checks:
         incident = replace(incident, notes={**incident.notes, PAIRS_NOTE: "yes"})
-    if response.needs_health_check:
-        incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.culprit_hosts)})
-        command = HostCommand(
-            state.next_command, "check", response.culprit_hosts, incident.incident_id, created_unix_s=now
-        )
+    if response.checked:
+        incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.checked)})
+        command = HostCommand(state.next_command, "check", response.checked, incident.incident_id, created_unix_s=now)
         actions += (SendCommand(command),)
     state = replace(state, incidents={**state.incidents, incident.incident_id: incident})
     return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident), *actions))

@@ -1,7 +1,8 @@
 """Finds the ranks that hold up a stuck round, from the evidence of all hosts. Pure functions: no I/O and no clock.
 
 The rules are in megatrain_job.failures.hang: a stopped or dead process is the strongest evidence; without one, the last
-sequence numbers of collectives decide. Ranks of a host without evidence count as silent, as without a black box.
+sequence numbers of collectives decide. Ranks of a host without evidence count as silent, as without a black box. What
+errors of GPUs add is in megatrain_job.failures.gpu_faults.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from dataclasses import dataclass
 
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.rounds import Round, RoundHost
+from megatrain_job.failures.gpu_faults import GpuFault, blame, fault_of, worst_of
 from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, Position, hang_suspects
 
 _MAX_SENTENCES = 12
 _RANGE = 3
 """First rank, number of ranks, stride."""
+ERRORS_BEFORE_S = 60.0
+"""An error of a GPU counts if it came at most so long before the ranks' last sign of life. The ranks of the host may
+go on until they need that GPU, which is within a step."""
+_MAX_SILENCE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
     without_evidence = [part for part in round_.hosts if part.host not in evidence]
     silent = {rank for host_evidence in evidence.values() for rank in host_evidence.silent}
     for part in without_evidence:
-        silent.update(range(part.first_rank, part.first_rank + part.num_workers))
+        silent.update(_ranks_of(part))
     silent = {rank for rank in silent if 0 <= rank < round_.world_size}
     busy = [rank for rank, rank_evidence in known.items() if rank_evidence.is_busy]
     states = {
@@ -53,18 +59,47 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
     report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy, states)
     complaints = (*stalls, *(f"{part.host} sent no evidence" for part in without_evidence))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
+    host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part) if rank < round_.world_size}
+    faults = gpu_faults(evidence)
     if not suspects and round_.world_size == 1:
-        alone = ["the only rank makes no progress", *_step_sentences(known, (0,))]
-        return CulpritFinding((0,), _hosts(round_, (0,)), Confidence.CERTAIN, _cut([*alone, *complaints]))
-    sentences = [report.reason, *_step_sentences(known, suspects), *_collective_sentences(report)]
-    at_storage = [rank for rank in suspects if rank in known and _is_at_storage(known[rank])]
+        alone = ["the only rank makes no progress", *(fault.text for fault in faults.values())]
+        sentences = _cut([*alone, *_step_sentences(known, (0,)), *complaints])
+        return CulpritFinding((0,), _hosts(round_, (0,)), Confidence.CERTAIN, sentences)
+    found = blame(report, suspects, host_of, faults)
+    sentences = [
+        report.reason, *found.reasons, *_step_sentences(known, found.ranks), *_collective_sentences(report), *complaints
+    ]  # fmt: skip
+    at_storage = [rank for rank in found.ranks if rank in known and _is_at_storage(known[rank])]
     return CulpritFinding(
-        suspects,
-        _hosts(round_, suspects),
-        report.confidence,
-        _cut([*sentences, *complaints]),
-        f"rank {at_storage[0]} waits for storage" if at_storage and len(at_storage) == len(suspects) else "",
+        found.ranks,
+        found.hosts,
+        found.confidence,
+        _cut(sentences),
+        f"rank {at_storage[0]} waits for storage" if at_storage and len(at_storage) == len(found.ranks) else "",
     )
+
+
+def gpu_faults(evidence: Mapping[str, HangEvidence]) -> dict[str, GpuFault]:
+    """Return for each host the worst error of its GPUs in the time of the hang; hosts without an error are left out.
+
+    Each host's clock measures only its own ages, so clocks that differ change nothing.
+    """
+    silences = [
+        host_evidence.at_unix_s - rank.newest_unix_s
+        for host_evidence in evidence.values()
+        for rank in host_evidence.ranks
+    ]
+    oldest_s = ERRORS_BEFORE_S + min(max([0.0, *silences]), _MAX_SILENCE_S)
+    worst = {
+        host: worst_of(
+            fault
+            for error in evidence[host].gpu_errors
+            if 0.0 <= error.age_s <= oldest_s
+            and (fault := fault_of(host, error.gpu, error.number, error.text, error.age_s)) is not None
+        )
+        for host in sorted(evidence)
+    }
+    return {host: fault for host, fault in worst.items() if fault is not None}
 
 
 def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Position]]:
@@ -98,12 +133,12 @@ def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tu
 
 def _hosts(round_: Round, ranks: Iterable[int]) -> tuple[str, ...]:
     wanted = set(ranks)
-    parts = (part for part in round_.hosts if _has_any(part, wanted))
+    parts = (part for part in round_.hosts if not wanted.isdisjoint(_ranks_of(part)))
     return tuple(dict.fromkeys(part.host for part in sorted(parts, key=lambda part: part.first_rank)))
 
 
-def _has_any(part: RoundHost, ranks: set[int]) -> bool:
-    return any(rank in ranks for rank in range(part.first_rank, part.first_rank + part.num_workers))
+def _ranks_of(part: RoundHost) -> range:
+    return range(part.first_rank, part.first_rank + part.num_workers)
 
 
 def _step_sentences(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:

@@ -7,12 +7,13 @@ that is not a victim. The limits on restarts are applied last and can turn a res
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain_job.failures.culprit import root_of
+from megatrain_job.failures.culprit import is_victim, root_of
+from megatrain_job.failures.gpu_faults import GpuFault
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
@@ -54,6 +55,8 @@ class Facts:
     """The reason that a host reported for stopping its own workers."""
     fit: frozenset[str] = frozenset()
     """Hosts that may take part in the next round, before this response excludes any."""
+    gpu_faults: Mapping[str, GpuFault] = field(default_factory=dict)
+    """By host: the worst error of its GPUs in the time of a hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ class Response:
     culprit_ranks: tuple[int, ...] = ()
     cordoned: tuple[str, ...] = ()
     """The culprits that no round may use until a person removes their cordon."""
-    needs_health_check: bool = False
-    """Whether the culprits must pass their health checks before they take part again."""
+    checked: tuple[str, ...] = ()
+    """The hosts that must pass their health checks before they take part again."""
     needs_pair_tests: bool = False
     """Whether all hosts run pair tests before the next round, because the culprit is unknown."""
     exit_code: int = 0
@@ -112,22 +115,47 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
 
 
 def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
+    """Restart without the culprits whose GPUs are broken, or that hang too often.
+
+    Other hosts on which a GPU reported an error must pass their checks first.
+    """
     hosts, ranks = facts.suspects, facts.suspect_ranks
+    checked = tuple(sorted(facts.gpu_faults)) if policy.has_health_checks else ()
     named = Response(
-        RESTART, "", culprit_hosts=hosts, culprit_ranks=ranks, label="hang", kind=IncidentKind.HANG
+        RESTART, "", culprit_hosts=hosts, culprit_ranks=ranks, label="hang", kind=IncidentKind.HANG, checked=checked
     )  # fmt: skip
     if not hosts:
         return replace(named, reason="a hang without a culprit", needs_pair_tests=True)
     who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
-    reason = f"{who} held up all others{f': {facts.sign}' if facts.sign else ''}"
+    causes = (facts.gpu_faults[host].text for host in hosts if host in facts.gpu_faults)
+    signs = "; ".join(sign for sign in (facts.sign, *causes) if sign)
+    reason = f"{who} held up all others{f': {signs}' if signs else ''}"
+    broken = tuple(host for host in hosts if _is_broken(host, facts))
     times = _times(
         hosts, [incident for incident in _since(history, now - HOUR_S) if incident.kind is IncidentKind.HANG]
     )
-    cordoned = tuple(host for host in hosts if times[host] >= policy.hangs_per_hour)
-    if cordoned:
-        reason = EvictionReason.HANGS.text(hang=reason, times=_names_with_counts(cordoned, times))
-        return replace(named, action=EVICT, reason=reason, cordoned=cordoned)
+    often = tuple(host for host in hosts if host not in broken and times[host] >= policy.hangs_per_hour)
+    if broken:
+        reason = EvictionReason.BROKEN_HOST.text(failure=reason, host=_names(broken))
+    if often:
+        reason = EvictionReason.HANGS.text(hang=reason, times=_names_with_counts(often, times))
+    if broken or often:
+        cordoned = (*broken, *often)
+        left = tuple(host for host in checked if host not in cordoned)
+        return replace(named, action=EVICT, reason=reason, cordoned=cordoned, checked=left)
     return replace(named, reason=reason)
+
+
+def _is_broken(host: str, facts: Facts) -> bool:
+    """Return whether a host's kernel log, or the log of a worker that failed by itself, shows broken hardware."""
+    fault = facts.gpu_faults.get(host)
+    if fault is not None and fault.action is FailureAction.EVICT_HOST:
+        return True
+    return any(
+        facts.host_of.get(failure.rank) == host and _label_and_action(failure)[1] == FailureAction.EVICT_HOST
+        for failure in facts.failures
+        if not is_victim(failure)
+    )
 
 
 def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
@@ -145,7 +173,7 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
     if action == FailureAction.TOLERATE_THEN_EVICT and hosts:
         return _for_network(hosts, (root.rank,), facts, history, policy, now, text)
     if action == FailureAction.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
-        return replace(named, reason=f"{text}; {host} must pass its checks", needs_health_check=True)
+        return replace(named, reason=f"{text}; {host} must pass its checks", checked=hosts)
     if action == FailureAction.REQUEUE:
         reason = f"{text}: this allocation is being taken away"
         return replace(named, action=REQUEUE, reason=reason, exit_code=int(ExitCode.SAVED_AND_STOPPED))

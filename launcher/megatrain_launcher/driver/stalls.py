@@ -59,18 +59,12 @@ def _halt_hang(
 
 def _fresh_evidence(state: ClusterState, round_: Round, since: float) -> dict[str, HangEvidence]:
     """Return the evidence of this stall by host; it may arrive a moment before the status that reports the stall."""
-    found: dict[str, HangEvidence] = {}
-    for part in round_.hosts:
-        evidence = state.evidence.get((round_.number, part.host))
-        seen = state.seen.get(state.keys.evidence(round_.number, part.host))
-        if (
-            evidence is not None
-            and seen is not None
-            and evidence.session == part.session
-            and seen.changed >= since - EVIDENCE_S
-        ):
-            found[part.host] = evidence
-    return found
+    seen = {host: state.seen.get(state.keys.evidence(round_.number, host)) for host in state.evidence_of(round_)}
+    return {
+        host: evidence
+        for host, evidence in state.evidence_of(round_).items()
+        if (at := seen[host]) is not None and at.changed >= since - EVIDENCE_S
+    }
 
 
 def _has_asked(state: ClusterState, round_: Round, since: float, now: float) -> bool:

@@ -148,6 +148,12 @@ class ClusterState:
         found = self.seen.get(key)
         return self.began if found is None else found.changed
 
+    def evidence_of(self, round_: Round) -> dict[str, HangEvidence]:
+        """Return the evidence that the hosts of a round have written for it in these sessions, by host."""
+        found = {part.host: self.evidence.get((round_.number, part.host)) for part in round_.hosts}
+        sessions = {part.host: part.session for part in round_.hosts}
+        return {host: one for host, one in found.items() if one is not None and one.session == sessions[host]}
+
     def is_registered(self, part: RoundHost) -> bool:
         """Return whether this session of a round's host is registered now."""
         record = self.hosts.get(part.host)

@@ -7,13 +7,13 @@ is stopped, waits in the kernel, or is dead. The driver determines the culprit f
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.records.host_records import HangEvidence, RankEvidence, RankPosition
+from megatrain.contracts.records.host_records import GpuErrorRecord, HangEvidence, RankEvidence, RankPosition
 from megatrain_job.failures.hang_standing import standing_of
 from megatrain_launcher.executor.progress import RankWatch
 
@@ -43,9 +43,17 @@ def group_name(group: GroupRecord) -> str:
 
 
 def hang_evidence(
-    host: str, session: str, round_number: int, watches: Mapping[int, RankWatch], at_unix_s: float
+    host: str,
+    session: str,
+    round_number: int,
+    watches: Mapping[int, RankWatch],
+    at_unix_s: float,
+    gpu_errors: Sequence[GpuErrorRecord] = (),
 ) -> HangEvidence:
-    """Return the current evidence of this host's ranks. Ranks without a readable black box are listed as silent."""
+    """Return the current evidence of this host's ranks. Ranks without a readable black box are listed as silent.
+
+    gpu_errors: the recent errors in the kernel's log.
+    """
     members: dict[str, tuple[int, ...]] = {}
     found: list[RankEvidence] = []
     silent: list[int] = []
@@ -60,7 +68,9 @@ def hang_evidence(
             continue
         members |= groups
         found.append(evidence)
-    return HangEvidence(host, session, round_number, at_unix_s, members, tuple(found), tuple(silent))
+    return HangEvidence(
+        host, session, round_number, at_unix_s, members, tuple(found), tuple(silent), gpu_errors=tuple(gpu_errors)
+    )
 
 
 def _is_at_storage(progress: Progress) -> bool:

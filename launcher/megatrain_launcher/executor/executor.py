@@ -41,6 +41,8 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.health.context import Places
+from megatrain_launcher.health.kernel_log import recent_gpu_errors
 from megatrain_launcher.liveness import OrderDelivery, unfit_after_s
 
 _logger = logging.getLogger(__name__)
@@ -186,6 +188,7 @@ def _start_check_queue(
 def _start_follower(
     settings: ExecutorSettings, joined: JoinedHost, writer: StatusWriter, check_queue: CheckQueue
 ) -> RoundFollower:
+    has_gpus = settings.config.runtime.device != "cpu"
     parts = FollowerParts(
         host=settings.host,
         state=joined.local.state,
@@ -196,6 +199,7 @@ def _start_follower(
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=partial(_publish, writer, joined.local.crash),
+        gpu_errors=partial(recent_gpu_errors, Places().kernel_log) if has_gpus else lambda: (),
         check=check_queue.obey,
     )
     return RoundFollower(parts, joined.seen_command)

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.contracts.records.diag_records import DiagSettings
-from megatrain.contracts.records.host_records import HangEvidence, Stall
+from megatrain.contracts.records.host_records import GpuErrorRecord, HangEvidence, Stall
 from megatrain.contracts.records.rounds import HostCommand
 from megatrain.fencing.fence import Deadlines, FenceAction, FenceRule, LeaseView, StepSilence, fence, step_silence
 from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
@@ -98,6 +98,8 @@ class FollowerParts:
     """The settings for the ranks' recording until etcd has other ones."""
     publish: Callable[[HangEvidence], None]
     """Publishes evidence for the driver."""
+    gpu_errors: Callable[[], tuple[GpuErrorRecord, ...]]
+    """Reads the recent errors of the host's GPUs. Must not block."""
     check: Callable[[HostCommand, Callable[[], None]], None]
     """Starts health checks for a command; calls the function when their report is queued. Must not block."""
 
@@ -237,7 +239,8 @@ class RoundFollower:
     def _publish(self, followed: _Followed) -> None:
         session = self._parts.membership.session
         watches = followed.progress.watches
-        found = hang_evidence(self._parts.host, session, followed.number, watches, time.time())
+        errors = self._parts.gpu_errors()
+        found = hang_evidence(self._parts.host, session, followed.number, watches, time.time(), errors)
         # check after reading the ranks; otherwise a rank that the halt killed could appear to be the culprit
         if not self._parts.orders.is_halted(followed.number):
             self._parts.publish(found)

@@ -1,6 +1,7 @@
-"""Checks the kernel's log for recent GPU errors: NVIDIA's Xid messages, which later queries of the driver do not show.
+"""Reads recent GPU errors from the kernel's log: NVIDIA's Xid messages, which later queries of the driver do not show.
 
-The log has them with the time since boot. Without permission to read the log, the check is skipped.
+The log has them with the time since boot. Without permission to read the log, the check is skipped, and a hang is
+judged without them.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.contracts.records.host_records import GpuErrorRecord
 from megatrain.formatting import count_text
-from megatrain_job.failures.xids import XidKind, xid_of
+from megatrain_job.failures.xids import Xid, XidKind, xid_of
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
@@ -23,6 +26,19 @@ _MAX_BYTES = 32 << 20
 _XID = re.compile(rb"NVRM: Xid \((?P<gpu>[^)]*)\):? (?P<number>\d+)(?P<text>.*)")
 _LINE = re.compile(rb"\d+,\d+,(?P<since_boot_us>\d+)[^;]*;(?P<text>.*)")
 _MAX_NAMED = 3
+_MAX_KEPT = 32
+"""Of all GPUs of a host: a broken one repeats the same few numbers."""
+_MAX_TEXT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class XidMessage:
+    """A message of the GPU driver. `text`: what follows the number. `age_s`: the time since the message."""
+
+    gpu: str
+    text: str
+    age_s: float
+    xid: Xid
 
 
 def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[HealthFinding, ...]:
@@ -60,6 +76,43 @@ def read_kernel_log(path: Path) -> list[bytes]:
     return records
 
 
+def xid_messages(lines: Iterable[bytes], now_s: float) -> Iterator[XidMessage]:
+    """Yield the messages of the GPU driver in lines of the kernel's log. `now_s`: the time since boot."""
+    for line in lines:
+        record = _LINE.match(line)
+        found = _XID.search(record["text"]) if record else None
+        if record is not None and found is not None:
+            text = found["text"].decode(errors="replace")
+            age_s = max(0.0, now_s - int(record["since_boot_us"]) / 1e6)
+            yield XidMessage(found["gpu"].decode(errors="replace"), text, age_s, xid_of(int(found["number"]), text))
+
+
+def recent_gpu_errors(path: Path) -> tuple[GpuErrorRecord, ...]:
+    """Return the errors of the last hour in the kernel's log; empty if it cannot be read."""
+    try:
+        lines = read_kernel_log(path)
+    except OSError:
+        return ()
+    return gpu_error_records(lines, time.clock_gettime(time.CLOCK_MONOTONIC))
+
+
+def gpu_error_records(lines: Iterable[bytes], now_s: float) -> tuple[GpuErrorRecord, ...]:
+    """Return the errors within RECENT_S, oldest first; of each GPU and number, the newest.
+
+    `now_s`: the time since boot. Errors of a GPU before a message that it needs no recovery any more are left out.
+    """
+    found: dict[tuple[str, int], GpuErrorRecord] = {}
+    for message in xid_messages(lines, now_s):
+        if message.xid.kind is XidKind.RECOVERED:
+            found = {key: error for key, error in found.items() if key[0] != message.gpu}
+        elif message.age_s <= RECENT_S:
+            number = message.xid.number
+            error = GpuErrorRecord(message.gpu, number, message.text[:_MAX_TEXT], message.age_s)
+            found.pop((message.gpu, number), None)
+            found[message.gpu, number] = error
+    return tuple(found.values())[-_MAX_KEPT:]
+
+
 def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
     """Return the finding from the Xid messages. `now_s`: the time since boot.
 
@@ -67,20 +120,14 @@ def judge_kernel_log(lines: Iterable[bytes], now_s: float) -> HealthFinding:
     """
     broken: list[tuple[str, str]] = []
     handled: list[str] = []
-    for line in lines:
-        record = _LINE.match(line)
-        xid = _XID.search(record["text"]) if record else None
-        if record is None or xid is None:
-            continue
-        gpu = xid["gpu"].decode(errors="replace")
-        kind = xid_of(int(xid["number"]), xid["text"].decode(errors="replace"))
-        age_s = max(0.0, now_s - int(record["since_boot_us"]) / 1e6)
-        error_text = f"Xid {kind.number} of GPU {gpu} {age_s:.0f} s ago"
-        if kind.kind is XidKind.RECOVERED:
+    for message in xid_messages(lines, now_s):
+        kind, gpu, is_recent = message.xid.kind, message.gpu, message.age_s <= RECENT_S
+        error_text = f"Xid {message.xid.number} of GPU {gpu} {message.age_s:.0f} s ago"
+        if kind is XidKind.RECOVERED:
             broken = [(other, error) for other, error in broken if other != gpu]
-        elif kind.kind is XidKind.HARDWARE and age_s <= RECENT_S:
+        elif kind is XidKind.HARDWARE and is_recent:
             broken.append((gpu, error_text))
-        elif kind.kind is XidKind.HANDLED and age_s <= RECENT_S:
+        elif kind is XidKind.HANDLED and is_recent:
             handled.append(error_text)
     if broken:
         named = ", ".join(error for _, error in broken[-_MAX_NAMED:])

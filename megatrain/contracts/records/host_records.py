@@ -207,6 +207,19 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuErrorRecord:
+    """An error of a GPU in the kernel's log: one of NVIDIA's Xid messages."""
+
+    gpu: str
+    """Its PCI address."""
+    number: int
+    text: str
+    """The message after the number, cut to a bounded length."""
+    age_s: float
+    """Seconds from the message to the evidence, by this host's clock."""
+
+
+@dataclass(frozen=True, slots=True)
 class HangEvidence:
     """One host's evidence on a stuck round. `silent`: ranks without a readable black box."""
 
@@ -221,6 +234,8 @@ class HangEvidence:
     is_after_halt: bool = False
     """Taken after the stop of the workers began: processes may be dead, and ranks may have left the operation they
     waited in because others were killed."""
+    gpu_errors: tuple[GpuErrorRecord, ...] = ()
+    """The recent errors of the host's GPUs, oldest first; empty if the kernel's log cannot be read."""
 
 
 class CheckOutcome(StrEnum):

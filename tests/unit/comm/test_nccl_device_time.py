@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ from megatrain.contracts.black_box.values import Record, RecordFlag
 from megatrain.contracts.layout import Holders, Layout
 from tests.helpers.simulated_device import Simulation
 from tests.helpers.simulated_ranks import DURATIONS_MS, LAUNCH_NS, MS, READ_NS, BoxedRank, receive
+from tests.helpers.source_tree import ROOT
 
 RESOLUTION_NS = 600
 """Of the driver's event times, floats of milliseconds, within a few seconds."""
+GAP_NS = 7_000
 FLOATS, HALVES = torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)
 
 
@@ -154,6 +157,44 @@ def test_recorded_times_are_those_of_the_device(program: Program, make_ranks: Ma
             for record, truth in zip(sorted(recorded, key=lambda one: one.start_ns), expected, strict=True):
                 assert record.start_ns - LAUNCH_NS == pytest.approx(truth.begin_ns, abs=RESOLUTION_NS), operation
                 assert record.duration_ns == pytest.approx(truth.length_ns, abs=RESOLUTION_NS), operation
+
+
+def documented_bounds() -> dict[str, tuple[int, float]]:
+    """Return by kind of operation the bound in the reference: a number of gaps, and ns."""
+    text = (ROOT / "docs/reference/events.md").read_text(encoding="ascii")
+    rows = re.findall(r"^\| (compute|collective|message)\b.*\| (\d*) ?g \+ ([\d.]+) us \|$", text, re.MULTILINE)
+    return {kind: (int(gaps or 1), 1000 * float(microseconds)) for kind, gaps, microseconds in rows}
+
+
+def kind_of(operation: str) -> str:
+    known = Operation(operation)
+    return "message" if known.is_point_to_point else "collective" if known.is_collective else "compute"
+
+
+@pytest.mark.parametrize("program", [reduce_under_backward, rounded_sums, shared_stream, messages])
+def test_errors_of_times_are_within_the_documented_bounds(program: Program, make_ranks: MakeRanks) -> None:
+    bounds = documented_bounds()
+    assert bounds.keys() == {"compute", "collective", "message"}
+    simulation, ranks = make_ranks(2)
+    simulation.gap_ns = GAP_NS
+    for rank in ranks:
+        program(rank)
+    simulation.run(LAUNCH_NS)
+
+    errors: dict[str, list[float]] = {}
+    for rank in ranks:
+        records = sorted(records_of(rank), key=lambda one: one.start_ns)
+        for operation in {one.operation for one in records}:
+            recorded = [one for one in records if one.operation == operation]
+            for record, truth in zip(recorded, true_times(rank, NAMES.get(operation, (operation,))), strict=True):
+                assert record.duration_ns is not None
+                late_ns = truth.begin_ns - (record.start_ns - LAUNCH_NS)
+                long_ns = record.start_ns - LAUNCH_NS + record.duration_ns - truth.begin_ns - truth.length_ns
+                errors.setdefault(kind_of(operation), []).extend((late_ns, long_ns))
+    for kind, found in errors.items():
+        gaps, resolution_ns = bounds[kind]
+        assert min(found) > -resolution_ns, "a recorded time contains the true one"
+        assert max(found) == pytest.approx(gaps * GAP_NS, abs=resolution_ns), f"{kind}: the bound is reached"
 
 
 def test_all_members_transfer_as_long_as_the_last_to_begin(make_ranks: MakeRanks) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import StepBatch
 from tests.helpers.step_plans import step_plan
+from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S
 
 
@@ -201,3 +203,9 @@ def test_read_that_does_not_return_is_abandoned_with_a_warning(caplog: pytest.Lo
         prefetcher.close()
     assert not thread.is_alive()
     assert not caplog.records
+
+
+def test_thread_that_cannot_start_is_reported_with_a_way_out() -> None:
+    text = "^the thread that reads the next steps could not be started: can't start new thread .*; data.prefetch=0 "
+    with no_thread_starts(), pytest.raises(MegatrainError, match=text):
+        Prefetcher(batch, plans(), 2)

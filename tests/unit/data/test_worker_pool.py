@@ -18,13 +18,15 @@ from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.data.worker_pool import BLOCKS_PER_WORKER, in_processes, in_threads
 from tests.helpers.child_process import in_child
 from tests.helpers.processes import ChildProcesses
+from tests.helpers.thread_starts import no_thread_starts
 
 BAD = 5
 NUM_WORKERS = 2
 
 Pool = Callable[[Callable[[int], Any], Iterable[int], int], Generator[tuple[int, Any]]]
 processes: Pool = partial(in_processes, task="counts", hint="count again")
-both = pytest.mark.parametrize("pool", [in_threads, processes], ids=["threads", "processes"])
+threads: Pool = partial(in_threads, task="counts", hint="count again")
+both = pytest.mark.parametrize("pool", [threads, processes], ids=["threads", "processes"])
 
 
 def square(number: int) -> int:
@@ -134,6 +136,15 @@ def test_a_process_that_cannot_start_is_named_with_the_hint() -> None:
         assert children.running() == set()
 
     assert in_child(start_two) == 0
+
+
+@both
+def test_a_thread_that_cannot_start_is_reported_with_the_hint(pool: Pool) -> None:
+    children = ChildProcesses()
+    text = "^one of 2 threads, of which each counts, could not be started: can't start new thread .*; count again$"
+    with no_thread_starts(), pytest.raises(MegatrainError, match=text):
+        list(pool(square, range(9), NUM_WORKERS))
+    assert children.running() == set()
 
 
 def test_work_that_hangs_ends_with_the_results() -> None:

@@ -58,7 +58,7 @@ def test_first_failure_has_the_response_of_its_code_and_label() -> None:
         (77, "", "stop", False, False),
     ]:
         found = respond(facts(failure(code=code, label=label)), (), POLICY, NOW)
-        reported = (found.action, found.is_cordoned, found.needs_health_check)
+        reported = (found.action, found.is_cordoned, bool(found.checked))
         assert reported == (action, is_cordoned, needs_health_check), (code, label)
         assert found.culprit_hosts == ("b",), (code, label)
         assert found.culprit_ranks == (2,), (code, label)
@@ -105,6 +105,22 @@ def test_only_the_host_that_hangs_again_is_evicted() -> None:
     hang = replace(facts(kind=IncidentKind.HANG), suspects=("a", "b"), suspect_ranks=(1, 3))
     found = respond(hang, (past(60, "hang", kind=IncidentKind.HANG),), POLICY, NOW)
     assert (found.action, found.culprit_hosts, found.cordoned) == ("evict", ("a", "b"), ("b",))
+
+
+def test_hang_evicts_the_culprit_whose_log_shows_broken_hardware() -> None:
+    hang = replace(facts(kind=IncidentKind.HANG), suspects=("a", "b"), suspect_ranks=(1, 3))
+    broken = failure(label="gpu_hardware")
+    before = (past(60, "hang", hosts=("a",), kind=IncidentKind.HANG),)
+    for name, one, history, cordoned, ending in [
+        ("of a culprit", broken, (), ("b",), ": b is broken"),
+        ("of a victim", replace(broken, is_cascade=True), (), (), "held up all others"),
+        ("of no host of the round", replace(broken, rank=9), (), (), "held up all others"),
+        ("of the program", failure(label="user_code"), (), (), "held up all others"),
+        ("beside one that hangs often", broken, before, ("b", "a"), ": b is broken; a for the 2nd time within an hour"),
+    ]:
+        found = respond(replace(hang, failures=(one,)), history, POLICY, NOW)
+        assert (found.action, found.cordoned) == ("evict" if cordoned else "restart", cordoned), name
+        assert found.reason.endswith(ending), name
 
 
 THRICE = [past(600, hosts=("b",), step=1), past(300, kind=IncidentKind.HOST_LOST, hosts=("b",), step=2, action="evict")]

@@ -1,30 +1,40 @@
 """A kernel hangs on one GPU, and the hosts of all ranks run ahead: the driver names the rank whose GPU stopped.
 
 Eight ranks (pp 2, dp 2, tp 2) launch two steps on simulated GPUs, through the communicator of NCCL. Then one piece of
-work hangs. Each rank's own recorder writes what its GPU has reached, the executor's code reads it, the driver's judges.
+work hangs. Each rank's own recorder writes what its GPU has reached, the executor's code reads it, the driver's judges,
+also with errors of a GPU in a host's kernel log, up to the driver's decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.records.host_records import HangEvidence
+from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_launcher.driver.hangs import CulpritFinding, find_culprit
+from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.progress import RankWatch
+from megatrain_launcher.health.kernel_log import gpu_error_records
+from tests.helpers.driver_story import begin, go_on, go_on_until, incidents, members, stall
 from tests.helpers.simulated_device import NEVER, Simulation, Work
+from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_ranks import LAUNCH_NS, BoxedRank, SimulatedTraining
 
 LAYOUT = Layout(pp_size=2, dp_size=2, tp_size=2)
 HOSTS = ("a", "b", "c", "d")
 UNRECORDED = "work between recorded operations"
 PARTS = tuple(RoundHost(host, f"{host}-1", host, 2 * index, 2) for index, host in enumerate(HOSTS))
+NO_ERRORS: Mapping[str, str] = {}
+POLICY = Policy(min_hosts=4, max_hosts=4, num_workers=2, feasible_counts={4: 1}, join_timeout_s=60.0)
+BUS = "79, GPU has fallen off the bus."
 ROUND = Round(1, 8, PARTS, "a", 1, "", "", 0.0)
 
 
@@ -41,8 +51,11 @@ class Job:
         """Return the number-th work of this name on a rank's device."""
         return [one for one in self.trainers[rank].one.device.all_work() if one.name == name][number]
 
-    def evidence(self, silent: Iterable[str] = ()) -> CulpritFinding:
-        """Let the devices work until nothing moves; return what the driver makes of it."""
+    def reports(self, silent: Iterable[str] = (), errors: Mapping[str, str] = NO_ERRORS) -> dict[str, HangEvidence]:
+        """Let the devices work until nothing moves; return the evidence of each host that is not silent.
+
+        errors: a message in the kernel's log of a host, 5 s before the evidence.
+        """
         self.simulation.run(LAUNCH_NS)
         watches: dict[str, dict[int, RankWatch]] = {host: {} for host in HOSTS if host not in silent}
         for trainer in self.trainers:
@@ -54,11 +67,19 @@ class Job:
             if HOSTS[rank // 2] in watches:
                 watches[HOSTS[rank // 2]][rank] = watch = RankWatch(trainer.one.path, rank, 1)
                 watch.poll()
-        found = {host: hang_evidence(host, f"{host}-1", 1, one, 0.0) for host, one in watches.items()}
+        logs = {host: [f"4,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): {text}".encode()] for host, text in errors.items()}
+        found = {
+            host: hang_evidence(host, f"{host}-1", 1, one, 0.0, gpu_error_records(logs.get(host, ()), 10.0))
+            for host, one in watches.items()
+        }
         for one in watches.values():
             for watch in one.values():
                 watch.close()
-        return find_culprit(ROUND, found)
+        return found
+
+    def evidence(self, silent: Iterable[str] = ()) -> CulpritFinding:
+        """Return what the driver makes of the hosts' evidence."""
+        return find_culprit(ROUND, self.reports(silent))
 
 
 @pytest.fixture
@@ -166,3 +187,41 @@ def test_host_that_launches_nothing_is_named(idle_job: Job) -> None:
 
     assert (found.ranks, found.confidence) == ((5,), "certain")
     assert found.sentences[1] == "rank 5 is at step 1 in data-wait"
+
+
+@pytest.mark.parametrize(
+    ("hangs", "errors", "ranks", "culprit", "confidence", "evicted"),
+    [
+        ("forward", {}, (3,), 1, "certain", False),
+        ("forward", {"b": BUS}, (3,), 1, "certain", True),
+        ("forward", {"c": BUS}, (3,), 1, "certain", False),
+        ("tp all_gather", {}, (), None, "weak", False),
+        ("tp all_gather", {"b": BUS}, (), 1, "likely", True),
+        ("tp all_gather", {"d": BUS}, (), None, "weak", False),
+    ],
+)
+def test_driver_evicts_the_host_whose_gpu_hangs_and_is_broken(
+    job: Job, hangs: str, errors: dict[str, str], ranks: tuple[int, ...], culprit: int | None, confidence: str,
+    evicted: bool,
+) -> None:  # fmt: skip
+    work = job.work(3, hangs, 1)
+    for one in [work] if work.meeting is None else work.meeting.members:
+        one.duration_ns = NEVER
+    reports = job.reports(errors=errors)
+
+    cluster = begin(POLICY, num_hosts=5)
+    first = members(cluster, 1)
+    stall(cluster, *first)
+    go_on(cluster, 0.4)
+    for part, found in zip(cluster.rounds()[1].hosts, reports.values(), strict=True):
+        own = replace(found, host=part.host, session=part.session)
+        cluster.etcd.put(KEYS.evidence(1, part.host), encode(own))
+    go_on_until(cluster, lambda: 2 in cluster.rounds() and cluster.is_training(), 60.0)
+
+    (incident,) = incidents(cluster)
+    named = () if culprit is None else (first[culprit],)
+    assert (incident.culprit_ranks, incident.culprit_hosts, incident.confidence) == (ranks, named, confidence)
+    assert [host for host in first if KEYS.cordon(host) in cluster.etcd.items] == (list(named) if evicted else [])
+    # a host that must pass its checks is replaced, too, but not cordoned
+    assert set(first) - set(members(cluster, 2)) == {first[HOSTS.index(host)] for host in errors}
+    assert any("reported Xid" in text for text in incident.evidence) == bool(errors)

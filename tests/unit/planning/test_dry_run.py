@@ -32,7 +32,8 @@ from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
 
 plan = plan_run(load_config(Path(sys.argv[1])).config)
-print(json.dumps({"plan": plan.to_dict(), "text": render(plan)}))
+zero_2 = plan_run(load_config(Path(sys.argv[1]), ["--parallel.zero_stage=2"]).config)
+print(json.dumps({"plan": plan.to_dict(), "text": render(plan), "zero_2": zero_2.to_dict()}))
 """
 
 
@@ -113,6 +114,27 @@ def test_plan_has_the_memory_of_a_rank(output: dict[str, Any]) -> None:
         assert memory["optimizer"] == 3 * memory["gradients"] // 192  # sharded by ZeRO-1
         assert memory["total"] == sum(kinds)
         assert min(kinds[:-1]) > 0
+
+
+@pytest.mark.slow
+def test_zero_2_sends_gradients_once_a_micro_batch(output: dict[str, Any]) -> None:
+    """A reduce-scatter of n ranks sends (n - 1) / n of the sum; ZeRO-2 does one for each of 32 micro-batches."""
+    # 12 blocks a stage, 12 hidden_size^2 weights each besides biases and norms, cut in 8; sums in fp32 over 192 ranks
+    formula = 12 * 12 * 12288**2 // 8 * 4 * 191 // 192
+    sent = {}
+    for name in ("plan", "zero_2"):
+        (middle,) = (stage for stage in output[name]["stages"] if stage["name"] == "middle")
+        sent[name] = {(one["group"], one["what"]): one["num_bytes"] for one in middle["traffic"]}
+    of_step, of_micro_batches = (sent[name].pop(("dp", "gradients")) for name in ("plan", "zero_2"))
+
+    assert of_micro_batches == 32 * of_step
+    assert of_step == pytest.approx(formula, rel=1e-3)
+    assert sent["plan"] == sent["zero_2"], "all else is sent as with ZeRO-1"
+    rounded = [float(f"{num_bytes / 1e9:.2g}") for num_bytes in (of_micro_batches, of_step)]
+    stated = f"send {rounded[0]:g} GB", f"sends {rounded[1]:g} GB"
+    for path in (CONFIG, ROOT / "docs/guides/planning.md"):
+        text = " ".join(path.read_text().replace("#", " ").split())
+        assert all(figure in text for figure in stated), (path, stated)
 
 
 @pytest.mark.slow

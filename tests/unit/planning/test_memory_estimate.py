@@ -38,6 +38,8 @@ CASES: dict[str, dict[str, Any]] = {
     "selective": LLAMA | {"parallel.recompute": "selective"},
     "z-loss and label smoothing": {"train.z_loss": 1e-4, "train.label_smoothing": 0.1},
     "FP8": LLAMA | {"fp8.recipe": "tensorwise"},
+    "FP8, one micro-batch": LLAMA | {"fp8.recipe": "tensorwise", "batch.global_batch_size": 4},
+    "FP8, ZeRO-2": LLAMA | {"fp8.recipe": "tensorwise", "parallel.zero_stage": 2},
     "FP8, delayed, selective": LLAMA
     | {"fp8.recipe": "tensorwise", "fp8.scaling": "delayed", "parallel.recompute": "selective"},
     "FP8 by row, full recompute": LLAMA | {"fp8.recipe": "rowwise", "parallel.recompute": "full"},

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable
 
 import pytest
 
+from megatrain.contracts.black_box.encoding import Word
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import RecordFlag
+from megatrain.telemetry.device_spans import DeviceSpans
 from megatrain.telemetry.timers import MAX_EVENTS, DeviceTimer, Lane
+from tests.helpers.waiting import wait_until
 from tests.unit.telemetry.conftest import Boxed
 
 MS = 1_000_000
@@ -24,6 +28,8 @@ class FakeDevice:
         self.events: list[FakeEvent] = []
         self.queue: list[FakeEvent | int] = []
         self.num_synchronized = 0
+        self.error: Exception | None = None
+        """What the query of an event raises."""
 
     def event(self) -> FakeEvent:
         self.events.append(FakeEvent(self))
@@ -59,6 +65,8 @@ class FakeEvent:
         self.device.queue.append(self)
 
     def query(self) -> bool:
+        if self.device.error is not None:
+            raise self.device.error
         return self.device_ns is not None
 
     def elapsed_time(self, end_event: FakeEvent, /) -> float:
@@ -244,3 +252,52 @@ def test_ended_device_spans_do_not_pile_up_between_steps(boxed: Callable[..., Bo
     assert len(recorder._totals.ended) <= 4096
     recorder.set_step(0)
     assert recorder.complete_step().totals[Operation.FORWARD_COMPUTE].count == 2 * 4096
+
+
+def test_failed_queries_lose_no_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    timer = device.timer()
+    stretch(device, timer, 1, MS, lane=(3, 0))
+    stretch(device, timer, 2, MS, lane=(4, 0))
+    device.run()
+
+    def fail() -> bool:
+        raise RuntimeError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device.events[-1], "query", fail)
+        with pytest.raises(RuntimeError, match="no answer"):
+            timer.resolved()
+    assert [token for token, *_ in timer.resolved()] == [1, 2]
+
+
+def test_follower_survives_failed_polls_and_logs_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    device = FakeDevice()
+    words = memoryview(bytearray(8 * (max(Word) + 1))).cast("q")
+    reached: list[RecordFlag] = []
+    open_span = (0, 3, 0, 0, 0, 7)
+    spans = DeviceSpans(
+        device.timer(), words, {}, lambda token, word, flags: reached.append(flags), lambda span, times: None,
+        follow_after_ns=1_000,
+    )  # fmt: skip
+    spans.start(1, 3, 0)
+    device.launch(MS)
+    spans.launched(1, open_span)
+    end = device.queue.pop()
+    device.run()
+    device.error = RuntimeError("CUDA error: unknown error")
+    with caplog.at_level(logging.WARNING, "megatrain.telemetry"):
+        spans.start_following()
+        wait_until(lambda: spans.num_failed_polls > 2, "failed polls")
+        assert (reached, words[Word.DEVICE_SEEN_NS]) == ([], 0), "nothing is known of the device"
+        device.error = None
+        wait_until(lambda: words[Word.DEVICE_SEEN_NS] > 0, "a poll that succeeds")
+        device.queue.append(end)
+        device.run()
+        spans.close()
+
+    assert reached[0] == RecordFlag.DEVICE_BEGUN
+    first = "the device cannot be polled (CUDA error: unknown error): "
+    first += "until a poll succeeds, a hang is judged by what the host launched"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [first, f"{spans.num_failed_polls} polls of the device failed"]

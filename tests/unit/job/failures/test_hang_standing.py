@@ -112,6 +112,11 @@ CASES = {
         (launched(GATHER, DONE | BEGUN, DP, 4), launched(GATHER, DONE | AWAITED, DP, 5)),
         "params-all-gather", (DP, 4), False, entered=ENTERED | {DP: 4},
     ),
+    "nor behind a collective along another axis": Case(
+        (launched(REDUCE, DONE | BEGUN, DP, 5), launched(GATHER, DONE | BEGUN, TP, 39),
+         launched(SUM, DONE | AWAITED, TP, 40)),
+        "params-all-gather", (TP, 39), False, entered=ENTERED | {TP: 39},
+    ),
     "it is not queued behind a message, which has a stream of its own": Case(
         (launched(RECEIVE, DONE | BEGUN, LINK, 9), launched(GATHER, DONE | BEGUN, DP, 4),
          launched(GATHER, DONE | AWAITED, DP, 5)),
