@@ -10,7 +10,6 @@ that are streamed for every step. The hot path takes no lock and costs one to tw
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from itertools import count, pairwise
 from pathlib import Path
@@ -44,7 +43,7 @@ from megatrain.contracts.black_box.values import (
 )
 from megatrain.telemetry.black_box_writer import BlackBoxWriter, open_writer
 from megatrain.telemetry.device_spans import DEVICE_POSITION, DeviceSpans, OpenSpan
-from megatrain.telemetry.step_summary import OperationTotals, StepSummary, TotalsBuilder
+from megatrain.telemetry.step_summary import OperationTotals, StepSummary, TotalsBuilder, TypicalStep
 
 if TYPE_CHECKING:
     from megatrain.telemetry.timers import DeviceTimer, DeviceTimes
@@ -54,8 +53,6 @@ _LOW_32 = 2**32 - 1
 _FOLD_EVERY = 4096
 _MAX_TOTALS = 16
 """The most rows that are streamed per rank and step."""
-_STEPS_REMEMBERED = 31
-"""The median of this many steps is the typical step: an odd number, small enough to follow a new speed soon."""
 _FLAGS_SHIFT = 16
 """The position of the flags in a record's last word: group, flags, check."""
 _RING_WORD = RING_OFFSET // 8
@@ -127,9 +124,7 @@ class Recorder:
         self._step_started_ns = monotonic_ns()
         self._phase = Phase.INIT
         self._phase_began_ns = self._step_started_ns
-        self._work = 1
-        self._durations: deque[tuple[int, int]] = deque(maxlen=_STEPS_REMEMBERED)
-        """(nanoseconds, work) of the last steps."""
+        self._typical_step = TypicalStep()
         self._summary: StepSummary | None = None
         self._changing_flags = threading.Lock()
         self._device: DeviceSpans | None = None
@@ -340,19 +335,9 @@ class Recorder:
             self._device.resolve()
 
     def set_work(self, work: int) -> None:
-        """State how much this step computes, in any unit that is the same in all steps.
-
-        The typical time is that of a step with this work: times of steps with less work are scaled up to it, so that
-        the first step of a larger batch does not count as hung. Times of steps with more work count as they are.
-        """
-        if work != self._work:
-            self._work = work
-            self._update_median()
-
-    def _update_median(self) -> None:
-        if self._durations:
-            expected = sorted(max(duration, duration * self._work // work) for duration, work in self._durations)
-            self._words[Word.MEDIAN_STEP_NS] = expected[len(expected) // 2]
+        """State how much this step computes; see TypicalStep.set_work."""
+        self._typical_step.set_work(work)
+        self._words[Word.MEDIAN_STEP_NS] = self._typical_step.median_ns
 
     def complete_step(self) -> StepSummary:
         """End the step, which watchers read as the heartbeat of the rank. Writes the step's totals to the black box.
@@ -363,12 +348,11 @@ class Recorder:
         now = monotonic_ns()
         if self._device is not None:
             self._device.resolve()
-        duration = now - self._step_started_ns
-        words = self._words
+        duration, words = now - self._step_started_ns, self._words
         words[Word.LAST_STEP_NS] = duration
         if self._summary is not None:
-            self._durations.append((duration, self._work))
-            self._update_median()
+            self._typical_step.add(duration)
+            words[Word.MEDIAN_STEP_NS] = self._typical_step.median_ns
         words[Word.COMPLETED_NS] = now
         words[Word.COMPLETED_STEP] = self._step
         self._summary = StepSummary(self._step, self._step_started_ns, duration, self._totals.take())

@@ -10,7 +10,11 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
+from megatrain.contracts.black_box.encoding import NO_VALUE
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
+
+_STEPS_REMEMBERED = 31
+"""The median of this many steps is the typical step: an odd number, small enough to follow a new speed soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +98,34 @@ class TotalsBuilder:
 def _empty_sums() -> list[list[int]]:
     """Return [sum, longest, count, bytes, attended, spans without a known attended time] for each operation number."""
     return [[0] * 6 for _ in range(MAX_OPERATIONS)]
+
+
+class TypicalStep:
+    """The median time of the last steps, for a step that computes as much as the present one."""
+
+    def __init__(self) -> None:
+        self.median_ns = NO_VALUE
+        """NO_VALUE before the second step."""
+        self._work = 1
+        self._durations: deque[tuple[int, int]] = deque(maxlen=_STEPS_REMEMBERED)
+        """(nanoseconds, work) of each step."""
+
+    def set_work(self, work: int) -> None:
+        """State how much the present step computes, in any unit that is the same in all steps.
+
+        Times of steps with less work are scaled up to it, so that the first step of a larger batch does not count as
+        hung. Times of steps with more work count as they are.
+        """
+        if work != self._work:
+            self._work = work
+            self._update()
+
+    def add(self, duration_ns: int) -> None:
+        """Count the present step."""
+        self._durations.append((duration_ns, self._work))
+        self._update()
+
+    def _update(self) -> None:
+        if self._durations:
+            expected = sorted(max(duration, duration * self._work // work) for duration, work in self._durations)
+            self.median_ns = expected[len(expected) // 2]
