@@ -63,8 +63,8 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
     faults = gpu_faults(evidence)
     if not suspects and round_.world_size == 1:
         alone = ["the only rank makes no progress", *(fault.text for fault in faults.values())]
-        sentences = _cut([*alone, *_step_sentences(known, (0,)), *complaints])
-        return CulpritFinding((0,), _hosts(round_, (0,)), Confidence.CERTAIN, sentences)
+        whole = _cut([*alone, *_step_sentences(known, (0,)), *complaints])
+        return CulpritFinding((0,), _hosts(round_, (0,)), Confidence.CERTAIN, whole)
     found = blame(report, suspects, host_of, faults)
     sentences = [
         report.reason, *found.reasons, *_step_sentences(known, found.ranks), *_collective_sentences(report), *complaints
