@@ -22,6 +22,7 @@ from megatrain.data.indexed import IndexedDataset, data_path
 from megatrain.data.masked_samples import without_samples
 from megatrain.data.order import PackedOrder, SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.verification import verify_data
 from tests.helpers.bad_disk import break_disk
 from tests.helpers.step_plans import step_plan
 
@@ -189,3 +190,11 @@ def test_start_accepts_damage_and_refuses_another_vocabulary(prefix: Path, monke
         open_dataset(prefix, VOCAB_SIZE)
     with pytest.raises(DataError, match="is outside"):
         open_dataset(prefix, 100, replaces_bad_samples=True)
+
+
+def test_verification_names_the_first_unreadable_byte(prefix: Path, monkeypatch: Patch) -> None:
+    break_page(prefix, monkeypatch)
+    (pair,) = verify_data(prefix)
+    (problem,) = pair.problems
+    assert (problem.file, problem.offset) == (str(data_path(prefix)), 2 * BAD_POSITION)
+    assert "Input/output error" in problem.text
