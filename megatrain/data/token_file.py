@@ -33,12 +33,13 @@ class TokenFile:
             raise unopened(path, error) from error
         self.num_bytes = found.st_size
 
-    def read(self, offset: int, num_bytes: int) -> bytearray:
+    def read(self, offset: int, num_bytes: int) -> bytes:
         """Return `num_bytes` bytes from `offset` on.
 
         Raises: UnreadableError with the first byte that could not be read.
         """
-        content = bytearray()
+        # one read is the rule, and its bytes are not copied: empty bytes plus others are those others
+        content = b""
         while len(content) < num_bytes:
             place = offset + len(content)
             try:
