@@ -58,7 +58,8 @@ def _without(micro: MicroBatch, numbers: Collection[int]) -> MicroBatch:
         for sample in np.flatnonzero(is_removed_B).tolist():
             lengths = np.bincount(document_SB[:, sample])
             squared_lengths += seq_len**2 - int(lengths @ lengths)
-            num_documents -= len(lengths) - _has_padding(micro, sample)
+            # an empty document has a number and no token
+            num_documents -= int(np.count_nonzero(lengths)) - _has_padding(micro, sample)
         document_SB = np.where(is_removed_B, 0, document_SB)
     return replace(
         micro,
