@@ -37,8 +37,8 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def prefix(write_tokens: Callable[..., Path]) -> Path:
-    """Documents of 0 to 20 tokens, each token its own position in the stream."""
-    ends = np.cumsum(np.random.default_rng(3).integers(0, 21, 60))
+    """Documents of up to 20 tokens, each token its own position in the stream. An empty one is before the bad token."""
+    ends = np.sort([*np.random.default_rng(3).integers(1, 21, 60).cumsum(), BAD_POSITION, BAD_POSITION])
     return write_tokens([range(end - length, end) for length, end in zip(np.diff(ends, prepend=0), ends, strict=True)])
 
 
