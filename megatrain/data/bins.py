@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.whole_files import sync_directory, temporary_name
+from megatrain.data.bad_tokens import BadTokens, BadTokensError
 from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset, map_file
@@ -118,7 +119,7 @@ class PackedBins:
         number. A few pages of the file are read for each bin.
 
         Shapes: bins [N], results [P] of PIECE_DTYPE and [N + 1].
-        Raises: DataError when a page differs from its checksum.
+        Raises: BadTokensError when a page differs from its checksum.
         """
         places = self.pieces.nbytes + bins * _BOUND_BYTES
         self._check(places, places + 2 * _BOUND_BYTES)
@@ -133,10 +134,10 @@ class PackedBins:
         """Check the blocks that these ranges of bytes after the header touch."""
         block = self._summed.first_damaged(starts, ends)
         if block is not None:
-            raise DataError(
-                f"{self.path}: the {BLOCK_BYTES} bytes from byte {BINS_HEADER.size + block * BLOCK_BYTES} on differ "
-                f"from their checksum; the file is damaged, {self._again}"
+            reason = (
+                f"the {BLOCK_BYTES} bytes from here on differ from their checksum; the file is damaged, {self._again}"
             )
+            raise BadTokensError(BadTokens(str(self.path), BINS_HEADER.size + block * BLOCK_BYTES, None, reason))
 
     def first_wrong_sum(self) -> int | None:
         """Return the byte of the first checksum that differs from its block; None if all are right."""

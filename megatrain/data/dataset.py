@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_NAME, is_sentencepiece
 from megatrain.contracts.errors import DataError
+from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokenizer_file
@@ -22,13 +23,15 @@ from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokeni
 BLOCKS = 64
 BLOCK_TOKENS = 16384
 """BLOCKS blocks have a million tokens."""
+_STRETCH_TOKENS = 256
 _DIGITS = 32
 
 
-def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
+def open_dataset(prefix: Path, vocab_size: int, *, replaces_bad_samples: bool = False) -> IndexedDataset:
     """Return the dataset at `prefix`, for a model with `vocab_size` tokens.
 
     The ids of a million tokens spread over the file are checked here, and those of each window when it is read.
+    replaces_bad_samples: bad samples are replaced later, so half of the stretches of 256 tokens may have a bad id here.
 
     Raises: DataError when the files are damaged, meta.json states a larger vocabulary, or a token id is too large.
     """
@@ -41,8 +44,21 @@ def open_dataset(prefix: Path, vocab_size: int) -> IndexedDataset:
             f"--vocab-size {vocab_size}"
         )
     dataset = IndexedDataset(prefix, vocab_size)
-    for start in block_starts(dataset.num_tokens):
-        dataset.window(int(start), BLOCK_TOKENS)
+    length = _STRETCH_TOKENS if replaces_bad_samples else BLOCK_TOKENS
+    starts = [
+        start
+        for first in block_starts(dataset.num_tokens).tolist()
+        for start in range(first, min(first + BLOCK_TOKENS, dataset.num_tokens), length)
+    ]
+    num_bad = 0
+    for start in starts:
+        try:
+            dataset.window(start, length)
+        except BadTokensError:
+            num_bad += 1
+            # tokens of another vocabulary are bad everywhere, those of a damaged file are not
+            if not replaces_bad_samples or 2 * num_bad > len(starts):
+                raise
     return dataset
 
 
@@ -141,11 +157,9 @@ def data_digest(dataset: IndexedDataset) -> str:
     digest = hashlib.sha256()
     sizes = (dataset.num_tokens, dataset.num_sequences, dataset.num_documents, dataset.dtype.str)
     digest.update(repr(sizes).encode())
-    for array in (dataset.sequence_lengths, dataset.document_bounds, dataset.tokens):
-        _add_blocks(digest, array)
+    for array in (dataset.sequence_lengths, dataset.document_bounds):
+        for start in block_starts(len(array)).tolist():
+            digest.update(array[start : start + BLOCK_TOKENS].tobytes())
+    for start in block_starts(dataset.num_tokens).tolist():
+        digest.update(dataset.read_tokens(start, BLOCK_TOKENS).tobytes())
     return digest.hexdigest()[:_DIGITS]
-
-
-def _add_blocks(digest: hashlib._Hash, array: NDArray[Any]) -> None:
-    for start in block_starts(len(array)):
-        digest.update(array[start : start + BLOCK_TOKENS].tobytes())

@@ -1,4 +1,4 @@
-"""Token files: Megatron's .bin/.idx pair, memory-mapped. indexed_writer.py writes them.
+"""Token files: Megatron's .bin/.idx pair. indexed_writer.py writes them.
 
 .bin has the token ids of all sequences, back to back. .idx is little-endian: 9 bytes magic, uint64 version 1, uint8
 code of the id type, uint64 number of sequences, uint64 number of document bounds, then the int32 length of each
@@ -11,6 +11,7 @@ sequence (multimodal data).
 from __future__ import annotations
 
 import bisect
+import functools
 import mmap
 import os
 import struct
@@ -21,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.bad_tokens import BadTokens, BadTokensError
+from megatrain.data.token_file import TokenFile, UnreadableError, unopened
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_VERSION = 1
@@ -54,10 +57,10 @@ def index_path(prefix: Path) -> Path:
 
 
 class IndexedDataset:
-    """A memory-mapped .bin/.idx pair: one stream of tokens with the bounds of its documents.
+    """A .bin/.idx pair: one stream of tokens with the bounds of its documents.
 
-    Nothing is read ahead: the data are in the page cache, which all ranks of a host share. With `vocab_size`, the ids
-    of every window are checked when it is read.
+    The index is mapped. Nothing is read ahead: the data are in the page cache, which all ranks of a host share. With
+    `vocab_size`, the ids of every window are checked when it is read.
     """
 
     def __init__(self, prefix: Path, vocab_size: int | None = None) -> None:
@@ -74,13 +77,17 @@ class IndexedDataset:
         # the arrays of the index are not aligned, so numpy would copy all of one to search in it
         self._search_pointers = memoryview(index)[offset - self.sequence_pointers.nbytes : offset].cast("q")
         self._search_bounds = memoryview(index)[offset:].cast("q")
-        data = map_file(data_path(prefix))
-        _check_sums(self, len(data))
-        self.tokens: NDArray[Any] = np.frombuffer(data, self.dtype)
+        self._data = TokenFile(data_path(prefix))
+        _check_sums(self, self._data.num_bytes)
+
+    @functools.cached_property
+    def tokens(self) -> NDArray[Any]:
+        """All tokens, mapped. Only for programs that may end when a part of the file cannot be read."""
+        return np.frombuffer(map_file(data_path(self.prefix)), self.dtype)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens)
+        return self._data.num_bytes // self.dtype.itemsize
 
     @property
     def num_sequences(self) -> int:
@@ -129,12 +136,29 @@ class IndexedDataset:
         sequences = self.document_bounds[first_document:end_document] - first_sequence
         return self.sequence_pointers[first_sequence:end_sequence].copy()[sequences] // item
 
-    def window(self, start: int, length: int) -> NDArray[Any]:
-        """Return `length` tokens from position `start`, of the file's type and not copied.
+    def document_of(self, position: int) -> int:
+        """Return the number of the document that the token at `position` is in."""
+        sequence = bisect.bisect_right(self._search_pointers, position * self.dtype.itemsize) - 1
+        return bisect.bisect_right(self._search_bounds, sequence) - 1
 
-        Raises: DataError when an id is outside the vocabulary.
+    def read_tokens(self, start: int, length: int) -> NDArray[Any]:
+        """Return `length` tokens from position `start`, or all up to the end; of the file's type, unchecked.
+
+        Raises: BadTokensError when they cannot be read.
         """
-        tokens = self.tokens[start : start + length]
+        item = self.dtype.itemsize
+        length = max(0, min(length, self.num_tokens - start))
+        try:
+            return np.frombuffer(self._data.read(start * item, length * item), self.dtype)
+        except UnreadableError as error:
+            raise self._bad_tokens(error.offset, error.reason) from error
+
+    def window(self, start: int, length: int) -> NDArray[Any]:
+        """Return `length` tokens from position `start`, or all up to the end; of the file's type.
+
+        Raises: BadTokensError when they cannot be read, or an id is outside the vocabulary.
+        """
+        tokens = self.read_tokens(start, length)
         if self.vocab_size is not None and len(tokens):
             self._check_vocabulary(tokens, start, self.vocab_size)
         return tokens
@@ -145,10 +169,15 @@ class IndexedDataset:
         if largest >= vocab_size or smallest < 0:
             wrong = largest if smallest >= 0 else smallest
             position = start + int((tokens == wrong).argmax())
-            raise DataError(
-                f"{data_path(self.prefix)}: token id {wrong} at position {position} is outside "
-                f"model.vocab_size={vocab_size}; set model.vocab_size to the tokenizer's, or build the data again"
+            raise self._bad_tokens(
+                position * self.dtype.itemsize,
+                f"token id {wrong} at position {position} is outside model.vocab_size={vocab_size}; set "
+                "model.vocab_size to the tokenizer's, or build the data again",
             )
+
+    def _bad_tokens(self, offset: int, reason: str) -> BadTokensError:
+        document = self.document_of(offset // self.dtype.itemsize)
+        return BadTokensError(BadTokens(str(data_path(self.prefix)), offset, document, reason))
 
 
 def map_file(path: Path) -> bytes | mmap.mmap:
@@ -159,10 +188,7 @@ def map_file(path: Path) -> bytes | mmap.mmap:
                 return b""
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be read: {error.strerror}; give the prefix of a .bin/.idx pair, "
-            "such as `megatrain data build` makes"
-        ) from error
+        raise unopened(path, error) from error
 
 
 def _read_header(path: Path, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], int, int]:

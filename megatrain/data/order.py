@@ -92,7 +92,7 @@ class PackedOrder:
         return self.bins.num_bins
 
     def pieces(self, cursors: NDArray[np.int64]) -> SamplePieces:
-        """Return the pieces of samples `cursors`. Raises: DataError when the file of bins is damaged there."""
+        """Return the pieces of samples `cursors`. Raises: BadTokensError when the file of bins is damaged there."""
         epochs, indices = np.divmod(np.asarray(cursors, dtype=np.int64), self.samples_per_epoch)
         keys = _mix(_epoch_keys(self.seed, epochs) ^ np.uint64(_STREAM_PERMUTATION))
         found, bounds = self.bins.read(permuted(indices, self.samples_per_epoch, keys))

@@ -1,16 +1,17 @@
-"""Micro-batches of a step for one data-parallel rank, read directly from the memory-mapped tokens.
+"""Micro-batches of a step for one data-parallel rank, read directly from the token files.
 
 The step plan (contracts/step_plan.py) determines the samples of each micro-batch of a rank, and which micro-batches are
 empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
-and see the same data. A mixture determines the source of each sample.
+and see the same data. A mixture determines the source of each sample. A sample that cannot be used may be replaced by
+one without labels, which changes no other sample.
 Legend: S sequence, B micro-batch. Arrays are sequence-first, int64. This package loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,14 @@ from numpy.typing import NDArray
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
+from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
-from megatrain.data.order import PackedOrder, SampleOrder
+from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
 from megatrain.data.sample_sources import SampleSources
+
+_OnBad = Callable[[int, BadTokensError], None]
+"""Gets the number of a sample that cannot be used, and the error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +60,7 @@ class StepBatch:
     """One rank's micro-batches of a step.
 
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
-    each sample; None for a run with one source.
+    each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
     """
 
     cursor: int
@@ -65,6 +70,7 @@ class StepBatch:
     squared_lengths: int = 0
     num_documents: int = 0
     sources: SampleSources | None = None
+    bad_samples: tuple[BadSample, ...] = ()
 
 
 class TokenWindow(NamedTuple):
@@ -73,6 +79,10 @@ class TokenWindow(NamedTuple):
     dataset: IndexedDataset
     start: int
     num_labels: int
+
+    def read(self) -> NDArray[Any]:
+        """Return the tokens. Raises: BadTokensError when they cannot be used."""
+        return self.dataset.window(self.start, self.num_labels + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,8 @@ class BatchReader:
     """In the order of the mixture's sources; None: one that gets no samples any more."""
     mixture: Mixture
     has_document_mask: bool = False
+    replaces_bad_samples: bool = False
+    """Whether a sample whose tokens cannot be used has no labels; otherwise it is an error."""
 
     @classmethod
     def of_one(cls, dataset: IndexedDataset, order: SampleOrder, has_document_mask: bool = False) -> BatchReader:
@@ -113,20 +125,30 @@ class BatchReader:
     def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
         """Return one replica's part of a step.
 
-        Raises: DataError when a token is outside the vocabulary.
+        Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
         """
         slots = plan.slots(replica)
-        sources, indices = self.mixture.places(np.array([number for slot in slots for number in slot], dtype=np.int64))
-        samples = iter(self._samples(sources, indices))
+        numbers_N = np.array([number for slot in slots for number in slot], dtype=np.int64)
+        sources_N, indices_N = self.mixture.places(numbers_N)
+        bad: dict[int, BadTokens] = {}
+
+        def on_bad(number: int, error: BadTokensError) -> None:
+            if not self.replaces_bad_samples:
+                raise error
+            bad[number] = error.tokens
+
+        samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
                 np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
                 self.seq_len,
                 self.has_document_mask,
+                on_bad,
             )
             for slot in slots
         ]
+        places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
         return StepBatch(
             plan.cursor,
             plan.global_batch_size,
@@ -134,7 +156,8 @@ class BatchReader:
             sum(one.num_label_tokens for one in microbatches),
             sum(one.squared_lengths for one in microbatches),
             sum(one.num_documents for one in microbatches),
-            self._sample_sources(sources, microbatches),
+            self._sample_sources(sources_N, microbatches),
+            tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
         )
 
     @property
@@ -152,18 +175,25 @@ class BatchReader:
         source_MB.reshape(-1)[: len(sources)] = sources
         return SampleSources(names, source_MB, num_labels_MB)
 
-    def _samples(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[list[TokenWindow]]:
-        """Return the windows of each sample, by their places in the mixture."""
-        samples: list[list[TokenWindow]] = [[] for _ in indices]
-        for number in np.unique(sources).tolist():
-            of_source = np.flatnonzero(sources == number)
+    def _samples(
+        self, numbers_N: NDArray[np.int64], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64], on_bad: _OnBad
+    ) -> list[list[TokenWindow]]:
+        """Return the windows of each sample, by their places in the mixture. A bad sample has none."""
+        samples: list[list[TokenWindow]] = [[] for _ in indices_N]
+        for number in np.unique(sources_N).tolist():
+            of_source = np.flatnonzero(sources_N == number)
             source = self._open(number)
-            starts, labels, bounds = (part.tolist() for part in source.order.pieces(indices[of_source]))
-            for place, first, end in zip(of_source.tolist(), bounds[:-1], bounds[1:], strict=True):
-                samples[place] = [
-                    TokenWindow(source.dataset, *piece)
-                    for piece in zip(starts[first:end], labels[first:end], strict=True)
-                ]
+            try:
+                groups = [(of_source, source.order.pieces(indices_N[of_source]))]
+            except BadTokensError:
+                groups = list(_readable(source.order, of_source, numbers_N, indices_N, on_bad))
+            for places, pieces in groups:
+                starts, labels, bounds = (part.tolist() for part in pieces)
+                for place, first, end in zip(places.tolist(), bounds[:-1], bounds[1:], strict=True):
+                    samples[place] = [
+                        TokenWindow(source.dataset, *piece)
+                        for piece in zip(starts[first:end], labels[first:end], strict=True)
+                    ]
         return samples
 
     def _open(self, number: int) -> TrainingSource:
@@ -172,8 +202,31 @@ class BatchReader:
         return source
 
 
+def _readable(
+    order: SampleOrder | PackedOrder,
+    places: NDArray[np.int64],
+    numbers_N: NDArray[np.int64],
+    indices_N: NDArray[np.int64],
+    on_bad: _OnBad,
+) -> Iterator[tuple[NDArray[np.int64], SamplePieces]]:
+    """Yield each of `places` whose pieces can be read, with the pieces."""
+    for place in places[:, None]:
+        try:
+            yield place, order.pieces(indices_N[place])
+        except BadTokensError as error:
+            on_bad(int(numbers_N[place[0]]), error)
+
+
+def _refuse(number: int, error: BadTokensError) -> None:
+    raise error
+
+
 def assemble(
-    samples: Sequence[Sequence[TokenWindow]], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
+    samples: Sequence[Sequence[TokenWindow]],
+    samples_B: NDArray[np.int64],
+    seq_len: int,
+    has_document_mask: bool,
+    on_bad: _OnBad = _refuse,
 ) -> MicroBatch:
     """Return the micro-batch of these samples. The windows of a sample follow each other.
 
@@ -186,14 +239,17 @@ def assemble(
     document_SB = np.zeros(shape, dtype=np.int64) if has_document_mask else None
     num_labels_B = np.zeros(len(samples), dtype=np.int64)
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
-    num_documents = 0 if has_document_mask else sum(map(bool, samples))
+    num_documents = 0
     for sample, windows in enumerate(samples):
         place, bounds = 0, [np.zeros(1, dtype=np.int64)]
-        for dataset, start, count in windows:
-            if count == 0:
-                continue
+        try:
+            contents = [(*window, window.read()) for window in windows if window.num_labels]
+            num_documents += not has_document_mask and bool(windows)
+        except BadTokensError as error:
+            on_bad(int(samples_B[sample]), error)
+            contents = []
+        for dataset, start, count, window in contents:
             end = place + count
-            window = dataset.window(start, count + 1)
             tokens_SB[place:end, sample] = window[:-1]
             labels_SB[place:end, sample] = window[1:]
             num_labels_B[sample] += count

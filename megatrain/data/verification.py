@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.bins import PackedBins, first_difference
 from megatrain.data.dataset import tokenizer_beside, tokenizer_digest
 from megatrain.data.indexed import IndexedDataset, data_path, index_path
@@ -83,11 +84,17 @@ def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, v
                 f"{split.documents} and {split.tokens}; build the data again",
             )
         )
-    problems += _vocabulary_problems(dataset, vocab_size or (meta.vocab_size if meta is not None else None))
+    counts = (dataset.num_documents, dataset.num_tokens)
+    try:
+        problems += _vocabulary_problems(dataset, vocab_size or (meta.vocab_size if meta is not None else None))
+    except BadTokensError as error:
+        # the checks below read the mapped tokens, and the kernel ends a process that cannot read them
+        unreadable = DataProblem(error.tokens.file, error.tokens.offset, error.tokens.reason)
+        return VerifiedPair(str(prefix), *counts, (*problems, unreadable))
     if meta is not None and split is not None:
         problems += _end_problems(dataset, meta.eod_id)
     problems += _packing_problems(dataset)
-    return VerifiedPair(str(prefix), dataset.num_documents, dataset.num_tokens, tuple(problems))
+    return VerifiedPair(str(prefix), *counts, tuple(problems))
 
 
 def _packing_problems(dataset: IndexedDataset) -> Iterator[DataProblem]:
@@ -142,10 +149,13 @@ def _other_content(found: str, wanted: str) -> str:
 
 
 def _vocabulary_problems(dataset: IndexedDataset, vocab_size: int | None) -> Iterator[DataProblem]:
-    """Yield one problem for all ids outside the vocabulary: the first, and how many there are."""
+    """Yield one problem for all ids outside the vocabulary: the first, and how many there are.
+
+    Raises: BadTokensError when tokens cannot be read.
+    """
     first, num_wrong = -1, 0
     for start in range(0, dataset.num_tokens, _BLOCK_TOKENS):
-        tokens = dataset.tokens[start : start + _BLOCK_TOKENS]
+        tokens = dataset.read_tokens(start, _BLOCK_TOKENS)
         is_wrong = tokens < 0
         if vocab_size is not None:
             is_wrong |= tokens >= vocab_size

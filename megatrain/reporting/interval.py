@@ -51,6 +51,7 @@ class IntervalBuilder:
             memory_bytes=last.memory_bytes,
             num_skipped=last.num_skipped,
             consumed_tokens=last.consumed_tokens,
+            num_replaced=sum(step.num_replaced for step in done),
             sources=_source_means(done),
         )
 
@@ -62,9 +63,16 @@ def _source_means(steps: Iterable[StepReport]) -> tuple[SourceReport, ...]:
         by_name.setdefault(source.name, []).append(source)
     means = []
     for name, found in by_name.items():
-        counts = [source.num_tokens for source in found]
-        loss = _mean([source.loss for source in found], counts)
-        means.append(SourceReport(name=name, loss=loss, num_tokens=sum(counts)))
+        with_tokens = [source for source in found if source.num_tokens]
+        counts = [source.num_tokens for source in with_tokens]
+        means.append(
+            SourceReport(
+                name=name,
+                loss=_mean([source.loss for source in with_tokens], counts),
+                num_tokens=sum(counts),
+                num_replaced=sum(source.num_replaced for source in found),
+            )
+        )
     return tuple(means)
 
 

@@ -20,9 +20,11 @@ class SourceReport:
 
     name: str
     loss: float
-    """Nats per token, mean over the tokens of the source that have a label."""
+    """Nats per token, mean over the tokens of the source that have a label; NaN if there are none."""
     num_tokens: int
     """Number of the tokens of the source that have a label."""
+    num_replaced: int = 0
+    """Samples of the source that cannot be used and were replaced (data.bad_samples)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,11 @@ class StepReport:
     memory_bytes: int
     """Peak memory of the reporting rank: of its GPU, or of its process if it trains on a CPU."""
     world_size: int
+    num_replaced: int = 0
+    """Samples of this step that cannot be used and were replaced (data.bad_samples)."""
     sources: tuple[SourceReport, ...] = ()
-    """The sources with tokens in this step, in the order of the mixture; none for a run with one source."""
+    """The sources with tokens or replaced samples in this step, in the order of the mixture; none for a run with one
+    source."""
 
     def values(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,6 +90,8 @@ class IntervalReport:
     memory_bytes: int
     num_skipped: int
     consumed_tokens: int
+    num_replaced: int = 0
+    """Sum over the steps that were not skipped."""
     sources: tuple[SourceReport, ...] = ()
     """The means over the tokens of the steps that were not skipped."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +43,9 @@ _NUM_REQUESTS = len(fields(Requests))
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """The result of a step, the same on all ranks. `loss` is in nats per label token; `agreed` has the requests of all
-    ranks. `sources`: the sources with label tokens in this step, if `train_step` got the sources of the samples.
+    ranks. `sources`: the sources with label tokens or replaced samples in this step, if `train_step` got the sources of
+    the samples. `num_replaced`: the replaced samples of each source, if `train_step` got those of this rank.
+    `is_disputed`: ranks of a replica have replaced different samples, so the step has not been carried out.
     """
 
     loss: float
@@ -50,6 +53,17 @@ class StepOutcome:
     is_skipped: bool
     agreed: Requests
     sources: tuple[SourceReport, ...] = ()
+    num_label_tokens: int = 0
+    num_replaced: tuple[int, ...] = ()
+    is_disputed: bool = False
+
+
+class ReplacedSamples(NamedTuple):
+    """A rank's part of two sums over all ranks: the replaced samples of each source, and `difference`, whose sum is 0
+    if the ranks of each replica have replaced the same samples."""
+
+    difference: float
+    by_source: tuple[float, ...]
 
 
 def train_step(
@@ -63,6 +77,7 @@ def train_step(
     requests: Callable[[], Requests] = Requests,
     recorder: Recorder,
     sources: SampleSources | None = None,
+    replaced: ReplacedSamples | None = None,
     check_replicas: Callable[[], None] | None = None,
 ) -> StepOutcome:
     """Train on one global batch. `inputs` are the micro-batches of this rank's pipeline.
@@ -71,10 +86,11 @@ def train_step(
     requests: returns the requests to this rank. Called at the end of backward, before the ranks agree and update.
     sources: the source of each sample of `inputs`, given on all ranks or on none. A model that does not keep the losses
     of samples reports no source.
+    replaced: the samples that were replaced, given on all ranks or on none.
     check_replicas: called when the step has used the parameters and has not changed them yet.
     Communication: all exchanges of the step. Returns when this rank's shards are updated and the gathers at the start
-    of the schedule have started; they overlap with the fetching of the next batch. A skipped step does not update or
-    gather.
+    of the schedule have started; they overlap with the fetching of the next batch. A skipped or disputed step does not
+    update or gather.
     """
     mesh = rank_model.mesh
     # filled on the device: a copy from the host would wait until the device has finished the last step
@@ -98,19 +114,27 @@ def train_step(
         # here alone the host waits for the computation of the step, and a request that arrives until then still counts
         total_tokens, square_sum, loss_total, *of_samples = torch.cat(parts).tolist()
         by_source = _sums_by_source(sources, of_samples if samples_MB is not None else None)
-        own = [square_sum, loss_total, *map(float, astuple(requests())), *by_source]
-        square_sum, loss_total, *others = _summed(mesh, own)
-    asked, by_source = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
+        own_requests = map(float, astuple(requests()))
+        of_replaced: tuple[float, ...] = () if replaced is None else (*replaced.by_source, replaced.difference)
+        square_sum, loss_total, *others = _summed(
+            mesh, [square_sum, loss_total, *own_requests, *by_source, *of_replaced]
+        )
+    asked, others = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
+    by_source, of_replaced = others[: len(by_source)], tuple(others[len(by_source) :])
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
+    agreed = Requests(*(count > 0.0 for count in asked))
+    if of_replaced and of_replaced[-1] != 0.0:
+        return StepOutcome(loss, grad_norm, is_skipped=True, agreed=agreed, is_disputed=True)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
     rank_model.advance_fp8_scales()  # before the gathers of parameters, because this collective would queue behind them
     if not is_skipped:
         with recorder.span(Operation.OPTIMIZER):
             rank_model.optimizer.step(lr, _clip_scale(grad_norm, grad_clip))
         rank_model.pipeline.start_initial_gathers(schedule)
-    agreed = Requests(*(count > 0.0 for count in asked))
-    return StepOutcome(loss, grad_norm, is_skipped, agreed, _source_reports(sources, by_source))
+    num_replaced = tuple(map(int, of_replaced[:-1]))
+    reports = _source_reports(sources, by_source, num_replaced)
+    return StepOutcome(loss, grad_norm, is_skipped, agreed, reports, int(total_tokens), num_replaced)
 
 
 def _summed(mesh: Mesh, own: Sequence[float]) -> list[float]:
@@ -133,12 +157,17 @@ def _sums_by_source(sources: SampleSources | None, of_samples: Sequence[float] |
     return sums
 
 
-def _source_reports(sources: SampleSources | None, sums: Sequence[float]) -> tuple[SourceReport, ...]:
-    names = () if sources is None else sources.names
+def _source_reports(
+    sources: SampleSources | None, sums: Sequence[float], num_replaced: Sequence[int]
+) -> tuple[SourceReport, ...]:
+    if sources is None:
+        return ()
+    names = sources.names
+    counts_of = zip(names, sums[: len(names)], sums[len(names) :], num_replaced or (0,) * len(names), strict=True)
     return tuple(
-        SourceReport(name=name, loss=loss / count, num_tokens=int(count))
-        for name, loss, count in zip(names, sums[: len(names)], sums[len(names) :], strict=True)
-        if count > 0.0
+        SourceReport(name=name, loss=loss / count if count else math.nan, num_tokens=int(count), num_replaced=replaced)
+        for name, loss, count, replaced in counts_of
+        if count > 0.0 or replaced
     )
 
 

@@ -13,7 +13,7 @@ from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
-from megatrain.contracts.errors import NonFiniteError
+from megatrain.contracts.errors import DataError, NonFiniteError
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
@@ -23,6 +23,7 @@ from megatrain.formatting import bytes_text
 from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
+from megatrain.training.bad_samples import BadSamples
 from megatrain.training.batch_notes import batch_notes
 from megatrain.training.evaluation import Evaluations
 from megatrain.training.extensions import Callback
@@ -80,6 +81,8 @@ class StepLoop:
             parts.rank_model, parts.validation, self._phases, parts.reporter, parts.callbacks
         )
         self._replica_check = self._make_replica_check()
+        self._bad_samples: BadSamples | None = None
+        """None if the run does not replace bad samples."""
         self.is_stopped = False
         """Whether training ended early because of a request."""
 
@@ -96,6 +99,8 @@ class StepLoop:
             restored = checkpoints.restore()
         self._excluded_samples = checkpoints.stream.skipped
         self._reader = self._parts.reader.following(checkpoints.stream)
+        if self._config.data.bad_samples == "replace":
+            self._bad_samples = BadSamples(rank_model.mesh, [source.name for source in checkpoints.stream.sources])
         if restored is None:
             rank_model.initialise()
             self._print_line(f"initial weights drawn with train.seed={self._config.train.seed}")
@@ -135,7 +140,7 @@ class StepLoop:
                     batch = batches.next()
                 recorder.set_work(config.num_microbatches(layout, batch.global_batch_size))
                 with recorder.span(Operation.STEP):
-                    outcome = self._train_step(batch)
+                    batch, outcome = self._train_agreed(batch)
                 done = self._complete(batch, outcome, perf_counter() - started)
                 for observer in observers:
                     self._print_line(observer.after_step(done))
@@ -174,6 +179,25 @@ class StepLoop:
         replica, _ = mesh.layout.sample_share(mesh.rank)
         return self._reader.read_step(plan, replica)
 
+    def _train_agreed(self, batch: StepBatch) -> tuple[StepBatch, StepOutcome]:
+        """Carry out a step in which all ranks of a replica replace the same samples. Return what it trained on, too."""
+        outcome = self._train_step(batch)
+        if self._bad_samples is None:
+            return batch, outcome
+        if outcome.is_disputed:
+            batch = self._bad_samples.agreed(batch, self._end_of(batch))
+            outcome = self._train_step(batch)
+            if outcome.is_disputed:
+                raise DataError(
+                    f"step {self.step + 1}: the ranks of a replica cannot agree on the bad samples to replace"
+                )
+        self._bad_samples.after_step(batch, outcome)
+        return batch, outcome
+
+    def _end_of(self, batch: StepBatch) -> int:
+        """Return the position of the run after the step."""
+        return position_after(batch.cursor, batch.global_batch_size, self._excluded_samples)
+
     def _train_step(self, batch: StepBatch) -> StepOutcome:
         config, rank_model = self._config, self._parts.rank_model
         schedule = config.parallel.build_schedule(len(batch.microbatches))
@@ -188,6 +212,7 @@ class StepLoop:
             requests=self._requests,
             recorder=self._parts.recorder,
             sources=batch.sources,
+            replaced=None if self._bad_samples is None else self._bad_samples.own_part(batch),
             check_replicas=self._check_of(self.step + 1),
         )
 
@@ -197,7 +222,7 @@ class StepLoop:
         self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if outcome.is_skipped else 0
         self._progress = TrainingProgress(
             step=before.step + 1,
-            consumed_samples=position_after(before.consumed_samples, batch.global_batch_size, self._excluded_samples),
+            consumed_samples=self._end_of(batch),
             consumed_tokens=before.consumed_tokens + batch.global_batch_size * self._config.model.seq_len,
             num_updates=self._parts.rank_model.optimizer.num_updates,
             num_skipped=before.num_skipped + outcome.is_skipped,

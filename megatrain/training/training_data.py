@@ -53,9 +53,10 @@ def open_reader(config: Config) -> BatchReader:
     if config.data.tokenizer:
         for prefix in prefixes.values():
             check_tokenizer(Path(config.data.tokenizer), prefix, config.model.vocab_size)
+    replaces_bad_samples = config.data.bad_samples == "replace"
     sources = []
     for key, source in config.data_sources.items():
-        dataset = open_dataset(prefixes[key], config.model.vocab_size)
+        dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
         order = _order(config, dataset, source.path)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
@@ -64,7 +65,7 @@ def open_reader(config: Config) -> BatchReader:
         "use one source with the sum of their weights",
     )
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
-    return BatchReader(tuple(sources), mixture, config.data.has_document_mask)
+    return BatchReader(tuple(sources), mixture, config.data.has_document_mask, replaces_bad_samples)
 
 
 def open_validation(config: Config) -> tuple[ValidationSet, ...]:

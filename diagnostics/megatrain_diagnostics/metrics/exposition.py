@@ -80,6 +80,11 @@ _RANK_GAUGES = (
         "Sum of the squared lengths of these documents, which the cost of attention follows.",
         lambda rank: rank.squared_lengths,
     ),
+    _RankGauge(
+        "megatrain_rank_replaced_samples",
+        "Samples of the rank that cannot be used and were replaced since its process began.",
+        lambda rank: rank.replaced_samples,
+    ),
 )
 
 

@@ -38,6 +38,8 @@ class RankReading:
     documents: float | None = None
     squared_lengths: float | None = None
     """The sum of the squared lengths of the documents: the cost of attention."""
+    replaced_samples: float | None = None
+    """Since the rank's process began; None also if the run does not replace bad samples."""
 
 
 @dataclass(frozen=True, slots=True)

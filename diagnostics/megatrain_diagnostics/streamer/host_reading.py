@@ -38,6 +38,7 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
         label_tokens=_value(tail.values, StepValue.LABEL_TOKENS),
         documents=_value(tail.values, StepValue.DOCUMENTS),
         squared_lengths=_value(tail.values, StepValue.SQUARED_LENGTHS),
+        replaced_samples=_value(tail.values, StepValue.REPLACED_SAMPLES),
     )
 
 

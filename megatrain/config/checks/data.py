@@ -54,6 +54,13 @@ def data_problems(context: Context) -> Iterator[Problem]:
             f"data.packing={value_text(config.data.packing)} needs data.has_document_mask=true, so that attention does "
             'not cross documents; set it, or data.packing="none"',
         )
+    if config.data.bad_samples == "replace" and config.fp8.is_used and config.fp8.scaling == "delayed":
+        yield Problem(
+            ("data.bad_samples", "fp8.scaling"),
+            f"data.bad_samples={value_text(config.data.bad_samples)} puts samples without labels in the place of bad "
+            'ones, and their magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
+            'data.bad_samples="refuse"',
+        )
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
         with_path = {name: source for name, source in sections.items() if source.path}

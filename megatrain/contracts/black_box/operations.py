@@ -110,7 +110,8 @@ def operation_name(number: int) -> str:
 
 
 class StepValue(IntEnum):
-    """One kind of number. LABEL_TOKENS, SQUARED_LENGTHS and DOCUMENTS differ by rank, the others do not."""
+    """One kind of number. LABEL_TOKENS, SQUARED_LENGTHS, DOCUMENTS and REPLACED_SAMPLES differ by rank, the others do
+    not."""
 
     LOSS = 1
     GRAD_NORM = 2
@@ -128,6 +129,9 @@ class StepValue(IntEnum):
     """The device's peak FLOPs per second, if known. MODEL_FLOPS, the step's time and this give the MFU."""
     DOCUMENTS = 9
     """Documents of this rank's micro-batches; without a document mask the samples, because attention crosses all."""
+    REPLACED_SAMPLES = 10
+    """Samples of this rank that cannot be used and were replaced since its process began; only if the run replaces them
+    (data.bad_samples)."""
 
     @property
     def text(self) -> str:

@@ -33,11 +33,12 @@ class Heartbeat(StepObserver):
 
 
 class StepValues(StepObserver):
-    """Writes loss, gradient norm, tokens, documents, FLOPs and memory of each step to the black box."""
+    """Writes loss, gradient norm, tokens, documents, bad samples, FLOPs and memory of each step to the black box."""
 
     def __init__(self, config: Config, rank_model: RankModel, recorder: Recorder, memory: DeviceMemory) -> None:
         self._seq_len = config.model.seq_len
         self._world_size = rank_model.mesh.layout.world_size
+        self._num_replaced = 0 if config.data.bad_samples == "replace" else None
         self._is_on_gpu = rank_model.device.type == "cuda"
         self._cost = compute_cost(config, device_name(rank_model.device))
         self._recorder = recorder
@@ -52,6 +53,9 @@ class StepValues(StepObserver):
         record(StepValue.LABEL_TOKENS, done.batch.num_label_tokens)
         record(StepValue.SQUARED_LENGTHS, done.batch.squared_lengths)
         record(StepValue.DOCUMENTS, done.batch.num_documents)
+        if self._num_replaced is not None:
+            self._num_replaced += len(done.batch.bad_samples)
+            record(StepValue.REPLACED_SAMPLES, self._num_replaced)
         record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token)
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)
@@ -95,6 +99,7 @@ class StepReports(StepObserver):
             num_skipped=progress.num_skipped,
             memory_bytes=self._memory.peak_bytes(),
             world_size=self._world_size,
+            num_replaced=sum(done.outcome.num_replaced),
             sources=done.outcome.sources,
         )
         for receive in self._receivers:

@@ -13,6 +13,15 @@ CASES = {
         [*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=5"],
         None,
     ),
+    "current, with replaced samples": ([*FITTING, "--data.bad_samples=replace"], None),
+    "delayed, with replaced samples": (
+        [*FITTING, "--fp8.scaling=delayed", "--data.bad_samples=replace"],
+        (
+            'data.bad_samples="replace" puts samples without labels in the place of bad ones, and their magnitudes '
+            'would change the scales of fp8.scaling="delayed"; use scaling="current", or data.bad_samples="refuse" '
+            "(--data.bad_samples on the command line)"
+        ),
+    ),
     "current, with empty micro-batches": ([*FITTING, "--parallel.dp_size=5", "--parallel.zero_stage=2"], None),
     "delayed, with empty micro-batches": (
         [*FITTING, "--fp8.scaling=delayed", "--parallel.dp_size=5", "--parallel.zero_stage=2"],

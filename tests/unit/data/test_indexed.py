@@ -291,7 +291,10 @@ def test_empty_and_missing_files_are_refused(write_tokens: Callable[..., Path], 
 def test_window_outside_the_vocabulary_is_refused(write_tokens: Callable[..., Path]) -> None:
     dataset = IndexedDataset(write_tokens(DOCUMENTS), vocab_size=300)
     assert dataset.window(0, 3).tolist() == [5, 6, 7]
-    with pytest.raises(DataError, match=r"tokens\.bin: token id 300 at position 3 is outside model\.vocab_size=300"):
+    with pytest.raises(
+        DataError,
+        match=r"tokens\.bin at byte 6 \(document \d\): token id 300 at position 3 is outside model\.vocab_size=300",
+    ):
         dataset.window(1, 3)
 
 

@@ -246,7 +246,7 @@ def test_a_damaged_page_is_refused_when_it_is_read(write_tokens: Callable[..., P
         assert 0 < len(errors) < len(numbers)
         (text,) = set(errors)
         first = BINS_HEADER.size + block * BLOCK_BYTES
-        assert text.startswith(f"{path}: the {BLOCK_BYTES} bytes from byte {first} on differ")
+        assert text.startswith(f"{path} at byte {first}: the {BLOCK_BYTES} bytes from here on differ")
         assert "--force`" in text
 
 

@@ -217,11 +217,13 @@ def test_reading_of_a_rank_has_the_work_of_its_last_step(open_box: OpenBox) -> N
             (StepValue.LABEL_TOKENS, 60.0),
             (StepValue.SQUARED_LENGTHS, 900.0),
             (StepValue.DOCUMENTS, 7.0),
+            (StepValue.REPLACED_SAMPLES, 1.0),
         ):
             recorder.record_value(kind, value + step)
     tail.poll()
     found = rank_reading(tail, CLOCK)
     assert (found.label_tokens, found.squared_lengths, found.documents) == (62.0, 902.0, 9.0)
+    assert found.replaced_samples == 3.0
     tail.close()
 
 

@@ -138,19 +138,21 @@ def test_an_interval_has_the_mean_of_each_source_over_its_tokens(
 ) -> None:
     web, code = (SourceReport(name=name, loss=2.0, num_tokens=100) for name in ("web", "code"))
     steps = [
-        make_step(2, sources=(web,)),
+        # all samples of a source may be bad
+        make_step(2, num_replaced=2, sources=(web, replace(code, loss=math.nan, num_tokens=0, num_replaced=2))),
         make_step(3, sources=(replace(web, loss=5.0, num_tokens=50), code)),
     ]
     skipped = make_step(4, sources=(replace(web, loss=math.nan),), loss=math.nan, is_skipped=True)
     with make_reporter() as reporter:
         run(reporter, clock, [make_step(1), *steps, skipped])
 
-    found = [record["sources"] for record in records(run_directory) if record["kind"] == "interval"]
-    assert found == [
-        [],
-        [{"name": "web", "loss": 3.0, "num_tokens": 150}, {"name": "code", "loss": 2.0, "num_tokens": 100}],
-        [],
+    intervals = [record for record in records(run_directory) if record["kind"] == "interval"]
+    means = [
+        {"name": "web", "loss": 3.0, "num_tokens": 150, "num_replaced": 0},
+        {"name": "code", "loss": 2.0, "num_tokens": 100, "num_replaced": 2},
     ]
+    assert [interval["sources"] for interval in intervals] == [[], means, []]
+    assert [interval["num_replaced"] for interval in intervals] == [0, 2, 0]
 
 
 def test_evaluations_are_printed_and_stored(

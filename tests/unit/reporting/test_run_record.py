@@ -87,7 +87,8 @@ def test_validation_sets_of_an_evaluation_are_a_column(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["step", "interval"])
 def test_sources_of_a_step_are_a_column(kind: str, tmp_path: Path) -> None:
-    sources = [{"name": "web", "loss": 2.5, "num_tokens": 75}, {"name": "code", "loss": None, "num_tokens": 25}]
+    web, code = {"name": "web", "loss": 2.5, "num_tokens": 75}, {"name": "code", "loss": None, "num_tokens": 25}
+    sources = [{**web, "num_replaced": 0}, {**code, "num_replaced": 2}]
     lines = [{"kind": kind, "step": 1, "loss": 2.0, "sources": sources}, {"kind": kind, "step": 2, "loss": 2.0}]
 
     assert read_run(write_metrics(tmp_path, *lines)).metrics(kind).column("sources").to_pylist() == [sources, None]

@@ -27,7 +27,7 @@ CODE = ValidationSetReport(name="code", loss=math.nan, num_tokens=25, bits_per_b
 EVALUATION = EvaluationReport(step=2, loss=2.5, num_tokens=100, bits_per_byte=None, duration_s=1.5, sets=(WEB, CODE))
 SOURCES = (
     SourceReport(name="web", loss=2.25, num_tokens=75),
-    SourceReport(name="code", loss=math.nan, num_tokens=25),
+    SourceReport(name="code", loss=math.nan, num_tokens=25, num_replaced=3),
 )
 MakeStep = Callable[..., StepReport]
 
@@ -56,9 +56,10 @@ def test_a_line_holds_every_field(tmp_path: Path, make_step: MakeStep) -> None:
         "num_skipped": 0,
         "memory_bytes": 3 << 29,
         "world_size": 4,
+        "num_replaced": 0,
         "sources": [
-            {"name": "web", "loss": 2.25, "num_tokens": 75},
-            {"name": "code", "loss": None, "num_tokens": 25},
+            {"name": "web", "loss": 2.25, "num_tokens": 75, "num_replaced": 0},
+            {"name": "code", "loss": None, "num_tokens": 25, "num_replaced": 3},
         ],
     }
     sink.close()
@@ -179,7 +180,8 @@ def test_tensorboard_reads_what_was_written(
     assert events.Scalars("evaluation/web/loss")[-1].value == 2.25
     assert {tag for tag in events.Tags()["scalars"] if tag.count("/") == 2 and "evaluation" not in tag} == {
         f"{kind}/{source}/{name}"
-        for kind in ("step", "interval") for source in ("web", "code") for name in ("loss", "num_tokens")
+        for kind in ("step", "interval")
+        for source in ("web", "code") for name in ("loss", "num_tokens", "num_replaced")
     }  # fmt: skip
     assert events.Scalars("step/web/loss")[-1].value == events.Scalars("interval/web/loss")[-1].value == 2.25
     # The second start went back to step 2: TensorBoard hides what the first had written beyond step 1.

@@ -17,7 +17,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
-from megatrain.training.step import StepOutcome, train_step
+from megatrain.training.step import ReplacedSamples, StepOutcome, train_step
 from megatrain.training.training_data import open_reader
 from tests.helpers.mixed_data import losses_by_source, write_mixture
 from tests.helpers.replayed_operations import ReplayedOperations
@@ -60,13 +60,13 @@ def mixed(tmp_path: Path) -> Mixed:
     return mixture(tmp_path)
 
 
-def step(rank_model: RankModel, batch: StepBatch) -> StepOutcome:
+def step(rank_model: RankModel, batch: StepBatch, replaced: ReplacedSamples | None = None) -> StepOutcome:
     micros = batch.microbatches
     inputs = [rank_model.input_of(micro) for micro in micros]
     schedule = build_schedule("1f1b", 1, 1, len(inputs))
     return train_step(
         rank_model, schedule, inputs, num_label_tokens=batch.num_label_tokens, lr=1e-2, grad_clip=1.0,
-        recorder=SilentRecorder(), sources=batch.sources,
+        recorder=SilentRecorder(), sources=batch.sources, replaced=replaced,
     )  # fmt: skip
 
 
@@ -133,6 +133,32 @@ def test_losses_by_source_change_nothing_else(mixed: Mixed, monkeypatch: pytest.
         assert all(map(torch.equal, parameters(found), parameters(expected)))
     # gradient norm, loss and three requests; a loss and a count of each source
     assert sizes == [9, 5] * 3
+
+
+def is_last(x: Tensor) -> Tensor:
+    """Return 1 for the last number of a list, 0 for the others."""
+    return (torch.arange(len(x)) == len(x) - 1).to(x.dtype)
+
+
+def test_a_disputed_step_changes_nothing_until_it_is_agreed(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    disputed, expected = single_rank_model(mixed.config), single_rank_model(mixed.config)
+    sum_over_all = Mesh.sum_over_all
+    for number in range(2):
+        before, batch = parameters(disputed), mixed.batch(number)
+        own = ReplacedSamples(0.0, (0.0, 2.0))
+        with monkeypatch.context() as patch:
+            patch.setattr(Mesh, "is_alone", False)
+            # another rank of the replica has replaced other samples
+            patch.setattr(Mesh, "sum_over_all", lambda mesh, x: sum_over_all(mesh, x) + is_last(x))
+            outcome = step(disputed, batch, own)
+        assert (outcome.is_disputed, outcome.is_skipped) == (True, True)
+        assert all(map(torch.equal, parameters(disputed), before))
+
+        outcome = step(disputed, batch, own)
+        assert (outcome.is_disputed, outcome.num_replaced) == (False, (0, 2))
+        assert [source.num_replaced for source in outcome.sources] == [0, 2]
+        assert outcome.loss == step(expected, replace(batch, sources=None), ReplacedSamples(0.0, (1.0,))).loss
+        assert all(map(torch.equal, parameters(disputed), parameters(expected)))
 
 
 def test_a_loss_of_your_own_has_no_losses_by_source(mixed: Mixed) -> None:

@@ -17,6 +17,11 @@ RULES: tuple[Rule, ...] = (
         is_silencer=True, names_own_rank=False,
     ),
     rule(
+        # training continues after this line, which names a disk's error
+        "sample-replaced", Label.BENIGN, NOISE, "data.bad_samples: sample & is replaced by one without labels",
+        is_silencer=True, names_own_rank=False,
+    ),
+    rule(
         # training continues after this line; a later end of the process has another reason
         "checkpoint-tried-again", Label.BENIGN, NOISE, "a checkpoint failed and is tried again at the next",
         is_silencer=True, names_own_rank=False,

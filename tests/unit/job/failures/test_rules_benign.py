@@ -26,6 +26,10 @@ BENIGN = [
     "Some weights of GPT2Model were not initialized from the model checkpoint and are newly initialized",
     "pcieport 0000:17:01.0: AER: Corrected error received: 0000:18:00.0",
     "Skipping corrupt sample 88121: cannot identify image file",
+    (
+        "data.bad_samples: sample 81 of source web is replaced by one without labels: /data/web.bin at byte 8192 "
+        "(document 7): cannot be read: Input/output error; copy the file again"
+    ),
     "huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
     (
         "[rank0]:[W] ProcessGroupNCCL.cpp Warning: using GPU 0 to perform barrier as devices used by this "

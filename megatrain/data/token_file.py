@@ -1,0 +1,71 @@
+"""A file of tokens that is read at any byte, by any number of threads.
+
+The file is read and not mapped: if a page of a mapped file cannot be read, or lies beyond the end of a file that was
+cut off in the meantime, the kernel ends the process. A read fails with an error, which has the byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from pathlib import Path
+
+from megatrain.contracts.errors import DataError
+
+
+class TokenFile:
+    """An open file. `num_bytes` is its size when it was opened.
+
+    Raises: DataError when it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._descriptor)
+            found = os.fstat(self._descriptor)
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        except OSError as error:
+            raise unopened(path, error) from error
+        self.num_bytes = found.st_size
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return `num_bytes` bytes from `offset` on.
+
+        Raises: UnreadableError with the first byte that could not be read.
+        """
+        # one read is the rule, and its bytes are not copied: empty bytes plus others are those others
+        content = b""
+        while len(content) < num_bytes:
+            place = offset + len(content)
+            try:
+                part = os.pread(self._descriptor, num_bytes - len(content), place)
+            except OSError as error:
+                raise UnreadableError(place, f"cannot be read: {error.strerror}; copy the file again") from error
+            if not part:
+                raise UnreadableError(
+                    place, f"ends before, and had {self.num_bytes} bytes when it was opened; copy the file again"
+                )
+            content += part
+        return content
+
+
+class UnreadableError(Exception):
+    """A byte of a file cannot be read. `reason` is the end of a sentence about the file."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(offset, reason)
+        self.offset = offset
+        self.reason = reason
+
+
+def unopened(path: Path, error: OSError) -> DataError:
+    """Return the error about a token file that cannot be opened."""
+    return DataError(
+        f"{path}: cannot be read: {error.strerror}; give the prefix of a .bin/.idx pair, "
+        "such as `megatrain data build` makes"
+    )
