@@ -54,6 +54,12 @@ def data_problems(context: Context) -> Iterator[Problem]:
             f"data.packing={value_text(config.data.packing)} needs data.has_document_mask=true, so that attention does "
             'not cross documents; set it, or data.packing="none"',
         )
+    if config.data.balance != "none" and not config.data.has_document_mask:
+        yield Problem(
+            ("data.balance", "data.has_document_mask"),
+            f"data.balance={value_text(config.data.balance)} needs data.has_document_mask=true: without it, all "
+            'samples cost the same; set it, or data.balance="none"',
+        )
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
         with_path = {name: source for name, source in sections.items() if source.path}

@@ -1,0 +1,40 @@
+"""Samples dealt by cost give the losses and weights of samples dealt in their order, in fp64."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_close, distance
+from tests.helpers.training_case import make_config
+
+OF_LOSSES, OF_WEIGHTS = 1e-12, 1e-10
+MASK = {"has_document_mask": True}
+BY_COST = MASK | {"balance": "cost"}
+LAYOUTS: dict[str, Tables] = {
+    "dp2": {"parallel": {"dp_size": 2}},
+    "dp2-micro2": {"parallel": {"dp_size": 2}, "batch": {"micro_batch_size": 2}},
+    "dp3": {"parallel": {"dp_size": 3}},
+    "dp2-pp2": {"parallel": {"dp_size": 2, "pp_size": 2}},
+    "dp3-pp2-zero2": {"parallel": {"dp_size": 3, "pp_size": 2, "zero_stage": 2}},
+    "dp2-tp2-dropout": {"parallel": {"dp_size": 2, "tp_size": 2}, "model": {"dropout": 0.1}},
+}
+
+
+def samples_of_replicas(run: Run, cursor: int) -> dict[int, list[int]]:
+    return {record.coordinate["dp"]: record.samples[cursor] for record in run.ranks}
+
+
+@pytest.mark.slow(kept=["dp3"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_dealing_by_cost_does_not_change_the_numbers(layout: Tables, jobs: TrainingJobs, all_data: Tables) -> None:
+    in_order, by_cost = (jobs.run(make_config({"data": all_data["data"] | keys}, layout)) for keys in (MASK, BY_COST))
+    assert_bitwise(by_cost.initial, in_order.initial)
+    assert by_cost.samples_by_step() == in_order.samples_by_step()
+    cursors = in_order.ranks[0].samples
+    assert any(samples_of_replicas(by_cost, one) != samples_of_replicas(in_order, one) for one in cursors)
+    assert_close(by_cost.losses, in_order.losses, OF_LOSSES, "loss")
+    assert_close(by_cost.grad_norms, in_order.grad_norms, OF_WEIGHTS, "gradient norm")
+    wrong = {name: error for name, error in distance(by_cost.final, in_order.final).items() if not error <= OF_WEIGHTS}
+    assert not wrong, f"final weights off by {wrong}"
+    assert by_cost.losses[-1] < by_cost.losses[0]
+    assert by_cost.evaluation.loss == pytest.approx(in_order.evaluation.loss, rel=OF_WEIGHTS)
