@@ -81,8 +81,10 @@ def run() -> Result:
         command="python -m benchmarks balance --write",
         rows=rows,
         notes=[
-            "in order, by cost: how much longer than the mean the longest replica computes, or how much longer than "
-            f"with equal micro-batches a pipeline takes; over {STEPS} steps",
+            (
+                "in order, by cost: how much longer than the mean the longest replica computes, or how much longer "
+                f"than with equal micro-batches a pipeline takes; over {STEPS} steps"
+            ),
             "saved: the part of the time lost to imbalance that dealing by cost saves",
             "costs: multiplications of a model of 32 layers and 4,096 hidden units, by the lengths of the documents",
         ],

@@ -141,10 +141,11 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
     batches = islice(batches_from(config.batch, config.batch.rampup_samples, skipped=()), _BALANCED_STEPS)
     plans = (config.step_plan(layout, cursor, size) for cursor, size in batches)
     in_order, by_cost = expected_imbalance(reader, plans, document_cost(config.model))
-    return [
+    text = (
         f"  data.balance={value_text(config.data.balance)}: by the lengths of documents, the replica that computes "
         f'longest takes {in_order:.3f} times the mean with "none", {by_cost:.3f} with "cost" ({_BALANCED_STEPS} steps)'
-    ]
+    )
+    return [text]
 
 
 def _why_not_read(config: Config, error: DataError) -> str:

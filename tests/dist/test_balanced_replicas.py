@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_close, distance
-from tests.helpers.training_case import make_config
+from tests.helpers.training_case import Orders, make_config
+from tests.helpers.waiting import wait_until
 
 OF_LOSSES, OF_WEIGHTS = 1e-12, 1e-10
 MASK = {"has_document_mask": True}
@@ -38,3 +41,24 @@ def test_dealing_by_cost_does_not_change_the_numbers(layout: Tables, jobs: Train
     assert not wrong, f"final weights off by {wrong}"
     assert by_cost.losses[-1] < by_cost.losses[0]
     assert by_cost.evaluation.loss == pytest.approx(in_order.evaluation.loss, rel=OF_WEIGHTS)
+
+
+@pytest.mark.slow
+def test_run_continues_with_other_dealings_and_layouts(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+    """Each of them trains one step; what it saves is what the next one begins with. 3 replicas are uneven."""
+    common: Tables = {"data": train_data["data"] | MASK, "train": {"steps": 4}}
+    place: Tables = {"job": {"run_directory": str(tmp_path)}}
+    reference = jobs.run(make_config(common))
+    losses: list[float] = []
+    for step, (dp_size, balance) in enumerate([(2, "cost"), (3, "cost"), (3, "none"), (2, "cost")]):
+        orders = Orders(stop_at=(dp_size - 1, step)) if step < 3 else Orders()
+        keys: Tables = {"data": common["data"] | {"balance": balance}, "parallel": {"dp_size": dp_size}}
+        run = jobs.run(make_config(common, place, keys), orders)
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+
+        assert [report.step for report in run.steps] == [step + 1]
+        assert run.samples_by_step()[8 * step] == list(range(8 * step, 8 * step + 8))
+        losses += run.losses
+    assert_close(losses, reference.losses, OF_LOSSES, "loss")
+    wrong = {name: error for name, error in distance(run.final, reference.final).items() if not error <= OF_WEIGHTS}
+    assert not wrong, f"final weights off by {wrong}"

@@ -94,7 +94,8 @@ def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candida
 def _same_stage(evidence: StragglerEvidence, rank: int) -> Indices:
     """Return the other ranks of a rank's stage."""
     ranks = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
-    return ranks[ranks != rank]
+    others: Indices = ranks[ranks != rank]
+    return others
 
 
 def _confidence(evidence: StragglerEvidence, slow: Candidates, rank: int) -> VerdictConfidence:

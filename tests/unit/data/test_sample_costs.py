@@ -125,7 +125,7 @@ def test_dry_run_states_the_imbalance_with_and_without_costs(
 
     layout, cost = config.layout(4), document_cost(config.model)
     reader = replace(open_reader(config), balanced_cost=None)
-    longest = mean = 0
+    longest, mean = 0, 0.0
     for cursor in range(0, 8 * 24, 24):
         plan = config.step_plan(layout, cursor, 24)
         costs = [
