@@ -20,16 +20,10 @@ HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 
 
 def watch_compute(
-    seconds_of: Callable[[int], np.ndarray],
-    work_of: Callable[[int], dict[int, float]],
-    num_steps: int,
-    num_microbatches: tuple[int, int, int] = (1, 1, 1),
+    seconds_of: Callable[[int], np.ndarray], work_of: Callable[[int], dict[int, float]], num_steps: int
 ) -> dict[int, StragglerAssessment]:
-    """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each.
-
-    work_of: squared lengths by rank, per micro-batch.
-    """
-    job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1, num_microbatches=dict(enumerate(num_microbatches)))
+    """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each."""
+    job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
     live, assessments = LiveDetection(job.roster(), Thresholds()), {}
     for step in range(num_steps):
         seconds = seconds_of(step)
@@ -134,22 +128,6 @@ def test_slow_host_with_twice_the_documents_cost_is_named() -> None:
     causes = {step: {one.cause for one in found.findings} for step, found in assessments.items()}
     first = min(step for step in range(slow_from, len(work)) if Cause.COMPUTE in causes[step])
     assert first - slow_from < 2 * Thresholds().num_steps
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.4])
-def test_rank_with_fewer_but_heavier_samples_is_no_slow_host(factor: float) -> None:
-    """As data.balance="cost" deals them: rank 2 has 2 micro-batches of 3, and they cost as much as those of others."""
-    passes, of_tokens = np.array([3, 3, 2]), 0.02
-    random = np.random.default_rng(5)
-    costs = 0.1 * (1.0 + 0.2 * random.uniform(-1, 1, (60, 1))) * (1.0 + 0.01 * random.uniform(-1, 1, (60, 3)))
-    squares = (costs - of_tokens * passes) / passes
-    seconds = costs * [1.0, 1.0, factor] * (1.0 + 0.005 * random.normal(size=costs.shape).clip(-3, 3))
-
-    assessments = watch_compute(
-        lambda step: seconds[step], lambda step: dict(enumerate(squares[step].tolist())), len(costs), (3, 3, 2)
-    )
-    sure = {(one.cause, one.hosts) for one in findings_of(assessments) if one.confidence is HIGH}
-    assert sure == ({(Cause.LENGTHS, ("host-2",))} if factor == 1.0 else {(Cause.COMPUTE, ("host-2",))})
 
 
 def test_pearson_agrees_with_numpy() -> None:
