@@ -23,6 +23,7 @@ NAMES = (
     "document_attention",
     "tokenisation",
     "packing",
+    "balance",
     "data_reading",
     "log_classification",
     "recovery",

@@ -33,7 +33,7 @@ Lengths = NDArray[np.int64]
 
 def run() -> Result:
     """Pack the documents for each seq_len, several times."""
-    corpora = {"Python's library": _library(), "log-normal": _drawn()}
+    corpora = {"Python's library": library_lengths(), "log-normal": drawn_lengths()}
     rows, bars = list[dict[str, Any]](), list[Bar]()
     for name, lengths in corpora.items():
         for seq_len in SEQ_LENS:
@@ -59,14 +59,16 @@ def run() -> Result:
     )
 
 
-def _library() -> Lengths:
+def library_lengths() -> Lengths:
+    """Return the lengths of the documents of this Python's own library, in bytes as tokens."""
     with tempfile.TemporaryDirectory(prefix="packing-") as directory:
         build([PYTHON_STDLIB], Path(directory) / "data")
         dataset = IndexedDataset(Path(directory) / "data" / "train")
         return np.diff(dataset.document_starts(0, dataset.num_documents + 1))
 
 
-def _drawn() -> Lengths:
+def drawn_lengths() -> Lengths:
+    """Return lengths of a log-normal distribution."""
     return np.maximum(1, np.random.default_rng(0).lognormal(6.0, 1.3, NUM_DRAWN)).astype(np.int64)
 
 

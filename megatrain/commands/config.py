@@ -10,7 +10,9 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.printing import table
@@ -23,15 +25,21 @@ from megatrain.config import (
     reference_markdown,
     to_toml,
 )
+from megatrain.config.model_products import document_cost
 from megatrain.config.parallel import LARGEST_SIZE
+from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import idle_text
 from megatrain.schedule import bubble_fraction
 
+if TYPE_CHECKING:
+    from megatrain.data.reader import BatchReader
+
 SUMMARY = "show, check and document the configuration of a run"
 ACCEPTS_OVERRIDES = True
+_BALANCED_STEPS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +87,9 @@ def run(args: argparse.Namespace) -> int:
             # Planning needs torch, which `config` otherwise never loads.
             from megatrain.planning.plan_text import dry_run
 
-            _write(dry_run(_with_fixed_layout(loaded.config, args.world_size)), None)
-            _write("\n".join(["", *_data_lines(loaded.config), *_validation_lines(loaded.config)]), None)
+            config = _with_fixed_layout(loaded.config, args.world_size)
+            _write(dry_run(config), None)
+            _write("\n".join(["", *_data_lines(config), *_validation_lines(config)]), None)
     return int(ExitCode.OK)
 
 
@@ -120,7 +129,25 @@ def _data_lines(config: Config) -> list[str]:
         check_epochs(uses)
     except DataError as error:
         lines.append(f"  THE RUN WOULD NOT START: {error}")
-    return lines
+    return [*lines, *_balance_lines(config, reader)]
+
+
+def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
+    """Return how unequally replicas compute in the first steps of full size, with and without data.balance."""
+    # this module loads numpy, which `config` otherwise never loads
+    from megatrain.data.imbalance import expected_imbalance
+
+    layout = config.layout(None)
+    if layout.num_sample_parts == 1 or not config.data.has_document_mask:
+        return []
+    batches = islice(config.batch_schedule.steps_from(config.batch.rampup_samples, skipped=()), _BALANCED_STEPS)
+    plans = (config.step_plan(layout, cursor, size) for cursor, size in batches)
+    in_order, by_cost = expected_imbalance(reader, plans, document_cost(config.model))
+    text = (
+        f"  data.balance={value_text(config.data.balance)}: by the lengths of documents, the replica that computes "
+        f'longest takes {in_order:.3f} times the mean with "none", {by_cost:.3f} with "cost" ({_BALANCED_STEPS} steps)'
+    )
+    return [text]
 
 
 def _why_not_read(config: Config, error: DataError) -> str:

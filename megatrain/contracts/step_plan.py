@@ -4,6 +4,7 @@ A replica is one of the d parts that the samples of a step are dealt to (Layout.
 goes to replica k mod d. So the samples of a step, and those of each micro-batch, do not depend on d, and d need not
 divide the number of micro-batches: the first replicas then have one more than the others. A slot is one pass through a
 pipeline. A replica has a slot for each of its micro-batches, and empty slots after them if its pipeline needs more.
+The samples of a step may be dealt in another order than that of their numbers (data/balance.py).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Dealing:
 class StepPlan:
     """The samples of one step, from number `cursor` on without the `skipped` ones, and who computes them.
 
-    Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples.
+    order: the order in which the samples are dealt, as their places in the step from 0; empty: by number.
+    Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples, or each of them once.
     """
 
     cursor: int
@@ -67,6 +69,7 @@ class StepPlan:
     micro_batch_size: int
     dealing: Dealing
     skipped: SampleRanges = ()
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         found = self.dealing.num_microbatches * self.micro_batch_size
@@ -75,6 +78,16 @@ class StepPlan:
                 f"global_batch_size={self.global_batch_size} is not {self.dealing.num_microbatches} micro-batches of "
                 f"micro_batch_size={self.micro_batch_size}; use a multiple of micro_batch_size"
             )
+        if self.order and sorted(self.order) != list(range(self.global_batch_size)):
+            raise ValueError(
+                f"order has {len(self.order)} places, {len(set(self.order))} of them distinct; it must have each of "
+                f"the {self.global_batch_size} samples of the step once"
+            )
+
+    @property
+    def samples(self) -> list[int]:
+        """The numbers of the samples of the step, ascending."""
+        return [position_after(self.cursor, place, self.skipped) for place in range(self.global_batch_size)]
 
     def slots(self, replica: int) -> list[tuple[int, ...]]:
         """Return the numbers of the samples in each slot of a replica, in order. Slots without samples are last.
@@ -84,8 +97,9 @@ class StepPlan:
         dealing, size = self.dealing, self.micro_batch_size
         if not 0 <= replica < dealing.num_replicas:
             raise ValueError(f"replica {replica} is not one of the {dealing.num_replicas} replicas of this plan")
+        places = self.order or range(self.global_batch_size)
         own = [
-            tuple(position_after(self.cursor, first + place, self.skipped) for place in range(size))
+            tuple(position_after(self.cursor, place, self.skipped) for place in places[first : first + size])
             for first in range(replica * size, self.global_batch_size, dealing.num_replicas * size)
         ]
         return [*own, *[()] * (dealing.num_slots(replica) - len(own))]

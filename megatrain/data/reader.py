@@ -2,8 +2,9 @@
 
 The step plan (contracts/step_plan.py) determines the samples of each micro-batch of a rank, and which micro-batches are
 empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
-and see the same data. A mixture determines the source of each sample. A sample that cannot be used may be replaced by
-one without labels, which changes no other sample.
+and see the same data. With a cost, balance.py determines which of them form a micro-batch. A mixture determines the
+source of each sample. A sample that cannot be used may be replaced by one without labels, which changes no other
+sample.
 Legend: S sequence, B micro-batch. Arrays are sequence-first, int64. This package loads no torch.
 """
 
@@ -17,12 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
+from megatrain.data.balance import balanced_order
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
+from megatrain.data.sample_costs import sample_costs
 from megatrain.data.sample_sources import SampleSources
 
 _OnBad = Callable[[int, BadTokensError], None]
@@ -109,13 +113,21 @@ class BatchReader:
     has_document_mask: bool = False
     replaces_bad_samples: bool = False
     """Whether a sample whose tokens cannot be used has no labels; otherwise it is an error."""
+    balanced_cost: DocumentCost | None = None
+    """The cost by which the samples of a step are dealt; None: in the order of their numbers."""
 
     @classmethod
-    def of_one(cls, dataset: IndexedDataset, order: SampleOrder, has_document_mask: bool = False) -> BatchReader:
+    def of_one(
+        cls,
+        dataset: IndexedDataset,
+        order: SampleOrder,
+        has_document_mask: bool = False,
+        balanced_cost: DocumentCost | None = None,
+    ) -> BatchReader:
         """Return the reader of one source."""
         mixture = Mixture(order.seed, (MixtureStage(0, (1,)),), 1)
         source = TrainingSource(StreamSource("", dataset.num_tokens), dataset, order)
-        return cls((source,), mixture, has_document_mask)
+        return cls((source,), mixture, has_document_mask, balanced_cost=balanced_cost)
 
     def following(self, stream: SampleStream) -> BatchReader:
         """Return the reader of another mixture of these sources, and of others that get no samples any more."""
@@ -127,7 +139,7 @@ class BatchReader:
 
         Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
         """
-        slots = plan.slots(replica)
+        slots = self.dealt(plan).slots(replica)
         numbers_N = np.array([number for slot in slots for number in slot], dtype=np.int64)
         sources_N, indices_N = self.mixture.places(numbers_N)
         bad: dict[int, BadTokens] = {}
@@ -159,6 +171,24 @@ class BatchReader:
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
         )
+
+    def dealt(self, plan: StepPlan) -> StepPlan:
+        """Return the plan with the order in which this reader deals the samples of the step."""
+        if self.balanced_cost is None:
+            return plan
+        costs = self.costs(np.array(plan.samples, dtype=np.int64), self.balanced_cost)
+        order = balanced_order(costs, plan.dealing, plan.micro_batch_size)
+        return replace(plan, order=tuple(order.tolist()))
+
+    def costs(self, samples: NDArray[np.int64], cost: DocumentCost) -> NDArray[np.int64]:
+        """Return the cost of each of these samples by the lengths of their documents. Shapes: all [samples]."""
+        sources, indices = self.mixture.places(samples)
+        costs = np.zeros_like(samples)
+        for number in np.unique(sources).tolist():
+            of_source = sources == number
+            source = self._open(number)
+            costs[of_source] = sample_costs(cost, source.dataset, source.order, indices[of_source])
+        return costs
 
     @property
     def seq_len(self) -> int:

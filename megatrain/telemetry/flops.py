@@ -11,10 +11,11 @@ device, a throughput becomes the MFU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
+from megatrain.config.model_products import products_per_pair, products_per_token, widths_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,14 +64,8 @@ def attended_pairs(seq_len: int, window_size: int = 0) -> int:
 
 def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
     """Return the FLOPs of one token's forward pass, averaged over a full sequence."""
-    widths = _widths(model)
-    projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
-    mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
     pairs = _pairs_of_all_layers(model) if attention == "exact" else model.num_layers * model.seq_len**2
-    # Scores and values each take head_dim multiplications per pair and head.
-    scores_and_values = 2 * widths.query * pairs / model.seq_len
-    head = model.hidden_size * model.vocab_size
-    return 2 * (model.num_layers * (projections + mlp) + scores_and_values + head)
+    return 2 * (products_per_token(model) + products_per_pair(model) * pairs / model.seq_len)
 
 
 def training_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
@@ -83,7 +78,7 @@ def flops_formula(model: ModelConfig) -> str:
     span = f"window {model.window_size}, causal" if model.has_window else "causal"
     if model.has_window and model.full_attention_every:
         span += f", each {model.full_attention_every}th layer without it, mean of layers"
-    widths = _widths(model)
+    widths = widths_of(model)
     pairs = _pairs_of_all_layers(model) / model.num_layers
     return (
         f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {widths.num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab)"
@@ -95,22 +90,6 @@ def flops_formula(model: ModelConfig) -> str:
 
 def _pairs_of_all_layers(model: ModelConfig) -> int:
     return sum(attended_pairs(model.seq_len, model.window_of(layer)) for layer in range(model.num_layers))
-
-
-class _Widths(NamedTuple):
-    query: int
-    """The width of all query heads together."""
-    kv: int
-    """The width of all key heads together, and of all value heads."""
-    num_mlp_matrices: int
-
-
-def _widths(model: ModelConfig) -> _Widths:
-    return _Widths(
-        query=model.num_heads * model.resolved_head_dim,
-        kv=model.resolved_num_kv_heads * model.resolved_head_dim,
-        num_mlp_matrices=3 if model.is_mlp_gated else 2,
-    )
 
 
 def peak_flops(device_name: str) -> float | None:

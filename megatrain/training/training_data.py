@@ -9,6 +9,7 @@ from pathlib import Path
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.config import Config
 from megatrain.config.data import integer_weights
+from megatrain.config.model_products import DocumentCost, document_cost
 from megatrain.contracts.errors import DataError
 from megatrain.data.bins import PackedBins
 from megatrain.data.dataset import (
@@ -65,7 +66,13 @@ def open_reader(config: Config) -> BatchReader:
         "use one source with the sum of their weights",
     )
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
-    return BatchReader(tuple(sources), mixture, config.data.has_document_mask, replaces_bad_samples)
+    has_mask = config.data.has_document_mask
+    return BatchReader(tuple(sources), mixture, has_mask, replaces_bad_samples, balanced_cost(config))
+
+
+def balanced_cost(config: Config) -> DocumentCost | None:
+    """Return the cost by which the samples of a step are dealt; None: in the order of their numbers."""
+    return document_cost(config.model) if config.data.balance == "cost" else None
 
 
 def open_validation(config: Config) -> tuple[ValidationSet, ...]:

@@ -8,6 +8,7 @@ rank stands out, the partition of the model, samples that make another rank slow
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +22,14 @@ from megatrain_diagnostics.analysis.peers import Indices
 from megatrain_diagnostics.analysis.sentences import network_sentences, rank_sentences, rotating_sentence
 from megatrain_diagnostics.analysis.slow_stages import slow_stages
 from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
-from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, is_explained, pearson, work_correlation
+from megatrain_diagnostics.analysis.workload import (
+    MIN_WORK_CORRELATION,
+    is_explained,
+    pearson,
+    unexplained_s,
+    work_correlation,
+    work_excess,
+)
 
 _MAX_NAMED = 16
 """Most victims, and most ranks of rotating findings, that are named."""
@@ -73,12 +81,21 @@ def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candida
     mean_s = float(window.excess[:, Aspect.COMPUTE, rank].mean())
     if collecting.is_slow[rank] and mean_s - collected_s < thresholds.excess * compute.scale_s[rank]:
         return None  # collections within passes explain the whole excess
-    own_stage = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
-    if is_explained(window, rank, own_stage[own_stage != rank], float(compute.excess_s[rank] / compute.scale_s[rank])):
+    same_stage = _same_stage(evidence, rank)
+    if unexplained_s(window, rank, same_stage) >= thresholds.excess * compute.scale_s[rank]:
+        return Cause.COMPUTE
+    if is_explained(window, rank, same_stage, float(compute.excess_s[rank] / compute.scale_s[rank])):
         return Cause.LENGTHS
     if evidence.correlations is not None and evidence.correlations[rank] >= MIN_WORK_CORRELATION:
         return Cause.LENGTHS
     return Cause.COMPUTE
+
+
+def _same_stage(evidence: StragglerEvidence, rank: int) -> Indices:
+    """Return the other ranks of a rank's stage."""
+    ranks = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
+    others: Indices = ranks[ranks != rank]
+    return others
 
 
 def _confidence(evidence: StragglerEvidence, slow: Candidates, rank: int) -> VerdictConfidence:
@@ -123,13 +140,24 @@ def _finding(
         victims=tuple(victims[:_MAX_NAMED].tolist()),
         num_victims=len(victims),
         step_s=float(np.median(evidence.window.step_s)),
-        gain_s=_gain(evidence, shown, slow, ranks),
+        gain_s=_gain(evidence, shown, _of_host(evidence, slow, ranks) if cause is Cause.COMPUTE else slow, ranks),
         evidence=(),
         scores=by_host,
         rank_scores=tuple(slow.score[ranks].tolist()),
     )
     was_explained = cause is Cause.COMPUTE and evidence.was_explained(worst)
     return rank_sentences(finding, slow, evidence.roster, was_explained=was_explained)
+
+
+def _of_host(evidence: StragglerEvidence, slow: Candidates, ranks: list[int]) -> Candidates:
+    """Return the candidates with the excess that the samples do not explain, for ranks that have longer documents."""
+    excess_s, window = slow.excess_s.copy(), evidence.window
+    for rank in ranks:
+        same_stage = _same_stage(evidence, rank)
+        rest_s = unexplained_s(window, rank, same_stage)
+        if rest_s and work_excess(window, rank, same_stage) >= evidence.thresholds.excess:
+            excess_s[rank] = min(excess_s[rank], rest_s)
+    return replace(slow, excess_s=excess_s)
 
 
 def _gain(evidence: StragglerEvidence, window: ComparedSteps, slow: Candidates, ranks: list[int]) -> float:

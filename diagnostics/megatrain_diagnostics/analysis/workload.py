@@ -2,20 +2,23 @@
 
 The cost of attention grows with the sum of the squared lengths of the documents, so a rank with longer documents
 computes longer on any host. Compute cannot grow by a larger fraction than this sum. If it does, the host is slow, even
-if its sequences are longer too.
+if its sequences are longer too. Where the compute of the peers follows their sums, it also shows how much of the excess
+the samples explain; the rest is the host's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices
+from megatrain_diagnostics.analysis.step_ring import WORK_KINDS
 from megatrain_diagnostics.events.tables import Spans
 
 MIN_WORK_CORRELATION = 0.9
@@ -32,6 +35,8 @@ _OUTLIER = 3.0
 _LEAST_SPREAD = 0.01
 """Least spread about the line, as a fraction of the median of compute: differences as small as that are noise."""
 _NUM_FITS = 10
+_CERTAIN = 3.0
+"""A rank computes longer than a line predicts if it is above it by this many standard errors of the line."""
 
 Correlation = Callable[[NDArray[np.floating], NDArray[np.floating]], float]
 
@@ -51,6 +56,12 @@ def robust_pearson(compute: NDArray[np.floating], work: NDArray[np.floating]) ->
     they are no outliers, and all count. The line is that of least trimmed squares (Rousseeuw 1984), found by
     concentration steps. Shapes: both [pairs].
     """
+    is_near = _near_line(compute, work)
+    return pearson(compute[is_near], work[is_near])
+
+
+def _near_line(compute: NDArray[np.floating], work: NDArray[np.floating]) -> Flags:
+    """Return the pairs that are no outliers; all of them where too many are far from a line. Shapes: all [pairs]."""
     kept = np.ones(len(compute), dtype=bool)
     distance = _distance_from_line(compute, work, kept)
     num_on_line = int(np.ceil(_MIN_ON_LINE * len(compute)))
@@ -62,8 +73,8 @@ def robust_pearson(compute: NDArray[np.floating], work: NDArray[np.floating]) ->
         kept = nearest
         distance = _distance_from_line(compute, work, kept)
     spread = max(MAD_TO_SIGMA * float(np.median(distance)), _LEAST_SPREAD * float(np.median(compute)))
-    is_near = distance <= _OUTLIER * spread
-    return pearson(compute[is_near], work[is_near]) if is_near.sum() >= num_on_line else pearson(compute, work)
+    is_near: Flags = distance <= _OUTLIER * spread
+    return is_near if is_near.sum() >= num_on_line else np.ones_like(kept)
 
 
 def _distance_from_line(compute: NDArray[np.floating], work: NDArray[np.floating], kept: Flags) -> Floats:
@@ -108,6 +119,33 @@ def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float
         work_excess(window, rank, peers) >= _EXPLAINS * excess
         and work_correlation(window, compared, robust_pearson) >= MIN_WORK_CORRELATION
     )
+
+
+def unexplained_s(window: ComparedSteps, rank: int, peers: Indices) -> float:
+    """Return by how many seconds a step a rank certainly computes longer than its samples explain; at least 0.
+
+    The line of least squares through the peers' compute and squared lengths tells what the rank's own squared lengths
+    cost. The result is 0 if the peers' compute does not follow them.
+    """
+    kind = WORK_KINDS.index(StepValue.SQUARED_LENGTHS)
+    work, compute = window.work[:, kind], window.own[:, Aspect.COMPUTE].astype(np.float64)
+    is_known = window.has_reported & (work > 0.0)
+    of_peers, own = is_known[:, peers], is_known[:, rank]
+    if of_peers.sum() < _MIN_PAIRS or not own.any():
+        return 0.0
+    x, y = work[:, peers][of_peers], compute[:, peers][of_peers]
+    is_near = _near_line(y, x)
+    x, y = x[is_near], y[is_near]
+    if pearson(y, x) < MIN_WORK_CORRELATION:
+        return 0.0
+    middle, spread = float(x.mean()), float(((x - x.mean()) ** 2).sum())
+    slope = float(((x - middle) * y).sum()) / spread
+    rest = y - y.mean() - slope * (x - middle)
+    variance = float((rest**2).sum()) / (len(x) - 2)
+    above = compute[own, rank] - y.mean() - slope * (work[own, rank] - middle)
+    far = float(np.median(work[own, rank])) - middle
+    error = math.sqrt(variance * (1.0 / len(x) + far**2 / spread))
+    return max(0.0, float(np.median(above)) - _CERTAIN * error)
 
 
 def pass_correlations(spans: Spans, num_ranks: int) -> Floats:

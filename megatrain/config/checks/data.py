@@ -61,6 +61,18 @@ def data_problems(context: Context) -> Iterator[Problem]:
             'ones, and their magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
             'data.bad_samples="refuse"',
         )
+    if config.data.balance != "none" and not config.data.has_document_mask:
+        yield Problem(
+            ("data.balance", "data.has_document_mask"),
+            f"data.balance={value_text(config.data.balance)} needs data.has_document_mask=true: without it, all "
+            'samples cost the same; set it, or data.balance="none"',
+        )
+    if config.data.balance != "none" and config.data.packing != "none" and config.data.bad_samples == "replace":
+        yield Problem(
+            ("data.balance", "data.packing", "data.bad_samples"),
+            f"data.balance={value_text(config.data.balance)} needs the lengths of the documents of every sample, which a "
+            'damaged page of packed samples does not have; use data.bad_samples="refuse", or data.balance="none"',
+        )
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
         with_path = {name: source for name, source in sections.items() if source.path}

@@ -26,6 +26,7 @@ weight = 0.3
 max_epochs = 4
 """
 PROBLEMS = {
+    '[data]\ntrain = "a"\nbalance = "cost"': 'data.balance="cost" needs data.has_document_mask=true: without it, all',
     '[data]\ntrain = "a"\npacking = "best_fit"': 'data.packing="best_fit" needs data.has_document_mask=true, so that',
     '[data]\ntrain = "a"\n[data_source]\npath = "b"': (
         r'data_source.path="b" and data.train="a" both name training data; add a \[\[data_source\]\] for data.train'
@@ -106,6 +107,10 @@ def test_sources_survive_a_round_trip_and_differ_by_key(tmp_path: Path) -> None:
     other = load_config(tmp_path / "config.toml", ["--data_source-2.weight=0.5"]).config
     assert [change.key for change in training_changes(config, other)] == ["data_source-2.weight"]
     assert list(config_with(tmp_path, '[data]\ntrain = "a"').data_sources) == ["data.train"]
+    # the samples of a step are the same
+    masked = load_config(tmp_path / "config.toml", ["--data.has_document_mask=true"]).config
+    balanced = load_config(tmp_path / "config.toml", ["--data.has_document_mask=true", "--data.balance=cost"]).config
+    assert training_changes(masked, balanced) == []
 
 
 def test_stages_are_in_the_order_of_their_samples(tmp_path: Path) -> None:

@@ -80,3 +80,12 @@ def test_plans_that_cannot_be_dealt_are_refused() -> None:
         StepPlan(0, 10, 3, Dealing(3, 2))
     with pytest.raises(ValueError, match="replica 2 is not one of the 2 replicas of this plan"):
         StepPlan(0, 9, 3, Dealing(3, 2)).slots(2)
+    message = "order has 3 places, 2 of them distinct; it must have each of the 3 samples of the step once"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        StepPlan(0, 3, 1, Dealing(3, 2), order=(0, 1, 1))
+
+
+def test_samples_are_dealt_in_the_stated_order() -> None:
+    plan = StepPlan(10, 6, 2, Dealing(3, 2), skipped=((12, 20),), order=(5, 0, 1, 2, 4, 3))
+    assert plan.samples == [10, 11, 20, 21, 22, 23]
+    assert [plan.slots(replica) for replica in range(2)] == [[(23, 10), (22, 21)], [(11, 20)]]

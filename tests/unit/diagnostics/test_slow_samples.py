@@ -101,6 +101,35 @@ def test_host_is_named_when_samples_no_longer_explain_it() -> None:
     assert not any("its samples explained" in one for one in assessments[59].findings[0].evidence)
 
 
+def test_slow_host_with_twice_the_documents_cost_is_named() -> None:
+    """Half of compute is attention, so a host may be slower than its documents explain, and by less than their sum."""
+    slow_from = 30
+    random = np.random.default_rng(4)
+    work = random.lognormal(0.0, 0.2, (70, 3)) * [1.0, 1.0, 2.0]
+    seconds = (0.06 + 0.06 * work) * (1.0 + 0.01 * random.normal(size=work.shape).clip(-3, 3))
+
+    def watch(factor: float) -> dict[int, StragglerAssessment]:
+        def slowed(step: int) -> np.ndarray:
+            return np.multiply(seconds[step], [1.0, 1.0, factor if step >= slow_from else 1.0])
+
+        return watch_compute(slowed, lambda step: dict(enumerate(work[step].tolist())), len(work))
+
+    assessments = watch(1.0)
+    sure = {(one.cause, one.ranks) for one in findings_of(assessments) if one.confidence is HIGH}
+    assert sure == {(Cause.LENGTHS, (2,))}
+    assert not Cause.LENGTHS.is_of_host
+
+    assessments = watch(1.3)
+    (finding,) = assessments[len(work) - 1].findings
+    assert (finding.cause, finding.confidence, finding.ranks, finding.hosts) == (Cause.COMPUTE, HIGH, (2,), ("host-2",))
+    # the gain of another host is what the samples do not explain
+    least, most = 0.2 * 0.18, 0.35 * 0.18
+    assert least <= finding.gain_s <= most < finding.excess_s
+    causes = {step: {one.cause for one in found.findings} for step, found in assessments.items()}
+    first = min(step for step in range(slow_from, len(work)) if Cause.COMPUTE in causes[step])
+    assert first - slow_from < 2 * Thresholds().num_steps
+
+
 def test_pearson_agrees_with_numpy() -> None:
     random = np.random.default_rng(1)
     first = random.normal(size=50)

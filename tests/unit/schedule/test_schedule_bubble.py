@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megatrain.schedule import (
-    SCHEDULE_NAMES,
-    ActionKind,
-    ComputeDurations,
-    Schedule,
-    bubble_fraction,
-    build_schedule,
-    infeasibility,
-)
-from megatrain_diagnostics.replay import evaluate_replicas
-from tests.helpers.streams import graph_of_streams
-
-FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
-INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
-COMPUTES = (FORWARD, BACKWARD, INPUT, WEIGHT)
+from megatrain.schedule import SCHEDULE_NAMES, ComputeDurations, bubble_fraction, build_schedule, infeasibility
+from tests.helpers.timed_schedules import TimedSchedules
 
 DURATIONS = [
     (1, 1, 1),
@@ -48,63 +33,15 @@ SIZES = [
 ]
 
 
-@dataclass
-class Operations:
-    """All schedules as one graph for the engine; they do not touch each other."""
-
-    streams: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    """Of each compute, its index in COMPUTES."""
-    edges: list[tuple[int, int]] = field(default_factory=list)
-    num_streams: int = 0
-
-    def add(self, schedule: Schedule) -> slice:
-        """Append the computes of a schedule, with an edge for each message as the channels pair them."""
-        first = len(self.streams)
-        sends: dict[tuple[ActionKind, int], list[int]] = defaultdict(list)
-        receives: dict[tuple[ActionKind, int], list[int]] = defaultdict(list)
-        for stage, actions in enumerate(schedule.stages):
-            awaiting: dict[tuple[bool, int, int], tuple[list[int], int]] = {}
-            previous, following = (stage - 1) % schedule.pp_size, (stage + 1) % schedule.pp_size
-            for action in actions:
-                match action.kind:
-                    case ActionKind.FORWARD | ActionKind.BACKWARD | ActionKind.DGRAD:
-                        operation = len(self.streams)
-                        self.streams.append(self.num_streams + stage)
-                        self.kinds.append(COMPUTES.index(action.kind))
-                        key = (action.kind is FORWARD, action.chunk, action.microbatch)
-                        if (receive := awaiting.get(key)) is not None:
-                            channel, number = receive
-                            channel[number] = operation
-                    case ActionKind.WGRAD:
-                        self.streams.append(self.num_streams + stage)
-                        self.kinds.append(COMPUTES.index(WEIGHT))
-                    case ActionKind.SEND_FORWARD | ActionKind.SEND_BACKWARD:
-                        sends[action.kind, stage].append(operation)
-                    case ActionKind.RECV_FORWARD | ActionKind.RECV_BACKWARD:
-                        is_forward = action.kind is ActionKind.RECV_FORWARD
-                        sender = (
-                            (ActionKind.SEND_FORWARD, previous) if is_forward else (ActionKind.SEND_BACKWARD, following)
-                        )
-                        channel = receives[sender]
-                        awaiting[is_forward, action.chunk, action.microbatch] = (channel, len(channel))
-                        channel.append(-1)
-        for sender, operations in sends.items():
-            self.edges += zip(operations, receives[sender], strict=True)
-        self.num_streams += schedule.pp_size
-        return slice(first, len(self.streams))
-
-
 @pytest.fixture(scope="module")
 def makespans() -> dict[tuple[str, int, int, int], NDArray[np.int64]]:
     """The time of a step of every schedule, for each of the durations."""
-    operations = Operations()
-    parts = {sizes: operations.add(build_schedule(*sizes)) for sizes in SIZES}
-    kinds = np.array(operations.kinds)
+    schedules = TimedSchedules()
+    parts = {sizes: schedules.add(build_schedule(*sizes)) for sizes in SIZES}
+    kinds = np.array(schedules.kinds)
     durations = np.stack([np.array([forward, half + rest, half, rest])[kinds] for forward, half, rest in DURATIONS])
-    graph = graph_of_streams(operations.streams, operations.edges)
-    end = evaluate_replicas(graph, 1, len(durations), lambda operation: durations[:, operation])
-    return {sizes: end[part, 0].max(axis=0) for sizes, part in parts.items()}
+    ends = schedules.ends(durations)
+    return {sizes: ends[part].max(axis=0) for sizes, part in parts.items()}
 
 
 @pytest.mark.slow

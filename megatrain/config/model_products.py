@@ -1,0 +1,64 @@
+"""The multiplications of a model's forward pass: those of each token, and those of each pair of tokens in attention.
+
+Counted are matrix multiplications; norms, biases, softmax and the embedding's look-up are not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from megatrain.config.model import ModelConfig
+
+
+class Widths(NamedTuple):
+    """The widths of a layer's matrices."""
+
+    query: int
+    """The width of all query heads together."""
+    kv: int
+    """The width of all key heads together, and of all value heads."""
+    num_mlp_matrices: int
+
+
+def widths_of(model: ModelConfig) -> Widths:
+    """Return the widths of a layer's matrices."""
+    return Widths(
+        query=model.num_heads * model.resolved_head_dim,
+        kv=model.resolved_num_kv_heads * model.resolved_head_dim,
+        num_mlp_matrices=3 if model.is_mlp_gated else 2,
+    )
+
+
+def products_per_token(model: ModelConfig) -> int:
+    """Return the multiplications of one token in the matrices of all layers and of the output head."""
+    widths = widths_of(model)
+    projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
+    mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
+    return model.num_layers * (projections + mlp) + model.hidden_size * model.vocab_size
+
+
+def products_per_pair(model: ModelConfig) -> int:
+    """Return the multiplications of a (query, key) pair in one layer: head_dim of each head for its score, and as many
+    for its value."""
+    return 2 * widths_of(model).query
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentCost:
+    """How the compute time of a document grows with its length: a term for each token, and one for each pair of tokens.
+
+    The unit is one (query, key) pair in one layer. per_token: all other products of a token. windows: the size of each
+    window (0: none), and the number of layers that have it. All are integers, so that all hosts compute equal sums.
+    """
+
+    per_token: int
+    windows: tuple[tuple[int, int], ...]
+
+
+def document_cost(model: ModelConfig) -> DocumentCost:
+    """Return the cost of the documents of a sample, by the multiplications of the model."""
+    windows = Counter(model.window_of(layer) for layer in range(model.num_layers))
+    per_token = round(products_per_token(model) / products_per_pair(model))
+    return DocumentCost(per_token, tuple(sorted(windows.items())))
