@@ -70,8 +70,8 @@ def data_problems(context: Context) -> Iterator[Problem]:
     if config.data.balance != "none" and config.data.packing != "none" and config.data.bad_samples == "replace":
         yield Problem(
             ("data.balance", "data.packing", "data.bad_samples"),
-            f"data.balance={value_text(config.data.balance)} needs the lengths of the documents of every sample, which a "
-            'damaged page of packed samples does not have; use data.bad_samples="refuse", or data.balance="none"',
+            f"data.balance={value_text(config.data.balance)} needs the lengths of the documents of every sample, and "
+            'a damaged page of packed samples has none; use data.bad_samples="refuse", or data.balance="none"',
         )
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
