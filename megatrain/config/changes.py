@@ -32,7 +32,14 @@ _RESOLVED = {
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
 _NUMBERED_SECTIONS = ("parameter_group", "data_source", "data_stage", "validation_set")
 _NO_MATTER = frozenset(
-    {"train.steps", "train.gc_interval", "train.checksum_interval", "data.prefetch", "data.accepted_digest"}
+    {
+        "train.steps",
+        "train.gc_interval",
+        "train.checksum_interval",
+        "data.prefetch",
+        "data.loader",
+        "data.accepted_digest",
+    }
 )
 """Keys that affect how training runs, but not its numerical results."""
 

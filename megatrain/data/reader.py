@@ -110,9 +110,11 @@ class BatchReader:
         by_identity = {source.identity: source for source in self.sources if source is not None}
         return replace(self, sources=tuple(map(by_identity.get, stream.sources)), mixture=Mixture.of(stream))
 
-    def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
+    def read_step(self, plan: StepPlan, replica: int, *, has_tokens: bool = True) -> StepBatch:
         """Return one replica's part of a step.
 
+        has_tokens=False: for a stage in the middle of a pipeline, which needs only the bounds of documents. Tokens are
+        not read then, and are 0; their labels are -100. All other fields are the same.
         Raises: DataError when a token is outside the vocabulary.
         """
         slots = plan.slots(replica)
@@ -124,6 +126,7 @@ class BatchReader:
                 np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
                 self.seq_len,
                 self.has_document_mask,
+                has_tokens=has_tokens,
             )
             for slot in slots
         ]
@@ -142,15 +145,19 @@ class BatchReader:
         """The tokens of a sample, the same for all sources."""
         return next(source.order.seq_len for source in self.sources if source is not None)
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of all sources of the mixture, "" for a source that gets no more samples."""
+        return tuple("" if source is None else source.identity.name for source in self.sources)
+
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
             return None
-        names = tuple("" if source is None else source.identity.name for source in self.sources)
         num_labels_MB = np.stack([microbatch.num_labels_B for microbatch in microbatches])
         # the empty micro-batches at the end have no labels, so their source does not matter
         source_MB = np.zeros(num_labels_MB.shape, dtype=np.int64)
         source_MB.reshape(-1)[: len(sources)] = sources
-        return SampleSources(names, source_MB, num_labels_MB)
+        return SampleSources(self.source_names, source_MB, num_labels_MB)
 
     def _samples(self, sources: NDArray[np.int64], indices: NDArray[np.int64]) -> list[list[TokenWindow]]:
         """Return the windows of each sample, by their places in the mixture."""
@@ -173,13 +180,19 @@ class BatchReader:
 
 
 def assemble(
-    samples: Sequence[Sequence[TokenWindow]], samples_B: NDArray[np.int64], seq_len: int, has_document_mask: bool
+    samples: Sequence[Sequence[TokenWindow]],
+    samples_B: NDArray[np.int64],
+    seq_len: int,
+    has_document_mask: bool,
+    *,
+    has_tokens: bool = True,
 ) -> MicroBatch:
     """Return the micro-batch of these samples. The windows of a sample follow each other.
 
     A sample with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask`, each
     window begins another document, as does the padding, and the last token of a document gets label -100 too, because
-    it would have to predict the first token of an unrelated document.
+    it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
+    BatchReader.read_step.
     """
     shape = (seq_len, len(samples))
     tokens_SB, labels_SB = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
@@ -193,9 +206,10 @@ def assemble(
             if count == 0:
                 continue
             end = place + count
-            window = dataset.window(start, count + 1)
-            tokens_SB[place:end, sample] = window[:-1]
-            labels_SB[place:end, sample] = window[1:]
+            if has_tokens:
+                window = dataset.window(start, count + 1)
+                tokens_SB[place:end, sample] = window[:-1]
+                labels_SB[place:end, sample] = window[1:]
             num_labels_B[sample] += count
             if has_document_mask:
                 firsts = dataset.document_starts_between(start + 1, start + count + 1) + (place - start)
@@ -204,8 +218,9 @@ def assemble(
                 num_labels_B[sample] -= np.count_nonzero(np.diff(firsts, prepend=place))
                 bounds += [firsts, np.array([end])] if end < seq_len else [firsts]
             place = end
-        tokens_SB[place:, sample] = 0
-        labels_SB[place:, sample] = IGNORED_LABEL
+        unread = place if has_tokens else 0
+        tokens_SB[unread:, sample] = 0
+        labels_SB[unread:, sample] = IGNORED_LABEL
         if document_SB is not None:
             lengths = np.diff(np.concatenate((*bounds, [seq_len])))
             document_SB[:, sample] = np.repeat(np.arange(len(lengths)), lengths)
