@@ -73,10 +73,9 @@ def steps(layout: Layout, num_steps: int, cursor: int = 0, *, least_slots: int =
     return StepSequence(batch, dealing, cursor, num_steps, ((9, 11),))
 
 
-def read_alone(corpus: Corpus, steps: StepSequence, layout: Layout, rank: int) -> Iterator[StepBatch]:
+def read_alone(reader: BatchReader, steps: StepSequence, layout: Layout, rank: int) -> Iterator[StepBatch]:
     """Yield the batches of a rank as it reads them for itself."""
     replica, _ = layout.sample_share(rank)
-    reader = corpus.reader
     for plan in steps.plans():
         yield reader.read_step(plan, replica)
 

@@ -44,7 +44,7 @@ def opened(place: RingPlace, plan: LoaderPlan, stack: ExitStack) -> list[HostLoa
 
 
 def alone(data: Corpus, plan: LoaderPlan, layout: Layout, ranks: Sequence[int]) -> list[list[Any]]:
-    return [[content(batch) for batch in read_alone(data, plan.steps, layout, rank)] for rank in ranks]
+    return [[content(batch) for batch in read_alone(data.reader, plan.steps, layout, rank)] for rank in ranks]
 
 
 def test_ranks_of_a_host_read_through_one_process(tmp_path: Path, place: RingPlace) -> None:
@@ -97,7 +97,7 @@ def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingP
     data = corpus(tmp_path, vocab_size=80)
     plan = data.plan(LAYOUT, RANKS, steps(LAYOUT, 2))
     with pytest.raises(DataError) as expected:
-        list(read_alone(data, plan.steps, LAYOUT, 0))
+        list(read_alone(data.reader, plan.steps, LAYOUT, 0))
     with ExitStack() as stack:
         for rank in opened(place, plan, stack):
             for _ in range(2):
