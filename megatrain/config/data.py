@@ -76,7 +76,7 @@ class DataConfig:
         default="thread",
         metadata=option(
             "Who reads batches. thread: each rank for itself, in a thread. host: one process on each host, once for "
-            "all ranks that compute the same samples, into shared memory in checkpoint.arena_directory."
+            "all ranks that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
         ),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from megatrain.checkpoint.job import JobCheckpoints
@@ -12,6 +14,7 @@ from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.data.loader.host_loader import HostLoader, RingPlace
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
+from megatrain.data.loader.ring import store_order_problem
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader
@@ -31,7 +34,8 @@ def open_batches(
 
     print_line: prints a line to the log of the run.
     Communication: two agreements of all ranks if data.loader is "host".
-    Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader.
+    Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader, or when its
+    processor does not order stores.
     """
     if config.data.loader == "thread":
         replica, _ = mesh.layout.sample_share(mesh.rank)
@@ -41,20 +45,33 @@ def open_batches(
     plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data.prefetch)
     log = RunDirectory(Path(config.job.resolved_run_directory)).logs / "data-loader.log"
     place = RingPlace(attachment.arena, checkpoints.round, log.absolute())
-    problem = None
-    if mesh.rank == ranks[0]:
-        try:
-            place.create(plan)
-        except CheckpointError as error:
-            problem = str(error)
+    is_first = mesh.rank == ranks[0]
+    problem = _create(place, plan) if is_first else None
     found = mesh.cpu_groups.agree(mesh.rank, problem)
     if found is not None:
+        if is_first:
+            with suppress(CheckpointError):  # the error that led here matters more
+                place.remove()
         raise ConfigError([found])
     print_line(_note(plan, place))
     batches = HostLoader(place, plan, ranks.index(mesh.rank), reader.source_names)
-    # rank 0 of a host removes the files of the ring at the end, so all must have opened them
     mesh.cpu_groups.all_agree(True)
+    # now that all ranks have opened the ring, its file is removed: its memory is free as soon as they end
+    if is_first:
+        place.remove_ring()
     return batches
+
+
+def _create(place: RingPlace, plan: LoaderPlan) -> str | None:
+    """Create the ring of this host. Returns why it cannot be used."""
+    problem = store_order_problem(platform.machine())
+    if problem:
+        return problem
+    try:
+        place.create(plan)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def _note(plan: LoaderPlan, place: RingPlace) -> str:

@@ -2,7 +2,8 @@
 
 It has the interface of `Prefetcher`. The ranks of a host wake the loader through its FIFO, which also shows whether one
 runs; the loader wakes a rank through the rank's own FIFO. The loader's lock decides which rank starts it: the program
-inherits the lock of the rank that started it, so there is never a second one.
+inherits the lock of the rank that started it, so there is never a second one. It inherits the open ring too, whose file
+is removed as soon as all ranks have opened it: the kernel frees its memory however the processes end.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +23,7 @@ from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.loader.decision import Idle, decide
 from megatrain.data.loader.plan import LoaderPlan
-from megatrain.data.loader.ring import create_ring, open_ring
+from megatrain.data.loader.ring import create_ring, map_ring, open_ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import StepBatch
 from megatrain.formatting import bytes_text, count_text
@@ -67,9 +69,35 @@ class RingPlace:
     def create(self, plan: LoaderPlan) -> None:
         """Create the ring of a plan, after removing those of earlier rounds. One rank of the host does this.
 
-        Raises: CheckpointError naming the file, or the memory that is missing.
+        Raises: CheckpointError naming the file, or the memory that is missing. No file of the ring remains then.
+        """
+        try:
+            self._create(plan)
+        except CheckpointError:
+            with suppress(CheckpointError):  # the error that led here matters more
+                self.remove()
+            raise
+
+    def remove_ring(self) -> None:
+        """Remove the file of the ring, which all ranks of the host have opened.
+
+        Raises: CheckpointError when it cannot be removed.
+        """
+        path = self.arena.loader_ring(self.round)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be removed: {error.strerror}") from error
+
+    def remove(self) -> None:
+        """Remove all files of the data loaders of this round and of earlier ones.
+
+        Raises: CheckpointError naming a file that cannot be removed.
         """
         self.arena.remove_loader_files(self.round)
+
+    def _create(self, plan: LoaderPlan) -> None:
+        self.remove()
         problem = self.problem_of_size(plan)
         if problem:
             raise CheckpointError(problem)
@@ -98,7 +126,8 @@ class HostLoader:
         self._reader = reader
         self._share = plan.share_of(reader)
         self._source_names = source_names
-        self._ring = open_ring(place.arena.loader_ring(place.round), RingLayout.of(plan))
+        self._ring_file = open_ring(place.arena.loader_ring(place.round))
+        self._ring = map_ring(self._ring_file, RingLayout.of(plan))
         self._waiting = WakeReader(place.arena.loader_reader_wake(place.round, reader))
         self._plans = plan.steps.plans()
         self._step, self._step_plan = 0, next(self._plans, None)
@@ -116,7 +145,7 @@ class HostLoader:
         self.close()
         if error is None and self._reader == 0:
             # after a common end, all ranks have mapped what they still use
-            self._place.arena.remove_loader_files(self._place.round)
+            self._place.remove()
 
     def next(self) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
@@ -146,6 +175,7 @@ class HostLoader:
             return
         self._is_closed = True
         self._waiting.close()
+        os.close(self._ring_file)
         if self._process is not None:
             self._process.terminate()
             try:
@@ -174,8 +204,9 @@ class HostLoader:
                     f"this round; see {place.log}, or {_WAY_OUT}"
                 )
             command = [sys.executable, "-m", "megatrain.data.loader.process"]
-            arguments = [str(place.arena.root), str(place.round), str(os.getpid())]
+            arguments = [str(place.arena.root), str(place.round), str(self._ring_file), str(os.getpid())]
+            inherited = (lock.fileno(), self._ring_file)
             try:
-                self._process = start_companion([*command, *arguments], place.log, "data-loader", (lock.fileno(),))
+                self._process = start_companion([*command, *arguments], place.log, "data-loader", inherited)
             except OSError as error:
                 raise DataError(f"the data loader cannot be started: {error.strerror}; {_WAY_OUT}") from error

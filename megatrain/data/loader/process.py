@@ -1,11 +1,12 @@
 """The data loader: the one process of a host that reads the steps of a round for its ranks.
 
-    python -m megatrain.data.loader.process ARENA ROUND PARENT
+    python -m megatrain.data.loader.process ARENA ROUND RING PARENT
 
 It is a process and not a thread, so that it reads while ranks wait for each other or for a GPU, and so that the ranks
-of a replica read its tokens once. A rank starts it, with the loader's lock (Arena.loader_lock), and its process id as
-PARENT: the kernel kills the loader with that rank, whose death ends the round. It has the priority of a rank, because
-all ranks wait for a batch that is late. It keeps no state but the ring, so it may be killed at any moment.
+of a replica read its tokens once. A rank starts it, with the loader's lock (Arena.loader_lock), its descriptor of the
+ring as RING, and its process id as PARENT: the kernel kills the loader with that rank, whose death ends the round. It
+has the priority of a rank, because all ranks wait for a batch that is late. It keeps no state but the ring, so it may
+be killed at any moment.
 Source: MegaScale sec. 3.4.
 """
 
@@ -27,7 +28,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan
-from megatrain.data.loader.ring import Ring, open_ring
+from megatrain.data.loader.ring import Ring, map_ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.programs.background import lower_process_priority
@@ -85,8 +86,8 @@ class _RecentPlans:
         return self._recent[step]
 
 
-def load(arena: Arena, round_number: int) -> None:
-    """Fill the ring of a round until it has all the steps that ranks still need.
+def load(arena: Arena, round_number: int, ring_file: int) -> None:
+    """Fill the ring of a round, an open file, until it has all the steps that ranks still need.
 
     Raises: CheckpointError when a file of the arena is missing or damaged.
     """
@@ -96,7 +97,7 @@ def load(arena: Arena, round_number: int) -> None:
             plan = LoaderPlan.from_json(path.read_bytes(), str(path))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-        ring = open_ring(arena.loader_ring(round_number), RingLayout.of(plan))
+        ring = map_ring(ring_file, RingLayout.of(plan))
         reads = HostReads(plan, ring, plan.open_reader)
         while (due := reads.next()) is not Idle.COMPLETE:
             if isinstance(due, Fill):
@@ -110,15 +111,15 @@ def load(arena: Arena, round_number: int) -> None:
 def main(arguments: list[str]) -> int:
     """Run the loader of a round. Returns the exit code."""
     try:
-        directory, round_number, parent = arguments[0], int(arguments[1]), int(arguments[2])
+        directory, (round_number, ring_file, parent) = arguments[0], map(int, arguments[1:])
     except (IndexError, ValueError):
-        print("usage: python -m megatrain.data.loader.process ARENA ROUND PARENT", file=sys.stderr)
+        print("usage: python -m megatrain.data.loader.process ARENA ROUND RING PARENT", file=sys.stderr)
         return ExitCode.USAGE
     install_parent_death_guard(parent)
     try:
         lower_process_priority(_NICENESS)
         _say(f"round {round_number} started")
-        load(open_arena(Path(directory)), round_number)
+        load(open_arena(Path(directory)), round_number, ring_file)
         _say(f"round {round_number}: all steps are read")
     except MegatrainError as error:
         _say(f"ended: {error}")

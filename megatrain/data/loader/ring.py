@@ -4,6 +4,9 @@ Each word has one process that stores it, and a store is one instruction. The lo
 of the share have stored that they are done with the step before in it. It stores 0 in the slot's word first and the
 step's number last, so a slot whose word names a step is complete, also after a loader was killed at any moment. A
 reader does not store that it is done while it uses the slot. So no reader sees a slot change, and none reads twice.
+
+This needs a processor on which other cores see the stores of a core in their order, and which loads in order: x86-64
+(Intel SDM vol. 3A, sec. "Memory Ordering"). Python has no barrier for others, so `store_order_problem` refuses them.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.loader.slot_content import SlotContent
 from megatrain.data.reader import StepBatch
+
+_ORDERED_MACHINES = ("x86_64", "AMD64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +126,38 @@ def create_ring(path: Path, layout: RingLayout) -> None:
         ) from error
 
 
-def open_ring(path: Path, layout: RingLayout) -> Ring:
-    """Map the file of a ring.
+def open_ring(path: Path) -> int:
+    """Open the file of a ring and return its descriptor, which the caller closes.
 
-    Raises: CheckpointError when it cannot be opened or has another size.
+    Raises: CheckpointError when it cannot be opened.
     """
     try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            found = os.fstat(file).st_size
-            if found != layout.num_bytes:
-                raise CheckpointError(
-                    f"{path}: has {found} bytes, expected {layout.num_bytes}; the ring is of another plan"
-                )
-            return Ring(mmap.mmap(file, found), layout)
-        finally:
-            os.close(file)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         raise CheckpointError(f"{path}: the ring cannot be opened: {error.strerror}") from error
+
+
+def map_ring(file: int, layout: RingLayout) -> Ring:
+    """Map the ring of an open file. The mapping remains when the descriptor is closed and when the file is removed.
+
+    Raises: CheckpointError when it has another size, or cannot be mapped.
+    """
+    try:
+        found = os.fstat(file).st_size
+        if found != layout.num_bytes:
+            raise CheckpointError(
+                f"the ring of the data loader has {found} bytes, expected {layout.num_bytes}: it is of another plan"
+            )
+        return Ring(mmap.mmap(file, found), layout)
+    except OSError as error:
+        raise CheckpointError(f"the ring of the data loader cannot be mapped: {error.strerror}") from error
+
+
+def store_order_problem(machine: str) -> str:
+    """Return why processes cannot share a ring on a machine, by its name in `uname -m`; empty if they can."""
+    if machine in _ORDERED_MACHINES:
+        return ""
+    return (
+        f'data.loader="host": this host is {machine}, and a ring needs the order of stores of x86_64; use '
+        'data.loader="thread"'
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 from megatrain.arena.directory import create_arena
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
+from megatrain.data.loader import host_loader
 from megatrain.data.loader.host_loader import HostLoader, RingPlace
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import create_ring
@@ -40,7 +42,9 @@ def loaders(place: RingPlace) -> list[int]:
 
 def opened(place: RingPlace, plan: LoaderPlan, stack: ExitStack) -> list[HostLoader]:
     place.create(plan)
-    return [stack.enter_context(HostLoader(place, plan, reader, ("web",))) for reader in range(plan.num_readers)]
+    ranks = [stack.enter_context(HostLoader(place, plan, reader, ("web",))) for reader in range(plan.num_readers)]
+    place.remove_ring()
+    return ranks
 
 
 def alone(data: Corpus, plan: LoaderPlan, layout: Layout, ranks: Sequence[int]) -> list[list[Any]]:
@@ -82,6 +86,8 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
     with ExitStack() as stack:
         ranks = opened(place, plan, stack)
         found: list[list[Any]] = [[], []]
+        # nothing of the batches would remain in memory if the ranks were killed too
+        assert max(file.stat().st_size for file in place.arena.root.iterdir()) < mmap.PAGESIZE
         for step in range(8):
             for rank, batches in zip(ranks, found, strict=True):
                 batches.append(content(rank.next()))
@@ -133,6 +139,23 @@ def test_rings_of_earlier_rounds_are_removed(tmp_path: Path, place: RingPlace) -
     assert newer.exists()
     with pytest.raises(CheckpointError, match=r"loader-r000002\.ring: the ring cannot be opened"):
         HostLoader(earlier, plan, 0, ("web",))
+
+
+def test_a_start_that_fails_leaves_no_file(tmp_path: Path, place: RingPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise CheckpointError(f"{path.name}: the FIFO cannot be created")
+
+    monkeypatch.setattr(host_loader, "create_wake", refuse)
+    with pytest.raises(CheckpointError, match=r"loader-r000003\.wake: the FIFO cannot be created"):
+        place.create(corpus(tmp_path).plan(Layout(), [0], steps(Layout(), 2)))
+    assert list(place.arena.root.iterdir()) == []
+
+
+def test_a_ring_of_another_plan_is_refused(tmp_path: Path, place: RingPlace) -> None:
+    data = corpus(tmp_path)
+    place.create(data.plan(Layout(), [0], steps(Layout(), 2)))
+    with pytest.raises(CheckpointError, match=r"the ring of the data loader has \d+ bytes, expected \d+"):
+        HostLoader(place, data.plan(Layout(), [0], steps(Layout(), 2), prefetch=3), 0, ("web",))
 
 
 def test_too_little_shared_memory_is_one_sentence(tmp_path: Path) -> None:
