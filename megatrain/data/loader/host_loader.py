@@ -35,7 +35,7 @@ _MOST_STARTS = 5
 """After so many loaders that died before they filled a slot, the ranks fail."""
 _STOP_S = 5.0
 _SPARE_BYTES = 64 << 20
-_WAY_OUT = 'use data.loader="thread"'
+_HINT = 'use data.loader="thread"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RingPlace:
             f"{count_text(plan.depth, 'step')} (data.prefetch={plan.depth - 1}) of "
             f"{count_text(len(plan.shares), 'replica')}, and {bytes_text(_SPARE_BYTES)} must stay free, but only "
             f"{bytes_text(free)} are free; use a smaller data.prefetch, more memory (/dev/shm is often smaller than "
-            f"RAM), another checkpoint.arena_directory, or {_WAY_OUT}"
+            f"RAM), another checkpoint.arena_directory, or {_HINT}"
         )
 
     def create(self, plan: LoaderPlan) -> None:
@@ -106,7 +106,7 @@ class RingPlace:
         try:
             write_private(path, plan.to_json().encode())
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be written: {error.strerror}; {_WAY_OUT}") from error
+            raise CheckpointError(f"{path}: cannot be written: {error.strerror}; {_HINT}") from error
         create_wake(self.arena.loader_wake(self.round))
         for reader in range(plan.num_readers):
             create_wake(self.arena.loader_reader_wake(self.round, reader))
@@ -201,7 +201,7 @@ class HostLoader:
             if starts > _MOST_STARTS:
                 raise DataError(
                     f"the data loader of this host ended {_MOST_STARTS} times before it had read step {self._step} of "
-                    f"this round; see {place.log}, or {_WAY_OUT}"
+                    f"this round; see {place.log}, or {_HINT}"
                 )
             command = [sys.executable, "-m", "megatrain.data.loader.process"]
             arguments = [str(place.arena.root), str(place.round), str(self._ring_file), str(os.getpid())]
@@ -209,4 +209,4 @@ class HostLoader:
             try:
                 self._process = start_companion([*command, *arguments], place.log, "data-loader", inherited)
             except OSError as error:
-                raise DataError(f"the data loader cannot be started: {error.strerror}; {_WAY_OUT}") from error
+                raise DataError(f"the data loader cannot be started: {error.strerror}; {_HINT}") from error
