@@ -23,6 +23,8 @@ from megatrain.run_files.run_directory import safe_name
 
 _SLOT_NAME = re.compile(r"(rank|copy)-([0-9]{5,})\.slot-([0-9])")
 _PREFIX = "megatrain-arena1."
+_LOADER_PREFIX = "loader-r"
+_LOADER_NAME = re.compile(rf"{_LOADER_PREFIX}([0-9]{{6,}})\.")
 _NUM_JOIN_ATTEMPTS = 100
 
 
@@ -77,6 +79,40 @@ class Arena:
     def index(self, round_number: int) -> Path:
         """The index of the checkpoints of a round, in the arena of the host of rank 0."""
         return self.root / f"index-r{round_number:06d}.json"
+
+    def loader_ring(self, round_number: int) -> Path:
+        """The batches that the data loader of a round has read for the ranks of this host."""
+        return self.root / f"{_LOADER_PREFIX}{round_number:06d}.ring"
+
+    def loader_plan(self, round_number: int) -> Path:
+        """What the data loader of a round reads."""
+        return self.root / f"{_LOADER_PREFIX}{round_number:06d}.json"
+
+    def loader_lock(self, round_number: int) -> Path:
+        """The data loader of a round holds it exclusively."""
+        return self.root / f"{_LOADER_PREFIX}{round_number:06d}.lock"
+
+    def loader_wake(self, round_number: int) -> Path:
+        """The FIFO that wakes the data loader of a round."""
+        return self.root / f"{_LOADER_PREFIX}{round_number:06d}.wake"
+
+    def loader_reader_wake(self, round_number: int, reader: int) -> Path:
+        """The FIFO that wakes a rank that waits for the data loader. `reader`: the rank's place on its host."""
+        return self.root / f"{_LOADER_PREFIX}{round_number:06d}.wake-{reader:05d}"
+
+    def remove_loader_files(self, last_round: int) -> None:
+        """Remove the files of the data loaders of rounds up to this one. A process keeps what it has mapped.
+
+        Raises: CheckpointError naming a file that cannot be removed.
+        """
+        for path in sorted(self.root.glob(f"{_LOADER_PREFIX}*")):
+            found = _LOADER_NAME.match(path.name)
+            if found is None or int(found[1]) > last_round:
+                continue
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be removed: {error.strerror}") from error
 
     @property
     def writer_status(self) -> Path:

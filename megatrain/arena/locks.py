@@ -35,6 +35,10 @@ class HeldLock:
         self.path = path
         self._file = file
 
+    def fileno(self) -> int:
+        """Return the lock's descriptor. A child process that inherits it has the lock too, until it exits."""
+        return self._file
+
     def release(self) -> None:
         if self._file >= 0:
             os.close(self._file)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import IO
 
 from megatrain.arena.directory import Arena, wake_writer
 from megatrain.arena.locks import is_held
 from megatrain.arena.plans import WriterStatus
 from megatrain.contracts.errors import CheckpointError
 from megatrain.formatting import bytes_text, seconds_text
+from megatrain.programs.companion import start_companion
 
 
 class HostWriter:
@@ -88,27 +85,13 @@ def start_writer(arena: Arena, log: Path) -> int | None:
     """Start the writer of this host in its own session, unless one is running, and return its process id.
 
     Its output is appended to `log` if that can be opened: a full disk there must not prevent checkpoints elsewhere.
-    The writer outlives this process. While this process runs, a thread waits for the writer, so that a writer that
-    exits does not remain as a zombie.
+    The writer outlives this process.
     Raises: CheckpointError naming the arena.
     """
     if is_held(arena.writer_lock):
         return None
     command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
     try:
-        with _open_log(log) as output:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, close_fds=True
-            )
+        return start_companion(command, log, "checkpoint-writer").pid
     except OSError as error:
         raise CheckpointError(f"the checkpoint writer of {arena.root} cannot be started: {error.strerror}") from error
-    threading.Thread(target=process.wait, name="checkpoint-writer", daemon=True).start()
-    return process.pid
-
-
-def _open_log(log: Path) -> IO[bytes]:
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)  # a user may have removed the directory
-        return log.open("ab")
-    except OSError:
-        return open(os.devnull, "wb")

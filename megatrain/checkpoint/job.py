@@ -155,6 +155,17 @@ class JobCheckpoints:
         return restored
 
     @property
+    def attachment(self) -> Attachment:
+        """The arena of this host, and the host of each rank; known after `restore`."""
+        assert self._attachment is not None
+        return self._attachment
+
+    @property
+    def round(self) -> int:
+        """The number of this round among all rounds that used the arena; known after `restore`."""
+        return self._claim.number
+
+    @property
     def stream(self) -> SampleStream:
         """The sample order from here on; known after `restore`."""
         return self._data

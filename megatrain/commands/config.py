@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,8 +139,7 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
     layout = config.layout(None)
     if layout.num_sample_parts == 1 or not config.data.has_document_mask:
         return []
-    batches = islice(config.batch_schedule.steps_from(config.batch.rampup_samples, skipped=()), _BALANCED_STEPS)
-    plans = (config.step_plan(layout, cursor, size) for cursor, size in batches)
+    plans = config.steps(layout, config.batch.rampup_samples, _BALANCED_STEPS).plans()
     in_order, by_cost = expected_imbalance(reader, plans, document_cost(config.model))
     text = (
         f"  data.balance={value_text(config.data.balance)}: by the lengths of documents, the replica that computes "

@@ -69,7 +69,8 @@ def rampup_levels(batch: BatchConfig) -> Sequence[int]:
     return range(batch.rampup_start, batch.global_batch_size + 1, batch.rampup_increment)
 
 
-class BatchStage(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BatchStage:
     """The steps whose first sample has this number, or a later one, have this global batch size."""
 
     first_sample: int

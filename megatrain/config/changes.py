@@ -38,6 +38,7 @@ _NO_MATTER = frozenset(
         "train.checksum_interval",
         "data.prefetch",
         "data.balance",
+        "data.loader",
         "data.accepted_digest",
     }
 )

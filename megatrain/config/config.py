@@ -33,12 +33,13 @@ from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelCo
 from megatrain.config.recording import LogConfig, ProfileConfig, TelemetryConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
+from megatrain.config.step_sequence import StepSequence
 from megatrain.config.tables import TableReader, kind_of, number_of
 from megatrain.config.train import TrainConfig
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Holders, Layout
 from megatrain.contracts.sample_ranges import SampleRanges
-from megatrain.contracts.step_plan import Dealing, StepPlan
+from megatrain.contracts.step_plan import Dealing
 from megatrain.fencing.fence import FenceRule
 from megatrain.fencing.phase_timeouts import PhaseTimeouts
 
@@ -225,13 +226,9 @@ class Config:
         """
         return self.dealing(layout, global_batch_size).most_slots
 
-    def step_plan(self, layout: Layout, cursor: int, global_batch_size: int, skipped: SampleRanges = ()) -> StepPlan:
-        """Return the plan of the step from sample `cursor` on, the same on all ranks.
-
-        Raises: ValueError when global_batch_size is not a multiple of batch.micro_batch_size.
-        """
-        dealing = self.dealing(layout, global_batch_size)
-        return StepPlan(cursor, global_batch_size, self.batch.micro_batch_size, dealing, skipped)
+    def steps(self, layout: Layout, cursor: int, num_steps: int, skipped: SampleRanges = ()) -> StepSequence:
+        """Return the plans of `num_steps` steps from sample `cursor` on, the same on all ranks."""
+        return StepSequence(self.batch_schedule, self.dealing(layout), cursor, num_steps, skipped)
 
     @property
     def layers_per_chunk(self) -> tuple[int, ...]:

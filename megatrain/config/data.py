@@ -89,6 +89,13 @@ class DataConfig:
             minimum=0,
         ),
     )
+    loader: Literal["thread", "host"] = field(
+        default="thread",
+        metadata=option(
+            "Who reads batches. thread: each rank for itself, in a thread. host: one process on each host, once for "
+            "all ranks that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

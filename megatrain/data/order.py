@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.bins import PackedBins
+from megatrain.data.indexed import IndexedDataset
 
 _ROUNDS = 8
 _STREAM_OFFSET = 0
@@ -97,6 +98,16 @@ class PackedOrder:
         keys = _mix(_epoch_keys(self.seed, epochs) ^ np.uint64(_STREAM_PERMUTATION))
         found, bounds = self.bins.read(permuted(indices, self.samples_per_epoch, keys))
         return SamplePieces(found["start"].astype(np.int64), found["labels"].astype(np.int64), bounds)
+
+
+def order_of(dataset: IndexedDataset, seq_len: int, seed: int, *, is_packed: bool) -> SampleOrder | PackedOrder:
+    """Return the order of the samples of a pair of token files.
+
+    Raises: DataError when it has too few tokens, or when the file of packed samples cannot be used.
+    """
+    if is_packed:
+        return PackedOrder(PackedBins(dataset, seq_len), seed)
+    return SampleOrder(dataset.num_tokens, seq_len, seed, str(dataset.prefix))
 
 
 def _epoch_keys(seed: int, epochs: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -29,6 +29,7 @@ from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
 from megatrain.data.sample_costs import sample_costs
 from megatrain.data.sample_sources import SampleSources
 
+_NO_TOKENS = np.zeros(0, dtype=np.int64)
 _OnBad = Callable[[int, BadTokensError], None]
 """Gets the number of a sample that cannot be used, and the error."""
 
@@ -134,9 +135,11 @@ class BatchReader:
         by_identity = {source.identity: source for source in self.sources if source is not None}
         return replace(self, sources=tuple(map(by_identity.get, stream.sources)), mixture=Mixture.of(stream))
 
-    def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
+    def read_step(self, plan: StepPlan, replica: int, *, has_tokens: bool = True) -> StepBatch:
         """Return one replica's part of a step.
 
+        has_tokens=False: for a stage in the middle of a pipeline, which needs only the bounds of documents. Tokens are
+        not read then, and are 0; their labels are -100. All other fields are the same.
         Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
         """
         slots = self.dealt(plan).slots(replica)
@@ -157,6 +160,7 @@ class BatchReader:
                 self.seq_len,
                 self.has_document_mask,
                 on_bad,
+                has_tokens=has_tokens,
             )
             for slot in slots
         ]
@@ -195,15 +199,19 @@ class BatchReader:
         """The tokens of a sample, the same for all sources."""
         return next(source.order.seq_len for source in self.sources if source is not None)
 
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The names of all sources of the mixture, "" for a source that gets no more samples."""
+        return tuple("" if source is None else source.identity.name for source in self.sources)
+
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
             return None
-        names = tuple("" if source is None else source.identity.name for source in self.sources)
         num_labels_MB = np.stack([microbatch.num_labels_B for microbatch in microbatches])
         # the empty micro-batches at the end have no labels, so their source does not matter
         source_MB = np.zeros(num_labels_MB.shape, dtype=np.int64)
         source_MB.reshape(-1)[: len(sources)] = sources
-        return SampleSources(names, source_MB, num_labels_MB)
+        return SampleSources(self.source_names, source_MB, num_labels_MB)
 
     def _samples(
         self, numbers_N: NDArray[np.int64], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64], on_bad: _OnBad
@@ -257,12 +265,15 @@ def assemble(
     seq_len: int,
     has_document_mask: bool,
     on_bad: _OnBad = _refuse,
+    *,
+    has_tokens: bool = True,
 ) -> MicroBatch:
     """Return the micro-batch of these samples. The windows of a sample follow each other.
 
     A sample with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask`, each
     window begins another document, as does the padding, and the last token of a document gets label -100 too, because
-    it would have to predict the first token of an unrelated document.
+    it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
+    BatchReader.read_step.
     """
     shape = (seq_len, len(samples))
     tokens_SB, labels_SB = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
@@ -273,15 +284,18 @@ def assemble(
     for sample, windows in enumerate(samples):
         place, bounds = 0, [np.zeros(1, dtype=np.int64)]
         try:
-            contents = [(*window, window.read()) for window in windows if window.num_labels]
+            contents = [
+                (*window, window.read() if has_tokens else _NO_TOKENS) for window in windows if window.num_labels
+            ]
             num_documents += not has_document_mask and bool(windows)
         except BadTokensError as error:
             on_bad(int(samples_B[sample]), error)
             contents = []
         for dataset, start, count, window in contents:
             end = place + count
-            tokens_SB[place:end, sample] = window[:-1]
-            labels_SB[place:end, sample] = window[1:]
+            if has_tokens:
+                tokens_SB[place:end, sample] = window[:-1]
+                labels_SB[place:end, sample] = window[1:]
             num_labels_B[sample] += count
             if has_document_mask:
                 firsts = dataset.document_starts_between(start + 1, start + count + 1) + (place - start)
@@ -290,8 +304,9 @@ def assemble(
                 num_labels_B[sample] -= np.count_nonzero(np.diff(firsts, prepend=place))
                 bounds += [firsts, np.array([end])] if end < seq_len else [firsts]
             place = end
-        tokens_SB[place:, sample] = 0
-        labels_SB[place:, sample] = IGNORED_LABEL
+        unread = place if has_tokens else 0
+        tokens_SB[unread:, sample] = 0
+        labels_SB[unread:, sample] = IGNORED_LABEL
         if document_SB is not None:
             lengths = np.diff(np.concatenate((*bounds, [seq_len])))
             document_SB[:, sample] = np.repeat(np.arange(len(lengths)), lengths)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from time import perf_counter
 
 from megatrain.checkpoint.continuation import TrainingProgress
@@ -15,8 +14,8 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.errors import DataError, NonFiniteError
 from megatrain.contracts.sample_ranges import SampleRanges, position_after
-from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
+from megatrain.data.loader.host_loader import HostLoader
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.formatting import bytes_text
@@ -33,6 +32,7 @@ from megatrain.training.rank_model import RankModel
 from megatrain.training.replica_check import ReplicaCheck
 from megatrain.training.saving import Saving
 from megatrain.training.step import Requests, StepOutcome, train_step
+from megatrain.training.step_batches import open_batches
 from megatrain.training.training_data import ValidationSet
 
 
@@ -131,7 +131,7 @@ class StepLoop:
             self._print_line(note)
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
-        with Prefetcher(self._read_step, self._plans(), config.data.prefetch) as batches:
+        with self._batches() as batches:
             while self.step < config.train.steps and not self.is_stopped:
                 started = perf_counter()
                 for observer in observers:
@@ -158,12 +158,12 @@ class StepLoop:
             chunk.finish_gather()  # no group may be destroyed while it carries out an exchange
         self._saving.finish(self.step)
 
-    def _plans(self) -> Iterator[StepPlan]:
-        """Yield the plan of every remaining step."""
-        config, layout, excluded = self._config, self._parts.rank_model.mesh.layout, self._excluded_samples
-        batches = config.batch_schedule.steps_from(self._progress.consumed_samples, excluded)
-        for cursor, size in islice(batches, max(0, config.train.steps - self.step)):
-            yield config.step_plan(layout, cursor, size, excluded)
+    def _batches(self) -> Prefetcher | HostLoader:
+        """Return what delivers the remaining steps."""
+        config, mesh, progress = self._config, self._parts.rank_model.mesh, self._progress
+        num_steps = max(0, config.train.steps - self.step)
+        steps = config.steps(mesh.layout, progress.consumed_samples, num_steps, self._excluded_samples)
+        return open_batches(config, mesh, self._reader, steps, self._parts.checkpoints, self._print_line)
 
     def _check_data(self) -> None:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""
@@ -173,11 +173,6 @@ class StepLoop:
         check_epochs(uses)
         if len(uses) > 1:
             self._print_line(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
-
-    def _read_step(self, plan: StepPlan) -> StepBatch:
-        mesh = self._parts.rank_model.mesh
-        replica, _ = mesh.layout.sample_share(mesh.rank)
-        return self._reader.read_step(plan, replica)
 
     def _train_agreed(self, batch: StepBatch) -> tuple[StepBatch, StepOutcome]:
         """Carry out a step in which all ranks of a replica replace the same samples. Return what it trained on, too."""

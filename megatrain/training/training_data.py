@@ -11,7 +11,6 @@ from megatrain.config.config import Config
 from megatrain.config.data import integer_weights
 from megatrain.config.model_products import DocumentCost, document_cost
 from megatrain.contracts.errors import DataError
-from megatrain.data.bins import PackedBins
 from megatrain.data.dataset import (
     check_same_tokenizer,
     check_tokenizer,
@@ -24,7 +23,7 @@ from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.mixture import Mixture
-from megatrain.data.order import PackedOrder, SampleOrder
+from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
 from megatrain.data.reader import BatchReader, TrainingSource
 
@@ -58,7 +57,8 @@ def open_reader(config: Config) -> BatchReader:
     sources = []
     for key, source in config.data_sources.items():
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
-        order = _order(config, dataset, source.path)
+        is_packed = config.data.packing != "none"
+        order = order_of(dataset, config.model.seq_len, config.resolved_data_seed, is_packed=is_packed)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
     _refuse_duplicates(
@@ -125,12 +125,6 @@ def sample_stream(config: Config, reader: BatchReader, validation: Iterable[Vali
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
         packing=ALGORITHM if config.data.packing == "best_fit" else "",
     )
-
-
-def _order(config: Config, dataset: IndexedDataset, path: str) -> SampleOrder | PackedOrder:
-    if config.data.packing == "none":
-        return SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed, path)
-    return PackedOrder(PackedBins(dataset, config.model.seq_len), config.resolved_data_seed)
 
 
 def planned_stages(config: Config) -> tuple[MixtureStage, ...]:

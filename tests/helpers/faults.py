@@ -122,14 +122,15 @@ def faulty_writers(directory: Path) -> Iterator[None]:
     """Let the writers that this process starts in the block obey the faults in `directory`."""
     import pytest
 
-    from megatrain.checkpoint import host_writer, snapshots
+    from megatrain.checkpoint import snapshots
+    from megatrain.programs import companion
 
     def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
         arguments = [command[0], "-m", "tests.helpers.faults", command[-1], str(directory)]
         return subprocess.Popen(arguments, cwd=ROOT, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_writer, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(companion, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
         patch.setattr(snapshots, "_WAKE_AGAIN_S", _MISSED_AFTER_S)
         yield
 

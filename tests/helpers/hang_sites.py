@@ -23,13 +23,13 @@ def is_site(place: str) -> bool:
 
 def sites_in(strike: Callable[[str, int], None]) -> None:
     """Call `strike(site, step)` at each site of this process, from the thread that comes there."""
+    from megatrain.data.reader import BatchReader
     from megatrain.telemetry.recorder import Recorder
-    from megatrain.training.step_loop import StepLoop
 
     begin: Any = Recorder.begin
     set_step: Any = Recorder.set_step
     add_group: Any = Recorder.add_group
-    read_step: Any = StepLoop._read_step
+    read_step: Any = BatchReader.read_step
     names: dict[int, str] = {}
     at = [-1]
 
@@ -51,11 +51,11 @@ def sites_in(strike: Callable[[str, int], None]) -> None:
             strike(site, at[0])
         return token
 
-    def noted_read(trainer: StepLoop, *arguments: Any) -> Any:
+    def noted_read(reader: BatchReader, *arguments: Any) -> Any:
         strike(READ, at[0])
-        return read_step(trainer, *arguments)
+        return read_step(reader, *arguments)
 
     Recorder.begin = noted_begin  # type: ignore[method-assign]
     Recorder.set_step = noted_step  # type: ignore[method-assign]
     Recorder.add_group = noted_group  # type: ignore[method-assign]
-    StepLoop._read_step = noted_read  # type: ignore[method-assign]
+    BatchReader.read_step = noted_read  # type: ignore[method-assign]

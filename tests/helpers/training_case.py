@@ -169,7 +169,7 @@ class RankRecord:
 
 
 class _NotingReader:
-    """Reads as BatchReader does and remembers the samples."""
+    """Reads as BatchReader does and remembers the samples that this rank reads for itself."""
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
@@ -179,13 +179,8 @@ class _NotingReader:
         self._reader = self._reader.following(stream)
         return self
 
-    @property
-    def sources(self) -> Any:
-        return self._reader.sources
-
-    @property
-    def mixture(self) -> Any:
-        return self._reader.mixture
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
 
     def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
         batch = self._reader.read_step(plan, replica)

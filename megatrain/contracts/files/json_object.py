@@ -111,6 +111,13 @@ class JsonObject:
             raise self.error(name, "expected a list of integers of at least 0 and below 2^63")
         return tuple(value)
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the strings in a list."""
+        value = self._raw.get(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.error(name, "expected a list of strings")
+        return tuple(value)
+
     def mapping(self, name: str) -> dict[str, Any]:
         value = self._raw.get(name)
         if not isinstance(value, dict):

@@ -127,7 +127,7 @@ def test_dry_run_states_the_imbalance_with_and_without_costs(
     reader = replace(open_reader(config), balanced_cost=None)
     longest, mean = 0, 0.0
     for cursor in range(0, 8 * 24, 24):
-        plan = config.step_plan(layout, cursor, 24)
+        (plan,) = config.steps(layout, cursor, 1).plans()
         costs = [
             sum(int(reader.costs(np.array(slot), cost).sum()) for slot in plan.slots(replica)) for replica in range(4)
         ]

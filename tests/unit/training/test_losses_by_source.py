@@ -46,8 +46,8 @@ class Mixed:
     reader: BatchReader
 
     def batch(self, step: int) -> StepBatch:
-        size = self.config.batch.global_batch_size
-        return self.reader.read_step(self.config.step_plan(Layout(), step * size, size), 0)
+        (plan,) = self.config.steps(Layout(), step * self.config.batch.global_batch_size, 1).plans()
+        return self.reader.read_step(plan, 0)
 
 
 def mixture(root: Path, *changes: Tables) -> Mixed:

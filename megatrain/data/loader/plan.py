@@ -1,0 +1,203 @@
+"""The plan of a host's data loader in a round: what it reads, for which ranks. JSON in the arena.
+
+A *share* is one replica's part of each step. The ranks of a host that compute the same samples have one share. The
+*readers* of a share are the places of these ranks among the ranks of the host, in ascending order of rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import chain
+from pathlib import Path
+from typing import Self
+
+from megatrain.checkpoint_format.sample_stream import SampleStream
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config.model_products import DocumentCost
+from megatrain.config.step_sequence import StepSequence
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.files.json_object import JsonObject
+from megatrain.contracts.layout import STAGES, Layout
+from megatrain.contracts.step_plan import Dealing
+from megatrain.data.dataset import data_digest
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.mixture import Mixture
+from megatrain.data.order import PackedOrder, order_of
+from megatrain.data.reader import BatchReader, TrainingSource
+
+PLAN_SCHEMA_VERSION = 1
+_DAMAGE = "the arena is damaged; remove its directory, and the job restarts from storage"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What some ranks of a host read of each step: the part of `replica`.
+
+    has_tokens: whether one of them is on the first or last stage of the pipeline. Stages between these need only the
+    bounds of documents.
+    """
+
+    replica: int
+    readers: tuple[int, ...]
+    has_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPlan:
+    """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
+
+    prefixes: the token files of each source of `stream`, absolute; "" for a source that gets no samples.
+    """
+
+    steps: StepSequence
+    shares: tuple[Share, ...]
+    depth: int
+    prefixes: tuple[str, ...]
+    stream: SampleStream
+    vocab_size: int
+    seq_len: int
+    order_seed: int
+    is_packed: bool
+    has_document_mask: bool
+    balanced_cost: DocumentCost | None
+
+    @property
+    def num_readers(self) -> int:
+        return sum(len(share.readers) for share in self.shares)
+
+    def share_of(self, reader: int) -> int:
+        """Return the number of the share of a rank of this host."""
+        return next(number for number, share in enumerate(self.shares) if reader in share.readers)
+
+    def open_reader(self) -> BatchReader:
+        """Open the token files.
+
+        Raises: DataError when they cannot be used, or are not those with which the round began.
+        """
+        found = [
+            self._open_source(number, Path(prefix)) if prefix else None for number, prefix in enumerate(self.prefixes)
+        ]
+        mixture = Mixture.of(self.stream)
+        return BatchReader(tuple(found), mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
+
+    def _open_source(self, number: int, prefix: Path) -> TrainingSource:
+        dataset, identity = IndexedDataset(prefix, self.vocab_size), self.stream.sources[number]
+        found = data_digest(dataset) if identity.digest else ""
+        if (dataset.num_tokens, found) != (identity.num_tokens, identity.digest):
+            raise DataError(
+                f"{prefix}: has {dataset.num_tokens} tokens and digest {found or 'unknown'}, and had "
+                f"{identity.num_tokens} tokens and digest {identity.digest or 'unknown'} when this round began; the "
+                "files were replaced during the run: restore them, or start the job again"
+            )
+        order = order_of(dataset, self.seq_len, self.order_seed, is_packed=self.is_packed)
+        return TrainingSource(identity, dataset, order)
+
+    def to_json(self) -> str:
+        """Return the plan as text for `from_json`."""
+        more = {"balanced_cost": _numbers_of(self.balanced_cost), "schema_version": PLAN_SCHEMA_VERSION}
+        return json.dumps(asdict(self) | more, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, content: bytes, location: str) -> Self:
+        """Return the plan in a file. Raises: CheckpointError naming the file, `location`, and the field."""
+        read = JsonObject.parse(content, location, PLAN_SCHEMA_VERSION, _DAMAGE)
+        read.check_names(cls, "schema_version")
+        return cls(
+            steps=_steps(read.section("steps")),
+            shares=tuple(_share(share) for share in read.sections("shares")),
+            depth=read.count("depth", least=1),
+            prefixes=read.texts("prefixes"),
+            stream=SampleStream.read(read.section("stream")),
+            vocab_size=read.count("vocab_size"),
+            seq_len=read.count("seq_len", least=1),
+            order_seed=read.count("order_seed"),
+            is_packed=read.flag("is_packed"),
+            has_document_mask=read.flag("has_document_mask"),
+            balanced_cost=_cost(read),
+        )
+
+
+def loader_plan(
+    reader: BatchReader, stream: SampleStream, steps: StepSequence, layout: Layout, ranks: Sequence[int], prefetch: int
+) -> LoaderPlan:
+    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`.
+
+    prefetch: how many steps are read ahead of the one that ranks compute.
+    """
+    opened = next(source for source in reader.sources if source is not None)
+    vocab_size = opened.dataset.vocab_size
+    assert vocab_size is not None, "training data is checked against the vocabulary"
+    return LoaderPlan(
+        steps=steps,
+        shares=shares_of(layout, ranks),
+        depth=prefetch + 1,
+        prefixes=tuple("" if one is None else str(one.dataset.prefix.absolute()) for one in reader.sources),
+        stream=stream,
+        vocab_size=vocab_size,
+        seq_len=reader.seq_len,
+        order_seed=opened.order.seed,
+        is_packed=isinstance(opened.order, PackedOrder),
+        has_document_mask=reader.has_document_mask,
+        balanced_cost=reader.balanced_cost,
+    )
+
+
+def shares_of(layout: Layout, ranks: Sequence[int]) -> tuple[Share, ...]:
+    """Return the shares of the host with these ranks, each replica once, in ascending order."""
+    ends = (0, layout.size(STAGES) - 1)
+    readers: dict[int, list[int]] = {}
+    for place, rank in enumerate(sorted(ranks)):
+        readers.setdefault(layout.sample_share(rank)[0], []).append(place)
+    ordered = sorted(ranks)
+    return tuple(
+        Share(replica, tuple(places), any(layout.index(STAGES, ordered[place]) in ends for place in places))
+        for replica, places in sorted(readers.items())
+    )
+
+
+def _steps(read: JsonObject) -> StepSequence:
+    read.check_names(StepSequence)
+    batches, dealing = read.section("batches"), read.section("dealing")
+    batches.check_names(BatchSchedule)
+    dealing.check_names(Dealing)
+    batch = batches.section("batch")
+    batch.check_names(BatchConfig)
+    return StepSequence(
+        BatchSchedule(
+            BatchConfig(**{field.name: batch.count(field.name) for field in fields(BatchConfig)}),
+            tuple(_stage(stage) for stage in batches.sections("stages")),
+        ),
+        Dealing(
+            dealing.count("num_microbatches"),
+            dealing.count("num_replicas", least=1),
+            dealing.count("least_slots"),
+            dealing.flag("has_equal_slots"),
+        ),
+        read.count("cursor"),
+        read.count("num_steps"),
+        read.sample_ranges("skipped"),
+    )
+
+
+def _stage(read: JsonObject) -> BatchStage:
+    read.check_names(BatchStage)
+    return BatchStage(read.count("first_sample"), read.count("global_batch_size", least=1))
+
+
+def _numbers_of(cost: DocumentCost | None) -> list[int] | None:
+    """Return the numbers of a cost for JSON: per_token, then size and number of layers of each window."""
+    return None if cost is None else [cost.per_token, *chain.from_iterable(cost.windows)]
+
+
+def _cost(read: JsonObject) -> DocumentCost | None:
+    if read.is_null("balanced_cost"):
+        return None
+    per_token, *windows = read.counts("balanced_cost")
+    return DocumentCost(per_token, tuple(zip(windows[::2], windows[1::2], strict=True)))
+
+
+def _share(read: JsonObject) -> Share:
+    read.check_names(Share)
+    return Share(read.count("replica"), read.counts("readers"), read.flag("has_tokens"))

@@ -1,0 +1,163 @@
+"""The ring of a host's data loader: its words, by which the loader and the ranks agree without messages.
+
+Each word has one process that stores it, and a store is one instruction. The loader fills a slot only when all readers
+of the share have stored that they are done with the step before in it. It stores 0 in the slot's word first and the
+step's number last, so a slot whose word names a step is complete, also after a loader was killed at any moment. A
+reader does not store that it is done while it uses the slot. So no reader sees a slot change, and none reads twice.
+
+This needs a processor on which other cores see the stores of a core in their order, and which loads in order: x86-64
+(Intel SDM vol. 3A, sec. "Memory Ordering"). Python has no barrier for others, so `store_order_problem` refuses them.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.step_plan import StepPlan
+from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.loader.slot_content import SlotContent
+from megatrain.data.reader import StepBatch
+
+_ORDERED_MACHINES = ("x86_64", "AMD64")
+
+
+@dataclass(frozen=True, slots=True)
+class RingState:
+    """The words of a ring. done: by reader. filled: by share and slot; see RingLayout."""
+
+    done: tuple[int, ...]
+    filled: tuple[tuple[int, ...], ...]
+
+
+class Ring:
+    """A ring in a writable buffer, which is all zero when it is new."""
+
+    def __init__(self, buffer: Any, layout: RingLayout) -> None:
+        self._buffer = buffer
+        self._layout = layout
+        self._words: NDArray[np.int64] = np.frombuffer(buffer, np.int64, layout.num_words)
+
+    def state(self) -> RingState:
+        """Return the words that determine what the loader does next."""
+        layout, words = self._layout, self._words
+        return RingState(
+            tuple(int(words[layout.done(reader)]) for reader in range(layout.num_readers)),
+            tuple(
+                tuple(int(words[layout.filled(share, slot)]) for slot in range(layout.depth))
+                for share in range(layout.num_shares)
+            ),
+        )
+
+    def set_done(self, reader: int, num_steps: int) -> None:
+        """Store that a rank does not need the first `num_steps` steps any more."""
+        self._words[self._layout.done(reader)] = num_steps
+
+    def is_filled(self, share: int, step: int) -> bool:
+        """Return whether a step of a share can be read."""
+        return bool(self._words[self._layout.filled(share, step % self._layout.depth)] == step + 1)
+
+    def begin(self, share: int, step: int) -> None:
+        """Store that the slot of a step is being written."""
+        self._words[self._layout.filled(share, step % self._layout.depth)] = 0
+
+    def put(self, share: int, step: int, content: StepBatch | DataError) -> None:
+        """Store a batch, or the error of its read, in a slot that `begin` has marked."""
+        slot, found = step % self._layout.depth, self._content(share, step)
+        count = found.put_error(str(content)) if isinstance(content, DataError) else found.put(content)
+        self._words[self._layout.count(share, slot)] = count
+
+    def publish(self, share: int, step: int) -> None:
+        """Store that the slot of a step is complete."""
+        self._words[self._layout.FILLS] += 1
+        self._words[self._layout.filled(share, step % self._layout.depth)] = step + 1
+
+    def read(self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
+        """Return a step that is filled. Its tokens are those of the ring: valid until `set_done` includes the step.
+
+        Raises: DataError, the one of the loader.
+        """
+        found = self._content(share, step)
+        count = int(self._words[self._layout.count(share, step % self._layout.depth)])
+        if count < 0:
+            raise DataError(found.error(count))
+        return found.batch(count, plan, source_names)
+
+    def count_start(self) -> int:
+        """Count a start of a loader; return the starts since a slot was filled. The caller has the loader's lock."""
+        layout, words = self._layout, self._words
+        fills = int(words[layout.FILLS])
+        words[layout.STARTS] = words[layout.STARTS] + 1 if fills == words[layout.FILLS_AT_START] else 1
+        words[layout.FILLS_AT_START] = fills
+        return int(words[layout.STARTS])
+
+    def _content(self, share: int, step: int) -> SlotContent:
+        return SlotContent(self._buffer, self._layout.content(share, step % self._layout.depth), self._layout)
+
+
+def create_ring(path: Path, layout: RingLayout) -> None:
+    """Create the file of a ring, and reserve its memory: a store into a full tmpfs would kill the process.
+
+    Raises: CheckpointError naming the file, and the missing memory.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(file, 0, layout.num_bytes)
+        finally:
+            os.close(file)
+    except OSError as error:
+        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+            path.unlink()
+        if error.errno != errno.ENOSPC:
+            raise CheckpointError(f"{path}: the ring cannot be created: {error.strerror}") from error
+        raise CheckpointError(
+            f"{path}: {path.parent.parent} has no space for a ring of {layout.num_bytes} bytes; use a smaller "
+            'data.prefetch, more memory, another checkpoint.arena_directory, or data.loader="thread"'
+        ) from error
+
+
+def open_ring(path: Path) -> int:
+    """Open the file of a ring and return its descriptor, which the caller closes.
+
+    Raises: CheckpointError when it cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise CheckpointError(f"{path}: the ring cannot be opened: {error.strerror}") from error
+
+
+def map_ring(file: int, layout: RingLayout) -> Ring:
+    """Map the ring of an open file. The mapping remains when the descriptor is closed and when the file is removed.
+
+    Raises: CheckpointError when it has another size, or cannot be mapped.
+    """
+    try:
+        found = os.fstat(file).st_size
+        if found != layout.num_bytes:
+            raise CheckpointError(
+                f"the ring of the data loader has {found} bytes, expected {layout.num_bytes}: it is of another plan"
+            )
+        return Ring(mmap.mmap(file, found), layout)
+    except OSError as error:
+        raise CheckpointError(f"the ring of the data loader cannot be mapped: {error.strerror}") from error
+
+
+def store_order_problem(machine: str) -> str:
+    """Return why processes cannot share a ring on a machine, by its name in `uname -m`; empty if they can."""
+    if machine in _ORDERED_MACHINES:
+        return ""
+    return (
+        f'data.loader="host": this host is {machine}, and a ring needs the order of stores of x86_64; use '
+        'data.loader="thread"'
+    )

@@ -1,0 +1,96 @@
+"""Where everything lies in the ring of a host's data loader, in bytes. Pure functions of the loader's plan.
+
+The file begins with words, 64-bit integers in native order. Words that different processes store lie in different cache
+lines. Then come the slots, each on its own pages: `depth` of them for each share. Step n of a share is in slot
+n % depth.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Self
+
+from megatrain.data.loader.plan import LoaderPlan
+
+WORD_BYTES = 8
+_LINE_BYTES = 64
+_LEAST_CONTENT_BYTES = 4096
+"""Enough for the text of an error."""
+_NUM_COMMON_LINES = 2
+_SLOT_LINE_WORDS = _LINE_BYTES // WORD_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """The sizes of a ring.
+
+    most_microbatches: of any step and replica, with empty ones. Legend: M most_microbatches, B micro-batch, S sequence.
+    """
+
+    depth: int
+    num_shares: int
+    num_readers: int
+    most_microbatches: int
+    micro_batch_size: int
+    seq_len: int
+    has_document_mask: bool
+
+    STARTS = 0
+    """Word: how often ranks have started a loader since the last slot was filled."""
+    FILLS_AT_START = 1
+    """Word: FILLS when STARTS was counted last."""
+    FILLS = _SLOT_LINE_WORDS
+    """Word: how many slots loaders have filled. Only the loader stores it."""
+
+    @classmethod
+    def of(cls, plan: LoaderPlan) -> Self:
+        """Return the layout of the ring of a plan."""
+        return cls(
+            depth=plan.depth,
+            num_shares=len(plan.shares),
+            num_readers=plan.num_readers,
+            most_microbatches=plan.steps.dealing.most_slots,
+            micro_batch_size=plan.steps.batch.micro_batch_size,
+            seq_len=plan.seq_len,
+            has_document_mask=plan.has_document_mask,
+        )
+
+    def done(self, reader: int) -> int:
+        """Return the word with the number of steps that a rank does not need any more. Only that rank stores it."""
+        return (_NUM_COMMON_LINES + reader) * _SLOT_LINE_WORDS
+
+    def filled(self, share: int, slot: int) -> int:
+        """Return the word with the number of the step in a slot, plus 1; 0: none. Only the loader stores it."""
+        return (_NUM_COMMON_LINES + self.num_readers + share * self.depth + slot) * _SLOT_LINE_WORDS
+
+    def count(self, share: int, slot: int) -> int:
+        """Return the word with the number of micro-batches in a slot; below 0: minus the bytes of an error's text."""
+        return self.filled(share, slot) + 1
+
+    @property
+    def num_words(self) -> int:
+        return (_NUM_COMMON_LINES + self.num_readers + self.num_shares * self.depth) * _SLOT_LINE_WORDS
+
+    @property
+    def content_words(self) -> int:
+        """The words of the largest batch in a slot: see slot_content.py."""
+        per_sample = 3 + self.seq_len * (3 if self.has_document_mask else 2)
+        return self.most_microbatches * (2 + self.micro_batch_size * per_sample)
+
+    @property
+    def slot_bytes(self) -> int:
+        return _whole_pages(max(self.content_words * WORD_BYTES, _LEAST_CONTENT_BYTES))
+
+    def content(self, share: int, slot: int) -> int:
+        """Return the first byte of a slot."""
+        return _whole_pages(self.num_words * WORD_BYTES) + (share * self.depth + slot) * self.slot_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the file."""
+        return self.content(self.num_shares, 0)
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

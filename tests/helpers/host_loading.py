@@ -1,0 +1,96 @@
+"""Hosts of a data loader: their plans over a small corpus, and batches to compare, which one reader made alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.checkpoint_format.sample_stream import SampleStream
+from megatrain.config.batch import BatchConfig
+from megatrain.config.step_sequence import StepSequence
+from megatrain.contracts.layout import Layout
+from megatrain.contracts.step_plan import Dealing
+from megatrain.data.dataset import data_digest
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.loader.plan import LoaderPlan, loader_plan
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader, MicroBatch, StepBatch
+from tests.helpers.tiny_data import write_corpus
+
+VOCAB_SIZE = 90
+SEQ_LEN = 16
+NUM_TOKENS = 4000
+
+
+class CountedDataset(IndexedDataset):
+    """Token files that count the tokens that are read."""
+
+    num_read = 0
+
+    def window(self, start: int, length: int) -> NDArray[Any]:
+        self.num_read += length
+        return super().window(start, length)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token files, and the stream of their samples."""
+
+    dataset: CountedDataset
+    stream: SampleStream
+    has_document_mask: bool
+
+    @property
+    def reader(self) -> BatchReader:
+        order = SampleOrder(self.dataset.num_tokens, SEQ_LEN, self.stream.seed)
+        alone = BatchReader.of_one(self.dataset, order, self.has_document_mask)
+        (source,) = alone.sources
+        assert source is not None
+        identity = self.stream.sources[0]
+        return BatchReader((type(source)(identity, self.dataset, order),), alone.mixture, self.has_document_mask)
+
+    def plan(self, layout: Layout, ranks: Sequence[int], steps: StepSequence, prefetch: int = 1) -> LoaderPlan:
+        """Return the plan of the host with these ranks."""
+        return loader_plan(self.reader, self.stream, steps, layout, ranks, prefetch)
+
+
+def corpus(root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCAB_SIZE) -> Corpus:
+    """Write a corpus with ids below VOCAB_SIZE, which is checked against `vocab_size` when it is read."""
+    dataset = CountedDataset(write_corpus(root / "train", NUM_TOKENS, VOCAB_SIZE, seed=1), vocab_size)
+    stream = SampleStream.of_one(dataset.num_tokens, 7, "web", data_digest(dataset))
+    return Corpus(dataset, stream, has_document_mask)
+
+
+def steps(layout: Layout, num_steps: int, cursor: int = 0, *, least_slots: int = 1) -> StepSequence:
+    """Return steps that ramp up from 4 to 12 samples within the first 24, without samples 9 and 10."""
+    batch = BatchConfig(micro_batch_size=2, global_batch_size=12, rampup_start=4, rampup_increment=4, rampup_samples=24)
+    dealing = Dealing(6, layout.num_sample_parts, least_slots)
+    return StepSequence(batch, dealing, cursor, num_steps, ((9, 11),))
+
+
+def read_alone(reader: BatchReader, steps: StepSequence, layout: Layout, rank: int) -> Iterator[StepBatch]:
+    """Yield the batches of a rank as it reads them for itself."""
+    replica, _ = layout.sample_share(rank)
+    for plan in steps.plans():
+        yield reader.read_step(plan, replica)
+
+
+def content(batch: StepBatch, *, has_tokens: bool = True) -> tuple[Any, ...]:
+    """Return a copy of all that is in a batch, to be compared."""
+    sources = None if batch.sources is None else (batch.sources.names, batch.sources.source_MB.tolist())
+    sums = (batch.num_label_tokens, batch.squared_lengths, batch.num_documents)
+    micros = [_micro(one, has_tokens=has_tokens) for one in batch.microbatches]
+    return batch.cursor, batch.global_batch_size, sums, sources, micros
+
+
+def _micro(one: MicroBatch, *, has_tokens: bool) -> tuple[Any, ...]:
+    arrays = [one.sample_B, one.num_labels_B, *([] if one.document_SB is None else [one.document_SB])]
+    if has_tokens:
+        arrays += [one.tokens_SB, one.labels_SB]
+    assert all(array.dtype == np.int64 for array in arrays)
+    return one.squared_lengths, one.num_documents, one.num_label_tokens, [array.tolist() for array in arrays]

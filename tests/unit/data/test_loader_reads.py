@@ -1,0 +1,236 @@
+"""What the loader of a host puts into its ring: the batches that each rank would read alone, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.layout import Layout
+from megatrain.data.bins import write_bins
+from megatrain.data.dataset import open_dataset
+from megatrain.data.indexed import data_path
+from megatrain.data.loader.decision import Fill, Idle, decide
+from megatrain.data.loader.plan import LoaderPlan, Share, loader_plan, shares_of
+from megatrain.data.loader.process import HostReads
+from megatrain.data.loader.ring import Ring, RingState
+from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.reader import BatchReader
+from megatrain.training.training_data import open_reader, sample_stream
+from tests.helpers.host_loading import content, corpus, read_alone, steps
+from tests.helpers.mixed_data import FIRST_TOKEN, write_mixture
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.training_case import make_config
+
+NUM_STEPS = 6
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL."""
+
+
+class FragileRing(Ring):
+    """A ring whose loader is killed before its store number `lives`."""
+
+    def __init__(self, buffer: Any, layout: RingLayout, lives: int) -> None:
+        super().__init__(buffer, layout)
+        self._lives = lives
+
+    def _store(self) -> None:
+        if self._lives == 0:
+            raise KilledError
+        self._lives -= 1
+
+    def begin(self, share: int, step: int) -> None:
+        self._store()
+        super().begin(share, step)
+
+    def put(self, share: int, step: int, content: Any) -> None:
+        self._store()
+        super().put(share, step, content)
+
+    def publish(self, share: int, step: int) -> None:
+        self._store()
+        super().publish(share, step)
+
+
+def fill_all(reads: HostReads) -> Idle:
+    """Read until there is nothing to read."""
+    while isinstance(due := reads.next(), Fill):
+        reads.fill(due)
+    return due
+
+
+def read_all(
+    plan: LoaderPlan, open_reader: Callable[[], BatchReader], ranks: Sequence[int], layout: Layout, lives: int = -1
+) -> list[Any]:
+    """Deliver all steps to the ranks of a host, which read in turn; return what each has read.
+
+    lives: the stores after which a loader is killed; a new one then goes on with the ring.
+    """
+    ring_layout, names = RingLayout.of(plan), open_reader().source_names
+    buffer = bytearray(ring_layout.num_bytes)
+    ring, reads = Ring(buffer, ring_layout), HostReads(plan, FragileRing(buffer, ring_layout, lives), open_reader)
+    found: list[Any] = [[] for _ in ranks]
+    for step, step_plan in enumerate(plan.steps.plans()):
+        for reader in range(len(ranks)):
+            ring.set_done(reader, step)
+            try:
+                fill_all(reads)
+            except KilledError:
+                reads = HostReads(plan, ring, open_reader)
+                fill_all(reads)
+        for reader, rank in enumerate(ranks):
+            share = plan.share_of(reader)
+            assert ring.is_filled(share, step)
+            has_tokens = layout.index("pp", rank) in (0, layout.pp_size - 1)
+            found[reader].append(content(ring.read(share, step, step_plan, names), has_tokens=has_tokens))
+    assert fill_all(reads) is Idle.COMPLETE
+    return found
+
+
+def expected(plan: LoaderPlan, reader: BatchReader, ranks: Sequence[int], layout: Layout) -> list[Any]:
+    ends = (0, layout.pp_size - 1)
+    return [
+        [
+            content(batch, has_tokens=layout.index("pp", rank) in ends)
+            for batch in read_alone(reader, plan.steps, layout, rank)
+        ]
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize("has_document_mask", [False, True])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("sizes", "ranks"),
+    [
+        ({}, [0]),
+        ({"dp_size": 3}, [0, 1, 2]),
+        ({"tp_size": 2, "pp_size": 2}, [0, 1, 2, 3]),
+        ({"tp_size": 2, "pp_size": 3, "dp_size": 2}, [2, 3, 4, 5, 6, 7]),
+        ({"pp_size": 4, "dp_size": 2}, [2, 3, 4, 5]),
+    ],
+)
+def test_each_rank_gets_the_batches_it_would_read(
+    tmp_path: Path, sizes: dict[str, int], ranks: list[int], prefetch: int, has_document_mask: bool
+) -> None:
+    layout, data = Layout(**sizes), corpus(tmp_path, has_document_mask=has_document_mask)
+    for cursor, num_steps in ((0, NUM_STEPS), (16, 3)):
+        plan = data.plan(layout, ranks, steps(layout, num_steps, cursor, least_slots=layout.pp_size), prefetch)
+        assert read_all(plan, lambda: data.reader, ranks, layout) == expected(plan, data.reader, ranks, layout)
+
+
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str) -> None:
+    config = make_config(write_mixture(tmp_path), {"data": {"packing": packing}})
+    if packing != "none":
+        for name in FIRST_TOKEN:
+            write_bins(open_dataset(tmp_path / name, config.model.vocab_size), config.model.seq_len)
+    reader, layout, ranks = open_reader(config), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
+    sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
+    plan = loader_plan(reader, sample_stream(config, reader, ()), sequence, layout, ranks, 1)
+    whole = expected(plan, reader, ranks, layout)
+    assert {source for batch in whole[0] for sources in batch[3][1] for source in sources} == {0, 1}
+    assert plan.is_packed == (packing != "none")
+    received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
+    assert read_all(received, received.open_reader, ranks, layout) == whole
+
+
+def test_peers_of_a_replica_read_its_tokens_once(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path), Layout(tp_size=2, pp_size=2)
+    plan = data.plan(layout, range(4), steps(layout, NUM_STEPS))
+    read_all(plan, lambda: data.reader, range(4), layout)
+    by_host, data.dataset.num_read = data.dataset.num_read, 0
+    assert len(list(read_alone(data.reader, plan.steps, layout, 0))) == NUM_STEPS
+    assert by_host == data.dataset.num_read > 0
+
+
+def test_a_host_of_middle_stages_reads_no_tokens(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path), Layout(tp_size=2, pp_size=4)
+    plan = data.plan(layout, range(2, 6), steps(layout, NUM_STEPS))
+    assert plan.shares == (Share(0, (0, 1, 2, 3), has_tokens=False),)
+    read_all(plan, lambda: data.reader, range(2, 6), layout)
+    assert data.dataset.num_read == 0
+
+
+def test_a_loader_killed_before_any_store_loses_nothing(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path), Layout(dp_size=2)
+    plan = data.plan(layout, [0, 1], steps(layout, 4))
+    whole, num_stores = expected(plan, data.reader, [0, 1], layout), 3 * 2 * 4
+    for lives in range(num_stores):
+        assert read_all(plan, lambda: data.reader, [0, 1], layout, lives) == whole, f"killed before store {lives}"
+
+
+def test_plan_survives_its_file(tmp_path: Path) -> None:
+    layout = Layout(tp_size=2, pp_size=2)
+    plan = corpus(tmp_path).plan(layout, range(4), steps(layout, NUM_STEPS))
+    assert LoaderPlan.from_json(plan.to_json().encode(), "plan") == plan
+    with pytest.raises(CheckpointError, match=r"plan: depth=0; expected an integer of at least 1"):
+        LoaderPlan.from_json(replace(plan, depth=0).to_json().encode(), "plan")
+
+
+def test_opened_plan_reads_the_same_stream(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path), Layout()
+    plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
+    opened = LoaderPlan.from_json(plan.to_json().encode(), "plan").open_reader()
+    found = [content(opened.read_step(step, 0)) for step in plan.steps.plans()]
+    assert found == expected(plan, data.reader, [0], layout)[0]
+
+
+def test_errors_of_a_read_reach_the_rank_unchanged(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path, vocab_size=80), Layout()
+    plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
+    with pytest.raises(DataError) as alone:
+        list(read_alone(data.reader, plan.steps, layout, 0))
+    with pytest.raises(DataError) as found:
+        read_all(plan, lambda: data.reader, [0], layout)
+    assert str(found.value) == str(alone.value)
+    assert str(data_path(data.dataset.prefix)) in str(found.value)
+
+
+def test_files_replaced_in_a_round_are_refused(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path), Layout()
+    plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
+    write_corpus(data.dataset.prefix, data.dataset.num_tokens, 90, seed=5)
+    with pytest.raises(DataError, match=r"train: has 4000 tokens and digest .* were replaced during the run"):
+        plan.open_reader()
+
+
+@pytest.mark.parametrize(
+    ("done", "filled", "due"),
+    [
+        ((0, 0, 0), ((0, 0), (0, 0)), Fill(0, 0)),
+        ((0, 0, 0), ((1, 0), (0, 0)), Fill(1, 0)),
+        ((0, 0, 0), ((1, 0), (1, 0)), Fill(0, 1)),
+        ((0, 0, 0), ((1, 2), (1, 2)), Idle.FULL),
+        # one rank of the share still uses step 0
+        ((1, 0, 0), ((1, 2), (1, 2)), Idle.FULL),
+        ((1, 1, 0), ((1, 2), (1, 2)), Fill(0, 2)),
+        # a slot that a killed loader left half written
+        ((1, 1, 1), ((3, 0), (3, 2)), Fill(0, 1)),
+        ((2, 1, 1), ((3, 2), (3, 2)), Idle.COMPLETE),
+    ],
+)
+def test_decision_is_the_earliest_step_that_is_missing(
+    done: tuple[int, ...], filled: tuple[tuple[int, ...], ...], due: Fill | Idle
+) -> None:
+    shares = (Share(0, (0, 1), has_tokens=True), Share(1, (2,), has_tokens=True))
+    assert decide(shares, 3, 2, RingState(done, filled)) == due
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shares"),
+    [
+        # stage 1 of 3 computes both replicas, as does stage 2
+        ((4, 5, 6, 7), (Share(0, (0, 1), has_tokens=False), Share(1, (2, 3), has_tokens=False))),
+        ((6, 7, 8, 9), (Share(0, (2, 3), has_tokens=True), Share(1, (0, 1), has_tokens=False))),
+        ((11, 0), (Share(0, (0,), has_tokens=True), Share(1, (1,), has_tokens=True))),
+    ],
+)
+def test_shares_name_each_replica_of_a_host_once(ranks: tuple[int, ...], shares: tuple[Share, ...]) -> None:
+    assert shares_of(Layout(tp_size=2, pp_size=3, dp_size=2), ranks) == shares
