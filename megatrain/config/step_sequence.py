@@ -24,10 +24,19 @@ class StepSequence:
     num_steps: int
     skipped: SampleRanges = ()
 
+    @property
+    def most_slots(self) -> int:
+        """The slots of the fullest replica in the largest step of the run."""
+        batch = self.batches.batch
+        largest = max(batch.global_batch_size, *(stage.global_batch_size for stage in self.batches.stages), 0)
+        return self._dealing_of(largest).most_slots
+
     def plans(self, first: int = 0) -> Iterator[StepPlan]:
         """Yield the plans of the steps from number `first` of the sequence on."""
         cursor = self.batches.cursor_after(self.cursor, first, self.skipped)
         size = self.batches.batch.micro_batch_size
         for at, samples in islice(self.batches.steps_from(cursor, self.skipped), max(0, self.num_steps - first)):
-            dealing = replace(self.dealing, num_microbatches=samples // size)
-            yield StepPlan(at, samples, size, dealing, self.skipped)
+            yield StepPlan(at, samples, size, self._dealing_of(samples), self.skipped)
+
+    def _dealing_of(self, global_batch_size: int) -> Dealing:
+        return replace(self.dealing, num_microbatches=global_batch_size // self.batches.batch.micro_batch_size)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.sample_stream import SampleStream
-from megatrain.config.batch import BatchConfig
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import Dealing
@@ -67,10 +67,10 @@ def corpus(root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCA
 
 
 def steps(layout: Layout, num_steps: int, cursor: int = 0, *, least_slots: int = 1) -> StepSequence:
-    """Return steps that ramp up from 4 to 12 samples within the first 24, without samples 9 and 10."""
+    """Return steps without samples 9 and 10 that ramp up from 4 to 12 samples within the first 24; from 36 on, 20."""
     batch = BatchConfig(micro_batch_size=2, global_batch_size=12, rampup_start=4, rampup_increment=4, rampup_samples=24)
     dealing = Dealing(6, layout.num_sample_parts, least_slots)
-    return StepSequence(batch, dealing, cursor, num_steps, ((9, 11),))
+    return StepSequence(BatchSchedule(batch, (BatchStage(36, 20),)), dealing, cursor, num_steps, ((9, 11),))
 
 
 def read_alone(reader: BatchReader, steps: StepSequence, layout: Layout, rank: int) -> Iterator[StepBatch]:

@@ -50,8 +50,8 @@ class RingLayout:
             depth=plan.depth,
             num_shares=len(plan.shares),
             num_readers=plan.num_readers,
-            most_microbatches=plan.steps.dealing.most_slots,
-            micro_batch_size=plan.steps.batch.micro_batch_size,
+            most_microbatches=plan.steps.most_slots,
+            micro_batch_size=plan.steps.batches.batch.micro_batch_size,
             seq_len=plan.seq_len,
             has_document_mask=plan.has_document_mask,
         )

@@ -26,6 +26,10 @@ weight = 0.3
 max_epochs = 4
 """
 PROBLEMS = {
+    '[data]\ntrain = "a"\nloader = "host"\nbad_samples = "replace"': 'data.loader="host" delivers no samples that were',
+    '[data]\ntrain = "a"\nbalance = "cost"\nhas_document_mask = true\npacking = "best_fit"\nbad_samples = "replace"': (
+        'data.balance="cost" needs the lengths of the documents of every sample'
+    ),
     '[data]\ntrain = "a"\nbalance = "cost"': 'data.balance="cost" needs data.has_document_mask=true: without it, all',
     '[data]\ntrain = "a"\npacking = "best_fit"': 'data.packing="best_fit" needs data.has_document_mask=true, so that',
     '[data]\ntrain = "a"\n[data_source]\npath = "b"': (

@@ -241,7 +241,7 @@ def test_open_dataset_refuses_data_that_does_not_fit_the_model(source: Path, tmp
         open_dataset(prefix, 299)
     (tmp_path / "out" / "meta.json").unlink()
     largest = int(np.max(IndexedDataset(prefix).tokens))
-    with pytest.raises(DataError, match=rf"train\.bin: token id {largest} .* model\.vocab_size={largest}"):
+    with pytest.raises(DataError, match=rf"train\.bin at byte .*: token id {largest} .* model\.vocab_size={largest}"):
         open_dataset(prefix, largest)
 
 

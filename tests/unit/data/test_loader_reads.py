@@ -125,9 +125,9 @@ def test_each_rank_gets_the_batches_it_would_read(
         assert read_all(plan, lambda: data.reader, ranks, layout) == expected(plan, data.reader, ranks, layout)
 
 
-@pytest.mark.parametrize("packing", ["none", "best_fit"])
-def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str) -> None:
-    config = make_config(write_mixture(tmp_path), {"data": {"packing": packing}})
+@pytest.mark.parametrize(("packing", "balance"), [("none", "none"), ("best_fit", "none"), ("best_fit", "cost")])
+def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, balance: str) -> None:
+    config = make_config(write_mixture(tmp_path), {"data": {"packing": packing, "balance": balance}})
     if packing != "none":
         for name in FIRST_TOKEN:
             write_bins(open_dataset(tmp_path / name, config.model.vocab_size), config.model.seq_len)
