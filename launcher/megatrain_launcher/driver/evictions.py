@@ -22,6 +22,7 @@ class EvictionReason(Enum):
 
     HOST_LOST = ("{hosts} {are} gone: {evidence}", EvictionCause.DRIVER, False)
     BROKEN_HOST = ("{failure}: {host} is broken", EvictionCause.DRIVER, True)
+    BROKEN_IN_A_HANG = ("{hang}: {host} is broken", EvictionCause.DRIVER, True)
     NETWORK_FAILURES = ("{failure}; {times} within {window_s:g} s", EvictionCause.DRIVER, True)
     HANGS = ("{hang}; {times} within an hour", EvictionCause.DRIVER, True)
     FAILURES = ("{failure}; {times} within an hour", EvictionCause.DRIVER, True)

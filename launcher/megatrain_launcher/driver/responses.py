@@ -136,7 +136,7 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     )
     often = tuple(host for host in hosts if host not in broken and times[host] >= policy.hangs_per_hour)
     if broken:
-        reason = EvictionReason.BROKEN_HOST.text(failure=reason, host=_names(broken))
+        reason = EvictionReason.BROKEN_IN_A_HANG.text(hang=reason, host=_names(broken))
     if often:
         reason = EvictionReason.HANGS.text(hang=reason, times=_names_with_counts(often, times))
     if broken or often:

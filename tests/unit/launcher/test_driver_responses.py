@@ -144,6 +144,9 @@ def test_host_with_three_failures_an_hour_is_evicted() -> None:
 EVICTIONS: dict[EvictionReason, tuple[Facts, Sequence[Incident]]] = {
     EvictionReason.HOST_LOST: (replace(facts(), lost={"b": "b refuses connections"}), ()),
     EvictionReason.BROKEN_HOST: (facts(failure(label="gpu_hardware")), ()),
+    EvictionReason.BROKEN_IN_A_HANG: (
+        replace(facts(failure(label="gpu_hardware"), kind=IncidentKind.HANG), suspects=("b",), suspect_ranks=(3,)), (),
+    ),
     EvictionReason.NETWORK_FAILURES: (facts(failure(label="network")), [past(200, "network")]),
     EvictionReason.HANGS: (
         replace(facts(kind=IncidentKind.HANG), suspects=("b",)), [past(60, "hang", kind=IncidentKind.HANG)],
