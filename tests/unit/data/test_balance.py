@@ -48,6 +48,12 @@ def test_each_sample_is_dealt_once_to_equal_micro_batches(
     assert replica_costs(costs[list(plan.order)], dealing, size).tolist() == sums
 
 
+def test_micro_batches_of_a_replica_cost_alike() -> None:
+    costs = np.array([3, 8, 1, 6, 2, 7, 5, 4], dtype=np.int64)
+    plan = dealt(costs, Dealing(4, 1), 2)
+    assert [sum(int(costs[sample]) for sample in slot) for slot in plan.slots(0)] == [9, 9, 9, 9]
+
+
 @pytest.mark.parametrize(("num_samples", "num_replicas"), [(6, 2), (7, 2), (6, 3), (7, 3), (8, 4)])
 def test_dealt_costs_are_near_the_best_of_all_dealings(num_samples: int, num_replicas: int) -> None:
     dealing = Dealing(num_samples, num_replicas)
