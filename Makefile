@@ -120,7 +120,7 @@ bench: venv  ## run the benchmarks (BENCH_ARGS=--write: results go to docs/bench
 # With this, a test that would be skipped because a part is missing fails.
 gate ci-nightly: export MEGATRAIN_REQUIRE = all
 
-gate:  ## run what CI runs for each change, in minutes (SUITE_ARGS=--write: times go to docs/benchmarks/suite.md)
+gate:  ## run what CI runs for each change, in minutes (SUITE_ARGS=--write: times go to docs/benchmarks; --busy 2: beside two busy processes)
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
 ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda and test-mutations (NIGHTLY_ALSO=test-torch-cuda adds it)

@@ -30,18 +30,20 @@ Pytest = Callable[[Sequence[str]], int]
 def main(arguments: Sequence[str], pytest: Pytest, record: Path, totals: Path | None = None) -> int:
     """Run pytest with these arguments, and repeat what failed. Returns the exit code.
 
-    record: the file for the record of the first run. totals: a file to which one line of JSON is appended, if the
-    run is green: the numbers of tests that passed and were skipped, and the names of unstable ones.
+    record: the file for the record of the first run. totals: a file to which one line of JSON is appended: of the first
+    run the numbers of tests that passed and were skipped, and the seconds of each package; the number of tests that
+    failed, and the names of unstable ones, which failed and then passed.
     """
     options, selection = split_arguments(arguments)
     code = pytest([*options, f"--record={record}", *selection])
     first = read_record(record)
     if code == _FAILED and first.failed and _pass_when_repeated(first.failed, options, pytest):
         code = 0
-    if totals is not None and not code:
-        unstable = [one.nodeid for one in first.failed]
+    if totals is not None:
+        counts = {"passed": first.passed, "skipped": first.skipped, "failed": len(first.failed) if code else 0}
+        unstable = [] if code else [one.nodeid for one in first.failed]
         with totals.open("a") as file:
-            print(json.dumps({"passed": first.passed, "skipped": first.skipped, "unstable": unstable}), file=file)
+            print(json.dumps({**counts, "unstable": unstable, "seconds": first.seconds}), file=file)
     return code
 
 

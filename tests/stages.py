@@ -1,11 +1,10 @@
-"""`python3 -m tests.stages RUN [--keep-going] [--write] TARGET...`: make these targets in order, and say how long each
-took.
+"""`python3 -m tests.stages RUN [OPTIONS] TARGET...`: make these targets in order, and print how long each took.
 
 It ends at the first target that fails, with its exit code; with --keep-going, only if that is a preparation (ci-deps,
-venv). With --write, if all targets passed, a table of seconds, numbers of tests and UNSTABLE tests goes to
-docs/benchmarks/suite.md. RUN (gate, nightly) names its rows,
-which replace the earlier ones of that name. It starts with the machine's own Python, because one of the targets may be
-the one that installs everything else.
+venv). With --busy, N processes compute all the time beside it. With --write, the figures go to docs/benchmarks:
+seconds, tests and UNSTABLE tests of each target to suite.md and the seconds of each package to suite-packages.md, if
+all targets passed, and in any case one row for the target `test` to suite-runs.md. It starts with the machine's own
+Python, because one of the targets may be the one that installs everything else.
 """
 
 from __future__ import annotations
@@ -17,28 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD_VARIABLE = "MEGATRAIN_SUITE_RECORD"
-"""Names the file to which `tests.run` appends a line of JSON for each run: passed, skipped, unstable."""
-FIGURES = ROOT / "docs" / "benchmarks" / "suite.json"
-TITLE = "How long the tests take"
-NOTES = (
-    "passed, skipped: tests of the first run of each pytest; repetitions are not counted",
-    "unstable: tests that failed and passed when repeated (docs/adr/0062-gate.md)",
-    "installing depends on the machine's caches of packages, and ci-deps does nothing where the programs are installed",
-)
-
+"""Names the file to which `tests.run` appends a line of JSON for each run of pytest: see `tests.run.main`."""
 PREPARATIONS = ("ci-deps", "venv")
-RUN_LIMITS_S = {"gate": 720, "nightly": 2700}
-STAGE_LIMITS_S = {"venv": 60, "check": 120, "test": 360}
-NIGHTLY_STAGE_LIMIT_S = 900
-
 Make = Callable[[str, Path], int]
+Clocks = Callable[[], tuple[float, float]]
+"""Returns the time of a clock, and the CPU time of all child processes that ended; both in seconds."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,37 +37,43 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run")
     parser.add_argument("targets", nargs="+")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--busy", type=int, default=0, metavar="N")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="megatrain-stages-") as directory:
         ends_at = PREPARATIONS if args.keep_going else args.targets
-        failures, rows = run_stages(args.targets, _make, time.monotonic, Path(directory), ends_at=ends_at)
+        with _busy_processes(args.busy):
+            failures, rows = run_stages(args.targets, _make, _clocks_s, Path(directory), ends_at=ends_at)
         print(summary(rows, failures), flush=True)
         code = next(iter(failures.values()), 0)
-        if code or not args.write:
+        if not args.write:
             return code
         about = {"run": args.run, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": _commit()}
         file = Path(directory) / "rows.json"
-        file.write_text(json.dumps(with_rows(_published_rows(), [{**about, **row} for row in rows])))
-        # with the environment that was installed: the page names the version of torch
-        program = f"from tests.stages import publish_rows; publish_rows({str(file)!r})"
-        return subprocess.run([ROOT / ".venv" / "bin" / "python", "-c", program], cwd=ROOT, check=False).returncode
+        file.write_text(json.dumps([{**about, "busy": args.busy, **row} for row in rows]))
+        # with the environment that was installed: the pages name the version of torch
+        program = f"from tests.helpers.suite_pages import publish; publish({str(file)!r}, is_green={not code})"
+        done = subprocess.run([ROOT / ".venv" / "bin" / "python", "-c", program], cwd=ROOT, check=False)
+        return code or done.returncode
 
 
 def run_stages(
-    targets: Sequence[str], make: Make, clock_s: Callable[[], float], directory: Path, *, ends_at: Collection[str]
+    targets: Sequence[str], make: Make, clocks_s: Clocks, directory: Path, *, ends_at: Collection[str]
 ) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """Make the targets until one of `ends_at` fails.
 
-    Returns the exit codes of the targets that failed, and a row for each target that was made.
+    Returns the exit codes of the targets that failed, and a row for each target that was made: its seconds, the CPU
+    seconds of its processes, its tests, and the seconds of its tests by package.
     """
     rows: list[dict[str, Any]] = []
     failures: dict[str, int] = {}
     for number, target in enumerate(targets):
         record = directory / f"{number}.jsonl"
-        begin_s = clock_s()
+        begin_s, begin_cpu_s = clocks_s()
         code = make(target, record)
-        rows.append({"stage": target, "seconds": round(clock_s() - begin_s), **_counts(record)})
+        end_s, end_cpu_s = clocks_s()
+        times = {"seconds": round(end_s - begin_s), "cpu_seconds": round(end_cpu_s - begin_cpu_s)}
+        rows.append({"stage": target, **times, **_counts(record), "exit_code": code})
         if code:
             failures[target] = code
             if target in ends_at:
@@ -87,11 +83,15 @@ def run_stages(
 
 def _counts(record: Path) -> dict[str, Any]:
     runs = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    packages: dict[str, float] = {}
+    for run in runs:
+        for package, seconds in run["seconds"].items():
+            packages[package] = packages.get(package, 0.0) + seconds
     unstable = [name for run in runs for name in run["unstable"]]
     return {
-        "passed": sum(run["passed"] for run in runs),
-        "skipped": sum(run["skipped"] for run in runs),
+        **{kind: sum(run[kind] for run in runs) for kind in ("passed", "skipped", "failed")},
         "unstable": ", ".join(unstable) or "none",
+        "packages": packages,
     }
 
 
@@ -104,39 +104,20 @@ def summary(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, int]) -> s
     return "\n".join(lines)
 
 
-def with_rows(published: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the published rows, where `rows` replace those of the same run."""
-    names = {row["run"] for row in rows}
-    return [*(row for row in published if row["run"] not in names), *rows]
+@contextmanager
+def _busy_processes(number: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def limits_s(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, float]]:
-    """Return what has a limit of time: its name, its seconds, and the most that 2 quiet cores may take."""
-    found: list[tuple[str, float, float]] = []
-    for run, most_s in RUN_LIMITS_S.items():
-        stages = [row for row in rows if row["run"] == run and row["stage"] != "ci-deps"]
-        if stages:
-            found.append((f"{run}, all but ci-deps: seconds", sum(row["seconds"] for row in stages), most_s))
-        known = [row for row in stages if row["stage"] in STAGE_LIMITS_S or run == "nightly"]
-        found += [
-            (f"{run}, {row['stage']}: seconds", row["seconds"], STAGE_LIMITS_S.get(row["stage"], NIGHTLY_STAGE_LIMIT_S))
-            for row in known
-        ]
-    return found
-
-
-def publish_rows(file: str) -> None:
-    """Write docs/benchmarks/suite.md and .json from the rows in `file`."""
-    from benchmarks.bars import at_most
-    from benchmarks.result import Result, publish
-
-    rows = json.loads(Path(file).read_text())
-    bars = [at_most(*one) for one in limits_s(rows)]
-    publish(Result("suite", TITLE, "make gate SUITE_ARGS=--write", rows, NOTES, bars), is_written=True)
-
-
-def _published_rows() -> list[dict[str, Any]]:
-    return json.loads(FIGURES.read_text())["rows"] if FIGURES.exists() else []
+def _clocks_s() -> tuple[float, float]:
+    times = os.times()
+    return time.monotonic(), times.children_user + times.children_system
 
 
 def _commit() -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,16 @@ class FailedTest:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The tests of one run of pytest."""
+    """The tests of one run of pytest.
+
+    seconds: of the tests of each package (`unit/launcher`), with their fixtures. Tests run in parallel, so the sum may
+    exceed the run.
+    """
 
     passed: int = 0
     skipped: int = 0
     failed: tuple[FailedTest, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class RunRecorder:
@@ -43,6 +50,7 @@ class RunRecorder:
         self._path = path
         self._passed = self._skipped = 0
         self._failed: dict[str, FailedTest] = {}
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:
@@ -55,6 +63,7 @@ class RunRecorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._passed += report.passed and report.when == "call"
         self._skipped += report.skipped
+        self._seconds[_package(report.nodeid)] += report.duration
         if report.failed:
             # xdist makes a report of its own, of the phase "???", for the test that a lost process ran
             is_lost = report.when not in ("setup", "call", "teardown")
@@ -65,8 +74,12 @@ class RunRecorder:
 
     def pytest_sessionfinish(self) -> None:
         if self._path is not None:
-            record = RunRecord(self._passed, self._skipped, tuple(self._failed.values()))
+            record = RunRecord(self._passed, self._skipped, tuple(self._failed.values()), dict(self._seconds))
             self._path.write_text(json.dumps(asdict(record)))
+
+
+def _package(nodeid: str) -> str:
+    return Path(nodeid.partition("::")[0]).parent.as_posix().removeprefix("tests/")
 
 
 def is_deadline(error: BaseException) -> bool:
@@ -88,4 +101,6 @@ def read_record(path: Path) -> RunRecord:
     if not path.exists():
         return RunRecord()
     record = json.loads(path.read_text())
-    return RunRecord(record["passed"], record["skipped"], tuple(FailedTest(**one) for one in record["failed"]))
+    return RunRecord(
+        record["passed"], record["skipped"], tuple(FailedTest(**one) for one in record["failed"]), record["seconds"]
+    )

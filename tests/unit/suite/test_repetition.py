@@ -80,7 +80,9 @@ class FakePytest:
         self.calls.append(list(arguments))
         for argument in arguments:
             if argument.startswith("--record="):
-                Path(argument.partition("=")[2]).write_text(json.dumps(asdict(RunRecord(7, 2, tuple(self._failed)))))
+                Path(argument.partition("=")[2]).write_text(
+                    json.dumps(asdict(RunRecord(7, 2, tuple(self._failed), {"dist": 9.5})))
+                )
                 return self._code
         return self._codes.pop(0)
 
@@ -122,8 +124,8 @@ def test_repeated_failures(
     assert session.calls[0][2:] == ["tests", "-n", "auto"]
     assert session.calls[1:] == [["--kernels=emulated", one.nodeid] for one in repeated]
     unstable = [one.nodeid for one in failed]
-    assert totals.exists() is (result == 0)
-    assert result or json.loads(totals.read_text()) == {"passed": 7, "skipped": 2, "unstable": unstable}
+    of_end = {"failed": len(failed), "unstable": []} if result else {"failed": 0, "unstable": unstable}
+    assert json.loads(totals.read_text()) == {"passed": 7, "skipped": 2, "seconds": {"dist": 9.5}, **of_end}
     printed = capsys.readouterr().out
     for one in failed:
         assert (f"UNSTABLE {one.nodeid}" in printed) is (result == 0)
@@ -135,7 +137,7 @@ def test_each_kind_of_failure_is_recorded_from_every_process(tmp_path: Path) -> 
     (tmp_path / "test_session.py").write_text(SESSION)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     plugins = ["-p", "xdist.plugin", "-p", "pytest_timeout"]
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", tmp_path, *plugins, "-n", "2", tmp_path]
+    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(tmp_path), *plugins, "-n", "2", str(tmp_path)]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -143,6 +145,8 @@ def test_each_kind_of_failure_is_recorded_from_every_process(tmp_path: Path) -> 
     assert done.returncode == 1, done.stdout + done.stderr
     record = read_record(tmp_path / "record.json")
     assert (record.passed, record.skipped) == (1, 1)
+    assert list(record.seconds) == ["."]
+    assert record.seconds["."] > 0
     failed = {one.nodeid.partition("::")[2]: one for one in record.failed}
     assert {name: one.is_deadline for name, one in failed.items()} == {
         "test_wrong_value": False,
