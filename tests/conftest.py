@@ -46,7 +46,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
     import hypothesis
+    from hypothesis.internal.conjecture import providers
 
+    # else each process parses all imported files for their constants, and a change of any file changes the examples
+    providers._get_local_constants = lambda: providers._local_constants
     # how long one example takes is the machine's, which others use too
     hypothesis.settings.register_profile("megatrain", deadline=None)
     hypothesis.settings.load_profile("megatrain")
@@ -80,8 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # a bare GPU machine has torch and pytest, but not xdist
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return a process more than there are cores, for `-n auto`: many tests wait for a server."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Return two processes more than there are cores, for `-n auto`: many tests wait for a server."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,6 +6,7 @@ is served.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import socket
 from dataclasses import dataclass, field
@@ -98,14 +99,19 @@ class DashboardSettings:
 
     @property
     def cookie_name(self) -> str:
-        """The name of the cookie. All ports of a host name share cookies, so each dashboard has its own cookie name.
+        """The name of the cookie. All ports of a host name share cookies, so each dashboard has its own cookie name."""
+        return _cookie_name("\n".join((self.viewer_token, self.operator_token, self.base_path)))
 
-        Any caller can read the name in the response to a logout, and viewers have one of the tokens. scrypt makes each
-        guess of the other token take a tenth of a second on the guesser's own machine.
-        """
-        secret = "\n".join((self.viewer_token, self.operator_token, self.base_path))
-        digest = hashlib.scrypt(secret.encode(), salt=b"name of the cookie", n=2**14, r=8, p=1, dklen=6)
-        return f"megatrain-{digest.hex()}"
+
+@functools.cache
+def _cookie_name(secret: str) -> str:
+    """Return the name of the cookie of a dashboard with these tokens.
+
+    Any caller can read the name in the response to a logout, and viewers have one of the tokens. scrypt makes each
+    guess of the other token take a tenth of a second on the guesser's own machine.
+    """
+    digest = hashlib.scrypt(secret.encode(), salt=b"name of the cookie", n=2**14, r=8, p=1, dklen=6)
+    return f"megatrain-{digest.hex()}"
 
 
 def settings_of(section: DashboardConfig, *, is_port_asked: bool = False) -> DashboardSettings:

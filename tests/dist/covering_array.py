@@ -13,7 +13,8 @@ from itertools import combinations, product
 from typing import Any
 
 Row = dict[str, Any]
-Pair = tuple[tuple[str, int], tuple[str, int]]
+Level = tuple[str, int]
+Pair = tuple[Level, Level]
 
 _CANDIDATES = 40
 
@@ -31,10 +32,18 @@ def covering_array(factors: Mapping[str, Sequence[Any]], seed: int = 0) -> list[
     """Return rows of a level for each factor that cover all pairs."""
     generator = random.Random(seed)
     missing = all_pairs(factors)
+    bit_of = {(name, level): 1 << bit for bit, (name, level) in enumerate(_levels(factors))}
     rows: list[Row] = []
     while missing:
         ordered = sorted(missing)
-        candidates = [_candidate(factors, missing, generator.choice(ordered), generator) for _ in range(_CANDIDATES)]
+        # each process that imports a test with such rows computes them, so the levels are bits
+        partners = dict.fromkeys(bit_of, 0)
+        for one, other in missing:
+            partners[one] |= bit_of[other]
+            partners[other] |= bit_of[one]
+        candidates = [
+            _candidate(factors, partners, bit_of, generator.choice(ordered), generator) for _ in range(_CANDIDATES)
+        ]
         best = max(candidates, key=lambda levels: len(_covered(factors, levels) & missing))
         missing -= _covered(factors, best)
         rows.append({name: factors[name][level] for name, level in best.items()})
@@ -42,21 +51,27 @@ def covering_array(factors: Mapping[str, Sequence[Any]], seed: int = 0) -> list[
 
 
 def _candidate(
-    factors: Mapping[str, Sequence[Any]], missing: set[Pair], start: Pair, generator: random.Random
+    factors: Mapping[str, Sequence[Any]],
+    partners: Mapping[Level, int],
+    bit_of: Mapping[Level, int],
+    start: Pair,
+    generator: random.Random,
 ) -> dict[str, int]:
+    """partners: for each level, the bits of those that it has not met yet."""
     levels = dict(start)
+    chosen = bit_of[start[0]] | bit_of[start[1]]
     others = [name for name in factors if name not in levels]
     generator.shuffle(others)
-    order = list(factors)
     for name in others:
-        before = [known for known in levels.items() if order.index(known[0]) < order.index(name)]
-        after = [known for known in levels.items() if order.index(known[0]) > order.index(name)]
-        own = [(name, level) for level in range(len(factors[name]))]
-        gains = [
-            sum((one, pair) in missing for one in before) + sum((pair, one) in missing for one in after) for pair in own
-        ]
-        levels[name] = generator.choice([level for level, gain in enumerate(gains) if gain == max(gains)])
+        gains = [(partners[name, level] & chosen).bit_count() for level in range(len(factors[name]))]
+        most = max(gains)
+        levels[name] = generator.choice([level for level, gain in enumerate(gains) if gain == most])
+        chosen |= bit_of[name, levels[name]]
     return levels
+
+
+def _levels(factors: Mapping[str, Sequence[Any]]) -> list[Level]:
+    return [(name, level) for name, all_levels in factors.items() for level in range(len(all_levels))]
 
 
 def _covered(factors: Mapping[str, Sequence[Any]], levels: Mapping[str, int]) -> set[Pair]:

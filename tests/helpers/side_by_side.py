@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
+
+from tests.helpers.source_tree import ROOT
 
 SHARED_JOBS = (
     "tests/faults/outages/test_etcd_outages.py",
@@ -13,6 +16,8 @@ SHARED_JOBS = (
 )
 """The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
 _LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"
+_FORKING = ("forked_program", "run_forked", "writer_process")
+"""A file that names one of these starts processes from the fork server, which takes seconds to load torch."""
 _ENOUGH_TESTS = 2
 """A process begins a test when it knows the next one."""
 
@@ -32,12 +37,19 @@ class SharedFixtureScheduling(LoadScopeScheduling):
 def scope_of(nodeid: str) -> str:
     """Return the name of the tests that stay together: usually those of a file.
 
-    So do all that use the pool of ranks, of which there is one a session, and all that read the syntax trees of all
-    files, which are made once a process. Tests of launched jobs take long and share nothing, but for those of
-    SHARED_JOBS: each is alone.
+    So do all that use the pool of ranks or the fork server, of which there is one a process, and all that read the
+    syntax trees of all files, which are made once a process. Tests of launched jobs take long and share nothing, but
+    for those of SHARED_JOBS: each is alone.
     """
     file = nodeid.split("::", 1)[0]
-    shared = next((directory for directory in (_RANKS, _TREES) if file.startswith(directory)), None)
-    if shared is not None:
-        return shared
-    return nodeid if file.startswith(_LAUNCHED) and file not in SHARED_JOBS else file
+    if file.startswith(_LAUNCHED):
+        return file if file in SHARED_JOBS else nodeid
+    if file.startswith(_RANKS) or _is_forking(file):
+        return _RANKS
+    return _TREES if file.startswith(_TREES) else file
+
+
+@cache
+def _is_forking(file: str) -> bool:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return any(name in text for name in _FORKING)

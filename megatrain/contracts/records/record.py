@@ -20,6 +20,7 @@ from megatrain.contracts.errors import CoordinationError
 SCHEMA_VERSION = 1
 _MAX_SHOWN = 80
 _TOO_LARGE = 2**63
+_SCALARS = frozenset((str, int, float, bool, types.NoneType))
 
 RecordType = TypeVar("RecordType")
 
@@ -57,6 +58,9 @@ def decode(kind: type[RecordType], raw: bytes | str, location: str) -> RecordTyp
 
 def to_plain(value: Any) -> Any:
     """Return a record, or any value of a field, in a form that json can write."""
+    # fast path: most values are scalars, and a driver encodes thousands of records
+    if type(value) in _SCALARS:
+        return value
     if is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

@@ -136,8 +136,8 @@ def test_repeated_failures(
 def test_each_kind_of_failure_is_recorded_from_every_process(tmp_path: Path) -> None:
     (tmp_path / "test_session.py").write_text(SESSION)
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    plugins = ["-p", "xdist.plugin", "-p", "pytest_timeout"]
-    command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(tmp_path), *plugins, "-n", "2", str(tmp_path)]
+    options = ["-c", "/dev/null", "--rootdir", str(tmp_path), "-p", "xdist.plugin", "-p", "pytest_timeout", "-n", "2"]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
