@@ -70,7 +70,7 @@ class ShardState:
         self.copy_to_parameters()
 
     def average_(self, decay: float) -> None:
-        """Move the average of the weights towards the weights, if the rule keeps one. decay: 0 for a copy of them."""
+        """Update the moving average of the weights, if the rule keeps one. decay: 0 copies the weights."""
         if self.rule.has_ema:
             self.of(EMA).lerp_(self.master, 1.0 - decay)
 

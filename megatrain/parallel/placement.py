@@ -120,7 +120,7 @@ class Placement:
 
 
 def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
-    """Return the first row whose pattern matches `name`. Raises: TopologyError when none does."""
+    """Return the first row whose pattern matches `name`. Raises: TopologyError when no pattern matches."""
     for row in table:
         if fnmatchcase(name, row.pattern):
             return row
