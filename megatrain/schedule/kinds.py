@@ -42,7 +42,7 @@ class ScheduleKind:
     generate: Callable[[ChunkPlacement, int], list[ComputeOrder]]
     """The compute order of each stage for a placement and a number of micro-batches."""
     in_flight: Callable[[ChunkPlacement, int], tuple[int, ...]]
-    """The most activations that each stage holds at once, in micro-batches of one chunk."""
+    """The largest number of activations that each stage holds at once, in micro-batches of one chunk."""
     idle: Callable[[ComputeDurations], float] = _forward_and_backward
     """The idle time that each further stage adds to every stage, if communication takes no time."""
     has_chunks: bool = False
@@ -189,7 +189,7 @@ def bubble_fraction(
 
 
 def in_flight_bound(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> tuple[int, ...]:
-    """Return the most activations that each stage holds at once, in micro-batches of one chunk.
+    """Return the largest number of activations that each stage holds at once, in micro-batches of one chunk.
 
     Raises: TopologyError when the pipeline cannot be built.
     """
