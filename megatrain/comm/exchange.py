@@ -96,7 +96,7 @@ class ExchangeRunner:
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether the submitting thread may start an exchange itself: not if `before` is set, which may block."""
+        """Whether the submitting thread may start an exchange itself; False if `before` is set: it may block."""
         return self._before is None
 
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:

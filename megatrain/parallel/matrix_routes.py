@@ -1,4 +1,4 @@
-"""How the parts of each whole matrix get from the shards to one owner rank, and back.
+"""How the parts of each whole matrix are sent from the shards to one owner rank, and back.
 
 The ranks of a stage form a grid: replicas along one side, the parts of the cut axis along the other. A matrix is spread
 over the shards of several replicas of each part. Its values first go to the owner's row, along the replicas, and then

@@ -164,7 +164,7 @@ def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches:
 
 
 def nearest_schedule(name: str, pp_size: int, num_chunks: int) -> str:
-    """Return `name`, or the schedule that replaces it in a layout in which it cannot be built."""
+    """Return `name` if this layout supports the schedule, else the first other schedule that the layout supports."""
     candidates = (name, "1f1b", *(kind.name for kind in KINDS.values() if kind.has_chunks))
     return next(
         (candidate for candidate in candidates if not any(layout_infeasibilities(candidate, pp_size, num_chunks))), name
