@@ -21,7 +21,7 @@ from benchmarks import gpu_target
 from benchmarks.gpu_record import Record, Row, Stage
 from benchmarks.gpu_target import Target
 from megatrain.ops.extension import load_extension, missing_capability
-from megatrain.training.allocator import let_segments_grow, set_allocator
+from megatrain.training.allocator import set_allocator, use_expandable_segments
 
 RUNNING = "running"
 OUT_OF_MEMORY = "out of memory"
@@ -49,7 +49,7 @@ def run_stage(
     else:
         target = gpu_target.rehearsal() if args.rehearse else gpu_target.gpu()
         if target.is_gpu:
-            let_segments_grow(os.environ, set_allocator)
+            use_expandable_segments(os.environ, set_allocator)
         stages[args.stage](stage, target)
     stage.change(is_done=True)
     return 0

@@ -6,7 +6,7 @@ is first used. __init__.pyi has the types; docs/guides/python.md describes the A
 
 __version__ = "0.1.0"
 
-_PLACES = {
+_MODULES = {
     "Callback": "megatrain.training.extensions",
     "EvaluationReport": "megatrain.reporting.report",
     "LoadedModel": "megatrain.inference.loaded_model",
@@ -32,13 +32,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # not at the top: importing importlib takes time, and most programs that import megatrain do not need it
     from importlib import import_module
 
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*globals(), *_MODULES})

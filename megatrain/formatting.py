@@ -91,7 +91,7 @@ def alternatives(texts: Sequence[object]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with all unprintable characters except line feeds escaped, so that a terminal acts on none."""
+    """Return `text` with unprintable characters except line feeds escaped, so that none controls a terminal."""
     return "".join(
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text

@@ -82,7 +82,7 @@ class RunRecord:
         if kind not in _REPORTS:
             raise NotFoundError(f"metrics of kind {kind!r}; the kinds are {', '.join(_REPORTS)}")
         columns = {"step": "int64", "unix_time_s": "float64", **_columns_of(_REPORTS[kind])}
-        records = [record for record in _that_count(_records(self._run)) if record["kind"] == kind]
+        records = [record for record in _valid_reports(_records(self._run)) if record["kind"] == kind]
         return _table({
             name: (dtype, [_value(record.get(name), dtype) for record in records]) for name, dtype in columns.items()
         })  # fmt: skip
@@ -181,7 +181,7 @@ def _records(run: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def _that_count(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _valid_reports(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the valid reports: without those that a resume from an earlier step made obsolete."""
     found = []
     earliest = math.inf

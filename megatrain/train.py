@@ -23,7 +23,7 @@ from megatrain.training.stopping.watchdog import install_launcher_death_guard, s
 
 
 def train(path: Path, overrides: Sequence[str]) -> ExitCode:
-    """Train with the configuration: alone, or as one worker where torchrun's environment is present.
+    """Train with the configuration: as the only worker, or as one of several if torchrun's variables are set.
 
     Raises: MegatrainError. From its exit code a launcher decides whether it restarts the workers.
     """

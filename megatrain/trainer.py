@@ -43,7 +43,7 @@ class Trainer:
         """Store the arguments; the configuration is read when `config` is first used.
 
         overrides: settings as on the command line, "--train.steps=10". callbacks: called on every rank. loss: replaces
-        cross entropy in training, but not in evaluations; needs parallel.tp_size=1.
+        cross entropy in training, but not in evaluations; see extensions.Loss.
         """
         self._source = config
         self._overrides = tuple(overrides)

@@ -33,7 +33,7 @@ def run_worker_program(train: Callable[[], ExitCode], first_worker_s: float = FI
     except BaseException as error:
         if "torch" not in sys.modules:
             raise
-        code = _report_unforeseen(error)
+        code = _report_unexpected(error)
     if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED) and "torch" in sys.modules:
         # Exit without destroying process groups, because their peers may be gone: a normal exit would wait for the
         # threads of the groups, or abort because of them.
@@ -44,7 +44,7 @@ def run_worker_program(train: Callable[[], ExitCode], first_worker_s: float = FI
     return code
 
 
-def _report_unforeseen(error: BaseException) -> int:
+def _report_unexpected(error: BaseException) -> int:
     """Print what the interpreter would print for this error at exit, and return its exit code."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or ExitCode.OK

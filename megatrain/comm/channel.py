@@ -93,11 +93,11 @@ class LocalChannel:
         """Return a Pending of the tensor. The send may follow this call, but must come before the wait."""
         number = self._num_receives
         self._num_receives += 1
-        return _HandedOver(self._sent, number)
+        return _LocalPending(self._sent, number)
 
 
-class _HandedOver(Pending):
-    """The tensor of one send, taken by `wait`."""
+class _LocalPending(Pending):
+    """The result of a receive: `wait` returns the tensor of the send with the same number."""
 
     __slots__ = ("_number", "_sent")
 

@@ -38,8 +38,8 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_gather(self, x: Tensor, out: Tensor) -> Transfer:
-        """Join every rank's `x` in group order. Shapes: x [n, ...], out [size * n, ...]; x may be this rank's slice of
-        out."""
+        """Gather every rank's `x` in group order. Shapes: x [n, ...], out [size * n, ...]; x may be this rank's slice
+        of out."""
 
     @abstractmethod
     def reduce_scatter(self, x: Tensor, out: Tensor, *, sums_in_fp32: bool) -> Transfer:
@@ -69,11 +69,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def send(self, x: Tensor, peer: int) -> Transfer:
-        """Send `x`."""
+        """Send `x` to `peer`."""
 
     @abstractmethod
     def receive(self, x: Tensor, peer: int) -> Transfer:
-        """Fill `x`."""
+        """Fill `x` with the tensor that `peer` sends."""
 
     @abstractmethod
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:
@@ -112,7 +112,8 @@ def summed_parts(x: Tensor, out: Tensor, size: int, exchange_parts: Callable[[Te
     """Return a reduce-scatter in which this rank itself sums all ranks' parts, in rank order; half precision is summed
     in fp32 and rounded once.
 
-    exchange_parts: starts filling its argument, which has the shape of `x`, with every rank's part for this rank.
+    exchange_parts: starts the exchange that fills its argument with every rank's part for this rank. The argument has
+    the shape of `x`.
     """
     arrived: list[Tensor] = []
 

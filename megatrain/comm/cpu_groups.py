@@ -23,10 +23,11 @@ _EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 @dataclass(frozen=True, slots=True)
 class CpuGroups:
-    """This rank's groups by axis. Tensors are on the CPU. Each call blocks. All ranks of its groups must make it.
+    """This rank's groups by axis. Tensors are on the CPU. Each method blocks, and all ranks of the groups that it uses
+    must call it.
 
-    order: the axes that an exchange with all ranks uses one after the other (`summing_order`). replicas: the ranks that
-    hold the same dense parameters; the group of an axis if they lie along one.
+    order: the axes that an exchange with all ranks uses one after the other (`summing_order`). replicas: the group of
+    the ranks that hold the same dense parameters; if these ranks lie along one axis, it is the group of that axis.
     """
 
     along: Mapping[str, Group]

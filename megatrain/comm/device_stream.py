@@ -63,10 +63,10 @@ class NoStream:
         return nullcontext()
 
     def mark(self) -> Mark:
-        return _Reached()
+        return _ReachedMark()
 
 
-class _Reached:
+class _ReachedMark:
     def wait(self) -> None:
         """Return at once."""
 
@@ -95,8 +95,9 @@ class DeviceStreams:
     def of(self, group: PlannedGroup, link: str = "") -> DeviceStream:
         """Return the stream of a group's collectives, or of one of its links.
 
-        Groups of replicas share one stream, of low priority. The other groups along an axis share another: the next
-        kernel of the stage waits for their exchanges, or, along the stages, they communicate at the end of a step.
+        All groups of replicas share one stream of low priority. The other groups along one axis share a stream of high
+        priority, because the next kernel of the stage waits for their exchanges. Groups along the stages communicate
+        only at the end of a step.
         """
         name = f"{group.name} {link}" if link else "replicas" if group.is_of_replicas else group.axis
         if name not in self._streams:

@@ -63,10 +63,10 @@ class DryCommunicator(Communicator):
 
 
 def _skip(_: Transfer) -> Work:
-    return _Nothing()
+    return _NoWork()
 
 
-class _Nothing:
+class _NoWork:
     """The Work of an exchange that transfers nothing."""
 
     def wait(self) -> None:
@@ -88,8 +88,8 @@ def dry_mesh(
 ) -> Iterator[Mesh]:
     """Yield the mesh of `rank` in `layout`, without peers, with the exchanges that it would have on `device_type`.
 
-    has_wrap_links, holders, has_sequence_chunks: see create_mesh. On CPUs, two exchanges of a group whose exchanges are
-    awaited later run at the same time.
+    has_wrap_links, holders, has_sequence_chunks: see create_mesh. On CPUs, a group whose exchanges are awaited later
+    has two exchanges in progress at a time.
     """
     recorder = Recorder(BlackBoxWriter.anonymous())
     runner, streams = ExchangeRunner(recorder), DeviceStreams(NoStream)

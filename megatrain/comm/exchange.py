@@ -1,4 +1,4 @@
-"""One exchange of a rank, and the runner of all exchanges, which records them, starts them and names their failures.
+"""One exchange of a rank, and the runner of all exchanges, which records and starts them and creates their errors.
 
 A group or a channel describes its exchange and submits it to its communicator (communicator.py). The communicator of
 each library (nccl.py, gloo.py) determines when an exchange starts and which thread waits for its end.
@@ -52,7 +52,7 @@ class Exchange:
     num_bytes: int
     transfer: Transfer
     failure: Callable[[Exception], CommunicationError]
-    """Names this rank's operation and the ranks involved."""
+    """Returns the error that names this rank's operation and the ranks involved."""
     chunk: int = -1
     microbatch: int = -1
     link: str = ""
@@ -75,7 +75,7 @@ class Pending:
 
     def wait(self) -> Tensor:
         if self._finish is not None:
-            finish, self._finish = self._finish, None  # it holds the exchanged tensors: they are freed with it
+            finish, self._finish = self._finish, None  # it holds the exchanged tensors: dropping it frees them
             finish()
         return self.result
 
@@ -85,7 +85,7 @@ class Pending:
 
 
 class ExchangeRunner:
-    """Runs all exchanges of a rank: records them, starts them and names their failures.
+    """Runs all exchanges of a rank: records and starts them, and turns failures into errors that name the operation.
 
     before: called with each exchange right before it starts. Tests use it to delay exchanges or to make them fail.
     """
@@ -96,7 +96,7 @@ class ExchangeRunner:
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether the submitting thread may start an exchange itself: not if `before` is set, which may block."""
+        """Whether the submitting thread may start an exchange itself; False if `before` is set: it may block."""
         return self._before is None
 
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:
@@ -168,7 +168,7 @@ class ExchangeRunner:
         try:
             return exchange.transfer.start()
         except torch.OutOfMemoryError:
-            raise  # no peer caused it
+            raise  # an error of this rank, not of the exchange
         except RuntimeError as error:
             raise exchange.failure(error) from error
 

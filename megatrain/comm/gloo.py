@@ -21,7 +21,7 @@ from megatrain.comm.group_creation import missing_members_error, new_process_gro
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.lanes import AwaitedLane, Lane, submit_in
 
-# torch 2.13 renamed it; the old name still works but warns
+# torch 2.13 renamed this function; the old name still works but warns
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -77,10 +77,10 @@ class GlooCommunicator(ProcessGroupCommunicator):
         return Transfer(start)
 
     def send(self, x: Tensor, peer: int) -> Transfer:
-        return Transfer(lambda: self._bounded(dist.isend(x, peer, group=self.process_group)))
+        return Transfer(lambda: self._combined(dist.isend(x, peer, group=self.process_group)))
 
     def receive(self, x: Tensor, peer: int) -> Transfer:
-        return Transfer(lambda: self._bounded(dist.irecv(x, peer, group=self.process_group)))
+        return Transfer(lambda: self._combined(dist.irecv(x, peer, group=self.process_group)))
 
     def submit(self, result: Tensor, exchange: Exchange) -> Pending:
         if self.new_lane is None:
@@ -101,9 +101,9 @@ class GlooCommunicator(ProcessGroupCommunicator):
         receives = [other for other in others[::-1] if received[other].numel()]
         works = [dist.irecv(received[other], ranks[other], group=group) for other in receives]
         sends = [other for other in others if sent[other].numel()]
-        return self._bounded(*works, *(dist.isend(sent[other], ranks[other], group=group) for other in sends))
+        return self._combined(*works, *(dist.isend(sent[other], ranks[other], group=group) for other in sends))
 
-    def _bounded(self, *works: dist.Work | None) -> Work:
+    def _combined(self, *works: dist.Work | None) -> Work:
         return _CombinedWork([work for work in works if work is not None], lambda: self.timeout)
 
 

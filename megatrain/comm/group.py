@@ -38,7 +38,7 @@ class Group:
         return len(self.ranks)
 
     def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor | None = None, chunk: int = -1) -> Pending:
-        """Start joining every rank's `x` along dim 0, in group order. `chunk`: the stage's chunk, for the records.
+        """Start gathering every rank's `x` along dim 0, in group order. `chunk`: the stage's chunk, for the records.
 
         Shapes: x [n, ...] contiguous; result [size * n, ...], in `out` if given (x may be this rank's slice of out).
         Communication: one all-gather, (size - 1) * x bytes received per rank.
@@ -56,13 +56,15 @@ class Group:
         records.
 
         sums_in_fp32: half precision is summed in fp32 and rounded at most once; `out` may then be fp32. The ranks then
-        exchange parts, and each rank sums its own part in rank order; with gloo always.
+        exchange parts, and each rank sums its own part in rank order; gloo always does so.
         Shapes: x [size * n, ...] contiguous; result [n, ...], in `out` if given (it may be this rank's slice of x).
         Communication: one reduce-scatter or all-to-all, (size - 1) / size of x's bytes sent per rank.
         Raises: ValueError when the group's size does not divide dim 0.
         """
         if x.shape[0] % self.size:
-            raise ValueError(f"reduce-scatter over {self.name}: dim 0 of {tuple(x.shape)} must divide by {self.size}")
+            raise ValueError(
+                f"reduce-scatter over {self.name}: dim 0 of {tuple(x.shape)} must be divisible by {self.size}"
+            )
         if self.communicator is None:
             return Pending(_copied(x, out))
         if out is None:
@@ -137,7 +139,8 @@ class Group:
         assert self.communicator is not None
         cause, timeout = str(error).strip() or type(error).__name__, self.communicator.timeout
         return CommunicationError(
-            f"{what} on group {self.name} (ranks {brief(self.ranks)}) failed on rank {self.ranks[self.rank]}: {cause} "
+            f"{what} on group {self.name} (ranks {shortened_ranks(self.ranks)}) failed on rank "
+            f"{self.ranks[self.rank]}: {cause} "
             f"(an exchange of this phase may take {timeout.total_seconds():g} s, see runtime.*_timeout_s)"
         )
 
@@ -150,7 +153,7 @@ def _copied(x: Tensor, out: Tensor | None) -> Tensor:
     return out if is_same_memory(out, x) else out.copy_(x)
 
 
-def brief(ranks: tuple[int, ...]) -> str:
+def shortened_ranks(ranks: tuple[int, ...]) -> str:
     """Return the ranks for a message; if there are more than 8, only the first two and the last."""
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))

@@ -17,7 +17,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from megatrain.comm.group import brief
+from megatrain.comm.group import shortened_ranks
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.contracts.errors import CommunicationError
 
@@ -67,7 +67,7 @@ def missing_members_error(
     except RuntimeError as error:
         missing = _missing_text(store, dict(zip(arrivals, planned.ranks, strict=True)))
         raise CommunicationError(
-            f"rank {rank} could not create group {planned.name} of ranks {brief(planned.ranks)} within "
+            f"rank {rank} could not create group {planned.name} of ranks {shortened_ranks(planned.ranks)} within "
             f"runtime.init_timeout_s={timeout.total_seconds():g}; {missing}: {error}"
         ) from error
 
@@ -80,7 +80,7 @@ def _missing_text(store: dist.Store, by_key: dict[str, int]) -> str:
         return "one of them is missing or stuck, and the store does not answer"
     if not missing:
         return "all of them have arrived, but one cannot be reached"
-    return f"no sign of rank{'s' if len(missing) > 1 else ''} {brief(missing)}"
+    return f"no sign of rank{'s' if len(missing) > 1 else ''} {shortened_ranks(missing)}"
 
 
 def _absent(store: dist.Store, keys: Sequence[str]) -> list[str]:

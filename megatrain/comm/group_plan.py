@@ -20,9 +20,9 @@ from megatrain.contracts.layout import NEAREST, STAGES, Holders, Layout, axis_na
 class PlannedGroup:
     """A group that is not created yet. `ranks` are in axis order.
 
-    axis: the axis along which the ranks lie, or the outermost of several. is_of_replicas: gradients and parameters
-    travel between replicas in it; they are large, and needed later. uses_cpu_memory: for exchanges in the memory of the
-    CPU, in parallel with training. is_link: for sends and receives only.
+    axis: the axis along which the ranks lie, or the outermost of several. is_of_replicas: replicas exchange
+    gradients and parameters in it, which are large and needed later. uses_cpu_memory: for exchanges in the memory of
+    the CPU, in parallel with training. is_link: for sends and receives only.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The stores at which groups meet: the store of the job, or several if one store would be the bottleneck.
 
 torch's store serves all ranks from one thread. In a large world some ranks serve a store each, and the job's own store
-only has their addresses. The store of a group is computed from the group's name. Choosing it by the first rank would
-send every group along pp, and so most requests, to the store of the first stage. Figures: ADR 0032.
+only has their addresses. A hash of the group's name selects its store. If the first rank selected it, every group along
+pp, and so most requests, would use the stores of the first stage. Figures: ADR 0032.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch import Tensor
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Work
 
 _MAX_STARTED = 2
-"""The most started exchanges of a lane: the one that has its turn, and the next."""
+"""The maximum number of started exchanges of a lane: the one that has its turn, and the next."""
 _IDLE_S = 5.0
 """A lane's thread ends after this time without an exchange; the next exchange starts another thread."""
 

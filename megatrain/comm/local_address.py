@@ -40,7 +40,7 @@ def local_address(network_interface: str, store_address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is a loopback address: on every machine it means the machine itself."""
+    """Return whether an address is a loopback address: on every machine it refers to that machine."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

@@ -24,7 +24,7 @@ from megatrain.contracts.errors import CommunicationError
 
 SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
-"""A message is a line of JSON. Larger data is sent as raw bytes, without their number."""
+"""A message is a line of JSON. Larger data is sent as raw bytes, without a length prefix."""
 _HELLO = b"MTPEER1\n"
 _NONCE_BYTES = 32
 _TAG_BYTES = 32
@@ -83,14 +83,14 @@ class PeerConnection:
             self._send(ours + _mac(secret, b"client", theirs, ours))
             self._compare(self._take(_TAG_BYTES), _mac(secret, b"server", theirs, ours))
             nonces = (theirs, ours)
-        keys = [_mac(secret, way, *nonces) for way in (b"server to client", b"client to server")]
+        keys = [_mac(secret, direction, *nonces) for direction in (b"server to client", b"client to server")]
         self._sent, self._received = (
             hmac.new(key, digestmod=hashlib.sha256) for key in keys[:: 1 if is_server else -1]
         )
         self._deadline = time.monotonic() + self._limits.total_s
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send bytes, without their number. The receiver may use them once it has checked a later tag."""
+        """Send bytes without a length prefix. The receiver may use them once it has checked a later tag."""
         self._send(data)
         self._sent.update(data)
 
@@ -120,7 +120,7 @@ class PeerConnection:
         (length,) = _LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
             raise CommunicationError(
-                f"{self.location}: announces a message of {length} bytes, more than the {MAX_MESSAGE_BYTES} allowed"
+                f"{self.location}: the peer announces a message of {length} bytes; the limit is {MAX_MESSAGE_BYTES}"
             )
         message = bytearray(length)
         self.receive_into(memoryview(message))

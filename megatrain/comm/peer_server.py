@@ -16,7 +16,7 @@ from megatrain.contracts.errors import CommunicationError
 from megatrain.programs.background import lower_thread_priority
 
 _MAX_UNAUTHENTICATED = 8
-"""The most connections that may authenticate themselves at the same time; the server closes any further one at once."""
+"""The maximum number of connections that have not authenticated themselves; the server closes further ones at once."""
 _BACKLOG = 16
 _PAUSE_S = 0.1
 _CLOSE_S = 2.0

@@ -28,11 +28,11 @@ class _Unconnected(dist.ProcessGroup):
 
 
 def open_rendezvous(process: Process, *, job: str, timeout_s: float) -> Rendezvous | None:
-    """Connect to the store of the ranks, and agree there on the round unless all ranks already have the same.
+    """Connect to the store of the ranks, and agree there on the round unless all ranks already have the same one.
 
     Returns None for a job of one process.
     Communication: connects to the store; see agree_on_round. Blocks up to `timeout_s`.
-    Raises: CommunicationError naming the store and the ranks awaited.
+    Raises: CommunicationError naming the store and the ranks that have not arrived.
     """
     if process.init_method is None:
         return None

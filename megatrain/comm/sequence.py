@@ -1,7 +1,7 @@
-"""Differentiable collectives over the tensor-parallel group: their backward is a collective, too.
+"""Differentiable collectives over the tensor-parallel group. The backward of most of them is a collective too.
 
-The first two are each other's backward; the backward of a sum is a sum. A gather of columns has none, because all
-ranks compute the same with the whole.
+The first two are each other's backward; the backward of a sum is a sum. The backward of gather_columns needs no
+collective, because all ranks compute the same with the result.
 
     gather_from_sequence      all-gather along the sequence      <->  reduce-scatter
     reduce_scatter_to_sequence  sum over ranks, keep own rows    <->  all-gather
@@ -33,7 +33,7 @@ def reduce_scatter_rows(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_from_sequence(x_local: Tensor, group: Group) -> Tensor:
-    """Join the ranks' rows: [S / tp, B, H] -> [S, B, H].
+    """Gather the ranks' rows: [S / tp, B, H] -> [S, B, H].
 
     Communication: blocking all-gather; reduce-scatter in backward.
     """
@@ -57,7 +57,7 @@ def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_columns(x_local: Tensor, group: Group) -> Tensor:
-    """Join the ranks' columns: [T, V / tp] -> [T, V], contiguous. All ranks must compute the same with the result.
+    """Gather the ranks' columns: [T, V / tp] -> [T, V], contiguous. All ranks must compute the same with the result.
 
     Communication: blocking all-gather; none in backward, because every rank has the gradient of all columns.
     """

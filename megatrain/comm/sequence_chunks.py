@@ -5,8 +5,8 @@ then chunk 1 of all ranks, and so on. Gathered chunk k (chunk k of all ranks) is
 needs no copy. Operations that work row by row accept any order. Operations that depend on the order first restore the
 order of the sequence (the two functions at the end).
 
-Chunks travel one after another, in the order in which they were started: on CPUs in the group's lane (lanes.py), on an
-accelerator on the group's stream. Without overlap the sender waits for each chunk at once.
+Chunks are exchanged one after another, in the order in which they were started: on CPUs in the group's lane (lanes.py),
+on an accelerator on the group's stream. Without overlap, each chunk is awaited right after its start.
 Shapes: S whole sequence, K chunks; a `_local` tensor holds S / tp_size rows, a gathered chunk S / K.
 """
 
@@ -35,7 +35,7 @@ class SequenceChunks:
         """The number of runs of rows that stay together when the order of rows changes."""
         return self.group.size * self.num_chunks
 
-    def require_whole(self, num_local_rows: int) -> None:
+    def require_equal_chunks(self, num_local_rows: int) -> None:
         """Raise ValueError if a rank's rows cannot be cut into equal chunks."""
         if num_local_rows % self.num_chunks:
             raise ValueError(
@@ -45,14 +45,14 @@ class SequenceChunks:
 
 
 class RowGathering:
-    """Starts joining the ranks' rows: [S / tp, ...] -> [S, ...] in chunk order.
+    """Starts gathering the ranks' rows: [S / tp, ...] -> [S, ...] in chunk order.
 
     Communication: num_chunks all-gathers, in total (tp - 1) times the local rows' bytes received per rank.
     Raises: ValueError when the rows cannot be cut into equal chunks.
     """
 
     def __init__(self, x_local: Tensor, chunks: SequenceChunks) -> None:
-        chunks.require_whole(x_local.shape[0])
+        chunks.require_equal_chunks(x_local.shape[0])
         self.rows = x_local.new_empty((chunks.group.size * x_local.shape[0], *x_local.shape[1:]))
         """Complete once every gathered chunk has been awaited."""
         sent = x_local.contiguous().chunk(chunks.num_chunks)

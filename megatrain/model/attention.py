@@ -29,7 +29,7 @@ AttendHeads = Callable[[Tensor, Tensor, Tensor, AttentionPattern], Tensor]
 """A function like causal_attention(): takes queries, keys, values and the pattern, and returns the heads' outputs."""
 
 Positions = RotaryPositions | TokenContext
-"""The tables of rotary positions; else the context of all rows of the sequence, for a variant's `rotate`."""
+"""The tables of rotary positions, or, for a variant's `rotate`, the context of all rows of the sequence."""
 
 
 class HeadNorm(nn.Module):

@@ -14,7 +14,7 @@ from megatrain.ops.documents import PackedDocuments
 class TokenContext:
     """The position of a micro-batch in the training stream.
 
-    Shapes: sample_B [B] int64, the global number of each sequence in the stream, which keys dropout.
+    Shapes: sample_B [B] int64, the global number of each sequence in the stream, from which dropout masks are drawn.
     documents: the document of each token, or None if attention may cross documents.
     token_offset: the position of this rank's first row of the hidden states. It is 0 unless ranks hold different rows
     (sequence parallelism).
@@ -31,13 +31,16 @@ class TokenContext:
         Raises: ValueError when the context has documents, because their bounds differ between micro-batches.
         """
         if self.documents is not None:
-            raise ValueError("a context with documents has no fixed form; use data.has_document_mask=false")
+            raise ValueError(
+                "a context with documents cannot be cloned, because their bounds differ between micro-batches; use "
+                "data.has_document_mask=false"
+            )
         return replace(self, sample_B=self.sample_B.clone())
 
     def copy_(self, other: TokenContext) -> None:
         """Copy the samples of `other`. Raises: ValueError when the contexts differ in anything else."""
         if self._form() != other._form():
-            raise ValueError(f"a context of {self._form()} cannot take over the samples of {other._form()}")
+            raise ValueError(f"a context of {self._form()} cannot copy the samples of {other._form()}")
         self.sample_B.copy_(other.sample_B)
 
     def _form(self) -> str:

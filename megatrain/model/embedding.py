@@ -29,7 +29,7 @@ class WordEmbedding(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings, multiplied by sqrt(H) and with positions added if the configuration has these.
+    """Token embeddings. If the configuration requires it, they are multiplied by sqrt(H), and positions are added.
 
     Replaceable submodule: `embedding_out`, after the lookup and before all operations on single tokens (positions,
     dropout).
@@ -61,9 +61,9 @@ class Embedding(nn.Module):
 
 @cache
 def _rounded(factor: float, dtype: torch.dtype) -> float:
-    """Return the factor as embeddings of `dtype` have it in the training of Gemma.
+    """Return the factor rounded to `dtype`, as in the training of Gemma.
 
-    It is rounded on the host: in each forward, a copy to the device would make the host wait for the device.
+    The rounding runs on the CPU, because reading a result from the device in each forward would make the host wait.
     """
     rounded: float = torch.tensor(factor, dtype=dtype, device="cpu").item()
     return rounded

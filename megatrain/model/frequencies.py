@@ -1,4 +1,4 @@
-"""Rotary positions: their frequencies, one function for each way to stretch these to a longer context, and the
+"""Rotary positions: their frequencies, one function for each method that scales them to a longer context, and the
 tables of cos and sin.
 
 A frequency is the angle that each position adds to one pair of units. Shapes: U rotated units of a head; all [U / 2].
@@ -58,17 +58,17 @@ def _dynamic(model: ModelConfig, seq_len: int) -> Frequencies:
 
 
 def _yarn(model: ModelConfig, seq_len: int) -> Frequencies:
-    """Divides slow angles by the factor, keeps fast ones, with a ramp between; larger scores (arXiv:2309.00071)."""
+    """Divides low frequencies by the factor, keeps high ones, blends between; scales scores (arXiv:2309.00071)."""
     num_units, factor = model.rotated_dim, model.rope_scaling_factor
     angle = inverse_frequencies(num_units, model.rope_theta)
 
-    def pair_that_turns(times: float) -> float:
-        """Return the fractional index of the pair that makes `times` turns in the original context."""
-        wavelength = model.rope_original_seq_len / times
+    def fractional_pair(turns: float) -> float:
+        """Return the fractional index of the pair that makes `turns` full rotations in the original context."""
+        wavelength = model.rope_original_seq_len / turns
         return num_units * math.log(wavelength / (2 * math.pi)) / (2 * math.log(model.rope_theta))
 
-    first = max(math.floor(pair_that_turns(model.rope_beta_fast)), 0)
-    last = min(math.ceil(pair_that_turns(model.rope_beta_slow)), num_units - 1)
+    first = max(math.floor(fractional_pair(model.rope_beta_fast)), 0)
+    last = min(math.ceil(fractional_pair(model.rope_beta_slow)), num_units - 1)
     pair = torch.arange(num_units // 2, dtype=torch.float64, device="cpu")
     # 0.001 if first and last are the same pair, as published with the method
     stretched = ((pair - first) / (last - first or 0.001)).clamp(0.0, 1.0)
@@ -77,7 +77,7 @@ def _yarn(model: ModelConfig, seq_len: int) -> Frequencies:
 
 
 def _llama3(model: ModelConfig, seq_len: int) -> Frequencies:
-    """Divides slow angles by the factor, keeps fast ones, and blends between (published with Llama 3.1)."""
+    """Divides low frequencies by the factor, keeps high ones, and interpolates between (published with Llama 3.1)."""
     angle = inverse_frequencies(model.rotated_dim, model.rope_theta)
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
     turns = model.rope_original_seq_len * angle / (2 * math.pi)

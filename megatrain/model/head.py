@@ -72,15 +72,15 @@ class CustomLoss(nn.Module):
             return summed
         found = self.loss(self.gather(logits_TV)[:, : self.vocab_size], labels_T)
         if not isinstance(found, Tensor):
-            raise _refusal(f"a {type(found).__name__}")
+            raise _custom_loss_error(f"a {type(found).__name__}")
         if found.dim() != 0:
-            raise _refusal(f"a tensor of shape {list(found.shape)}")
+            raise _custom_loss_error(f"a tensor of shape {list(found.shape)}")
         if not found.requires_grad:
-            raise _refusal("a tensor without a gradient")
+            raise _custom_loss_error("a tensor without a gradient")
         return found.to(accumulate_dtype(logits_TV.dtype))
 
 
-def _refusal(found: str) -> ConfigError:
+def _custom_loss_error(found: str) -> ConfigError:
     rule = "return the sum of the tokens' losses, a scalar that is computed from the logits"
     return ConfigError([f"the custom loss function returned {found}; {rule}"])
 

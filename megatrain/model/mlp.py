@@ -43,7 +43,7 @@ _ACTIVATIONS = {"gelu": Gelu, "gelu_exact": GeluExact, "swiglu": SwiGlu, "geglu"
 
 
 class Up(Projection):
-    """The widening projection without its bias, which the activation adds in the same pass.
+    """The projection from H to F without its bias, which the activation adds in the same pass.
 
     Weight [P, F, H] and bias [P, F]. P is 1, or 2 if the activation has a gate (gate, up).
     """

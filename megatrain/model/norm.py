@@ -72,7 +72,7 @@ def build_norm(config: ModelConfig) -> nn.Module:
 
 
 def use_norms(model: nn.Module, config: KernelsConfig, device: torch.device) -> None:
-    """Let the norms of `model` be computed by the backend in `config`.
+    """Make the backend in `config` compute the norms of `model`.
 
     On the meta device, the backend does not have to be installed.
     Raises: ImportError when the backend is not installed.

@@ -39,7 +39,8 @@ class AttentionPattern:
     """Which positions attend to which in one micro-batch.
 
     All layers of one kind use the same pattern, so its mask and its kernel are determined only once.
-    window_size w > 0: a token sees itself and the w - 1 tokens before. documents: a token sees its own document only.
+    window_size w > 0: a token attends to itself and the w - 1 tokens before it. documents: a token attends only to its
+    own document.
     backend: "auto", or the name of the only backend that may be used. is_strict: whether a slow path is an error.
     device_kind: the kind of device that kernels are chosen for; None: the device of the heads. It must be set if the
     heads are on meta.
@@ -64,7 +65,7 @@ class AttentionPattern:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a token sees all tokens before it."""
+        """Whether a token attends to all tokens before it."""
         return not self.has_window and self.documents is None
 
     def choice(self, q_SBND: Tensor, k_SBGD: Tensor) -> AttentionChoice:
@@ -141,11 +142,11 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
     mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
     is_grouped = q.shape[1] != k.shape[1]
     if is_grouped and choice.backend in (Backend.EFFICIENT, Backend.DENSE) and pattern.kind(q.device).type == "cuda":
-        # these kernels support no grouped heads on CUDA: torch would fall back to writing out all S * S scores
+        # on CUDA these kernels support no grouped heads; torch would use one that writes out all S * S scores
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         is_grouped = False
     if q.is_meta:
-        out_BNSD = _as_planned(choice.backend, q, k, v, mask, scale)
+        out_BNSD = _attention_on_meta(choice.backend, q, k, v, mask, scale)
     elif choice.backend in _KERNELS:
         with sdpa_kernel(_KERNELS[choice.backend]):
             out_BNSD = functional.scaled_dot_product_attention(
@@ -158,7 +159,7 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
     return out_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
-def _as_planned(
+def _attention_on_meta(
     backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Run attention on meta with the operator that torch uses on the device of `backend`, which saves the same tensors.

@@ -1,4 +1,4 @@
-"""Chooses the first attention kernel of a table that supports a case. Each kernel that does not gives a reason."""
+"""Chooses the first attention kernel of a table that supports a case, and gives the reasons against earlier ones."""
 
 from __future__ import annotations
 

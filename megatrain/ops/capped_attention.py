@@ -3,7 +3,7 @@
 The fused kernels of torch's scaled_dot_product_attention cannot cap scores. So the scores of one block of queries at a
 time are written to memory, in forward and again in backward. Memory grows with S, not with S * S.
 Shapes: S sequence, B micro-batch, G key-value heads, R queries of a group, D head dim, Q queries of a block, K the keys
-that some queries of the block see.
+to which some queries of the block attend.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 256
 
 
 class CappedScores(NamedTuple):
-    """How scores are computed, and which keys each query sees. window_size: 0 for all keys up to the query."""
+    """How scores are computed, and to which keys a query attends. window_size: 0 for all keys up to the query."""
 
     scale: float
     cap: float
@@ -31,7 +31,7 @@ class CappedScores(NamedTuple):
 
 
 def capped_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, scores: CappedScores) -> Tensor:
-    """Return softmax(cap * tanh(q k' * scale / cap)) v over the keys that each query sees. Softmax is in fp32 or wider.
+    """Return softmax(cap * tanh(q k' * scale / cap)) v over the keys of each query. Softmax is in fp32 or wider.
 
     Saves q, k and v for backward. Shapes: q [S, B, N, D]; k and v [S, B, G, D], N a multiple of G; result [S, B, N, D].
     """
@@ -81,10 +81,10 @@ def _by_group(x_SBND: Tensor, num_queries: int) -> Tensor:
 
 
 def _blocks(x: Tensor, window_size: int) -> Sequence[tuple[slice, slice]]:
-    """Return the blocks of queries, each with the keys that some queries of the block see. Shapes: x [S, ...].
+    """Return the blocks of queries, each with the keys to which some of its queries attend. Shapes: x [S, ...].
 
-    On meta, where only memory is planned, they are the last three: the blocks that need most memory, and the one before
-    them, whose results are still there when the next block begins.
+    On meta, where only memory is planned, only the last three blocks are returned: the ones that need most memory, and
+    the one before them, whose results are still in memory when the next block begins.
     """
     blocks = []
     for start in range(0, len(x), _BLOCK):

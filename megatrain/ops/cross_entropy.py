@@ -141,7 +141,7 @@ def logits_gradient_(
     Rows of ignored labels and columns of padding become 0. Shapes: logits [T, V]; the others [T].
     """
     _gradient_op(logits_TV, labels_T, lse_T, grad_T, first_column, vocab_size, terms.z_loss, terms.label_smoothing)
-    # autograd does not see this in-place change; with a new version it refuses a second backward
+    # autograd does not detect this in-place change; the new version makes a second backward an error
     torch.autograd.graph.increment_version(logits_TV)
     return logits_TV
 
@@ -153,16 +153,16 @@ def _check_statistics(logits: Tensor, labels: Tensor, *_: int) -> None:
     if logits.shape[0] > 0x7FFFFFFF:
         raise RuntimeError(f"logits must have less than 2^31 rows, got {list(logits.shape)}")
     require_contiguous("logits", logits)
-    _require_of_row("labels", labels, torch.int64, logits)
+    _require_per_row("labels", labels, torch.int64, logits)
 
 
 def _check_gradient(logits: Tensor, labels: Tensor, lse: Tensor, grad: Tensor, *_: float) -> None:
     _check_statistics(logits, labels)
-    _require_of_row("lse", lse, accumulate_dtype(logits.dtype), logits)
-    _require_of_row("grad", grad, accumulate_dtype(logits.dtype), logits)
+    _require_per_row("lse", lse, accumulate_dtype(logits.dtype), logits)
+    _require_per_row("grad", grad, accumulate_dtype(logits.dtype), logits)
 
 
-def _require_of_row(name: str, tensor: Tensor, dtype: torch.dtype, logits: Tensor) -> None:
+def _require_per_row(name: str, tensor: Tensor, dtype: torch.dtype, logits: Tensor) -> None:
     require_same_device(name, tensor, "logits", logits)
     require_dtype(name, tensor, dtype)
     require_shape(name, tensor, logits.shape[:1])

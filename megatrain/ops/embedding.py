@@ -1,8 +1,8 @@
 """Looks up rows of a table by token, and sums the gradients of the rows.
 
-A token of -1 has no row: it gives zeros and gets no gradient. A rank that holds only some rows passes -1 for tokens of
-rows that other ranks hold. Gradients of equal tokens are summed in fp32 (fp64 for fp64) in the order of the tokens,
-rounded once, and ADDED to the caller's table.
+A token of -1 has no row: its result is zeros, and no row gets its gradient. A rank that holds only some rows passes -1
+for tokens of rows that other ranks hold. Gradients of equal tokens are summed in fp32 (fp64 for fp64) in the order of
+the tokens, rounded once, and ADDED to the caller's table.
 Shapes: S sequence, B micro-batch, T tokens (S * B), V rows, H hidden.
 """
 
@@ -104,7 +104,7 @@ def _check_gradient(grad_weight: Tensor, tokens: Tensor, grad: Tensor) -> None:
 
 def _reference_embedding(tokens: Tensor, weight: Tensor) -> Tensor:
     is_absent = tokens == -1
-    # for -1, look up row 0 and then write zeros; torch refuses tokens below -1
+    # for -1, look up row 0 and then write zeros; torch rejects tokens below -1
     return functional.embedding(tokens + is_absent, weight).masked_fill_(is_absent.unsqueeze(-1), 0.0)
 
 

@@ -80,14 +80,14 @@ class _Tensorwise(torch.autograd.Function):
         scalers: TensorwiseFp8Linear,
         has_backward: bool,
     ) -> Tensor:
-        _keep(ctx, x_TI, weight_OI, bias_O)
+        _store_shapes(ctx, x_TI, weight_OI, bias_O)
         x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
         needs_weight = has_backward and ctx.needs_input_grad[1]
         x_q, x_t, x_scale = _quantize(x, scalers.x, E4M3, needs_weight, has_backward)
         weight_q, _, weight_scale = _quantize(weight, scalers.weight, E4M3, False, has_backward)
         ctx.grad_scaler = scalers.grad
         ctx.save_for_backward(x_t, x_scale, weight_OI, weight_scale)
-        # CUDA's product adds no bias to a result in fp32
+        # on CUDA, torch._scaled_mm cannot add a bias to a result in fp32
         bias, later = (None, _flat(bias_O)) if x.dtype == torch.float32 else (_flat(bias_O), None)
         out = torch._scaled_mm(
             x_q, weight_q.t(), x_scale[1], weight_scale[1], bias, out_dtype=x.dtype, use_fast_accum=True
@@ -114,7 +114,7 @@ class _Tensorwise(torch.autograd.Function):
 class _Rowwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, has_backward: bool) -> Tensor:
-        _keep(ctx, x_TI, weight_OI, bias_O)
+        _store_shapes(ctx, x_TI, weight_OI, bias_O)
         x, weight = _matrix(x_TI), weight_OI.flatten(0, -2)
         x_q, x_inverse = fp8_quantize_rows(x, E4M3)
         weight_q, weight_inverse = fp8_quantize_rows(weight, E4M3)
@@ -162,7 +162,8 @@ def _flat(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.flatten()
 
 
-def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _store_shapes(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Store what backward needs besides tensors in `ctx`. Raises: RuntimeError for sizes that FP8 GEMMs reject."""
     for name, size in (("x", x.shape[:-1].numel()), ("x", x.shape[-1]), ("weight", weight.shape[:-1].numel())):
         if size % DIM_MULTIPLE:
             raise RuntimeError(
@@ -219,5 +220,5 @@ def _scaled_mm_out_on_meta(*_: Any, out: Tensor, **__: Any) -> Tensor:
     return out
 
 
-# torch has no such kernel; without one, a dry run cannot write a product to a given tensor
+# torch has no meta kernel for this overload, and a dry run needs one to write a product to a given tensor
 torch.library.impl("aten::_scaled_mm.out", "Meta", _scaled_mm_out_on_meta)

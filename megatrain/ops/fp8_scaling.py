@@ -38,23 +38,23 @@ class DelayedScaling:
     def advance(self) -> None:
         """Add the step's magnitudes to the history, and compute the scales of the next step from the history.
 
-        Magnitudes that are not finite are ignored: they are of a skipped step. A slot without a new magnitude repeats
-        the largest of its history.
+        Magnitudes that are not finite are ignored: they come from a skipped step. A slot without a new magnitude
+        repeats the largest of its history.
         """
         seen_P = self.collected_P.where(self.collected_P.isfinite(), 0.0)
         newest_P = seen_P.where(seen_P > 0.0, self.history_PN.amax(1))
         self.history_PN.copy_(self.history_PN.roll(1, 1))
         self.history_PN[:, 0] = newest_P
         self.collected_P.zero_()
-        largest_P = self._take_scales()
+        largest_P = self._update_scales()
         if not self._is_primed:  # once primed, always primed: a slot never loses its magnitudes
             self._is_primed = bool((largest_P > 0.0).all())
 
     def refresh(self) -> None:
         """Compute the scales from the history, after it was loaded from a checkpoint."""
-        self._is_primed = bool((self._take_scales() > 0.0).all())
+        self._is_primed = bool((self._update_scales() > 0.0).all())
 
-    def _take_scales(self) -> Tensor:
+    def _update_scales(self) -> Tensor:
         """Compute the scales, and return the largest magnitude of each slot's history. Shapes: result [P]."""
         largest_P = self.history_PN.amax(1)
         scale_P = scale_for(largest_P, self._largest_P)

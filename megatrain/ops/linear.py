@@ -65,12 +65,13 @@ def _check_add_product(total: Tensor, grad: Tensor, x: Tensor, is_fresh: bool) -
     require_same_device("x", x, "total", total)
     if grad.dim() != 2 or x.dim() != 2 or grad.shape[0] != x.shape[0]:
         raise RuntimeError(
-            f"grad and x must be [T, O] and [T, I] with one T, got {list(grad.shape)} and {list(x.shape)}"
+            f"grad and x must be [T, O] and [T, I] with the same T, got {list(grad.shape)} and {list(x.shape)}"
         )
     require_shape("total", total, (grad.shape[1], x.shape[1]))
     if grad.dtype != x.dtype or total.dtype not in (x.dtype, torch.float32):
         raise RuntimeError(
-            f"grad and x must have one dtype and total that or float32, got {grad.dtype}, {x.dtype} and {total.dtype}"
+            "grad and x must have the same dtype, and total must have that dtype or float32; "
+            f"got {grad.dtype}, {x.dtype} and {total.dtype}"
         )
 
 

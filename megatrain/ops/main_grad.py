@@ -19,7 +19,7 @@ _ATTRIBUTE = "_megatrain_main_grad"
 Addition = Callable[[Tensor, bool], None]
 """Adds one micro-batch's gradient to a sum, given the sum's memory (in the parameter's shape) and whether it is fresh.
 
-If the memory is fresh, it may hold anything and must be overwritten. Otherwise the gradient must be added to it.
+If the memory is fresh, its content is arbitrary and must be overwritten. Otherwise the gradient must be added to it.
 """
 
 

@@ -216,7 +216,7 @@ def _reference_layer_norm_backward(
     # not by torch's kernel, which adds rows one after another on CPUs and so is less precise than pairwise sums
     grad_bias = grad.flatten(0, -2).sum(0)
     grad_weight = (wide - mean).mul_(rstd).mul_(grad).flatten(0, -2).sum(0)
-    # the weight is also passed as the bias, of which only dtype and shape matter here
+    # the weight is also passed in place of the bias: only the bias's dtype and shape matter here
     grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
         grad, wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, False, False]
     )

@@ -102,9 +102,9 @@ def lamb_apply_(
 
 
 def _mark_changed(*tensors: Tensor | None) -> None:
-    """Make autograd refuse a backward that saved one of these tensors before the change.
+    """Make autograd raise an error in a backward that saved one of these tensors before the change.
 
-    Autograd does not notice the changes by the in-place operators of this module.
+    Autograd does not detect the changes by the in-place operators of this module.
     """
     torch.autograd.graph.increment_version([tensor for tensor in tensors if tensor is not None])
 
@@ -141,7 +141,7 @@ def _check_borders(run_borders: Tensor, master: Tensor) -> None:
     require_contiguous("run_borders", run_borders)
 
 
-def _check_of_runs(name: str, tensor: Tensor, dtype: torch.dtype, run_borders: Tensor, master: Tensor) -> None:
+def _check_per_run(name: str, tensor: Tensor, dtype: torch.dtype, run_borders: Tensor, master: Tensor) -> None:
     require_same_device(name, tensor, "master", master)
     require_dtype(name, tensor, dtype)
     require_shape(name, tensor, [run_borders.numel() - 1])
@@ -165,7 +165,7 @@ def _check_adamw(
     _check_flat("exp_avg_sq", exp_avg_sq, master, master.dtype)
     _check_published(published, master)
     _check_borders(run_borders, master)
-    _check_of_runs("is_decayed", is_decayed, torch.bool, run_borders, master)
+    _check_per_run("is_decayed", is_decayed, torch.bool, run_borders, master)
 
 
 def _check_lamb_direction(
@@ -181,7 +181,7 @@ def _check_lamb_direction(
     for name, tensor in (("grad", grad), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
         _check_flat(name, tensor, master, master.dtype)
     _check_borders(run_borders, master)
-    _check_of_runs("is_decayed", is_decayed, torch.bool, run_borders, master)
+    _check_per_run("is_decayed", is_decayed, torch.bool, run_borders, master)
 
 
 def _check_lamb_apply(
@@ -191,7 +191,7 @@ def _check_lamb_apply(
     _check_flat("direction", direction, master, master.dtype)
     _check_published(published, master)
     _check_borders(run_borders, master)
-    _check_of_runs("ratios", ratios, torch.float64, run_borders, master)
+    _check_per_run("ratios", ratios, torch.float64, run_borders, master)
 
 
 def _reference_adamw(

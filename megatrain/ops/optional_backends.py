@@ -1,7 +1,7 @@
-"""Finds NVIDIA apex and Transformer Engine without importing them, and imports them when the configuration names them.
+"""Finds NVIDIA apex and Transformer Engine without importing them, and imports those that the configuration selects.
 
 PyPI has another project under the name apex, so NVIDIA's apex is recognized by its files. This module does not import
-torch, so that the doctor can run where torch is not installed.
+torch, so that `megatrain doctor` can run where torch is not installed.
 Sources: apex 6424da3 (apex/normalization, csrc/layer_norm_cuda.cpp); Transformer Engine 2.9 to 2.20 (pytorch/module).
 """
 
@@ -85,7 +85,7 @@ def import_apex() -> ModuleType:
     Raises: ImportError when this module or its compiled part cannot be imported.
     """
     module = _imported("apex.normalization.fused_layer_norm")
-    _imported(APEX_EXTENSION)  # apex itself loads this extension only at the first norm: too late for an error
+    _imported(APEX_EXTENSION)  # apex loads it only at the first norm; an error must appear before training
     return module
 
 

@@ -111,7 +111,7 @@ fp8_quantize = declare(
 )
 """Return x * scale[0] in `dtype`, its transpose, and the largest magnitude of each tile of x, in one pass over x.
 
-Shapes: x and q [R, C]; q_t [C, R]; q or q_t is [0, 0] if it is not wanted; largest [tiles of 128 x 128] fp32.
+Shapes: x and q [R, C]; q_t [C, R]; q or q_t is [0, 0] if it is not requested; largest [tiles of 128 x 128] fp32.
 """
 
 fp8_quantize_rows = declare(

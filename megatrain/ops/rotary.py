@@ -35,7 +35,7 @@ def rotary_table(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of every position's angles, times `factor`, computed in fp64 on the CPU and rounded once.
 
-    For the meta device nothing is computed.
+    On the meta device nothing is computed.
 
     Shapes: each [S, 1, 1, D / 2].
     """
@@ -82,7 +82,7 @@ class _SplitRotated(torch.autograd.Function):
             return _split_rotated_op(product.contiguous(), cos, sin)
         product = product.contiguous()
         _rotate_op(product, cos, sin)
-        # mark_dirty is only for outputs; a new version makes autograd refuse a backward that saved the old product
+        # mark_dirty is only for outputs; the new version makes a backward that saved the old product an error
         torch.autograd.graph.increment_version(product)
         return product.split((queries, 1, 1), dim=3)
 
@@ -121,7 +121,7 @@ def _check_tables(cos: Tensor, sin: Tensor, name: str, x: Tensor) -> None:
         require_contiguous(table_name, table)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+def _rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
     """Write the rotated x to `out`, which may be x. Shapes: x and out [S, B, G, heads, D]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
@@ -133,14 +133,14 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
 
 def _reference_rotate(product: Tensor, cos: Tensor, sin: Tensor) -> None:
     heads = product[..., :-1, :]
-    _turn(heads, cos, sin, heads)
+    _rotate_heads(heads, cos, sin, heads)
 
 
 def _reference_split_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
     turned_q, turned_k = _new_heads(product, q.shape[3]), _new_heads(product, 1)
-    _turn(q, cos, sin, turned_q)
-    _turn(k, cos, sin, turned_k)
+    _rotate_heads(q, cos, sin, turned_q)
+    _rotate_heads(k, cos, sin, turned_k)
     return turned_q, turned_k, v.clone(memory_format=torch.contiguous_format)
 
 

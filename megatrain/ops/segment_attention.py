@@ -1,13 +1,14 @@
-"""Causal attention on the CPU where a token does not see all tokens before it: one call of torch's kernel per segment.
+"""Causal attention on the CPU with windows or documents: one call of torch's kernel per segment.
 
-A segment is a range of queries with the range of keys that they see: a document; several short documents in a row; or
-queries of one document with the keys that a window allows. Memory grows with S, not with S * S. So does the work, if
-documents or windows keep their size.
+A segment is a range of queries with the range of keys to which they attend: a document; several short documents in a
+row; or queries of one document with the keys that a window allows. Memory grows with S, not with S * S. So does the
+work, if documents or windows keep their size.
 
-A key of another document, or from before the window, changes nothing, not even if its key or value is NaN or infinite.
-The kernel adds -inf to the score of a masked key and multiplies its value by 0; both of NaN are NaN. So if there are
-numbers that are not finite, segments with a mask are computed without them, and the results that depend on them are set
-to NaN. Tokens after a query in its own document are left to the kernel: their values may make the query's result NaN.
+Tokens of other documents, and tokens before the window, must not affect a result, even if their keys or values are NaN
+or infinite. The kernel adds -inf to the score of a masked key and multiplies its value by 0; with NaN, both results are
+NaN. So if keys or values are not finite, segments with a mask are computed without them, and the results that depend on
+them are set to NaN. Later tokens of the same document are not treated so: if their values are not finite, the kernel
+may return NaN for a query before them.
 Shapes: S sequence, B micro-batch, N query heads, G key-value heads, D head dim, Q and K the queries and keys of a
 segment.
 """
@@ -32,7 +33,7 @@ _SHORT = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSegment:
-    """Queries and the keys that some of them see, in some samples of a micro-batch.
+    """Queries and the keys to which some of them attend, in some samples of a micro-batch.
 
     mask: the number to add to each score, 0 or -inf [Q, K]; None if queries and keys are the same tokens, with a plain
     causal mask.
@@ -49,18 +50,19 @@ def segments_of(
 ) -> tuple[AttentionSegment, ...]:
     """Return the segments of a micro-batch. Every query of every sample is in exactly one.
 
-    window_size w > 0: a query sees its own token and the w - 1 tokens before. documents: a query sees its own document.
-    dtype, device: of the masks. On meta, where only memory is planned, of many segments in a row with equally many
-    queries and keys there are two: one is computed while the results of the one before are still there.
+    window_size w > 0: a query attends to its own token and the w - 1 tokens before it. documents: a query attends only
+    to its own document.
+    dtype, device: of the masks. On meta, where only memory is planned, consecutive segments with equal numbers of
+    queries and keys are reduced to two: one is computed while the results of the one before it are still in memory.
     """
     masks = _WindowMasks(window_size, dtype, device)
     if documents is None:
-        of_document = _of_document(slice(None), 0, seq_len, window_size, masks)
+        of_document = _segments_of_document(slice(None), 0, seq_len, window_size, masks)
         return tuple(_two_of_each_size(of_document) if device.type == "meta" else of_document)
     return tuple(
         segment
         for sample, starts in enumerate(documents.starts)
-        for segment in _of_sample(slice(sample, sample + 1), starts.tolist(), window_size, masks)
+        for segment in _segments_of_sample(slice(sample, sample + 1), starts.tolist(), window_size, masks)
     )
 
 
@@ -135,15 +137,15 @@ def _attend(tokens: _Tokens, mask: Tensor | None, scale: float | None) -> _Resul
 
 
 def _attend_finite(tokens: _Tokens, mask: Tensor | None, scale: float | None) -> _Results:
-    """Return the results of a segment. Of a query that sees a key or value that is not finite, they are NaN."""
+    """Return the results of a segment; NaN for a query that attends to a key or value that is not finite."""
     if mask is None:
         return _attend(tokens, mask, scale)
     is_bad_key_BGK = _has_nonfinite(tokens.k, tokens.v)
-    sees_bad_BGQ = (is_bad_key_BGK[..., None, :] & (mask == 0)).any(-1)
-    sees_bad_BNQ = sees_bad_BGQ.repeat_interleave(tokens.q.shape[1] // tokens.k.shape[1], dim=1)
+    attends_to_bad_BGQ = (is_bad_key_BGK[..., None, :] & (mask == 0)).any(-1)
+    attends_to_bad_BNQ = attends_to_bad_BGQ.repeat_interleave(tokens.q.shape[1] // tokens.k.shape[1], dim=1)
     k, v = (_replaced(x, is_bad_key_BGK, 0.0) for x in (tokens.k, tokens.v))
     found = _attend(_Tokens(tokens.q, k, v), mask, scale)
-    return _Results(*(_replaced(x, sees_bad_BNQ, math.nan) for x in found))
+    return _Results(*(_replaced(x, attends_to_bad_BNQ, math.nan) for x in found))
 
 
 _Differentiate = Callable[[Tensor, _Tokens, _Results, "Tensor | None", "float | None"], _Tokens]
@@ -162,19 +164,19 @@ def _differentiate(
 def _differentiate_finite(
     grad: Tensor, tokens: _Tokens, results: _Results, mask: Tensor | None, scale: float | None
 ) -> _Tokens:
-    """Return the gradients of a segment. They are NaN for a query of which a number is not finite, and for all keys
-    that it sees, but not for other tokens."""
+    """Return the gradients of a segment. They are NaN for a query that has a number that is not finite, and for all
+    keys to which it attends, but not for other tokens."""
     if mask is None:
         return _differentiate(grad, tokens, results, mask, scale)
     is_bad_key_BGK = _has_nonfinite(tokens.k, tokens.v)
     is_bad_BNQ = _has_nonfinite(tokens.q, grad, results.out) | ~results.logsumexp.isfinite()
     is_bad_BGQ = is_bad_BNQ.unflatten(1, (tokens.k.shape[1], -1)).any(2)
-    is_seen_BGK = (is_bad_BGQ[..., None] & (mask == 0)).any(-2)
+    is_attended_BGK = (is_bad_BGQ[..., None] & (mask == 0)).any(-2)
     q, out, grad, logsumexp = (_replaced(x, is_bad_BNQ, 0.0) for x in (tokens.q, results.out, grad, results.logsumexp))
     k, v = (_replaced(x, is_bad_key_BGK, 0.0) for x in (tokens.k, tokens.v))
     found = _differentiate(grad, _Tokens(q, k, v), _Results(out, logsumexp), mask, scale)
     return _Tokens(
-        _replaced(found.q, is_bad_BNQ, math.nan), *(_replaced(x, is_seen_BGK, math.nan) for x in (found.k, found.v))
+        _replaced(found.q, is_bad_BNQ, math.nan), *(_replaced(x, is_attended_BGK, math.nan) for x in (found.k, found.v))
     )
 
 
@@ -188,7 +190,7 @@ def _gradients(
 ) -> _Tokens:
     """Return the sums of the gradients of all segments [S, B, N or G, D]. saved: q, k, v and the result."""
     q_SBND, k_SBGD, v_SBGD, _ = saved_SBND
-    # gradients of keys that several segments see are sums, kept in the wide dtype until the last segment
+    # gradients of keys in several segments are sums, kept in the wide dtype until the last segment
     is_sum = any(one.keys != one.queries for one in segments)
     of_keys_dtype = accumulate_dtype(k_SBGD.dtype) if is_sum else k_SBGD.dtype
     sums_SBND = _Tokens(
@@ -215,7 +217,7 @@ def _has_masks(segments: Sequence[AttentionSegment]) -> bool:
 
 
 def _is_finite(*tensors: Tensor) -> bool:
-    """Return whether all numbers are finite; a plan on meta has none. aminmax passes on NaN, and is the fastest way."""
+    """Return whether all numbers are finite; True on meta. aminmax propagates NaN and reads each tensor once."""
     return all(x.is_meta or bool(torch.stack(torch.aminmax(x)).isfinite().all()) for x in tensors)
 
 
@@ -244,15 +246,16 @@ class _WindowMasks:
         if sizes not in self._found:
             query = torch.arange(num_keys - num_queries, num_keys)[:, None]
             key = torch.arange(num_keys)[None]
-            self._found[sizes] = self.of((query >= key) & (query < key + self.window_size))
+            self._found[sizes] = self.from_allowed((query >= key) & (query < key + self.window_size))
         return self._found[sizes]
 
-    def of(self, allowed: Tensor) -> Tensor:
+    def from_allowed(self, allowed: Tensor) -> Tensor:
+        """Return the mask with 0 where `allowed`, and -inf elsewhere. Shapes: both [Q, K]."""
         mask = torch.zeros(allowed.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(~allowed.to(self.device), float("-inf"))
 
 
-def _of_sample(
+def _segments_of_sample(
     samples: slice, starts: Sequence[int], window_size: int, masks: _WindowMasks
 ) -> Iterator[AttentionSegment]:
     """Yield the segments of a sample. Its documents begin at `starts`, which ends with the end of the sample."""
@@ -262,10 +265,10 @@ def _of_sample(
         while last < len(starts) - 1 and starts[last + 1] - starts[first] <= _SHORT:
             last += 1
         if last == first + 1:
-            yield from _of_document(samples, starts[first], starts[last], window_size, masks)
+            yield from _segments_of_document(samples, starts[first], starts[last], window_size, masks)
         else:
             tokens = slice(starts[first], starts[last])
-            yield AttentionSegment(samples, tokens, tokens, _short_documents(starts[first : last + 1], masks))
+            yield AttentionSegment(samples, tokens, tokens, _short_documents_mask(starts[first : last + 1], masks))
         first = last
 
 
@@ -278,7 +281,7 @@ def _length(tokens: slice) -> int:
     return int(tokens.stop - tokens.start)
 
 
-def _of_document(
+def _segments_of_document(
     samples: slice, start: int, stop: int, window_size: int, masks: _WindowMasks
 ) -> Iterator[AttentionSegment]:
     if not 0 < window_size < stop - start:
@@ -292,11 +295,11 @@ def _of_document(
         yield AttentionSegment(samples, queries, keys, masks.mask(queries.stop - queries.start, keys.stop - keys.start))
 
 
-def _short_documents(starts: Sequence[int], masks: _WindowMasks) -> Tensor:
+def _short_documents_mask(starts: Sequence[int], masks: _WindowMasks) -> Tensor:
     lengths = torch.tensor(starts).diff()
     number = torch.arange(len(lengths)).repeat_interleave(lengths)
     place = torch.arange(len(number))
     allowed = (number[:, None] == number) & (place[:, None] >= place)
     if masks.window_size:
         allowed &= place[:, None] < place + masks.window_size
-    return masks.of(allowed)
+    return masks.from_allowed(allowed)

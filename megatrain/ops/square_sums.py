@@ -1,7 +1,7 @@
 """The sum of all squares of a flat tensor, in fp64. A gradient norm is computed from such sums.
 
-Squares are added in fp64 whatever the tensor's dtype, so that the sum stays precise with many elements and with large
-ones. NaN and infinity stay visible in the sum. The order of additions depends only on the length.
+Squares are added in fp64 for every dtype of the tensor, so that the sum stays precise with many elements and with large
+ones. NaN and infinity propagate to the sum. The order of additions depends only on the length.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from megatrain.ops.optional_backends import TransformerEngine
 class TransformerEngineLinear:
     """linear() for one projection, on CUDA only.
 
-    It holds the module of Transformer Engine, which keeps quantizers, and is no nn.Module itself. Otherwise the
+    It holds the module of Transformer Engine, which keeps quantizers, and is not an nn.Module itself. Otherwise the
     parameters of that module would become parameters of the model.
     """
 

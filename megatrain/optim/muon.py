@@ -50,5 +50,6 @@ class Muon:
 
 
 def update_scale(matrix: LogicalMatrix) -> float:
-    """Return the factor of an orthogonal matrix. Its root mean square is 1 / sqrt(max(rows, columns))."""
+    """Return the factor by which an orthogonalised matrix is multiplied. Without it, the root mean square of the matrix
+    is 1 / sqrt(max(rows, columns))."""
     return RMS_OF_ADAMW * math.sqrt(max(matrix.num_rows, matrix.num_columns))

@@ -38,13 +38,13 @@ class ShardedOptimizer:
         self._lamb = Lamb(of_lamb, config, mesh) if of_lamb else None
 
     def gradient_square_sum(self) -> Tensor:
-        """Return this rank's part of the squared gradient norm, in fp64; only the first of several holders has one."""
+        """Return this rank's part of the squared gradient norm, in fp64. Only the first holder of a shard counts it."""
         parts = []
         for chunk, state in self.states:
             shard = chunk.gradient_shard(state.bucket)
             for shard_slice in state.bucket.shard_slices():
                 part = square_sum(shard[shard_slice.start : shard_slice.stop])
-                # times 0, so that a non-finite value still shows on every rank that has it
+                # not just 0: NaN and infinity times 0 are NaN, so every rank with such a value returns NaN
                 parts.append(part if shard_slice.holders.index == 0 else part * 0.0)
         return torch.stack(parts).sum()
 
@@ -93,7 +93,7 @@ class ShardedOptimizer:
 
     def _mark_changed(self) -> None:
         for chunk in self._chunks:
-            chunk.shards_changed()
+            chunk.mark_shards_changed()
 
     def flat_shards(self) -> Iterator[tuple[str, FlatShard, bool]]:
         """Yield (kind of state, shard, whether this rank saves it) for all state of this rank."""

@@ -32,7 +32,7 @@ class ShardState:
         borders = [min(max(border, shard.start), shard.stop) - shard.start for border in starts]
         device = self.master.device
         self.run_borders = torch.tensor(borders, dtype=torch.int64, device=device)
-        """The bucket's box i lies at [run_borders[i], run_borders[i + 1]) of this shard; empty if it is elsewhere."""
+        """The bucket's box i is [run_borders[i], run_borders[i + 1]) of this shard; empty without a part here."""
         is_decayed = [logical.is_decayed for logical, _, _ in boxes]
         self.is_decayed = torch.tensor(is_decayed, device=device)
         """For each box, whether weight decay applies."""
@@ -70,7 +70,7 @@ class ShardState:
         self.copy_to_parameters()
 
     def average_(self, decay: float) -> None:
-        """Move the average of the weights towards the weights, if the rule keeps one. decay: 0 for a copy of them."""
+        """Update the moving average of the weights, if the rule keeps one. decay: 0 copies the weights."""
         if self.rule.has_ema:
             self.of(EMA).lerp_(self.master, 1.0 - decay)
 
@@ -78,7 +78,7 @@ class ShardState:
         return {MASTER: self.master, **self._kept}
 
     def flat_shards(self) -> Iterator[tuple[str, FlatShard]]:
-        """Yield (kind of state, box of a logical parameter) for all that this shard holds."""
+        """Yield (kind of state, box of a logical parameter) for every box in this shard."""
         for kind, flat in self.tensors().items():
             for shard in self.bucket.flat_shards(flat):
                 yield kind, shard

@@ -53,7 +53,7 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> Iterator[tupl
             yield start, Box((), ())
         return
     while start < stop:
-        # the outermost dim whose slices start at `start` and of which at least one whole slice fits into the range
+        # find the outermost dim with a slice that starts at `start` and fits into the range
         stride, dim = 1, len(shape) - 1
         while dim > 0 and start % (stride * shape[dim]) == 0 and start + stride * shape[dim] <= stop:
             stride *= shape[dim]

@@ -10,8 +10,8 @@ embedding and the head of a model with tied embeddings, and later if the schedul
 declared when the chunk is built (LogicalParameter.num_writes), not measured in a step. A bucket is complete when each
 of its parameters has all its writes. A bucket with a parameter that may get no gradient is never complete early.
 Reductions start in one fixed order, even if a later bucket is complete first: the buckets that may start early, then
-the others. Whatever is left at the end of a window starts in that order too. So all ranks start them in the same order,
-even if a rank lacks a declared write.
+the others. Reductions that have not started at the end of a window start then, in the same order. So the order is the
+same on all ranks, even if a rank lacks a declared write.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Bucket:
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Discard the gradients. Each next gradient is copied, not added, which saves a pass over memory."""
+        """Discard the gradients. The next ones are copied, not added, which saves a pass over memory."""
         self._is_written = [False] * len(self.parameters)
 
     @property
@@ -241,6 +241,6 @@ class WriteCounts:
             )
         self._num_missing[bucket] -= self._writes[bucket][index] == expected
 
-    def is_whole(self, bucket: int) -> bool:
+    def is_complete(self, bucket: int) -> bool:
         """Return whether nothing more will be written to the bucket in this window."""
         return not self._num_missing[bucket]

@@ -80,7 +80,7 @@ class ChunkDataParallel:
                 main_grad = _BucketMainGrad(self, len(self.buckets) - 1, index)
                 set_main_grad(logical.parameter, main_grad)
                 # for operations that return gradients to autograd
-                logical.parameter.register_post_accumulate_grad_hook(_weakly(main_grad))
+                logical.parameter.register_post_accumulate_grad_hook(_weak_hook(main_grad))
             if options.zero_stage == 2:
                 # the sum over micro-batches; full gradients exist only during a backward and its reduction
                 self._shards[bucket] = torch.zeros(bucket.shard_numel, dtype=options.gradient_dtype, device=device)
@@ -110,7 +110,7 @@ class ChunkDataParallel:
             if parameter not in known:
                 raise ValueError(f"no part of the chunk waits for {name} to be gathered")
 
-    def expect(self, num_microbatches: int) -> None:
+    def set_num_microbatches(self, num_microbatches: int) -> None:
         """Set how many micro-batches one reduction sums (ZeRO-1): buckets may start early in the last of them."""
         if self.options.zero_stage == 1:
             self._begin_window(num_microbatches)
@@ -135,7 +135,7 @@ class ChunkDataParallel:
         for bucket, gradients in zip(self.buckets, written, strict=True):
             bucket.written = gradients
 
-    def settle(self) -> None:
+    def finish_earlier_reductions(self) -> None:
         """Finish the reductions that an earlier micro-batch started (ZeRO-2). This frees its full gradients."""
         if self.options.zero_stage == 2:
             self.finish_reductions()
@@ -143,7 +143,8 @@ class ChunkDataParallel:
     def before_backward(self) -> None:
         """Allocate one micro-batch's gradients (ZeRO-2 keeps none between micro-batches).
 
-        Every chunk of the stage must have settled before, so that full gradients exist for only one chunk at a time.
+        Every chunk of the stage must have called finish_earlier_reductions before, so that full gradients exist for
+        only one chunk at a time.
         """
         if self.options.zero_stage == 2:
             for bucket in self.buckets:
@@ -197,7 +198,7 @@ class ChunkDataParallel:
         assert bucket.gradients is not None
         return bucket.gradients[bucket.shard]
 
-    def shards_changed(self) -> None:
+    def mark_shards_changed(self) -> None:
         """Record that the shards of the parameters were updated: they must be gathered before the next forward."""
         self._is_stale = True
 
@@ -215,7 +216,7 @@ class ChunkDataParallel:
                 pending.wait()
             self._gathers[bucket] = pending
 
-    def use_parameters(self) -> None:
+    def await_parameters(self) -> None:
         """Wait until the forward may begin. With overlap by bucket, each part of the model waits instead.
 
         Raises: RuntimeError when the parameters were updated and no gather has been started since.
@@ -243,8 +244,8 @@ class ChunkDataParallel:
         self._counts.count(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
         order = self._counts.order
-        # a bucket that is complete before an earlier one waits for it: all ranks start collectives in one order
-        while self._num_started < self._counts.num_early and self._counts.is_whole(order[self._num_started]):
+        # a complete bucket waits for the earlier ones, because all ranks must start collectives in the same order
+        while self._num_started < self._counts.num_early and self._counts.is_complete(order[self._num_started]):
             self._start_reduction(self.buckets[order[self._num_started]])
             self._num_started += 1
 
@@ -368,11 +369,11 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def _weakly(main_grad: _BucketMainGrad) -> Callable[[Tensor], None]:
+def _weak_hook(main_grad: _BucketMainGrad) -> Callable[[Tensor], None]:
     """Return a hook that adds to `main_grad` without keeping it alive, for the parameter that has it.
 
-    The garbage collector cannot see torch's hooks. A hook that referred to its bucket, and so to the parameter, would
-    keep the whole model and its groups forever.
+    The garbage collector does not traverse torch's hooks. A hook with a strong reference to its bucket, and so to the
+    parameter, would keep the whole model and its groups alive forever.
     """
     reference = weakref.ref(main_grad)
 

@@ -1,7 +1,7 @@
-"""Orthogonalises the matrices in shards: each is gathered to one rank, changed there, and returned to the shards.
+"""Orthogonalises the matrices in shards: each is gathered to one rank, processed there, and returned to the shards.
 
-The routes are those of matrix_routes.py. Ranks share the work by its FLOPs. Weights with other replicas, or cut along
-another axis, have an exchange of their own.
+matrix_routes.py computes the routes. The matrices are assigned to ranks so that each rank has about the same FLOPs.
+Weights with other replicas, or cut along another axis, have a separate exchange.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class MatrixExchange:
     def orthogonalize_(self, shards: Sequence[Tensor], scale: Callable[[LogicalMatrix], float]) -> None:
         """Replace each matrix in `shards`, flat memory of each bucket's shard, by scale * the orthogonal matrix.
 
-        shards: one for each bucket from which the exchanges were made; other values in them stay. The scale is applied
-        in the dtype of the shards.
+        shards: one for each bucket from which the exchanges were made; other values in them do not change. The scale is
+        applied in the dtype of the shards.
         Communication: two all-to-alls over the replicas and two over the cut axis; blocks. Along the replicas a rank
         sends its shards, and returns the results of the matrices of its row; along the cut axis it sends its part of
         these matrices, and returns the results of the matrices that it owns.

@@ -1,10 +1,10 @@
-"""How the parts of each whole matrix get from the shards to one owner rank, and back.
+"""How the parts of each whole matrix are sent from the shards to one owner rank, and back.
 
 The ranks of a stage form a grid: replicas along one side, the parts of the cut axis along the other. A matrix is spread
 over the shards of several replicas of each part. Its values first go to the owner's row, along the replicas, and then
 to the owner, along the cut axis. Results take the same way back. So two all-to-alls over the existing groups reach
-every rank. Ranks that hold the same part all send and receive it. Every rank computes the same routes without
-communication. Pure functions: no I/O and no clock, and no import of torch.
+every rank. If several ranks hold the same part, each of them sends and receives it. Every rank computes the same routes
+without communication. Pure functions: no I/O and no clock, and no import of torch.
 Source: after the distributed Muon of Moonlight (arXiv:2502.16982), which gathers over dp.
 """
 
@@ -116,9 +116,9 @@ def matrix_routes(
     for (replica, number), count in arriving.items():
         received[replica] += count
         to_part[owners[number][1]][replica] += count
-    mine = [number for number in by_row[own_row] if owners[number][1] == own_part]
+    own_numbers = [number for number in by_row[own_row] if owners[number][1] == own_part]
     owned, from_part = _arrivals(
-        mine, num_replicas, num_parts, regions, [_replicas_of(weight) for weight, _ in numbered]
+        own_numbers, num_replicas, num_parts, regions, [_replicas_of(weight) for weight, _ in numbered]
     )
     return MatrixRoutes(
         regions=tuple((numbered[number][1], placed) for row in sent for number, placed in row),
@@ -178,7 +178,7 @@ def _spans(to_part: Sequence[Sequence[int]], received: Sequence[int]) -> Iterato
 
 
 def _arrivals(
-    mine: Sequence[int],
+    own_numbers: Sequence[int],
     num_replicas: int,
     num_parts: int,
     regions: Callable[[int, int, int], Iterator[Region]],
@@ -188,11 +188,11 @@ def _arrivals(
 
     From each part of the axis, the shards of one replica after the other arrive, each with its parts of all matrices.
     """
-    owned: dict[int, list[tuple[int, Box]]] = {number: [] for number in mine}
+    owned: dict[int, list[tuple[int, Box]]] = {number: [] for number in own_numbers}
     at, ends = 0, [0]
     for part in range(num_parts):
         for replica in range(num_replicas):
-            for number in (number for number in mine if replica in replicas_of[number]):
+            for number in (number for number in own_numbers if replica in replicas_of[number]):
                 for region in regions(number, replica, part):
                     owned[number].append((at, region.box))
                     at += region.box.numel

@@ -62,7 +62,7 @@ class CudaCopies:
     def start_copy_to_device(
         self, copies: Sequence[Tensor], copied: torch.cuda.Event
     ) -> tuple[list[Tensor], torch.cuda.Event]:
-        # allocated on the stream that uses and frees them; its earlier work may still use their memory, hence the wait
+        # allocated on the stream that uses and frees them; its earlier work may still use the memory, so the copy waits
         results = [torch.empty(copy.shape, dtype=copy.dtype, device=self._device) for copy in copies]
         self._to_device.wait_event(copied)
         self._to_device.wait_stream(torch.cuda.current_stream(self._device))
@@ -204,8 +204,8 @@ class Offloader:
 
     def keep(self, x: Tensor) -> Any:
         """Return what to hold in place of the saved tensor x."""
-        is_light = x.numel() < self._smallest_numel or not x.is_floating_point()
-        if self._collecting is None or is_light or x.untyped_storage() in self._kept_on_device:
+        is_small = x.numel() < self._smallest_numel or not x.is_floating_point()
+        if self._collecting is None or is_small or x.untyped_storage() in self._kept_on_device:
             return x.detach()
         offloaded = self._collecting.collect(x.untyped_storage())
         return _View(offloaded, x.dtype, x.size(), x.stride(), x.storage_offset())

@@ -128,7 +128,7 @@ class Pipeline:
         first backward.
         """
         for chunk in self.chunks:
-            chunk.data_parallel.expect(schedule.num_microbatches)
+            chunk.data_parallel.set_num_microbatches(schedule.num_microbatches)
         run = self._run(schedule, inputs, cache(loss_scale))
         samples_B = [losses_B for _, losses_B in sorted(run.sample_losses.items())]
         return TrainingLosses(self._total(run), torch.stack(samples_B) if samples_B else None)
@@ -183,7 +183,7 @@ class Pipeline:
             if run.loss_scale is not None:
                 x.requires_grad_()
                 run.stage_inputs[key] = x
-        chunk.data_parallel.use_parameters()
+        chunk.data_parallel.await_parameters()
         forward = chunk.forward if run.loss_scale is None or chunk.graphs is None else chunk.graphs.forward
         with self.recorder.span(Operation.FORWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             out, backward = forward(x, micro.context, micro.labels_SB if is_last else None)
@@ -205,7 +205,7 @@ class Pipeline:
         else:
             gradient = run.received.pop((ActionKind.RECV_BACKWARD, *key)).wait()
         for other in self.chunks:
-            other.data_parallel.settle()
+            other.data_parallel.finish_earlier_reductions()
         chunk.data_parallel.before_backward()
         with self.recorder.span(Operation.BACKWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             if action.kind is ActionKind.DGRAD:

@@ -120,7 +120,7 @@ class Placement:
 
 
 def row_of(name: str, table: Sequence[PlacementRow]) -> PlacementRow:
-    """Return the first row whose pattern matches `name`. Raises: TopologyError when none does."""
+    """Return the first row whose pattern matches `name`. Raises: TopologyError when no pattern matches."""
     for row in table:
         if fnmatchcase(name, row.pattern):
             return row
@@ -132,8 +132,8 @@ def placements_of(
 ) -> tuple[Placement, ...]:
     """Return the placements of a parameter of `shape` on a rank of `layout`. The rank's stage must have it.
 
-    There is one placement, except for fused matrices of which several ranks split the first (splits_first). These have
-    two, one after the other in the memory of the rank's tensor.
+    There is one placement, or two if several ranks split the first of the fused matrices (splits_first). The two boxes
+    lie one after the other in the memory of the rank's tensor.
     Raises: TopologyError when the parameter cannot be cut as the row requires.
     """
     holders = _holders(row.sum_groups, layout, rank)
@@ -150,7 +150,7 @@ def placements_of(
         num_holders = axis_size // num_parts
         if num_holders > 1:
             assert not row.sum_groups, (
-                f"{row.pattern}: a parameter of which several ranks hold one part cannot have a sum group"
+                f"{row.pattern}: a parameter cannot have a sum group if several ranks hold the same part of it"
             )
             holders = ShardHolders((Holders(row.cut.axis, num_parts).name,), index % num_holders, num_holders)
         whole = _part(boxes[0][0], dim, index // num_holders, num_parts)

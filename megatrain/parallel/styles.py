@@ -66,7 +66,7 @@ class SumOfHeads(nn.Module):
 
 
 class VocabularyRows(nn.Module):
-    """The rows [first, first + len(weight)) of a word table. Tokens of other ranks give zeros, for a sum over ranks."""
+    """The rows [first, first + len(weight)) of a word table. Other rows give zeros, to be summed over ranks."""
 
     def __init__(self, weight: nn.Parameter, first: int) -> None:
         super().__init__()

@@ -37,7 +37,8 @@ from megatrain.parallel.styles import (
 class TensorPlan:
     """The settings of the plan of a chunk.
 
-    table, layout, rank: the placements, and the rank that gets its part. recompute: "none", "selective" or "full".
+    table, layout: determine the placements. rank: the rank whose part of the chunk is built. recompute: "none",
+    "selective" or "full".
     vocab_size: without the padding.
     group: the rank's tensor-parallel group, over which rows are exchanged.
     num_sequence_chunks: how many sequence chunks the branches exchange; with one, all rows at once. has_overlap:
@@ -85,7 +86,7 @@ def apply_tensor_plan(chunk: nn.Module, plan: TensorPlan) -> tuple[list[LogicalP
 
 
 def _hidden_weight(name: str, shape: tuple[int, ...], plan: TensorPlan) -> HiddenWeight | None:
-    """Return the matrices of a parameter, and what the ranks along the axis that cuts it hold; None if it has none."""
+    """Return the matrices of a hidden weight and each rank's boxes along the axis that cuts it; None for others."""
     row = row_of(name, plan.table)
     if not row.is_hidden_weight:
         return None

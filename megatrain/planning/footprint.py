@@ -224,7 +224,7 @@ class _ChunkRun:
         for is_by_bucket in (False, True):
             if is_by_bucket:
                 data_parallel.overlap_by_bucket(self._chunk.meta.module)
-            data_parallel.expect(1)
+            data_parallel.set_num_microbatches(1)
             data_parallel.before_backward()
             self.forward()
             peaks.append((self.backward().peak, self.weights()))

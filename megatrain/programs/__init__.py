@@ -1,1 +1,1 @@
-"""Child processes with a parent-death guard, and their supervisor; signals that ask for a stop."""
+"""Child processes with a parent-death guard, and their supervisor; the signals that stop a program."""

@@ -13,7 +13,7 @@ from typing import IO
 def start_companion(
     command: Sequence[str], log: Path, name: str, inherited: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program. It survives this process, unless it asks the kernel to end it (programs/processes.py).
+    """Start a program. It survives this process, unless it installs a parent-death guard (programs/processes.py).
 
     Its output is appended to `log` if that can be opened: a full disk there must not prevent the program's work.
     While this process runs, a thread of this `name` waits for the program, so that it does not remain as a zombie.

@@ -1,4 +1,4 @@
-"""How often a supervised program is started if it always fails with the same error."""
+"""How often a supervised program is started if it fails with the same error each time."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from megatrain.contracts.exit_codes import ExitCode
 
 NOT_STARTED = 127
 """A shell's exit code for a program that it cannot start."""
-_USUAL_LIVES = 10
-"""After a bug or a signal: enough to outlast a condition of minutes, such as a host short of memory."""
-_LIVES_WITHOUT_STORAGE = 720
-"""Half a day at one start a minute: a person has to free or mend a disk, or another host's daemon still has the lock of
-the events. Training goes on meanwhile, and its diagnosis must not be lost for a night."""
-_MAX_LIVES: dict[int, int | None] = {
+_USUAL_STARTS = 10
+"""The limit after a bug or a signal. The starts cover minutes, in which a lack of memory may end."""
+_STARTS_WITHOUT_STORAGE = 720
+"""Half a day at one start a minute. The cause may be a full or broken disk, which a person has to repair, or another
+host's daemon that still has the lock of the events. Training continues, and it must not run a whole night without
+diagnosis."""
+_MAX_STARTS: dict[int, int | None] = {
     **dict.fromkeys((ExitCode.USAGE, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.NO_PERMISSION, ExitCode.CONFIG), 2),
-    **dict.fromkeys((ExitCode.SAVE_FAILED, NOT_STARTED), _LIVES_WITHOUT_STORAGE),
+    **dict.fromkeys((ExitCode.SAVE_FAILED, NOT_STARTED), _STARTS_WITHOUT_STORAGE),
     ExitCode.COORDINATION: None,
 }
 
 
-def max_lives(exit_code: int) -> int | None:
-    """Return how often a program is started that always fails with this code, negative for a signal; None: no limit.
+def max_starts(exit_code: int) -> int | None:
+    """Return the limit of starts for a program that always fails with this code, negative for a signal; None: no limit.
 
-    Few starts where a restart cannot help, such as a wrong configuration. No limit only without etcd: an outage may
-    have any length, and a program that needs etcd at its start can do nothing but wait.
+    The limit is 2 where a restart cannot help, as with a wrong configuration. There is no limit if etcd is not
+    available: an outage may have any length, and a program that needs etcd at its start can only wait.
     """
-    return _MAX_LIVES.get(exit_code, _USUAL_LIVES)
+    return _MAX_STARTS.get(exit_code, _USUAL_STARTS)
 
 
 class RepeatedFailures:
@@ -34,7 +35,7 @@ class RepeatedFailures:
 
     def __init__(self) -> None:
         self.number = 0
-        """1 after a failure with another error than the one before, and after exit code 0."""
+        """It is 1 after a failure with another error than the failure before, and after exit code 0."""
         self._last: tuple[int, str] | None = None
 
     def count(self, exit_code: int, error: str) -> bool:
@@ -46,9 +47,9 @@ class RepeatedFailures:
         failure = (exit_code, "" if exit_code < 0 else re.sub(r"\d+", "", error))
         self.number = self.number + 1 if exit_code and failure == self._last else 1
         self._last = failure
-        limit = max_lives(exit_code)
+        limit = max_starts(exit_code)
         return bool(exit_code) and limit is not None and self.number >= limit
 
     def forget(self) -> None:
-        """The program has worked meanwhile."""
+        """Reset the count, because the program has worked."""
         self.number, self._last = 0, None

@@ -1,4 +1,4 @@
-"""The signals that ask a program to stop: one class for workers, executors, launches, servers and commands.
+"""The signals that stop a program: one class for workers, executors, launches, servers and commands.
 
 SIGTERM, SIGUSR1 (Slurm, before the time limit), SIGHUP and SIGINT all make the same request. A program polls for the
 request, or gives a callback for the handler to call. A second SIGINT interrupts the program without saving; other later
@@ -144,14 +144,14 @@ class StopSignals:
 
 def stopped_by_signals() -> threading.Event:
     """Return an event that the first stop signal sets. The handlers stay installed until the program exits."""
-    asked = threading.Event()
+    requested = threading.Event()
 
     def set_in_a_thread(_name: str) -> None:
         # Event.set takes the event's lock, which this thread may hold in Event.wait when the signal arrives
-        _thread.start_new_thread(asked.set, ())
+        _thread.start_new_thread(requested.set, ())
 
     StopSignals(set_in_a_thread, record_only)
-    return asked
+    return requested
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""A supervisor: restarts a program whenever it exits. For programs that a job needs, but can lack for a while.
+"""A supervisor: restarts a program whenever it exits. For programs that a job needs, but not at every moment.
 
-If a program fails twice in a row with the same error, `problem` describes the error for a person until the program
-works. A program that always fails with the same error is not started for ever: restart_limit.py has the numbers.
+If a program fails twice in a row with the same error, `problem` describes the error until the program works. The number
+of restarts after the same error is limited (restart_limit.py).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Supervisor:
                 failures.forget()
             line = last_line(self._log)
             is_last = failures.count(code, f"{ended}: {line}")
-            lives = failures.number
+            num_failures = failures.number
             summary, self._problem = f"{self._name} {ended}", ""
-            if lives > 1:
-                summary = f"{self._name} has failed {lives} times with the same error: it {ended}"
+            if num_failures > 1:
+                summary = f"{self._name} has failed {num_failures} times with the same error: it {ended}"
                 self._problem = f"{summary}; {line}; see {self._log}" if line else f"{summary}; see {self._log}"
-            shown = f": {line}" if line and lives == 2 else ""
+            shown = f": {line}" if line and num_failures == 2 else ""
             if is_last:
                 self._report(f"{summary}{shown}; it is not started again: fix the cause, then launch the job again;"
                              f" see {self._log}")  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 REDRAW_INTERVAL_S = 0.1
-"""The least time between two drawings of the progress line: smooth enough for a reader, too rare to cost time."""
+"""The shortest time between two drawings of the progress line, so that drawing costs little time."""
 _FALLBACK_COLUMNS = 80
 _ERASE_LINE = "\r\x1b[K"
 _DIM, _NORMAL = "\x1b[2m", "\x1b[0m"

@@ -13,7 +13,7 @@ _FLUSH_INTERVAL_S = 10
 
 
 class TensorBoardSink:
-    """Writes event files under `directory`. Each start of the run adds a file. So does a removal of the directory."""
+    """Writes event files under `directory`: a new one at each start of the run and after a removal of the directory."""
 
     def __init__(self, directory: Path) -> None:
         self.name = f"TensorBoard ({directory})"

@@ -18,7 +18,7 @@ from megatrain.contracts.files.vanished_files import WatchedPath
 from megatrain.reporting.report import Report, curves
 
 RUN_ID_FILE = "wandb-run-id"
-_PATIENCE_S = 30
+_INIT_TIMEOUT_S = 30
 
 
 class WandbSink:
@@ -41,7 +41,7 @@ class WandbSink:
             "resume": "allow",
             # The timeout is short because other ranks wait for this rank. console="off" because W&B's capture of the
             # console would disturb the progress line.
-            "settings": wandb.Settings(init_timeout=_PATIENCE_S, console="off", quiet=True),
+            "settings": wandb.Settings(init_timeout=_INIT_TIMEOUT_S, console="off", quiet=True),
         }
         try:
             self._run = wandb.init(**settings)

@@ -3,8 +3,8 @@
 The dashboard writes it, and so does the command line for notes (megatrain_job.jobs.notes). Each line holds the hash of
 the line before and its own, SHA-256 over its canonical JSON. So a changed or removed line breaks the chain; a break is
 reported and never repaired. Lines are appended under a lock of the file and are durable when `append` returns. An
-action is not done if its line cannot be written. Removing the last lines leaves an intact chain. So a process also
-checks that the newest entry that it wrote is still there; later entries of other processes have no such check.
+action is not carried out if its line cannot be written. Removing the last lines leaves an intact chain. So a process
+also checks that the newest entry that it wrote is still there; later entries of other processes have no such check.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class FileLock:
             self.sign()
 
     def take_if_free(self) -> None:
-        """Lock the file if it is not locked yet: its frozen holder may have exited meanwhile."""
+        """Lock the file if it is not locked yet: its frozen holder may have exited since the last attempt."""
         if not self._is_locked:
             with suppress(OSError):  # the holder has not ended, or there are no locks here
                 self.take()

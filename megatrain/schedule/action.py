@@ -49,7 +49,7 @@ COMPUTES = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.DGRAD,
 """The actions that take time on a stage."""
 
 MICROBATCH_ENDS = frozenset({ActionKind.BACKWARD, ActionKind.WGRAD})
-"""After these a chunk keeps nothing of the micro-batch: activations are released, and gradients are in main_grad."""
+"""After these, a chunk keeps no data of the micro-batch: activations are released, and gradients are in main_grad."""
 
 MESSAGES_OF = {
     ActionKind.FORWARD: (ActionKind.RECV_FORWARD, ActionKind.SEND_FORWARD),

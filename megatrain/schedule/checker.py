@@ -16,7 +16,7 @@ from megatrain.schedule.lowering import RECEIVES_AHEAD
 from megatrain.schedule.stage_rules import check_stages, peak_in_flight
 
 PENDING_RECEIVES_BOUND = RECEIVES_AHEAD + 1
-"""The most receives posted and not yet consumed: the receive of the next compute, and the one posted ahead."""
+"""The maximum number of receives that are posted and not consumed: that of the next compute, and one posted ahead."""
 
 _RECEIVES = (ActionKind.RECV_FORWARD, ActionKind.RECV_BACKWARD)
 
@@ -93,8 +93,8 @@ def _end(schedule: Schedule, stage: int, message: tuple[Message, int] | None) ->
 
 def _check_deadlock(schedule: Schedule) -> list[str]:
     blocked = execute(schedule).blocked
-    stands = {stop.stage: stop for stop in blocked}
-    return [_deadlock(schedule, stop, stands.get(stop.channel.source)) for stop in blocked]
+    stops = {stop.stage: stop for stop in blocked}
+    return [_deadlock(schedule, stop, stops.get(stop.channel.source)) for stop in blocked]
 
 
 def _deadlock(schedule: Schedule, stop: Blocked, source: Blocked | None) -> str:

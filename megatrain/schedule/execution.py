@@ -26,7 +26,7 @@ _LETTERS = {
 
 @dataclass(frozen=True, slots=True)
 class StageChannel:
-    """All messages from one stage to another in one direction of the model; a wrap-around link is its own channel."""
+    """All messages from one stage to another in one direction of the model; a wrap-around link has its own channel."""
 
     direction: str
     source: int
@@ -136,7 +136,7 @@ class _Stage:
 
 
 def execute(schedule: Schedule) -> Execution:
-    """Execute all stages as far as possible; a compute without a posted receive waits for nothing."""
+    """Execute all stages as far as possible; a compute without a posted receive does not wait."""
     channels = StageChannels(schedule.placement)
     mailboxes = {channel: _Mailbox(channel) for channel in channels.all()}
     stages = [

@@ -42,7 +42,7 @@ class ScheduleKind:
     generate: Callable[[ChunkPlacement, int], list[ComputeOrder]]
     """The compute order of each stage for a placement and a number of micro-batches."""
     in_flight: Callable[[ChunkPlacement, int], tuple[int, ...]]
-    """The most activations that each stage holds at once, in micro-batches of one chunk."""
+    """The largest number of activations that each stage holds at once, in micro-batches of one chunk."""
     idle: Callable[[ComputeDurations], float] = _forward_and_backward
     """The idle time that each further stage adds to every stage, if communication takes no time."""
     has_chunks: bool = False
@@ -164,7 +164,7 @@ def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches:
 
 
 def nearest_schedule(name: str, pp_size: int, num_chunks: int) -> str:
-    """Return `name`, or the schedule that replaces it in a layout in which it cannot be built."""
+    """Return `name` if this layout supports the schedule, else the first other schedule that the layout supports."""
     candidates = (name, "1f1b", *(kind.name for kind in KINDS.values() if kind.has_chunks))
     return next(
         (candidate for candidate in candidates if not any(layout_infeasibilities(candidate, pp_size, num_chunks))), name
@@ -189,7 +189,7 @@ def bubble_fraction(
 
 
 def in_flight_bound(name: str, pp_size: int, num_chunks: int, num_microbatches: int) -> tuple[int, ...]:
-    """Return the most activations that each stage holds at once, in micro-batches of one chunk.
+    """Return the largest number of activations that each stage holds at once, in micro-batches of one chunk.
 
     Raises: TopologyError when the pipeline cannot be built.
     """

@@ -1,11 +1,11 @@
 """Lowering: turns the compute order of each stage into its full list of actions, with all communication.
 
 It finds the position of each send, receive, gather and reduce. Sends and receives are separate actions, and the receive
-of a compute is posted one compute earlier, in warm-up, steady state and cool-down alike, so that each transfer can
-overlap with a whole compute. A receive is never posted earlier, because a receive that waits long occupies a buffer
-and, on NCCL, a spinning kernel. Gathers start one chunk ahead of their first use. The gathers of the first two chunks
-are at the start of the list and do not need the batch (Schedule.initial_gathers). A reduce follows the chunk's last
-backward and the send after it, because another stage waits for that send.
+of a compute is posted one compute earlier, in warm-up, steady state and cool-down, so that each transfer can overlap
+with a whole compute. A receive is never posted earlier, because a receive that waits long occupies a buffer and, on
+NCCL, a spinning kernel. Gathers start one chunk ahead of their first use. The gathers of the first two chunks are at
+the start of the list and do not need the batch (Schedule.initial_gathers). A reduce follows the chunk's last backward
+and the send after it, because another stage waits for that send.
 Source: MegaScale sec. 3.2.
 """
 
@@ -20,7 +20,7 @@ from megatrain.schedule.chunk_placement import ChunkPlacement
 from megatrain.schedule.order import ComputeOrder
 
 RECEIVES_AHEAD = 1
-"""Computes between posting a receive and consuming it; one is enough to overlap, and each one more holds a buffer."""
+"""Computes between posting a receive and consuming it. One is enough to overlap; each further one occupies a buffer."""
 
 
 class _MessageActions:

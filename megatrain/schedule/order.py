@@ -1,8 +1,8 @@
 """Compute orders: the forwards and backwards of every stage, in the order in which the stage runs them; and how long
 they take, in any unit.
 
-The generator of a schedule returns only compute orders; lowering.py adds the communication. Every schedule here weaves
-two sequences that all stages have in common: warm-up forwards, then one forward and one backward in turn, then the
+The generator of a schedule returns only compute orders; lowering.py adds the communication. Every schedule here merges
+two sequences that are the same on all stages: warm-up forwards, then one forward and one backward in turn, then the
 remaining backwards. Schedules differ in the sequences and in the number of warm-up forwards; zero bubble also inserts
 the wgrads.
 """

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-GROWING_SEGMENTS = "expandable_segments:True"
+EXPANDABLE_SEGMENTS = "expandable_segments:True"
 
 
-def let_segments_grow(environment: Mapping[str, str], set_settings: Callable[[str], None]) -> str:
+def use_expandable_segments(environment: Mapping[str, str], set_settings: Callable[[str], None]) -> str:
     """Make the allocator grow its segments instead of adding new ones, unless the user has set allocator settings.
 
     Must be called before the first allocation. Returns a note for the log, or an empty text.
@@ -21,7 +21,7 @@ def let_segments_grow(environment: Mapping[str, str], set_settings: Callable[[st
     for name in ALLOCATOR_VARIABLES:
         if environment.get(name):
             return f"torch's allocator has the settings of {name}={environment[name]}"
-    set_settings(GROWING_SEGMENTS)
+    set_settings(EXPANDABLE_SEGMENTS)
     return ""
 
 

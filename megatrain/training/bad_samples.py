@@ -25,8 +25,8 @@ from megatrain.data.reader import StepBatch
 from megatrain.ops.to_device import to_device
 from megatrain.training.step import ReplacedSamples, StepOutcome
 
-MOST_IN_A_ROW = 256
-"""So many samples of a source may be replaced before one of them can be used."""
+REPLACED_IN_A_ROW_LIMIT = 256
+"""The run ends with an error when this many successive samples of a source were replaced."""
 
 _logger = logging.getLogger(__name__)
 
@@ -84,14 +84,14 @@ class BadSamples:
         tokens = {source.name: source.num_tokens for source in outcome.sources if source.num_tokens}
         for number, replaced in enumerate(outcome.num_replaced):
             name = self._names[number]
-            # one source, or a loss of the user's own, has no tokens by source
+            # a run with one source or a custom loss does not count tokens by source
             is_used = name in tokens if tokens else outcome.num_label_tokens > 0
             self._in_a_row[number] = 0 if is_used else self._in_a_row[number] + replaced
-            if self._in_a_row[number] >= MOST_IN_A_ROW:
+            if self._in_a_row[number] >= REPLACED_IN_A_ROW_LIMIT:
                 raise DataError(
                     f"{name or 'the training data'}: {self._in_a_row[number]} samples in a row cannot be used, the "
-                    f'first of them are in the log; data.bad_samples="replace" allows {MOST_IN_A_ROW - 1}: repair the '
-                    "files, or remove the source"
+                    f'first of them are in the log; data.bad_samples="replace" allows {REPLACED_IN_A_ROW_LIMIT - 1}: '
+                    "repair the files, or remove the source"
                 )
 
     def _log(self, samples: Sequence[BadSample]) -> None:

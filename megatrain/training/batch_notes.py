@@ -1,4 +1,4 @@
-"""What the log of a run says about its batches before the first step: idle slots, and later stages. Pure functions."""
+"""The log lines of a run about its batches, before the first step: idle slots, and later stages. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatrain.contracts.step_plan import idle_text
 
 
 def batch_notes(config: Config, layout: Layout, step: int, cursor: int, skipped: SampleRanges) -> Iterator[str]:
-    """Yield what an uneven layout costs now, and from which step on each later stage has another batch.
+    """Yield a line about idle slots, if there are any now, and a line for each later stage with another batch size.
 
     step: the number of completed steps. cursor: where the next one begins. skipped: samples that the run leaves out.
     During a ramp-up, the full batch counts.

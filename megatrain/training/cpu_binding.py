@@ -49,7 +49,7 @@ def bind_process(
     """Bind this process and its threads according to runtime.cpu_binding, and return a text about what was done.
 
     `gpu_address` is the PCI address of the rank's GPU, see `gpu_pci_address`; empty without a GPU.
-    Raises: ConfigError when the system refuses the binding or does not support it.
+    Raises: ConfigError when the system rejects the binding or does not support it.
     """
     if cpu_binding == "none":
         return "not bound to cores"
@@ -90,7 +90,7 @@ def _core_share(host: HostCores, local_rank: int, local_world_size: int) -> Core
             f"bound to core {core}, ranks on it: {sharers} ({local_world_size} ranks have {len(cores)} cores here)",
         )
     # Each rank gets the same number of cores: ranks wait for each other, so one more core for some ranks would gain
-    # nothing. The system keeps the remainder.
+    # nothing. The remaining cores stay free for other programs.
     size = len(cores) // local_world_size
     share = tuple(sorted(cores[local_rank * size : (local_rank + 1) * size]))
     return CoreChoice(share, f"bound to {_cores_text(share)}, share {local_rank + 1} of {local_world_size}")

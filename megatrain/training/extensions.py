@@ -32,7 +32,7 @@ class Callback:
     """
 
     def on_start(self, config: Config, rank: int, step: int) -> None:
-        """Called once before the first step, when `step` steps are done: 0, or those of the loaded checkpoint."""
+        """Called once before the first step. step: the number of completed steps; 0 without a loaded checkpoint."""
 
     def on_step(self, report: StepReport) -> None:
         """Called after each step. The fields of `report` are those of metrics.jsonl: docs/guides/metrics.md."""

@@ -12,9 +12,9 @@ from collections.abc import MutableMapping
 
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 MAX_QUEUES = 32
-"""The most that the driver accepts."""
+"""The largest number that the driver accepts."""
 NUM_STREAMS = 12
-"""The most streams of a rank: compute, 3 for collectives, 4 for links, and torch's 4 for messages."""
+"""The largest number of streams of a rank: compute, 3 for collectives, 4 for links, and torch's 4 for messages."""
 
 
 def use_all_queues(environment: MutableMapping[str, str]) -> str:

@@ -142,7 +142,7 @@ def processor_notes(config: Config) -> list[str]:
 
 
 def whole_sequence_notes(config: Config) -> list[str]:
-    """Return the note for the log about layers that do not follow parallel.num_sequence_chunks, if there are any."""
+    """Return the note for the log about layers to which parallel.num_sequence_chunks does not apply, if any."""
     layers = [layer for layer in range(config.model.num_layers) if config.fp8.covers(layer)]
     num_chunks = config.parallel.num_sequence_chunks
     if num_chunks == 1 or not layers:

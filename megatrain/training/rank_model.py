@@ -129,8 +129,8 @@ def build_rank_model(
     """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
 
     capture: records micro-batches as CUDA graphs; None: the result of `capture_of`. loss: replaces cross entropy in
-    training; the configuration must allow it (Extensions.problems). It returns only a sum, so the losses of samples,
-    which a run with several sources otherwise keeps, are not available.
+    training; the configuration must allow it (Extensions.problems). A custom loss returns only a sum, so a run with
+    several sources has no losses of samples, and reports no loss by source.
     """
     capture = capture or capture_of(config, device)
     built = build_chunks(config, mesh, device, CudaCopies(device) if device.type == "cuda" else ImmediateCopies())

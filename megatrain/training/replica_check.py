@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatrain.comm.group import brief
+from megatrain.comm.group import shortened_ranks
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.layout import first_axis_of
@@ -27,7 +27,7 @@ _Numbered = tuple[int, Bucket]
 """The number of a chunk, and one of its buckets."""
 _MAX_NAMED = 8
 PIECE_WORDS = 2**20
-"""The size of a piece: its products take 8 MiB while they are summed, whatever the size of the memory."""
+"""The size of a piece: its products take 8 MiB while they are summed, for memory of any size."""
 _BASE = 0x9E3779B97F4A7C15 - 2**64
 """2^64 divided by the golden ratio. It is odd, so that no digit is lost."""
 
@@ -88,12 +88,12 @@ class ReplicaCheck:
         found = [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
         shown = ", ".join(found[:_MAX_NAMED]) + (f" and {len(found) - _MAX_NAMED} more" if found[_MAX_NAMED:] else "")
         members = self._rank_model.mesh.layout.ranks_along(self._rank_model.mesh.rank, *axes)
-        all_ranks, odd = brief(members), differing_rows(by_rank)
+        all_ranks, odd = shortened_ranks(members), differing_rows(by_rank)
         who = f"the replicas on ranks {all_ranks} have no majority, so the wrong one is unknown"
         if odd:
             ranks = tuple(members[row] for row in odd)
             verb = "ranks {} differ" if len(ranks) > 1 else "rank {} differs"
-            who = f"{verb.format(brief(ranks))} from most of the replicas on ranks {all_ranks}"
+            who = f"{verb.format(shortened_ranks(ranks))} from most of the replicas on ranks {all_ranks}"
         equal_at = f"step {self._equal_at}" if self._equal_at else "no step of this process"
         healthy = equal_at if self._equal_at else "this process"
         return (

@@ -111,7 +111,7 @@ def train_step(
         samples_MB = losses.samples_MB if sources is not None and mesh.contributes_loss else None
         if samples_MB is not None:
             parts.append(samples_MB.ravel())
-        # here alone the host waits for the computation of the step, and a request that arrives until then still counts
+        # the host waits for the computation of the step only here; a request that arrives before its end still counts
         total_tokens, square_sum, loss_total, *of_samples = torch.cat(parts).tolist()
         by_source = _sums_by_source(sources, of_samples if samples_MB is not None else None)
         own_requests = map(float, astuple(requests()))
@@ -119,11 +119,11 @@ def train_step(
         square_sum, loss_total, *others = _summed(
             mesh, [square_sum, loss_total, *own_requests, *by_source, *of_replaced]
         )
-    asked, others = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
+    requested, others = others[:_NUM_REQUESTS], others[_NUM_REQUESTS:]
     by_source, of_replaced = others[: len(by_source)], tuple(others[len(by_source) :])
     grad_norm = math.sqrt(square_sum) if square_sum >= 0.0 else math.nan
     loss = loss_total / max(total_tokens, 1)
-    agreed = Requests(*(count > 0.0 for count in asked))
+    agreed = Requests(*(count > 0.0 for count in requested))
     if of_replaced and of_replaced[-1] != 0.0:
         return StepOutcome(loss, grad_norm, is_skipped=True, agreed=agreed, is_disputed=True)
     is_skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
@@ -138,7 +138,7 @@ def train_step(
 
 
 def _summed(mesh: Mesh, own: Sequence[float]) -> list[float]:
-    """Return the sum of each number over all ranks, in fp64. A rank that is alone has nothing to wait for."""
+    """Return the sum of each number over all ranks, in fp64. With one rank there is no communication."""
     if mesh.is_alone:
         return list(own)
     summed: list[float] = mesh.sum_over_all(to_device(torch.tensor(own, dtype=torch.float64), mesh.device)).tolist()

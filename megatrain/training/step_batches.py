@@ -1,4 +1,4 @@
-"""Opens what delivers the batches of a run: a thread of this rank, or the data loader of its host."""
+"""Opens the batches of a run, which a thread of this rank or the data loader of its host reads ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_batches(
     checkpoints: JobCheckpoints,
     print_line: Callable[[str], None],
 ) -> Prefetcher | HostLoader:
-    """Return what delivers the steps to this rank, by data.loader. To be called after `JobCheckpoints.restore`.
+    """Open this rank's batches, by the loader that data.loader selects. Must be called after `JobCheckpoints.restore`.
 
     print_line: prints a line to the log of the run.
     Communication: two agreements of all ranks if data.loader is "host".
@@ -50,13 +50,13 @@ def open_batches(
     found = mesh.cpu_groups.agree(mesh.rank, problem)
     if found is not None:
         if is_first:
-            with suppress(CheckpointError):  # the error that led here matters more
+            with suppress(CheckpointError):  # the problem of the ring is reported, not this error
                 place.remove()
         raise ConfigError([found])
     print_line(_note(plan, place))
     batches = HostLoader(place, plan, ranks.index(mesh.rank), reader.source_names)
     mesh.cpu_groups.all_agree(True)
-    # now that all ranks have opened the ring, its file is removed: its memory is free as soon as they end
+    # all ranks have opened the ring, so its file can be removed: its memory is freed when the ranks end
     if is_first:
         place.remove_ring()
     return batches

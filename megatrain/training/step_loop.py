@@ -50,7 +50,7 @@ class StepLoopParts:
     reporter: Reporter | None
     is_stop_requested: Callable[[], bool]
     extend_grace: Callable[[float], None]
-    """Lets the watchdog's grace period begin this many seconds from now at the earliest; see Watchdog.extend."""
+    """Delays the start of the watchdog's grace period to at least this many seconds from now; see Watchdog.extend."""
     callbacks: Sequence[Callback] = ()
     """The loop calls them for evaluations and snapshots; an observer calls them for steps."""
 
@@ -159,7 +159,7 @@ class StepLoop:
         self._saving.finish(self.step)
 
     def _batches(self) -> Prefetcher | HostLoader:
-        """Return what delivers the remaining steps."""
+        """Open the batches of the remaining steps."""
         config, mesh, progress = self._config, self._parts.rank_model.mesh, self._progress
         num_steps = max(0, config.train.steps - self.step)
         steps = config.steps(mesh.layout, progress.consumed_samples, num_steps, self._excluded_samples)
@@ -175,7 +175,7 @@ class StepLoop:
             self._print_line(f"sources until step {self._config.train.steps}: {uses_text(uses)}")
 
     def _train_agreed(self, batch: StepBatch) -> tuple[StepBatch, StepOutcome]:
-        """Carry out a step in which all ranks of a replica replace the same samples. Return what it trained on, too."""
+        """Carry out a step in which all ranks of a replica replace the same samples. Return batch and outcome."""
         outcome = self._train_step(batch)
         if self._bad_samples is None:
             return batch, outcome

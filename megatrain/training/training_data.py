@@ -102,7 +102,7 @@ def data_prefixes(config: Config) -> Mapping[str, Path]:
 
 
 def tokenizer_notes(config: Config) -> list[str]:
-    """Return a note on the data sets whose tokenizer cannot be compared; none if there is nothing to compare it with.
+    """Return a note on the data sets whose tokenizer cannot be compared; none if there is no other tokenizer.
 
     Raises: DataError when a meta.json is unreadable.
     """
@@ -133,7 +133,7 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
     stages = [MixtureStage(0, integer_weights([source.weight for source in sources]))]
     for stage in config.data_stages:
         if not stage.weights:
-            continue  # the mixture goes on
+            continue  # the mixture does not change
         weights = [stage.weight_of.get(source.resolved_name, 0.0) for source in sources]
         stages.append(MixtureStage(stage.first_sample(config.model.seq_len), integer_weights(weights)))
     return tuple(stages)

@@ -37,7 +37,7 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain.run_files.run_lock import checkpoints_locked
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
-from megatrain.training.allocator import let_segments_grow, set_allocator
+from megatrain.training.allocator import set_allocator, use_expandable_segments
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.hardware_queues import use_all_queues
@@ -230,7 +230,7 @@ def _join(
 def _check_same_config(config: Config, rendezvous: Rendezvous) -> None:
     """Raise ConfigError naming host and keys if this rank was started with another configuration than rank 0.
 
-    `megatrain launch` checks this before it starts workers; under torchrun there is only this check.
+    `megatrain launch` makes this check before it starts workers; torchrun does not.
     """
     process, own = rendezvous.process, config_values(config)
     first = json.loads(value_of_rank_0(rendezvous, "config", json.dumps(own)))
@@ -254,7 +254,7 @@ def _device_notes(config: Config, device: torch.device, queues: str) -> list[str
     if device.type != "cuda":
         refuse_gpu_backends(config)
         return [*processor_notes(config), *whole_sequence_notes(config)]
-    allocator = let_segments_grow(os.environ, set_allocator)
+    allocator = use_expandable_segments(os.environ, set_allocator)
     kernels = kernel_note(config, torch.cuda.get_device_capability(device), load_extension())
     return [note for note in (kernels, allocator, queues, *whole_sequence_notes(config)) if note]
 

@@ -124,8 +124,8 @@ def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float
 def unexplained_s(window: ComparedSteps, rank: int, peers: Indices) -> float:
     """Return by how many seconds a step a rank certainly computes longer than its samples explain; at least 0.
 
-    The line of least squares through the peers' compute and squared lengths tells what the rank's own squared lengths
-    cost. The result is 0 if the peers' compute does not follow them.
+    The least-squares line through the peers' compute and squared lengths gives the cost of the rank's own squared
+    lengths. The result is 0 if the peers' compute does not follow them.
     """
     kind = WORK_KINDS.index(StepValue.SQUARED_LENGTHS)
     work, compute = window.work[:, kind], window.own[:, Aspect.COMPUTE].astype(np.float64)

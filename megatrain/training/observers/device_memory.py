@@ -67,7 +67,7 @@ class CudaMemory(DeviceMemory):
         )
 
     def _watch_retries(self, step: int, num_retries: int) -> None:
-        """Warn of the first retry, and again each time the count has doubled: a full GPU has retries in every step."""
+        """Warn of the first retry, and again when the count has doubled: a full GPU has retries in every step."""
         if num_retries > self._num_retries and num_retries >= self._warn_at:
             _logger.warning(
                 "step %d: the GPU's memory was full and torch has released its cached memory %d times so far, which "

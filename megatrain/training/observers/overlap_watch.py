@@ -88,7 +88,7 @@ def warning(steps: Sequence[StepSummary], kinds: Sequence[Operation]) -> str:
 
 
 def mostly_exposed(steps: Sequence[StepSummary], kinds: Sequence[Operation]) -> list[Exposed]:
-    """Return the kinds that take a notable part of the steps and of which almost all time is exposed."""
+    """Return the kinds that are almost completely exposed and take a notable part of the steps."""
     found = []
     step_ns = sum(step.duration_ns for step in steps) / len(steps)
     for operation in kinds:

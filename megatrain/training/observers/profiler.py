@@ -45,7 +45,7 @@ class StepProfiler(StepObserver):
         self.close()
 
     def close(self) -> Path | None:
-        """Write the trace so far if the run ends before the last chosen step."""
+        """Write the trace so far, if the run ends before the last chosen step. Return its path."""
         return self._finish() if self._profile is not None else None
 
     def _finish(self) -> Path:

@@ -1,4 +1,4 @@
-"""Stops a worker: after a signal it saves at a step on which all ranks agree; a watchdog kills it when time is up.
+"""Stops a worker: after a signal it saves at a step on which all ranks agree; a watchdog kills it after a grace period.
 
 A rank that waits in a collective, or in C code that holds the interpreter lock, never runs a Python signal handler. So
 the watchdog is a child process, forked while the worker is still small. CPython's own C-level handler writes the number
@@ -77,7 +77,7 @@ class Watchdog:
         try:
             os.write(self._pipe_fd, COMMAND.pack(command, value, len(text)) + text)
         except OSError as error:
-            # Training continues without its watchdog: the sender of a signal sees that the worker still runs, and can
+            # Training continues without its watchdog: the sender of a signal can detect that the worker still runs, and
             # kill it.
             _logger.warning(
                 "watchdog process %d accepts no commands (%s): it will not end a stuck worker", self.pid, error
@@ -98,7 +98,7 @@ def start_watchdog(grace_s: float, rank: int | None = None, fence_rule: FenceRul
     than two thirds of `grace_s`, the kill comes after twice that step.
     Must be called in the main thread before torch is imported, so that the child stays small, and no lock of a library
     is copied.
-    The watchdog sees the signals that have a Python handler: see StopSignals. `rank` is for the message; None means
+    The watchdog receives the signals that have a Python handler: see StopSignals. `rank` is for the message; None means
     torchrun's rank. With `fence_rule` the watchdog also kills a worker if its executor is frozen and the job may have
     continued without it: see `follow`.
     """

@@ -165,7 +165,7 @@ class _Watch:
                 self.has_fenced = True
                 return f"{self._worker} is ended by its watchdog: {reason}"
             if action is FenceAction.SAVE:
-                self._ask_to_save(reason)
+                self._request_save(reason)
             wait_s = min(clock.deadline, self._poll_at) - time.monotonic()
             if select.select([_PIPE_FD], [], [], min(max(0.0, wait_s), _LONGEST_WAIT_S))[0]:
                 data = os.read(_PIPE_FD, 4096)
@@ -202,10 +202,10 @@ class _Watch:
             self._stop_polling(error)
             return FenceAction.GO_ON, ""
 
-    def _ask_to_save(self, reason: str) -> None:
+    def _request_save(self, reason: str) -> None:
         """Send the worker SIGTERM once, as a scheduler would: all ranks then agree on a step, save and stop."""
         if not self._clock.signal_name and os.getppid() == self._worker_pid:
-            _write_stderr(f"megatrain: {self._worker} is asked by its watchdog to save and stop: {reason}\n")
+            _write_stderr(f"megatrain: {self._worker} gets SIGTERM from its watchdog, to save and stop: {reason}\n")
             os.kill(self._worker_pid, signal.SIGTERM)
 
     def _stop_polling(self, error: DataError) -> None:

@@ -41,7 +41,7 @@ def test_given_memory_holds_the_result() -> None:
 
 def test_rows_that_do_not_divide_are_refused() -> None:
     group = simulated_group("tp", 2, 0)
-    with pytest.raises(ValueError, match=r"reduce-scatter over tp: dim 0 of \(3, 2\) must divide by 2"):
+    with pytest.raises(ValueError, match=r"reduce-scatter over tp: dim 0 of \(3, 2\) must be divisible by 2"):
         group.reduce_scatter(torch.zeros(3, 2), REDUCE)
 
 

@@ -172,7 +172,7 @@ def test_oversized_message_is_refused_before_it_is_read() -> None:
     client, server, _ = authenticated_pair()
     with client, server:
         client.send(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
-        with pytest.raises(CommunicationError, match="announces a message of 4097 bytes, more than the 4096 allowed"):
+        with pytest.raises(CommunicationError, match="the peer announces a message of 4097 bytes; the limit is 4096"):
             server.receive_message()
 
 

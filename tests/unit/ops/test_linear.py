@@ -121,6 +121,6 @@ def test_add_product_refuses_what_does_not_fit() -> None:
     operator, total, grad, x = OPS.add_product_.default, draw(5, 7), draw(3, 5, seed=1), draw(3, 7, seed=2)
 
     assert_refused(operator, (total[:4], grad, x, True), r"total must have shape \[5, 7\], got \[4, 7\]")
-    assert_refused(operator, (total, grad[:2], x, True), r"with one T, got \[2, 5\] and \[3, 7\]")
-    assert_refused(operator, (total, grad.float(), x, True), "grad and x must have one dtype")
+    assert_refused(operator, (total, grad[:2], x, True), r"with the same T, got \[2, 5\] and \[3, 7\]")
+    assert_refused(operator, (total, grad.float(), x, True), "grad and x must have the same dtype")
     assert_refused(operator, (total.bfloat16(), grad.float(), x.float(), True), "total that or float32")

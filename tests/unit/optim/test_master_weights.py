@@ -138,9 +138,9 @@ def test_changed_shards_are_gathered_before_use() -> None:
     rank.set_gradients(draw(3))
     rank.optimizer.step(0.1, 1.0)
     with pytest.raises(RuntimeError, match="updated and not gathered since: the schedule has no GATHER"):
-        rank.chunk.use_parameters()
+        rank.chunk.await_parameters()
     rank.chunk.start_gather()
-    rank.chunk.use_parameters()
+    rank.chunk.await_parameters()
 
     assert calls == [bucket.shard_numel for bucket in reversed(rank.chunk.buckets)]
 

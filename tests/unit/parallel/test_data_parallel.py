@@ -224,7 +224,7 @@ def test_gather_is_started_once_after_a_change() -> None:
     exchanges, _ = noting(chunk)
     chunk.finish_gather()
     assert not exchanges, "nothing changed yet"
-    chunk.shards_changed()
+    chunk.mark_shards_changed()
     chunk.start_gather()
     chunk.start_gather()
     assert len(exchanges) == len(chunk.buckets)
@@ -249,7 +249,7 @@ def test_without_overlap_each_exchange_is_awaited_at_once(zero_stage: int) -> No
     assert all(exchange.num_waits for exchange in exchanges), "after the reduction"
     group.has_overlapped = False
     chunk.finish_reduce()
-    chunk.shards_changed()
+    chunk.mark_shards_changed()
     chunk.start_gather()
 
     assert len(exchanges) == 3 * len(chunk.buckets)

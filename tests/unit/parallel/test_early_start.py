@@ -38,7 +38,7 @@ def whole_after(counts: WriteCounts, writes: list[tuple[int, int]], num_microbat
     found = []
     for bucket, index in writes:
         counts.count(bucket, index)
-        found.append(counts.is_whole(0))
+        found.append(counts.is_complete(0))
     return found
 
 
@@ -61,7 +61,7 @@ def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
     counts = WriteCounts(buckets_of([1], [1, 0], [1]))
     assert (counts.order, counts.num_early) == ((0, 2, 1), 2)
     assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is right"
-    assert not counts.is_whole(1)
+    assert not counts.is_complete(1)
 
 
 class NotingGroup:
@@ -113,7 +113,7 @@ def started_buckets(written: str, *, is_by_bucket: bool, zero_stage: int) -> tup
     if is_by_bucket:
         chunk.overlap_by_bucket(module)
     chunk.start_step()
-    chunk.expect(1)
+    chunk.set_num_microbatches(1)
     chunk.before_backward()
     for name in written:
         chunk.add_gradient(NAMES.index(name), 0, lambda total, is_fresh: total.fill_(1.0))
@@ -283,7 +283,7 @@ def test_parameters_are_gathered_before_their_use(case: str) -> None:
     rank_model, plain = make_rank_model(case), make_rank_model(case, overlap=False)
     notes = noting(rank_model)
     for chunk in rank_model.data_parallel:
-        chunk.shards_changed()
+        chunk.mark_shards_changed()
     run_step(rank_model, 1)
     run_step(plain, 1)
 
@@ -315,7 +315,7 @@ def test_without_the_wait_of_a_part_its_output_would_be_wrong() -> None:
     block = rank_model.pipeline.chunks[0].module.blocks["3"]
     block._forward_pre_hooks.clear()
     for chunk in rank_model.data_parallel:
-        chunk.shards_changed()
+        chunk.mark_shards_changed()
     with pytest.raises(AssertionError):
         run_step(rank_model, 1)
 

@@ -214,7 +214,7 @@ def test_an_evaluation_makes_no_graph() -> None:
         assert not total.requires_grad
         assert stage.wanted("backward") == []
         # parameters may still be on their way when it begins
-        assert stage.wanted("use_parameters") == ["use_parameters 0"] * COUNT
+        assert stage.wanted("await_parameters") == ["await_parameters 0"] * COUNT
     assert torch.is_grad_enabled()
 
 
@@ -233,11 +233,13 @@ def test_all_gathers_end_before_gradients_take_memory(stage_number: int) -> None
     schedule = build_schedule("interleaved", 2, 2, 4)
     stage.train(schedule)
 
-    order = [note for note in stage.log if note.split()[0] in ("settle", "before_backward", "after_backward", "reduce")]
+    calls = ("finish_earlier_reductions", "before_backward", "after_backward", "reduce")
+    order = [note for note in stage.log if note.split()[0] in calls]
     backwards = [span[2] for span in stage.recorder.spans if span[0] is Operation.BACKWARD_COMPUTE]
     expected: list[str] = []
     for position, chunk in enumerate(backwards):
-        expected += ["settle 0", "settle 1", f"before_backward {chunk}", f"after_backward {chunk}"]
+        expected += ["finish_earlier_reductions 0", "finish_earlier_reductions 1"]
+        expected += [f"before_backward {chunk}", f"after_backward {chunk}"]
         if chunk not in backwards[position + 1 :]:
             expected.append(f"reduce {chunk}")
     assert order == expected

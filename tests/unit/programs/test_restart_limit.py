@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.programs.restart_limit import NOT_STARTED, RepeatedFailures, max_lives
+from megatrain.programs.restart_limit import NOT_STARTED, RepeatedFailures, max_starts
 
-LIVES: dict[int, int | None] = {
+MAX_STARTS: dict[int, int | None] = {
     ExitCode.USAGE: 2,
     ExitCode.DATA: 2,
     ExitCode.NOT_FOUND: 2,
@@ -32,13 +32,13 @@ LIVES: dict[int, int | None] = {
 
 
 def test_every_exit_code_has_a_limit_but_an_outage_of_etcd() -> None:
-    assert set(LIVES) >= set(ExitCode) - {ExitCode.OK}
-    assert {code: max_lives(code) for code in LIVES} == LIVES
+    assert set(MAX_STARTS) >= set(ExitCode) - {ExitCode.OK}
+    assert {code: max_starts(code) for code in MAX_STARTS} == MAX_STARTS
 
 
 @pytest.mark.parametrize("code", [ExitCode.SAVE_FAILED, ExitCode.CONFIG, -signal.SIGSEGV, ExitCode.COORDINATION])
 def test_the_last_of_equal_failures_reaches_the_limit(code: int) -> None:
-    limit, failures = max_lives(code), RepeatedFailures()
+    limit, failures = max_starts(code), RepeatedFailures()
     ends = [failures.count(code, f"process {number}: no space left") for number in range(limit or 2000)]
     assert ends == [False] * (len(ends) - 1) + [limit is not None]
     assert failures.number == len(ends)

@@ -17,7 +17,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.data.bad_tokens import BadSample, BadTokens
 from megatrain.data.reader import MicroBatch, StepBatch
 from megatrain.reporting import SourceReport
-from megatrain.training.bad_samples import MOST_IN_A_ROW, BadSamples
+from megatrain.training.bad_samples import REPLACED_IN_A_ROW_LIMIT, BadSamples
 from megatrain.training.step import Requests, StepOutcome
 from tests.helpers.single_rank import single_rank_mesh
 
@@ -54,8 +54,8 @@ def test_a_source_that_is_bad_throughout_ends_the_run() -> None:
     samples = BadSamples(single_rank_mesh(), ["web", "code"])
     # a sample that can be used starts the count again
     for used in (("web",), ("web", "code"), ("web",)):
-        samples.after_step(batch(), outcome((0, MOST_IN_A_ROW - 1), *used))
-    with pytest.raises(DataError, match=f"code: {MOST_IN_A_ROW} samples in a row cannot be used"):
+        samples.after_step(batch(), outcome((0, REPLACED_IN_A_ROW_LIMIT - 1), *used))
+    with pytest.raises(DataError, match=f"code: {REPLACED_IN_A_ROW_LIMIT} samples in a row cannot be used"):
         samples.after_step(batch(), outcome((0, 1), "web"))
 
 

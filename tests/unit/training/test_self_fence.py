@@ -190,7 +190,7 @@ def test_watchdog_requests_a_save_after_long_without_a_lease(
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline() == "SIGTERM\n"
-    assert "is asked by its watchdog to save and stop: this host fenced itself" in process.stderr.readline()
+    assert "gets SIGTERM from its watchdog, to save and stop: this host fenced itself" in process.stderr.readline()
 
 
 def test_watchdog_ends_only_the_worker_in_a_foreign_group(
