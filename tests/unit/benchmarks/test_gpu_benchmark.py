@@ -79,6 +79,7 @@ def test_the_peer_is_the_same_model() -> None:
     assert ours == sum(parameter.numel() for parameter in PlainLlama(model).parameters())
 
 
+@pytest.mark.slow
 def test_both_sides_train() -> None:
     model = model_config(1, seq_len=32, **TINY)
     tokens = torch.randint(0, 128, (33, 2), generator=torch.Generator().manual_seed(0))

@@ -45,6 +45,7 @@ class TestS3Location(LocationCases):
     """The contract of all places, which quick tests check on a disk, behind file:// and in memory."""
 
 
+@pytest.mark.slow
 def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
     assert place.is_exclusive()
     assert place.entries() == []

@@ -131,6 +131,7 @@ def data_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.distcp"))
 
 
+@pytest.mark.slow
 def test_memory_holds_some_items(ckpt: Ckpt, tmp_path: Path) -> None:
     config = make_config({"train": {"precision": "fp32"}})
     write_as_job(tmp_path / "a", with_layout(config, dp=4), whole_state(config), max_item_bytes=ITEM_BYTES)

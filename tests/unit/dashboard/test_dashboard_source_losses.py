@@ -129,6 +129,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield sizes
 
 
+@pytest.mark.slow
 def test_file_of_many_sources_is_read_in_larger_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path)
     many = [SourceReport(name=f"source-{number}", loss=2.0, num_tokens=100) for number in range(200)]

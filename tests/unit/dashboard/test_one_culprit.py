@@ -30,6 +30,7 @@ def page(run: RunDirectory) -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.slow(kept=["killed"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_place_names_the_culprit_of_the_incident(
     run: RunDirectory, page: TestClient, fault: str, capsys: pytest.CaptureFixture[str]

@@ -107,6 +107,7 @@ def test_build_killed_anywhere_gives_the_same_files(
     assert sorted(os.listdir(tmp_path)) == ["out", "source", "whole"]
 
 
+@pytest.mark.slow
 def test_build_killed_again_and_again_replaces_the_old(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     build(source, output, seed=5)

@@ -112,6 +112,7 @@ def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingP
                 assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.slow
 def test_a_loader_that_always_dies_ends_the_rank(tmp_path: Path, place: RingPlace) -> None:
     plan = corpus(tmp_path).plan(Layout(), [0], steps(Layout(), 2))
     place.create(plan)

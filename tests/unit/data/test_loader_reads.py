@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -104,16 +105,22 @@ def expected(plan: LoaderPlan, reader: BatchReader, ranks: Sequence[int], layout
     ]
 
 
-@pytest.mark.parametrize("has_document_mask", [False, True])
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("sizes", "ranks"),
+    ("sizes", "ranks", "prefetch", "has_document_mask"),
     [
-        ({}, [0]),
-        ({"dp_size": 3}, [0, 1, 2]),
-        ({"tp_size": 2, "pp_size": 2}, [0, 1, 2, 3]),
-        ({"tp_size": 2, "pp_size": 3, "dp_size": 2}, [2, 3, 4, 5, 6, 7]),
-        ({"pp_size": 4, "dp_size": 2}, [2, 3, 4, 5]),
+        (*place, prefetch, number % 2 == 1)
+        for number, (place, prefetch) in enumerate(
+            itertools.product(
+                [
+                    ({}, [0]),
+                    ({"dp_size": 3}, [0, 1, 2]),
+                    ({"tp_size": 2, "pp_size": 2}, [0, 1, 2, 3]),
+                    ({"tp_size": 2, "pp_size": 3, "dp_size": 2}, [2, 3, 4, 5, 6, 7]),
+                    ({"pp_size": 4, "dp_size": 2}, [2, 3, 4, 5]),
+                ],
+                [0, 1, 3],
+            )
+        )
     ],
 )
 def test_each_rank_gets_the_batches_it_would_read(

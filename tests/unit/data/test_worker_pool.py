@@ -96,6 +96,7 @@ def test_an_error_comes_in_place_of_its_result(pool: Pool) -> None:
         assert "in refuse" in "".join(refused.value.__notes__)
 
 
+@pytest.mark.slow(kept=["killed"])
 @pytest.mark.parametrize(
     ("how", "text"),
     [

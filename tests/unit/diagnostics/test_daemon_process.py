@@ -265,6 +265,7 @@ def is_blocked(directory: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_store_that_cannot_be_created_again_is_reported(etcd: EtcdServers, tmp_path: Path) -> None:
     events = tmp_path / "events"
 

@@ -67,6 +67,7 @@ def tls_in(directory: Path) -> TlsFiles:
     return TlsFiles(certificate, certificate, directory / "key.pem")
 
 
+@pytest.mark.slow
 def test_etcd_is_restarted_with_its_data_and_leaves_nothing(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         assert str(etcd.settings.endpoints[0]).startswith("unix:/")

@@ -38,6 +38,7 @@ def shared(listener: socket.socket, tmp_path_factory: pytest.TempPathFactory) ->
         yield made
 
 
+@pytest.mark.slow
 def test_stop_signals_leave_the_store_to_the_executor(listener: socket.socket, shared: Programs) -> None:
     first, second = connect(listener), connect(listener)
     first.set("a", "1")
