@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from types import SimpleNamespace
@@ -31,18 +31,22 @@ PRELOADED = ("megatrain_launcher.launch.host", "megatrain_launcher.launch.plan",
 _PROGRAM = "megatrain_launcher.standby"
 _MAX_ORDER_BYTES = 1 << 17
 _MAX_DESCRIPTORS = 8
-_LARGEST_OWN = 4096
-"""Above all descriptors of a launcher."""
+
+
+def forked_launch(
+    arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
+) -> AbstractContextManager[ForkedProgram]:
+    """Start `python -m megatrain launch ARGUMENTS`; at the end that process (alone) is dead. output: all it prints."""
+    return forked_executor(["-m", "megatrain", "launch", *arguments], environment, output)
 
 
 @contextmanager
-def forked_launch(
+def forked_executor(
     arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
 ) -> Iterator[ForkedProgram]:
-    """Start `python -m megatrain launch ARGUMENTS`; at the end that process (alone) is dead. output: all it prints."""
+    """Start `python ARGUMENTS`, a program that becomes the executor of a host."""
     fork_context(PRELOADED)
-    words = ["-m", "megatrain", "launch", *arguments]
-    with forked_program(words, environment=environment, output=output, prepare=[fork_standby_server]) as program:
+    with forked_program(arguments, environment=environment, output=output, prepare=[fork_standby_server]) as program:
         yield program
 
 
@@ -66,7 +70,8 @@ def fork_standby_server() -> None:
         server.order(command, **options)
         return server
 
-    client.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+    used = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    client.subprocess = used  # type: ignore[assignment, attr-defined]
 
 
 class _ForkedServer:
@@ -113,8 +118,11 @@ def _await_order(channel: socket.socket, launcher_pid: int) -> None:
 
 def _keep_only(numbers: Mapping[int, int]) -> None:
     """Close all descriptors but the standard ones and `numbers` (number -> where it is now)."""
-    aside = {number: fcntl.fcntl(now, fcntl.F_DUPFD, _LARGEST_OWN) for number, now in numbers.items()}
-    os.closerange(3, _LARGEST_OWN)
+    free = max(numbers) + 1
+    aside = {number: fcntl.fcntl(now, fcntl.F_DUPFD, free) for number, now in numbers.items()}
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *aside.values()}:
+        with suppress(OSError):  # that of the listing itself
+            os.close(descriptor)
     for number, now in aside.items():
         os.dup2(now, number)
         os.close(now)
