@@ -84,9 +84,10 @@ test-torch-cuda:  ## test kernels and operators with torch built for CUDA (needs
 	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
-# Launched jobs wait more than they compute, so several run at a time. Tests that depend on step times run alone.
+# Launched jobs wait about as long as they compute, so a job more than there are cores runs at a time: a further one
+# would only make the steps of all slower. The short tests are at the end. Tests that depend on step times run alone.
 FAULTS := test-faults-hosts test-faults-programs
-FAULTS_OF_hosts    := tests/faults/ranks tests/faults/hosts
+FAULTS_OF_hosts    := tests/faults/hosts tests/faults/ranks
 FAULTS_OF_programs := tests/faults/programs tests/faults/outages
 
 test-faults: $(FAULTS) test-faults-pace  ## test launched jobs with every fault (as root also with network partitions)

@@ -23,6 +23,7 @@ print(json.dumps({
     "is_main": sys.modules["__main__"].__dict__ is globals(), "stdin": sys.stdin.read(),
     "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
     "path": sys.path[0], "encodings": [stream.encoding for stream in (sys.stdout, sys.stderr)],
+    "shown": sorted(filter(None, open("/proc/self/environ").read().split(chr(0)))),
 }))
 """
 

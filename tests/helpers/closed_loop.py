@@ -108,6 +108,7 @@ def closed_loop(
                 arguments,
                 module="tests.helpers.paced_train",
                 environment=paced.environment,
+                is_forked=True,
             )
         )
         view = JobView.of(job, etcd.urls)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import MegatrainError
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.settings import ExecutorSettings
-from tests.helpers.source_tree import ROOT
+from tests.helpers.forked_launch import forked_executor
+from tests.helpers.forked_program import ForkedProgram
 
 
 def settings_of(
@@ -41,23 +41,13 @@ def settings_of(
 
 
 @contextmanager
-def executor_process(file: Path, log: Path, **arguments: Any) -> Iterator[subprocess.Popen[bytes]]:
+def executor_process(file: Path, log: Path, **arguments: Any) -> Iterator[ForkedProgram]:
     """Start an executor; at the end it and its workers are dead."""
     file.write_text(json.dumps(arguments))
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.executor_process", str(file)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
+    words = ["-m", "tests.helpers.executor_process", str(file)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("ab") as output, forked_executor(words, environment, output) as process:
         yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def main() -> int:

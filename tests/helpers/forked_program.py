@@ -7,6 +7,7 @@ server has it, and there is no atexit. For a test of what a program loads, or of
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import runpy
@@ -23,6 +24,9 @@ from typing import IO, Any
 
 from tests.helpers.fork_server import fork_context
 from tests.helpers.source_tree import ROOT
+
+_ENVIRONMENT_FIELDS = (47, 48)
+"""Begin and end of /proc/<pid>/environ in memory, among the fields of /proc/<pid>/stat after the name."""
 
 
 class ForkedProgram:
@@ -137,6 +141,7 @@ def _become(
     multiprocessing.set_start_method(None, force=True)
     os.environ.clear()
     os.environ.update(environment)
+    _show_environment()
     for action in prepare:
         action()
     os.chdir(directory)
@@ -151,6 +156,17 @@ def _become(
         sys.argv = ["-c", *rest]
         main = sys.modules["__main__"] = ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), main.__dict__)
+
+
+def _show_environment() -> None:
+    """Let /proc/self/environ hold the variables of now; in a fork it holds those with which the server began."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = (int(fields[index]) for index in _ENVIRONMENT_FIELDS)
+    text = b"".join(b"%s=%s\0" % item for item in os.environb.items())
+    assert len(text) <= end - start, f"the variables have {len(text)} bytes, the fork server has room for {end - start}"
+    # nothing else is there any more: each variable was copied to the heap when it was set
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
 
 
 def _take_streams(stdout: int, stderr: int) -> None:

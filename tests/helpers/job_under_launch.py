@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,8 @@ from megatrain.contracts.records.rounds import Halt, JobEnd, Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
+from tests.helpers.forked_launch import forked_launch
+from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import VARIABLE, FaultDirectory
 from tests.helpers.tiny_data import write_corpus
@@ -29,6 +31,8 @@ from tests.helpers.train_process import Job, make_job
 from tests.helpers.waiting import DEADLINE_S, DeadlineError, wait_until
 
 VOCAB_SIZE = 61
+Launcher = subprocess.Popen[bytes] | ForkedProgram
+
 WORKERS = 2
 OVERLAPPED: Mapping[str, Mapping[str, Any]] = {"parallel": {"bucket_size": 3000, "overlap": True}}
 """Several buckets whose collectives run beside the computation: for jobs whose fault, or its judge, looks at them."""
@@ -71,26 +75,33 @@ class LaunchedJob:
     environment: Mapping[str, str] = field(default_factory=dict)
     has_daemon: bool = False
     """Whether its hosts run daemon and page."""
-    executors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    is_forked: bool = False
+    """Whether launchers are forks that need not load torch, unless they run elsewhere."""
+    executors: dict[str, Launcher] = field(default_factory=dict)
+    _forks: ExitStack = field(default_factory=ExitStack)
 
-    def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> Launcher:
         """Start the executor of a host, or a launch of all; `enter` begins a command line that runs elsewhere."""
         alone = ("--standalone",)
         place = ("--rdzv-endpoint", ",".join(self.endpoints), "--host-id", host) if self.endpoints else alone
-        command = [
-            *enter, sys.executable, "-m", "megatrain", "launch", *place,
-            *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
+        arguments = [
+            *place, *([] if self.has_daemon else ["--no-daemon"]), *self.arguments, *more,
             "-m", self.module, str(self.job.config_file),
         ]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.faults.environment, **self.environment}
         with (self.job.root / f"{host}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.faults.environment, **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            process: Launcher
+            if self.is_forked and not enter:
+                process = self._forks.enter_context(forked_launch(arguments, environment, log))
+            else:
+                process = subprocess.Popen(
+                    [*enter, sys.executable, "-m", "megatrain", "launch", *arguments],
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
         self.executors[host] = process
         return process
 
@@ -117,6 +128,7 @@ class LaunchedJob:
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._forks.close()
 
     def processes(self) -> list[int]:
         """Return every live process of this job: all have its fault directory in their environment."""

@@ -209,7 +209,8 @@ def outage_job(
         etcd = stack.enter_context(EtcdServers(directory, num_members, addresses=addresses))
         urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
         arguments = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(ranks_per_host))
-        launched = stack.enter_context(LaunchedJob(job, urls, FaultDirectory(root / "faults", pace_s), arguments))
+        faults = FaultDirectory(root / "faults", pace_s)
+        launched = stack.enter_context(LaunchedJob(job, urls, faults, arguments, is_forked=True))
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         running = OutageJob(launched, view, etcd, network)

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.helpers.forked_launch import forked_launch
+from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.paced_train import PaceDirectory
 from tests.helpers.processes import descendants
-from tests.helpers.source_tree import ROOT
 from tests.helpers.train_process import Job
 
 
 @contextmanager
-def paced_launch(job: Job, pace: PaceDirectory, num_ranks: int, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+def paced_launch(job: Job, pace: PaceDirectory, num_ranks: int, log_file: Path) -> Iterator[ForkedProgram]:
     """Launch a job on this machine; its output goes to `log_file`. What is left of it afterwards is killed."""
-    arguments = ["-m", "megatrain", "launch", "--standalone", f"--nproc-per-node={num_ranks}"]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *arguments, "-m", "tests.helpers.paced_train", str(job.config_file)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **pace.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield process
-    finally:
-        for pid in [*descendants(process.pid), process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+    arguments = ["--standalone", f"--nproc-per-node={num_ranks}", "-m", "tests.helpers.paced_train"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **pace.environment}
+    with log_file.open("wb") as log, forked_launch([*arguments, str(job.config_file)], environment, log) as launch:
+        try:
+            yield launch
+        finally:
+            for pid in [*descendants(launch.pid), launch.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            launch.wait()

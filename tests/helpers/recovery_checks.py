@@ -177,7 +177,7 @@ def running_job(
         spares = ("--spares", "1") if spare else ()
         arguments = ("--nnodes", nnodes, *spares, "--nproc-per-node", str(ranks_per_host), *ARGUMENTS)
         launched = stack.enter_context(
-            LaunchedJob(job, etcd.urls, faults, arguments, module, environment, has_daemon=has_daemon)
+            LaunchedJob(job, etcd.urls, faults, arguments, module, environment, has_daemon=has_daemon, is_forked=True)
         )
         view = JobView.of(job, etcd.urls)
         stack.callback(view.client.close)

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
+from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.job_under_launch import JobView, make_launched_job
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.step_faults import FaultDirectory
@@ -49,14 +49,14 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultDirectory:
     return directory
 
 
-StartExecutor = Callable[..., AbstractContextManager[Popen[bytes]]]
+StartExecutor = Callable[..., AbstractContextManager[ForkedProgram]]
 
 
 @pytest.fixture
 def start(tmp_path: Path, etcd: EtcdServers) -> StartExecutor:
     """Start a host's executor; its output is appended to HOST.log."""
 
-    def enter(job: Job, host: str, **more: Any) -> AbstractContextManager[Popen[bytes]]:
+    def enter(job: Job, host: str, **more: Any) -> AbstractContextManager[ForkedProgram]:
         arguments: dict[str, Any] = {
             "config": str(job.config_file), "endpoints": etcd.urls, "host": host, "num_workers": 2, "min_hosts": 1,
             "max_hosts": 1, "module": "tests.helpers.step_faults", "launch_id": "L",
@@ -67,7 +67,7 @@ def start(tmp_path: Path, etcd: EtcdServers) -> StartExecutor:
     return enter
 
 
-def workers(process: Popen[bytes]) -> list[int]:
+def workers(process: ForkedProgram) -> list[int]:
     """Return the processes of an executor's ranks."""
     found = []
     for pid in descendants(process.pid):

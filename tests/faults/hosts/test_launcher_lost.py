@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from megatrain.cli import main
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.record import decode
 from megatrain.run_files.run_directory import RunDirectory
+from tests.helpers.forked_launch import forked_launch
+from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, running_job
-from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import Job
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -33,21 +33,26 @@ SIGN_S = 5.0
 """A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
 
 
-def launch(job: Job, faults: FaultDirectory, *overrides: str) -> subprocess.Popen[bytes]:
-    words = ["-m", "megatrain", "launch", "--standalone", "--no-daemon", "--nproc-per-node=1"]
-    with (job.root / "launch.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, *words, "-m", "tests.helpers.step_faults", str(job.config_file), *overrides],
-            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **faults.environment},
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+@contextmanager
+def launch(job: Job, faults: FaultDirectory, *overrides: str) -> Iterator[ForkedProgram]:
+    """Launch the job on this machine; at the end nothing of it is alive."""
+    words = ["--standalone", "--no-daemon", "--nproc-per-node=1", "-m", "tests.helpers.step_faults"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **faults.environment}
+    with (
+        (job.root / "launch.log").open("ab") as log,
+        forked_launch([*words, str(job.config_file), *overrides], environment, log) as process,
+    ):
+        try:
+            yield process
+        finally:
+            kill_all(process)
 
 
 def done(job: Job) -> int:
     return max((record["step"] for record in job.records("step")), default=0)
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> float:
+def kill_all(process: ForkedProgram) -> float:
     """Kill a launcher, and wait until nothing of it is left; return when it was killed, in unix seconds."""
     below = descendants(process.pid)
     struck = time.time()
@@ -87,20 +92,15 @@ def test_launcher_lost_with_its_etcd_is_an_incident_afterwards(
 ) -> None:
     job = make_launched_job(tmp_path, 40, CHANGES)
     faults = FaultDirectory(tmp_path / "faults", 0.1)
-    first = launch(job, faults)
-    try:
+    with launch(job, faults) as first:
         wait_until(lambda: done(job) >= 25 or first.poll() is not None, "step 25", deadline_s=2 * DEADLINE_S)
         step = done(job)
-    finally:
         struck = kill_all(first)
     relaunched = time.time()
     # the launch after one that ended in order has no incident
     for overrides in ((), ("--train.steps=45",)):
-        other = launch(job, faults, *overrides)
-        try:
+        with launch(job, faults, *overrides) as other:
             assert other.wait(DEADLINE_S) == 0, (job.root / "launch.log").read_text()[-3000:]
-        finally:
-            kill_all(other)
 
     (path,) = RunDirectory(job.files.root).incidents.glob("*.json")
     check(decode(Incident, path.read_bytes(), str(path)), struck, relaunched, step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Groups, LogLines, Ranks, Spans, StepTotals, Values
 from megatrain_diagnostics.store.reader import StoredEvents
+from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
 from tests.helpers.paced_train import Pace, PaceDirectory
@@ -41,7 +41,7 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.fixture
-def launched(job: Job, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def launched(job: Job, tmp_path: Path) -> Iterator[ForkedProgram]:
     """The job, with steps of some 30 ms."""
     pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as process:
@@ -60,9 +60,7 @@ def streamers(job: Job) -> list[int]:
 
 
 @pytest.mark.timeout(900)
-def test_every_step_arrives_despite_killed_streamers(
-    job: Job, launched: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_every_step_arrives_despite_killed_streamers(job: Job, launched: ForkedProgram, tmp_path: Path) -> None:
     def step() -> int:
         return max((record["step"] for record in job.records("step")), default=0)
 
