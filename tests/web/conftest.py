@@ -1,6 +1,7 @@
 """A real browser: Debian's chromium, driven by Playwright, which downloads nothing. No test's page may leave localhost.
 
-Screenshots of a run lie in MEGATRAIN_SCREENSHOTS where that names a directory, else in pytest's own.
+Where MEGATRAIN_SCREENSHOTS names a directory, the pictures of a run are written there. Else none is made: no test looks
+at them, and they take a part of the run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.helpers.waiting import DEADLINE_S
 CHROMIUM = "/usr/bin/chromium"
 _DEADLINE_MS = 1000 * DEADLINE_S
 _LOCAL = ("127.0.0.1", "localhost", "::1")
+_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +45,7 @@ def browser() -> Iterator[object]:
 class Pages:
     """Opens pages and keeps what went wrong in them: mistakes, refused parts, requests that leave this machine."""
 
-    def __init__(self, browser: object, screenshots: Path) -> None:
+    def __init__(self, browser: object, screenshots: Path | None) -> None:
         self._browser = browser
         self._contexts: list[object] = []
         self.screenshots = screenshots
@@ -97,7 +99,7 @@ class Pages:
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
             page.locator(f"html[data-theme={theme}]").wait_for()
-            found = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
+            found = axe.run(page, options={"runOnly": _RULES, "resultTypes": ["violations"]})
             problems += [
                 f"{theme}: {one['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:300]}"
                 for one in found.response["violations"]
@@ -105,11 +107,10 @@ class Pages:
             ]
         return problems
 
-    def screenshot(self, page: object, name: str) -> Path:
-        """Keep a picture of what is seen."""
-        path = self.screenshots / f"{name}.png"
-        page.screenshot(path=path)
-        return path
+    def screenshot(self, page: object, name: str) -> None:
+        """Keep a picture of what is seen, where a directory for pictures is named."""
+        if self.screenshots is not None:
+            page.screenshot(path=self.screenshots / f"{name}.png")
 
     def close(self) -> None:
         for context in self._contexts:
@@ -117,15 +118,17 @@ class Pages:
 
 
 @pytest.fixture(scope="session")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def screenshots() -> Path | None:
     named = os.environ.get("MEGATRAIN_SCREENSHOTS", "")
-    directory = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    if not named:
+        return None
+    directory = Path(named)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
 @pytest.fixture
-def pages(browser: object, screenshots: Path) -> Iterator[Pages]:
+def pages(browser: object, screenshots: Path | None) -> Iterator[Pages]:
     """Pages of one test. Fails it where anything went wrong in one of them that the test did not expect."""
     opened = Pages(browser, screenshots)
     yield opened
