@@ -13,6 +13,7 @@ import pytest
 
 from tests.dist.test_resume import HALF, STEPS, stop_and_resume
 from tests.dist.training_jobs import (
+    TWO_STEPS,
     Tables,
     TrainingJobs,
     assert_bitwise,
@@ -24,18 +25,20 @@ from tests.dist.training_jobs import (
 from tests.helpers.training_case import make_config, on_layout
 
 BOUND = 1e-10
+SHALLOW = {"num_layers": 2}
+"""Where there are no more stages than these: each layer has its own key-value heads, so two show what four do."""
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False}
 CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
     # layout, of the layout, of the model and the rest
     "tp4-kv2-dp2-lamb-zero2": (
         on_layout(4, 1, 2),
         {"zero_stage": 2, "recompute": "selective"},
-        {"model": {"num_kv_heads": 2}, "optimizer": {"name": "lamb"}},
+        {"model": {**SHALLOW, "num_kv_heads": 2}, "optimizer": {"name": "lamb"}},
     ),
     "tp4-kv2-dp2-muon-zero2": (
         on_layout(4, 1, 2),
         {"zero_stage": 2},
-        {"model": {**LLAMA, "num_kv_heads": 2}, "optimizer": {"name": "muon"}},
+        {"model": {**SHALLOW, **LLAMA, "num_kv_heads": 2}, "optimizer": {"name": "muon"}},
     ),
     "tp2-kv1-pp2-dp2-chunks2-lamb": (
         on_layout(2, 2, 2, 2),
@@ -45,18 +48,18 @@ CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
     "tp4-kv1-pp2-llama-untied-awaited": (
         on_layout(4, 2, 1),
         {"overlap": False},
-        {"model": {**LLAMA, "num_kv_heads": 1, "has_tied_head": False}},
+        {"model": {**SHALLOW, **LLAMA, "num_kv_heads": 1, "has_tied_head": False}},
     ),
-    "tp8-kv4-one-bucket": (on_layout(8, 1, 1), {"bucket_size": 10**6}, {"model": {"num_kv_heads": 4}}),
+    "tp8-kv4-one-bucket": (on_layout(8, 1, 1), {"bucket_size": 10**6}, {"model": {**SHALLOW, "num_kv_heads": 4}}),
     "tp4-kv2-dp2-sequence-chunks-zero2-awaited": (
         on_layout(4, 1, 2),
         {"num_sequence_chunks": 2, "zero_stage": 2, "overlap": False},
-        {"model": {**LLAMA, "num_kv_heads": 2}},
+        {"model": {**SHALLOW, **LLAMA, "num_kv_heads": 2}},
     ),
     "tp4-kv2-pp2-zero-bubble": (
         on_layout(4, 2, 1, schedule="zero_bubble"),
         {"bucket_size": 500},
-        {"model": {"num_kv_heads": 2}},
+        {"model": {**SHALLOW, "num_kv_heads": 2}},
     ),
 }
 
@@ -67,18 +70,17 @@ def test_shared_kv_heads_give_the_numbers_of_one_process(
     case: tuple[Tables, dict[str, Any], Tables], jobs: TrainingJobs, all_data: Tables
 ) -> None:
     layout, options, changes = case
-    reference = jobs.remembered(make_config(all_data, changes))
-    run = jobs.run(make_config(all_data, changes, layout, {"parallel": options}))
+    reference = jobs.remembered(make_config(all_data, TWO_STEPS, changes))
+    run = jobs.run(make_config(all_data, TWO_STEPS, changes, layout, {"parallel": options}))
 
     assert_bitwise(run.initial, reference.initial)
     assert_parity(run, reference, BOUND)
     assert_close([run.evaluation.loss], [reference.evaluation.loss], BOUND, "evaluation")
-    assert run.losses[-1] < run.losses[0]
 
 
 @pytest.mark.slow
 def test_overlap_with_shared_kv_heads_changes_no_bit(jobs: TrainingJobs, train_data: Tables) -> None:
-    common: Tables = {**train_data, "model": {"num_kv_heads": 2}}
+    common: Tables = {**train_data, **TWO_STEPS, "model": {**SHALLOW, "num_kv_heads": 2}}
     on, off = (
         jobs.run(make_config(common, on_layout(4, 1, 2), {"parallel": {"zero_stage": 2, "overlap": overlap}}))
         for overlap in (True, False)
@@ -91,7 +93,7 @@ def test_overlap_with_shared_kv_heads_changes_no_bit(jobs: TrainingJobs, train_d
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((4, 1, 2, 1), (1, 1, 1, 1)), ((2, 2, 2, 1), (4, 1, 2, 1)), ((8, 1, 1, 1), (4, 2, 1, 2))],
+    [((4, 1, 2, 1), (1, 1, 1, 1)), ((2, 2, 2, 1), (4, 1, 2, 1)), ((8, 1, 1, 1), (4, 2, 1, 1))],
     ids=["to fewer", "to more", "of more to more"],
 )
 def test_resume_with_other_holders_of_kv_heads(
@@ -103,7 +105,7 @@ def test_resume_with_other_holders_of_kv_heads(
 ) -> None:
     common: Tables = {
         **train_data,
-        "model": {"num_kv_heads": 2},
+        "model": {**SHALLOW, "num_kv_heads": 2},
         "train": {"steps": STEPS},
         "optimizer": {"name": "lamb", "eps": 1e-4},
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.dist.test_resume import HALF, stop_and_resume
+from tests.dist.test_resume import HALF, STEPS, stop_and_resume
 from tests.dist.training_jobs import (
     Tables,
     TrainingJobs,
@@ -71,10 +71,10 @@ def test_uneven_layers_give_the_numbers_of_one_process(
 def test_resume_with_another_split_of_layers(
     first: list[int], second: list[int], jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    common: Tables = {**train_data, "train": {"steps": 4}, "parallel": {"layers_per_chunk": first}}
+    common: Tables = {**train_data, "train": {"steps": STEPS}, "parallel": {"layers_per_chunk": first}}
     sizes = (1, 2, 1, 1)
     before, after = stop_and_resume(jobs, common, tmp_path, sizes, sizes, {"parallel": {"layers_per_chunk": second}})
-    reference = jobs.remembered(make_config(train_data, {"train": {"steps": 4}}))
+    reference = jobs.remembered(make_config(train_data, {"train": {"steps": STEPS}}))
 
     assert_states_bitwise(after.initial_state, before.final_state)
     assert_bitwise(after.initial, before.final)

@@ -41,18 +41,21 @@ _MAX_RANKS = 8
 
 SHORT: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
 ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
+SHALLOW: Tables = {"model": {"num_layers": 2, "dropout": 0.1}}
+"""Where each chunk of layers has one or more of two: each layer has exchanges of its own, all of the same kinds."""
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "dp2-chunks2": (on_layout(1, 1, 2, 2),),
-    "dp4-zero2": (on_layout(1, 1, 4), ZERO_2),
+    "dp4-zero2": (on_layout(1, 1, 4), ZERO_2, SHALLOW),
     "pp2-dp2-chunks2-aligned": (on_layout(1, 2, 2, 2), {"parallel": {"has_aligned_reductions": True}}),
     "pp2-dp2-zero2-chunks2": (on_layout(1, 2, 2, 2), ZERO_2),
     "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), {"model": {"has_tied_head": True, "dropout": 0.1}}),
     "pp4-zero-bubble": (on_layout(1, 4, 1, schedule="zero_bubble"),),
     "pp2-chunks2": (on_layout(1, 2, 1, 2),),
-    "tp2-dp2": (on_layout(2, 1, 2),),
-    "tp2-pp2-recompute": (on_layout(2, 2, 1), {"parallel": {"recompute": "full"}}),
+    "tp2-dp2": (on_layout(2, 1, 2), SHALLOW),
+    "tp2-pp2-recompute": (on_layout(2, 2, 1), {"parallel": {"recompute": "full"}}, SHALLOW),
     "tp2-dp2-sequence-chunks4": (
         on_layout(2, 1, 2),
+        SHALLOW,
         {"model": {"block": "parallel", "dropout": 0.1}, "parallel": {"num_sequence_chunks": 4}},
     ),
     "tp2-pp2-dp2-bf16-chunks2": (
@@ -87,7 +90,9 @@ def random_case(seed: int) -> tuple[Tables, ...]:
                 "dropout": draw.choice((0.0, 0.1)),
             },
         }
-        layout = on_layout(tp_size, pp_size, dp_size, 2 if schedule == "interleaved" else 1, schedule)
+        num_chunks = 2 if schedule == "interleaved" else 1
+        options["model"]["num_layers"] = max(2, pp_size * num_chunks)
+        layout = on_layout(tp_size, pp_size, dp_size, num_chunks, schedule)
         if 1 < tp_size * pp_size * dp_size <= _MAX_RANKS:
             with suppress(AssertionError):  # refused by the program's own rules
                 make_config(SHORT, layout, options)
