@@ -26,7 +26,8 @@ RUNNABLE = ("megatrain ", "python ", "make help")
 STARTED_AS_BY_USERS = ROOT / "README.md"
 COMMAND = "import sys; from megatrain.cli import main; sys.exit(main())"
 SHELL = re.compile(r"[^\w\s=.,:/@%+'\"-]")
-# What a checkout has; build products, environments and runs stay behind.
+# What a checkout has, with its compiled modules, which cold processes would compile again; environments, runs and what
+# was built stay behind.
 COPIED = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "README.md", "megatrain", "configs", "docs")
 
 # Documents that say where things are: `path` or `path::name`, where NAME in a path stands for any name.
@@ -48,7 +49,7 @@ def copy_repository(destination: Path) -> None:
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, destination / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, destination / name)
         elif source.exists():
             shutil.copy2(source, destination / name)
     text = (destination / DEMO).read_text(encoding="utf-8")
