@@ -137,6 +137,7 @@ def _become(
     multiprocessing.set_start_method(None, force=True)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     for action in prepare:
         action()
     os.chdir(directory)
