@@ -50,6 +50,8 @@ def run_stage(
         target = gpu_target.rehearsal() if args.rehearse else gpu_target.gpu()
         if target.is_gpu:
             use_expandable_segments(os.environ, set_allocator)
+        # `release` collects garbage after each figure, and no module that is loaded by now is garbage
+        gc.freeze()
         stages[args.stage](stage, target)
     stage.change(is_done=True)
     return 0

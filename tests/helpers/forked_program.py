@@ -142,6 +142,7 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     _show_environment()
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     for action in prepare:
         action()
     os.chdir(directory)

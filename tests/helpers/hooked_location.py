@@ -1,4 +1,4 @@
-"""A place that calls a function before everything that is done in it: to take notes, to fail, to interfere."""
+"""A place that calls a function before or after what is done in it: to take notes, to fail, to interfere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ READS = frozenset({"read", "list", "stat"})
 """What changes nothing."""
 
 
+def _nothing(action: str, path: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class HookedLocation:
+    """after: called when a change is done: write, close or remove."""
+
     inner: Location
-    hook: Hook
+    hook: Hook = _nothing
     path: str = ""
+    after: Hook = _nothing
 
     @property
     def name(self) -> str:
@@ -29,7 +36,7 @@ class HookedLocation:
         return str(self.inner)
 
     def __truediv__(self, name: str) -> HookedLocation:
-        return HookedLocation(self.inner / name, self.hook, f"{self.path}/{name}" if self.path else name)
+        return HookedLocation(self.inner / name, self.hook, f"{self.path}/{name}" if self.path else name, self.after)
 
     def entries(self) -> list[Location]:
         self.hook("list", self.path)
@@ -54,21 +61,25 @@ class HookedLocation:
     def write(self, content: bytes) -> None:
         self.hook("write", self.path)
         self.inner.write(content)
+        self.after("write", self.path)
 
     def write_new(self, content: bytes) -> bool:
         self.hook("write", self.path)
-        return self.inner.write_new(content)
+        is_new = self.inner.write_new(content)
+        self.after("write", self.path)
+        return is_new
 
     def is_exclusive(self) -> bool:
         return self.inner.is_exclusive()
 
     def create(self) -> Sink:
         self.hook("create", self.path)
-        return _HookedSink(self.inner.create(), self.hook, self.path)
+        return _HookedSink(self.inner.create(), self.hook, self.path, self.after)
 
     def remove(self) -> None:
         self.hook("remove", self.path)
         self.inner.remove()
+        self.after("remove", self.path)
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,7 @@ class _HookedSink:
     inner: Sink
     hook: Hook
     path: str
+    after: Hook
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
         self.hook("append", self.path)
@@ -84,6 +96,7 @@ class _HookedSink:
     def close(self) -> None:
         self.hook("close", self.path)
         self.inner.close()
+        self.after("close", self.path)
 
     def abort(self) -> None:
         self.inner.abort()

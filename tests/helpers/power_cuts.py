@@ -18,6 +18,19 @@ import pytest
 
 from megatrain.checkpoint_format import local_location
 
+Tree = dict[str, bytes | None]
+"""Path below the root -> content, None of a directory; each directory before what is in it."""
+
+
+def put_tree(tree: Tree, target: Path) -> None:
+    """Create a directory with this content."""
+    for name, content in tree.items():
+        path = target / name
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+
 
 class Disk:
     """Follows a directory tree. All that is in it at the start is durable."""
@@ -42,24 +55,26 @@ class Disk:
         """Note that a file or a directory that is open is durable now."""
         self._sync(Path(os.readlink(f"/proc/self/fd/{file}")))
 
-    def after_a_power_cut(self, draw: random.Random, target: Path) -> None:
-        """Put what may be left if the power fails now into `target`."""
+    def after_a_power_cut(self, draw: random.Random) -> Tree:
+        """Return what may be left if the power fails now."""
         now = {path.stat().st_ino: path for path in [self._root, *self._root.rglob("*")]}
-        self._restore(self._root.stat().st_ino, now, draw, target)
+        return dict(self._left(self._root.stat().st_ino, now, draw, ""))
 
-    def _restore(self, number: int, now: dict[int, Path], draw: random.Random, target: Path) -> None:
+    def _left(
+        self, number: int, now: dict[int, Path], draw: random.Random, name: str
+    ) -> Iterator[tuple[str, bytes | None]]:
         path = now.get(number)
         is_directory = path.is_dir() if path is not None else self._is_directory.get(number, False)
         if not is_directory:
-            target.write_bytes(self._content_left(number, path, draw))
+            yield name, self._content_left(number, path, draw)
             return
-        target.mkdir()
+        yield name, None
         durable = self._entries.get(number, {})
         current = _entries(path) if path is not None else {}
-        for name in sorted(durable.keys() | current.keys()):
-            child = draw.choice([entries.get(name) for entries in (durable, current)])
+        for entry in sorted(durable.keys() | current.keys()):
+            child = draw.choice([entries.get(entry) for entries in (durable, current)])
             if child is not None:
-                self._restore(child, now, draw, target / name)
+                yield from self._left(child, now, draw, f"{name}/{entry}" if name else entry)
 
     def _content_left(self, number: int, path: Path | None, draw: random.Random) -> bytes:
         durable = self._content.get(number, b"")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,11 +27,11 @@ RecordType = TypeVar("RecordType")
 
 def encode(record: Any) -> bytes:
     """Return a record's JSON, with the schema version and without fields that have their default value."""
-    plain = to_plain(record)
-    for field in fields(record):
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if default is not MISSING and plain[field.name] == to_plain(default):
-            del plain[field.name]
+    plain = {
+        name: to_plain(value)
+        for name, default in _defaults(type(record))
+        if (value := getattr(record, name)) != default
+    }
     return json.dumps({"schema_version": SCHEMA_VERSION, **plain}, separators=(",", ":")).encode()
 
 
@@ -62,7 +62,7 @@ def to_plain(value: Any) -> Any:
     if type(value) in _SCALARS:
         return value
     if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {name: to_plain(getattr(value, name)) for name, _ in _defaults(type(value))}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -91,6 +91,15 @@ def from_plain(kind: type[RecordType], value: Mapping[str, Any], location: str) 
 
 
 @cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Return the name of each field with its default value, MISSING if it has none."""
+    return tuple(
+        (field.name, field.default if field.default_factory is MISSING else field.default_factory())
+        for field in fields(kind)
+    )
+
+
+@cache
 def _fields(kind: type[Any]) -> tuple[tuple[Field[Any], Any], ...]:
     hints = get_type_hints(kind)
     return tuple((field, hints[field.name]) for field in fields(kind))
@@ -105,34 +114,51 @@ def _fits(wanted: Any, value: Any) -> bool:
     return wanted is bool or (wanted in (int, float) and -_TOO_LARGE < value < _TOO_LARGE)
 
 
-def _read(wanted: Any, value: Any, location: str) -> Any:
-    origin = get_origin(wanted)
-    if origin in (Union, types.UnionType):
-        choices = [choice for choice in get_args(wanted) if choice is not type(None)]
-        if value is None and len(choices) < len(get_args(wanted)):
-            return None
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a field's type admits: `wanted`, with its origin and arguments if it is generic, or also None."""
+
+    wanted: Any
+    origin: Any
+    arguments: tuple[Any, ...]
+    is_optional: bool
+    is_record: bool
+
+
+@cache
+def _shape(hint: Any) -> _Shape:
+    wanted, is_optional = hint, False
+    if get_origin(hint) in (Union, types.UnionType):
+        choices = [choice for choice in get_args(hint) if choice is not type(None)]
+        is_optional = len(choices) < len(get_args(hint))
         (wanted,) = choices  # a record has no other unions
-        origin = get_origin(wanted)
+    return _Shape(wanted, get_origin(wanted), get_args(wanted), is_optional, is_dataclass(wanted))
+
+
+def _read(hint: Any, value: Any, location: str) -> Any:
+    shape = _shape(hint)
+    wanted, origin, arguments = shape.wanted, shape.origin, shape.arguments
+    if value is None and shape.is_optional:
+        return None
     if origin is Literal:
-        if value not in get_args(wanted):
-            raise _wrong(location, value, f"one of {', '.join(map(str, get_args(wanted)))}")
+        if value not in arguments:
+            raise _wrong(location, value, f"one of {', '.join(map(str, arguments))}")
         return value
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(location, value, "a list")
-        return tuple(_read(get_args(wanted)[0], item, f"{location}[{number}]") for number, item in enumerate(value))
+        return tuple(_read(arguments[0], item, f"{location}[{number}]") for number, item in enumerate(value))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, dict):
             raise _wrong(location, value, "an object")
         return {
-            _read_scalar(str, key, location): _read(get_args(wanted)[1], item, f"{location}.{key}")
+            _read_scalar(str, key, location): _read(arguments[1], item, f"{location}.{key}")
             for key, item in value.items()
         }
-    if is_dataclass(wanted):
+    if shape.is_record:
         if not isinstance(value, dict):
             raise _wrong(location, value, "an object")
-        record_kind: Any = wanted
-        return from_plain(record_kind, value, location)
+        return from_plain(wanted, value, location)
     return _read_scalar(wanted, value, location)
 
 

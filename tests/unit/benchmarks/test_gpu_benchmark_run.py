@@ -6,7 +6,9 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,29 @@ import csrc.build
 from benchmarks import gpu, gpu_operator_stages, gpu_step_stages
 from benchmarks.gpu_record import Record, Stage
 from benchmarks.gpu_stage import run_stage
+from tests.helpers.forked_program import forked_program
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork what the benchmark would start: a dozen processes, each of which would load torch."""
+
+    def run(
+        command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+    ) -> tuple[int | None, str]:
+        assert command[0] == sys.executable
+        options = {"environment": {**os.environ, **(environment or {})}}
+        with tempfile.TemporaryFile() as log, forked_program(command[1:], output=log, **options) as program:
+            with suppress(subprocess.TimeoutExpired):
+                program.wait(timeout_s)
+            log.seek(0)
+            return program.returncode, log.read().decode()
+
+    monkeypatch.setattr(gpu, "run_command", run)
 
 
 def test_no_stage_measures_without_kernels(record: Record, tmp_path: Path) -> None:
@@ -63,12 +84,14 @@ sys.meta_path.insert(0, Kernels)
 torch.version.cuda = "13.0"
 torch.cuda.get_device_capability = lambda: (9, 0)
 from benchmarks import gpu_stage
+gpu_stage.load_extension.cache_clear()  # a fork may have its server's answer
 gpu_stage.set_allocator = lambda settings: None
 stages = dict.fromkeys(["Before", "Timing"], lambda stage, target: stage.change(found={{"ours": 1.0}}))
 sys.exit(gpu_stage.run_stage(stages))
 '''
 
 
+@pytest.mark.usefixtures("_forks")
 @pytest.mark.parametrize("architecture", ["9.0a", "8.0", None])
 def test_timed_kernels_are_those_just_built(
     architecture: str | None, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +153,7 @@ stage.change(is_done=True)
 """
 
 
+@pytest.mark.usefixtures("_forks")
 @pytest.mark.parametrize(
     ("name", "failures"), [("Whole", ["the process ended"]), ("Broken", ["process ended", "in between"])]
 )
@@ -297,7 +321,9 @@ def test_pytest_runs_without_the_plug_ins_that_pyproject_wants(tmp_path: Path, m
     missing = {"pytest_timeout", "xdist", "hypothesis", "transformers", "pyarrow", "duckdb", "fastapi", "trustme"}
     (tmp_path / "sitecustomize.py").write_text(BARE.format(missing=missing))
     environment = gpu.quiet_pytest() | {"PYTHONPATH": str(tmp_path)}
-    command = gpu.pytest_command("tests/unit/ops/test_square_sums.py", "tests/unit/ops/test_rotary.py")
+    command = gpu.pytest_command(
+        "--slow=without", "tests/unit/ops/test_square_sums.py", "tests/unit/ops/test_rotary.py"
+    )
     on_this_machine = ["--kernels=reference" if one == "--kernels=cuda" else one for one in command]
     code, log = gpu.run_command(on_this_machine, 50.0, environment)
 
@@ -361,12 +387,14 @@ def test_smoke_checks_are_tests_that_exist() -> None:
         assert f"def {name}(" in (ROOT / path).read_text(), test
 
 
-@pytest.mark.timeout(3600)
-def test_every_stage_runs_in_a_rehearsal(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", str(tmp_path), "--budget-s", "3000"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.usefixtures("_forks")
+def test_every_stage_runs_in_a_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--rehearse", "--output", str(tmp_path), "--budget-s", "3000"]
+    monkeypatch.setattr(sys, "argv", ["gpu", *options])
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert gpu.main() == 0, capsys.readouterr().out
     stages = Record.read(tmp_path).document["stages"]
     assert list(stages) == list(gpu.stages(tmp_path, is_rehearsal=True))
     assert {name for name, stage in stages.items() if "no time" in stage["note"]} == set()

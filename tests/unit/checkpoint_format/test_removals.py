@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.arena_snapshots import host_plan
 from tests.helpers.checkpoint_tree import put_checkpoint, put_main, tree
 from tests.helpers.hooked_location import HookedLocation
-from tests.helpers.interleaved import Interleaved
+from tests.helpers.interleaved import Interleaved, Operation, explore
 from tests.helpers.two_rounds import STEP, make_round
 
 PLAN = host_plan("", keep_last=1, round=2)
@@ -78,53 +79,44 @@ def began_and_resumes_at(checkpoints: Location) -> tuple[int | None, int | None]
     return start.step, None if point.candidate is None else point.candidate.step
 
 
-class Count:
-    def __init__(self) -> None:
-        self.num_operations = 0
-
-    def __call__(self, action: str, path: str) -> None:
-        self.num_operations += 1
+@pytest.fixture
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose no time on durability: processes are delayed here, and the power stays on."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
-def num_operations(directory: Path, program: Callable[[Location], None]) -> int:
-    counted = Count()
-    program(HookedLocation(put_run(directory), counted))
-    return counted.num_operations
-
-
-@pytest.mark.slow(kept=["go_on_before-5"])
-@pytest.mark.parametrize("stride", [1, 5])
-@pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_round_keeps_its_first_step_whichever_side_is_delayed(tmp_path: Path, start: Start, stride: int) -> None:
+def explored(tmp_path: Path, first: Start, second: Start, check: Callable[[Location], None]) -> None:
+    """Run two programs in every order in which each is delayed once, the first one first, and check what is left."""
     template = tmp_path / "template"
-    put_run(template)
+    if not template.exists():
+        put_run(template)
+
+    def run(turns: tuple[int, ...]) -> list[Operation]:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.copytree(template, tmp_path / "run")
+        checkpoints = LocalLocation(tmp_path / "run")
+        operations = Interleaved(checkpoints, first, second, turns).run()
+        check(checkpoints)
+        return operations
+
+    explore(run)
+
+
+@pytest.mark.slow(kept=["go_on_before"])
+@pytest.mark.usefixtures("_unsynced")
+@pytest.mark.parametrize("start", [go_back, go_on_before])
+def test_round_keeps_its_first_step_in_every_order(tmp_path: Path, start: Start) -> None:
     ways = set[tuple[int, ...]]()
-    programs = (keep_house, start)
-    for first in (0, 1):
-        for held_at in range(0, num_operations(tmp_path / f"count-{first}", programs[first]), stride):
-            checkpoints = interleaved(template, tmp_path / "run", programs[first], programs[1 - first], (held_at,))
-            began, resumes = began_and_resumes_at(checkpoints)
-            assert began == resumes, (first, held_at)
-            ways.add(tuple(committed_steps(checkpoints / "main")))
+
+    def check(checkpoints: Location) -> None:
+        began, resumes = began_and_resumes_at(checkpoints)
+        assert began == resumes
+        ways.add(tuple(committed_steps(checkpoints / "main")))
+
+    explored(tmp_path, keep_house, start, check)
+    explored(tmp_path, start, keep_house, check)
     # the round came before the removal, or after it
     assert ways >= {STEPS, STEPS[-1:]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", [go_back, go_on_before])
-def test_round_keeps_its_first_step_when_both_are_delayed(tmp_path: Path, start: Start) -> None:
-    template = tmp_path / "template"
-    put_run(template)
-    programs = (keep_house, start)
-    numbers = [num_operations(tmp_path / program.__name__, program) for program in programs]
-    for first in (0, 1):
-        for held_at in range(numbers[first]):
-            for until in range(1 + held_at % 5, numbers[1 - first], 5):  # all of them would take minutes
-                checkpoints = interleaved(
-                    template, tmp_path / "run", programs[first], programs[1 - first], (held_at, until)
-                )
-                began, resumes = began_and_resumes_at(checkpoints)
-                assert began == resumes, (first, held_at, until)
 
 
 def prune_and_go_back(checkpoints: Location) -> None:
@@ -134,48 +126,37 @@ def prune_and_go_back(checkpoints: Location) -> None:
     go_back(checkpoints)
 
 
-@pytest.mark.slow(kept=["10"])
-@pytest.mark.parametrize("stride", [1, 10])
-def test_two_removers_and_a_round_lose_no_first_step(tmp_path: Path, stride: int) -> None:
-    template = tmp_path / "template"
-    put_run(template)
-    programs = (keep_house, prune_and_go_back)
+@pytest.mark.slow
+@pytest.mark.usefixtures("_unsynced")
+def test_two_removers_and_a_round_lose_no_first_step(tmp_path: Path) -> None:
     began_at = set[int | None]()
-    for first in (0, 1):
-        for held_at in range(0, num_operations(tmp_path / f"count-{first}", programs[first]), stride):
-            checkpoints = interleaved(template, tmp_path / "run", programs[first], programs[1 - first], (held_at,))
-            began, resumes = began_and_resumes_at(checkpoints)
-            assert began == resumes, (first, held_at)
-            began_at.add(began)
+
+    def check(checkpoints: Location) -> None:
+        began, resumes = began_and_resumes_at(checkpoints)
+        assert began == resumes
+        began_at.add(began)
+
+    explored(tmp_path, keep_house, prune_and_go_back, check)
+    explored(tmp_path, prune_and_go_back, keep_house, check)
     # the round came before housekeeping, or after it
     assert began_at == set(STEPS[1:])
 
 
-@pytest.mark.slow(kept=["10"])
-@pytest.mark.parametrize("stride", [1, 10])
-def test_two_removers_of_the_same_steps_leave_the_newest(tmp_path: Path, stride: int) -> None:
-    template = tmp_path / "template"
-    put_run(template)
+@pytest.mark.slow
+@pytest.mark.usefixtures("_unsynced")
+def test_two_removers_of_the_same_steps_leave_the_newest(tmp_path: Path) -> None:
     notes: list[str] = []
 
     def remove(checkpoints: Location) -> None:
         notes.extend(Housekeeping().run(checkpoints, PLAN))
 
-    for held_at in range(0, num_operations(tmp_path / "count", remove), stride):
-        checkpoints = interleaved(template, tmp_path / "run", remove, remove, (held_at,))
-        assert committed_steps(checkpoints / "main") == [STEPS[-1]], held_at
-        assert being_removed(checkpoints) == {}, held_at
-        assert [candidate.step for candidate in candidates(checkpoints)] == [STEPS[-1]], held_at
+    def check(checkpoints: Location) -> None:
+        assert committed_steps(checkpoints / "main") == [STEPS[-1]]
+        assert being_removed(checkpoints) == {}
+        assert [candidate.step for candidate in candidates(checkpoints)] == [STEPS[-1]]
+
+    explored(tmp_path, remove, remove, check)
     assert {note.rpartition("/")[2] for note in notes} == {"step-000000010", "step-000000020"}, "none failed"
-
-
-def interleaved(template: Path, directory: Path, first: Start, second: Start, turns: tuple[int, ...]) -> Location:
-    """Run two programs in a copy of a run, and return its checkpoints."""
-    shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(template, directory)
-    checkpoints = LocalLocation(directory)
-    Interleaved(checkpoints, first, second, turns).run()
-    return checkpoints
 
 
 # A removal that was interrupted
