@@ -27,9 +27,10 @@ RecordType = TypeVar("RecordType")
 
 def encode(record: Any) -> bytes:
     """Return a record's JSON, with the schema version and without fields that have their default value."""
+    kind: Any = type(record)
     plain = {
         name: to_plain(value)
-        for name, default in _defaults(type(record))
+        for name, default in _defaults(kind)
         if (value := getattr(record, name)) != default
     }
     return json.dumps({"schema_version": SCHEMA_VERSION, **plain}, separators=(",", ":")).encode()
@@ -59,10 +60,11 @@ def decode(kind: type[RecordType], raw: bytes | str, location: str) -> RecordTyp
 def to_plain(value: Any) -> Any:
     """Return a record, or any value of a field, in a form that json can write."""
     # fast path: most values are scalars, and a driver encodes thousands of records
-    if type(value) in _SCALARS:
+    kind: Any = type(value)
+    if kind in _SCALARS:
         return value
     if is_dataclass(value):
-        return {name: to_plain(getattr(value, name)) for name, _ in _defaults(type(value))}
+        return {name: to_plain(getattr(value, name)) for name, _ in _defaults(kind)}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
