@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.arena.locks import HeldLock, create_wake, hold_alone, hold_shared, wake
+from megatrain.arena.locks import HeldLock, create_wake, hold_exclusively, hold_shared, wake
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory
 from megatrain.run_files.run_directory import safe_name
@@ -225,11 +225,11 @@ def remove_arena(path: Path, writer_lock: HeldLock | None = None) -> bool:
         arena = open_arena(path)
     except MissingFileError:
         return True
-    workers_lock = hold_alone(arena.workers_lock)
+    workers_lock = hold_exclusively(arena.workers_lock)
     if workers_lock is None:
         return not path.exists()
     with workers_lock:
-        writer_lock = writer_lock or hold_alone(arena.writer_lock)
+        writer_lock = writer_lock or hold_exclusively(arena.writer_lock)
         if writer_lock is None:
             return False
         with writer_lock:

@@ -73,7 +73,7 @@ class SlotFiller:
         """Mark the written contents as complete."""
         self._store(SlotWord.STATE, SlotState.SEALED)
 
-    def rename(self, before: SealedSnapshot, after: SealedSnapshot, persist: Persist) -> None:
+    def relabel(self, before: SealedSnapshot, after: SealedSnapshot, persist: Persist) -> None:
         """Relabel a sealed snapshot as one of another round. A slot that holds another snapshot stays as it is."""
         if self.words().sealed != before:
             return
@@ -131,7 +131,7 @@ def slot_to_overwrite(words: Sequence[SlotWords]) -> int:
     )
 
 
-def copies_without_use(
+def removable_copies(
     files: Sequence[SlotFile], kept: Collection[int], needed: Collection[int]
 ) -> tuple[list[SlotFile], list[SlotFile]]:
     """Return the copies that may be removed now, and those that may be removed after they were fetched.

@@ -143,7 +143,7 @@ def adopt(
             if path.exists():
                 filler = SlotFiller(path)
                 try:
-                    filler.rename(before, after, state)
+                    filler.relabel(before, after, state)
                 finally:
                     filler.close()
 

@@ -92,12 +92,12 @@ class Remover:
 
 
 def _listed(record: Location) -> list[tuple[str, int]]:
-    mend = "remove it when no process is removing checkpoints there"
-    reader = JsonObject.parse(record.read(), str(record), SCHEMA_VERSION, mend)
+    hint = "remove it when no process is removing checkpoints there"
+    reader = JsonObject.parse(record.read(), str(record), SCHEMA_VERSION, hint)
     listed: list[tuple[str, int]] = []
     for branch, steps in reader.mapping("steps").items():
         if not isinstance(steps, list) or not all(type(step) is int for step in steps):
-            raise reader.error("steps", f"each branch must have a list of steps; {mend}")
+            raise reader.error("steps", f"each branch must have a list of steps; {hint}")
         listed += [(branch, step) for step in steps]
     return listed
 

@@ -249,7 +249,7 @@ def _later_batches(config: Config, layout: Layout) -> str:
         if stage.global_batch_size:
             dealing = config.dealing(layout, stage.global_batch_size)
             idle = f" ({idle_text(dealing)})" if idle_text(dealing) else ""
-            text += f"; from token {stage.after_tokens:,} on {stage.global_batch_size} sequences, {dealing.most_slots} "
+            text += f"; from token {stage.after_tokens:,} on {stage.global_batch_size} sequences, {dealing.max_slots} "
             text += f"micro-batches a pipeline{idle}"
     return text
 

@@ -292,7 +292,7 @@ class Layout:
         """The axes along which ranks hold the same parameters, for each factorisation with several such axes."""
         return tuple(axes for axes in self._replica_axes() if len(axes) > 1)
 
-    def are_of_replicas(self, axes: Sequence[str]) -> bool:
+    def is_replica_group(self, axes: Sequence[str]) -> bool:
         """Return whether gradients and parameters travel in the group along these axes.
 
         These are all axes of several ranks along which ranks hold the same parameters, or the outermost of them. In a

@@ -40,7 +40,7 @@ class Dealing:
         return max(self.num_own(0 if self.has_equal_slots else replica), self.least_slots)
 
     @property
-    def most_slots(self) -> int:
+    def max_slots(self) -> int:
         """The slots of the replica that has most. A step takes as long as these."""
         return self.num_slots(0)
 
@@ -53,7 +53,7 @@ class Dealing:
     @property
     def idle_share(self) -> float:
         """The share of a step in which replicas wait or compute empty slots, without the bubble of the pipeline."""
-        return 1.0 - self.num_microbatches / (self.num_replicas * self.most_slots)
+        return 1.0 - self.num_microbatches / (self.num_replicas * self.max_slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,11 +105,11 @@ class FenceRule:
         """Return how long workers have to save and stop, in a round whose published limit is `stop_s`."""
         return max(self.save_grace_s, stop_s)
 
-    def raised_stop(self, published_s: float, seen_s: float) -> float | None:
+    def stop_to_publish(self, published_s: float, seen_s: float) -> float | None:
         """Return the stop time to publish when hosts report `seen_s`; None if the published one suffices."""
         return longer_stop_s(self.grace_s(published_s), seen_s)
 
-    def raised(self, published_s: float, seen_s: float) -> float | None:
+    def interval_to_publish(self, published_s: float, seen_s: float) -> float | None:
         """Return the interval to publish when hosts report `seen_s`; None if `published_s` suffices."""
         interval_s = _MARGIN * seen_s
         if seen_s <= published_s or self.deadlines(interval_s) == self.deadlines(published_s):

@@ -49,15 +49,15 @@ class PhaseTimeouts:
             case Phase.STOPPING:
                 return self.checkpoint_s
 
-    def part(self, share: float) -> PhaseTimeouts:
-        """Return timeouts that are shorter by the factor `share`."""
+    def scaled(self, factor: float) -> PhaseTimeouts:
+        """Return timeouts that are shorter by the factor `factor`."""
         return PhaseTimeouts(
-            init_s=share * self.init_s,
-            first_step_s=share * self.first_step_s,
-            checkpoint_s=share * self.checkpoint_s,
-            evaluation_s=share * self.evaluation_s,
-            floor_s=share * self.floor_s,
-            factor=share * self.factor,
+            init_s=factor * self.init_s,
+            first_step_s=factor * self.first_step_s,
+            checkpoint_s=factor * self.checkpoint_s,
+            evaluation_s=factor * self.evaluation_s,
+            floor_s=factor * self.floor_s,
+            factor=factor * self.factor,
         )
 
     def _learned_s(self, max_s: float, longest_ns: int | None) -> float:

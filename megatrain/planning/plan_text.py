@@ -127,8 +127,8 @@ def _batches(plan: RunPlan) -> list[str]:
             f"{one.num_microbatches:,}",
             f"{one.bubble_fraction:.1%}",
             f"{one.idle_share:.1%}",
-            bytes_text(one.fullest.memory.total),
-            one.fullest.name,
+            bytes_text(one.largest_stage.memory.total),
+            one.largest_stage.name,
         ]
         for after_tokens, first_step, one in begins
     ]

@@ -389,14 +389,14 @@ class Recorder:
     def set_phase(self, phase: Phase) -> None:
         """Set the phase of the rank, which determines how long a watcher waits. `set_step` sets the phases of steps."""
         if phase != self._phase:
-            self._learn_phase()
+            self._record_phase_time()
             self._phase = phase
             # A reader between these stores sees the old phase with the new start, never the new one with the old start.
             self._phase_began_ns = monotonic_ns()
             self._words[Word.PHASE_SINCE_NS] = self._phase_began_ns
             self._words[Word.PHASE] = phase
 
-    def _learn_phase(self) -> None:
+    def _record_phase_time(self) -> None:
         """Record the duration of the phase that ends now, as a measure for later phases of its kind."""
         words, word = self._words, _LONGEST_WORDS.get(self._phase)
         if word is not None and self._summary is not None:

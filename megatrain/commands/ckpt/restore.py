@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
             f"nothing was changed, because {chosen.location} is damaged: {'; '.join(problems[:3])}{more}"
         )
     activity = _checked_activity(resolved.checkpoints, is_forced=args.force)  # check again: verification takes a while
-    before = _line(resolved.checkpoints)
+    before = _resumable(resolved.checkpoints)
     number = claim_next_round(resolved.checkpoints)
     # find it again: before the claim, a job may have removed it
     chosen = find_step(resolved, args.location, step, args.branch)
     reason = args.reason or f"restored to step {step}"
     branch = open_branch(resolved.checkpoints, chosen.branch, chosen.step, reason, round_number=number)
-    abandoned = sorted(before - _line(resolved.checkpoints))
+    abandoned = sorted(before - _resumable(resolved.checkpoints))
     if args.is_json:
         print_json({
             "place": str(resolved.checkpoints), "branch": branch.name, "parent": branch.parent, "step": chosen.step,
@@ -110,7 +110,7 @@ def _notes(activity: Activity) -> list[str]:
     ]
 
 
-def _line(checkpoints: Location) -> set[str]:
+def _resumable(checkpoints: Location) -> set[str]:
     """Return the checkpoints from which the run can resume."""
     try:
         return {f"{candidate.branch}/{candidate.location.name}" for candidate in candidates(checkpoints)}

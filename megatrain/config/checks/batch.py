@@ -42,7 +42,7 @@ def batch_problems(context: Context) -> Iterator[Problem]:
     config = context.config
     rampup = list(_rampup_problems(config.batch))
     yield from rampup
-    is_rampup_sound = not rampup and context.knows(*RAMPUP_KEYS)
+    is_rampup_sound = not rampup and context.are_known(*RAMPUP_KEYS)
     levels = rampup_levels(config.batch) if is_rampup_sound else (config.batch.global_batch_size,)
     of_run = [_Sizes("batch.global_batch_size", levels)]
     for section, stage in config.sections_of("data_stage").items():

@@ -17,18 +17,18 @@ class Context:
     doubtful: frozenset[str]
     """Keys that hold a stand-in for a wrong or missing value."""
 
-    def knows(self, *keys: str) -> bool:
+    def are_known(self, *keys: str) -> bool:
         return self.doubtful.isdisjoint(keys)
 
     @property
     def dp_size(self) -> int | None:
         """The data-parallel size if it is given, or follows from the world size; else None."""
         parallel = self.config.parallel
-        if not self.knows("parallel.dp_size"):
+        if not self.are_known("parallel.dp_size"):
             return None
         if parallel.dp_size:
             return parallel.dp_size
-        is_replica_known = self.knows(*(f"parallel.{name}" for name in parallel.replica_sizes))
+        is_replica_known = self.are_known(*(f"parallel.{name}" for name in parallel.replica_sizes))
         if self.world_size is None or not is_replica_known or self.world_size % parallel.ranks_per_replica:
             return None
         return self.world_size // parallel.ranks_per_replica

@@ -16,7 +16,7 @@ _COUNTS = ("parallel.counts_embedding_as_layer", "parallel.counts_head_as_layer"
 
 def layer_problems(context: Context) -> Iterator[Problem]:
     """Yield why the split of the layers is impossible, and why the chunks have too few layers for offload_layers."""
-    if not context.knows(_LIST, *_COUNTS):
+    if not context.are_known(_LIST, *_COUNTS):
         return
     parallel = context.config.parallel
     found = [*_counting_problems(context), *(_list_problems if parallel.layers_per_chunk else _even_problems)(context)]

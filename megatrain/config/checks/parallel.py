@@ -72,7 +72,7 @@ def _splits(context: Context) -> list[_Split]:
     if model.num_kv_heads:
         text, key = f"model.num_kv_heads={model.num_kv_heads}", "model.num_kv_heads"
         splits.insert(1, _Split(text, model.num_kv_heads, (key,), has_holders=True))
-    return [split for split in splits if context.knows(*split.keys)]
+    return [split for split in splits if context.are_known(*split.keys)]
 
 
 def _tensor_parallel_problems(context: Context) -> Iterator[Problem]:

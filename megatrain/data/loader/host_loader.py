@@ -18,7 +18,7 @@ from types import TracebackType
 
 from megatrain.arena.capacity import free_memory_bytes
 from megatrain.arena.directory import Arena
-from megatrain.arena.locks import WakeReader, create_wake, hold_alone, wake
+from megatrain.arena.locks import WakeReader, create_wake, hold_exclusively, wake
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.loader.decision import Idle, decide
@@ -31,7 +31,7 @@ from megatrain.programs.companion import start_companion
 
 _CHECK_S = 0.2
 """How often a rank that waits for a step checks whether the loader runs."""
-_MOST_STARTS = 5
+_MAX_STARTS = 5
 """After so many loaders that died before they filled a slot, the ranks fail."""
 _STOP_S = 5.0
 _SPARE_BYTES = 64 << 20
@@ -39,7 +39,7 @@ _HINT = 'use data.loader="thread"'
 
 
 @dataclass(frozen=True, slots=True)
-class RingPlace:
+class RingLocation:
     """The arena and the round of a ring. log: the file for the output of the loader."""
 
     arena: Arena
@@ -120,7 +120,7 @@ class HostLoader:
     Raises: CheckpointError when the ring of the plan does not exist.
     """
 
-    def __init__(self, place: RingPlace, plan: LoaderPlan, reader: int, source_names: tuple[str, ...]) -> None:
+    def __init__(self, place: RingLocation, plan: LoaderPlan, reader: int, source_names: tuple[str, ...]) -> None:
         self._place = place
         self._plan = plan
         self._reader = reader
@@ -134,7 +134,7 @@ class HostLoader:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
         if reader == 0:
-            self._call_loader()
+            self._wake_or_start_loader()
 
     def __enter__(self) -> HostLoader:
         return self
@@ -158,10 +158,10 @@ class HostLoader:
         if self._step_plan is None:
             raise StopIteration
         self._ring.set_done(self._reader, self._step)
-        self._call_loader()
+        self._wake_or_start_loader()
         while not self._ring.is_filled(self._share, self._step):
             if not self._waiting.wait(_CHECK_S):
-                self._call_loader()
+                self._wake_or_start_loader()
         batch = self._ring.read(self._share, self._step, self._step_plan, self._source_names)
         self._step, self._step_plan = self._step + 1, next(self._plans, None)
         return batch
@@ -183,7 +183,7 @@ class HostLoader:
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
-    def _call_loader(self) -> None:
+    def _wake_or_start_loader(self) -> None:
         """Wake the loader. Start it if none runs although a rank still needs a step that no slot has."""
         place, plan = self._place, self._plan
         if wake(place.arena.loader_wake(place.round)):
@@ -192,15 +192,15 @@ class HostLoader:
             return
         if not place.arena.loader_plan(place.round).exists():
             raise DataError(f"{place.arena.root}: the files of the data loader were removed; start the job again")
-        lock = hold_alone(place.arena.loader_lock(place.round))
+        lock = hold_exclusively(place.arena.loader_lock(place.round))
         if lock is None:
             # one has just been started, and does not read its FIFO yet
             return
         with lock:
             starts = self._ring.count_start()
-            if starts > _MOST_STARTS:
+            if starts > _MAX_STARTS:
                 raise DataError(
-                    f"the data loader of this host ended {_MOST_STARTS} times before it had read step {self._step} of "
+                    f"the data loader of this host ended {_MAX_STARTS} times before it had read step {self._step} of "
                     f"this round; see {place.log}, or {_HINT}"
                 )
             command = [sys.executable, "-m", "megatrain.data.loader.process"]
