@@ -114,8 +114,8 @@ def _lock_exclusively(path: Path, file: int, num_tries: int) -> bool:
 def _take(path: Path, file: int, take: Callable[[int], str]) -> None:
     """Take a lock. Raises: BlockingIOError when another process has it; else CheckpointError, and closes the file.
 
-    Without locks nothing can show whether a writer or workers use the arena: two writers would write the same
-    checkpoint, and the writer would remove the snapshots of running workers. So an arena needs them.
+    Without locks, no process could detect whether a writer or workers use the arena: two writers would write the same
+    checkpoint, and the writer would remove the snapshots of running workers. So an arena needs locks.
     """
     try:
         problem = take(file)
