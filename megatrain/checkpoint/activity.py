@@ -1,4 +1,4 @@
-"""Find out whether a job is writing to a directory of checkpoints, as far as this host can see. Loads no torch.
+"""Find out whether a job is writing to a directory of checkpoints, as far as this host can determine. Loads no torch.
 
 Two signs are certain. Rank 0 holds the lock of its run directory, which usually contains the checkpoints. The workers
 of a host hold the lock of their arena, whose plan names the directory of their checkpoints. If a job runs on other

@@ -163,7 +163,7 @@ class ArenaSlot:
 
 
 def open_slots(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan, *, is_pinned: bool) -> list[ArenaSlot]:
-    """Return this rank's slots. A slot of the same plan keeps its contents; any other is made new.
+    """Return this rank's slots. A slot of the same plan keeps its contents; others are replaced.
 
     Raises: CheckpointError naming the file and the missing memory.
     """

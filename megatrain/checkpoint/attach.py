@@ -168,7 +168,7 @@ def _wait_until_stored(
     log: Path,
     wait_storage_s: float,
 ) -> None:
-    """Let the writer store pending snapshots. Those not stored within `wait_storage_s` are lost with their slots.
+    """Wait for the writer to store pending snapshots. Those not stored in `wait_storage_s` are lost with their slots.
 
     maybe_storable: snapshots that need the writer of a lost host. This waits for them only while storage changes.
     """

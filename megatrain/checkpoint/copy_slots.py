@@ -102,7 +102,7 @@ class SlotFiller:
 
 
 def open_copy_slots(arena: Arena, kept: PlannedSlot) -> list[SlotFiller]:
-    """Return the slots for the copies of one rank. A slot of its plan keeps its contents; any other is made new.
+    """Return the slots for the copies of one rank. A slot of its plan keeps its contents; others are replaced.
 
     Raises: CheckpointError naming the file and the missing memory.
     """
@@ -124,7 +124,7 @@ def missing_copy_bytes(arena: Arena, kept: PlannedSlot) -> int:
 
 
 def slot_to_overwrite(words: Sequence[SlotWords]) -> int:
-    """Return the index of a slot without a complete snapshot; without one, of the slot with the oldest snapshot."""
+    """Return the index of a slot without a complete snapshot; if all have one, of the slot with the oldest."""
     return min(
         range(len(words)),
         key=lambda slot: (words[slot].sealed is not None, words[slot].snapshot),
@@ -143,7 +143,7 @@ def removable_copies(
 
 
 def remove_copies(files: Sequence[SlotFile]) -> None:
-    """Raises: CheckpointError naming a file that cannot be removed."""
+    """Remove copies. Raises: CheckpointError naming a file that cannot be removed."""
     for file in files:
         try:
             file.path.unlink(missing_ok=True)

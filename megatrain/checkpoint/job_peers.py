@@ -1,6 +1,6 @@
 """A job's copies at peers. The methods are in the order of a start: choose keepers, free memory, fetch, then send.
 
-When checkpoint.has_peer_copies is false there are no copies; only the check of the memory remains.
+If checkpoint.has_peer_copies is false, there are no copies, and only the memory is checked.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class JobPeers:
     def free_memory(self, attachment: Attachment, own_bytes: int) -> None:
         """Remove copies that are no longer needed, and refuse to start when a host's memory cannot hold its snapshots.
 
-        own_bytes: what this rank's own slots need beyond what exists already.
+        own_bytes: the memory that this rank's missing slots need.
         Communication: two agreements, a gather and a broadcast.
         Raises: ConfigError with the arithmetic, CheckpointError, the same on every rank.
         """

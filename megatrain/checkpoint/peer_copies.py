@@ -36,7 +36,7 @@ _HAS_IT = b"has it"
 _SEALED = b"sealed"
 _CLOSE_S = 2.0
 _BUSY_S = 5.0
-"""How long an offer waits for the copy before it: the owner may have abandoned that one and offers the next at once."""
+"""How long an offer waits for the previous copy, which the owner may have abandoned just before this offer."""
 
 
 class CopySender:

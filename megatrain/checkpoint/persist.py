@@ -103,7 +103,9 @@ class Persistence:
         self._reason_to_stop_waiting = reason_to_stop_waiting
         self._branch = branch
         self._may_remove_own_files = True
-        """Whether no COMMIT can refer to this host's files. After the host is done, only the coordinator is sure."""
+        """Whether no COMMIT can refer to this host's files. After the host has reported done, only the coordinator can
+        exclude that.
+        """
 
     def run(self) -> WriteResult:
         """Write this host's part, and return when the checkpoint is committed, by this writer or by the coordinator.

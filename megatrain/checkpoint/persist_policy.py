@@ -92,9 +92,9 @@ def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool
 def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) -> bool:
     """Return whether an incomplete checkpoint, older than a complete one of the branch, is abandoned.
 
-    Without WRITING, it is the rest of an interrupted removal. One of this round is abandoned because the coordinator
-    writes one checkpoint after another. For one of an older round, a writer on another host may still be working until
-    its wait times out.
+    Without WRITING, the checkpoint is the rest of an interrupted removal. A checkpoint of this round is abandoned
+    because the coordinator writes one checkpoint after another. A checkpoint of an older round counts as abandoned only
+    when the writers on other hosts must have timed out.
     """
     if mark is None or mark.round == plan.round:
         return True
