@@ -28,7 +28,7 @@ class Branch:
     """A line of checkpoints. It begins at `parent_step` of `parent`; a run's first branch has neither ("" and None).
 
     A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back.
-    `data`: the sample order at the branch's begin, if it leaves out samples. The samples' numbers refer to this order.
+    `data`: the sample order at the start of the branch, if it leaves out samples, whose numbers refer to this order.
     """
 
     name: str
@@ -121,7 +121,7 @@ def write_branch(checkpoints: Location, branch: Branch) -> bool:
 
 def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
-    # what has no content is left out
+    # empty fields are left out
     if not branch.rollback:
         del content["rollback"]
     if branch.data is None:

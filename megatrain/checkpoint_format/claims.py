@@ -97,9 +97,10 @@ class Claims:
             is_others = newest is not None and newest.content() != own
             if newest is not None and is_others and job_round is not None and newest.is_same_round_or_newer(job_round):
                 raise FencedError(
-                    f"{self.location_of(newest.number)}: {newest.holder} has it, and round {job_round.number} is not"
-                    " newer: this process is left over and must stop. If etcd was emptied since then and rounds are"
-                    f" counted from the start, remove {self} once no process of the run is left"
+                    f"{self.location_of(newest.number)}: the holder is {newest.holder}, and round"
+                    f" {job_round.number} is not newer: this process is left over and must stop. If etcd was emptied"
+                    f" since then and rounds are counted from the start, remove {self} once no process of the run is"
+                    " left"
                 )
             number = max(least, 0 if newest is None else newest.number + 1)
             claim = self.unwritten(job_round, number)

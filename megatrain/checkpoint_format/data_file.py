@@ -198,7 +198,7 @@ class ItemHasher:
                 start += self._take(rest[start:])
 
     def _take(self, data: memoryview) -> int:
-        """Process bytes up to the next begin or end of an item, and return how many."""
+        """Process bytes up to the next start or end of an item, and return how many."""
         is_last = len(self._items) == len(self._ranges)
         offset, length = (self._image_bytes, 0) if is_last else self._ranges[len(self._items)]
         if self._at < offset:

@@ -1,7 +1,7 @@
 """Find the checkpoint that a job would resume from. A job tries candidates in lineage order and skips damaged ones.
 
-Only cheap checks: manifests, the file sizes of the candidates that a job would try, and the recorded results of
-`megatrain ckpt verify`. Only that command reads whole files.
+The checks are cheap: they read manifests, the file sizes of the candidates that a job would try, and the recorded
+results of `megatrain ckpt verify`. Only that command reads whole files.
 """
 
 from __future__ import annotations
