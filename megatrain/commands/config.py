@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _data_lines(config: Config) -> list[str]:
-    """Return a table of the training data and how often a new run reads each source, or why they cannot be read."""
+    """Return a table of the training data and how often a new run reads each source, or why the data cannot be read."""
     # These modules load numpy and torch, which `config` otherwise never loads.
     from megatrain.data.epochs import check_epochs, source_uses
     from megatrain.training.training_data import open_reader, tokenizer_notes
@@ -149,7 +149,7 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
 
 
 def _why_not_read(config: Config, error: DataError) -> str:
-    """Return whether the data are only absent on this machine, or are refused, with the error."""
+    """Return the error as a line: the run would not start, or the data are only absent on this machine."""
     from megatrain.data.indexed import data_path, index_path
     from megatrain.training.training_data import data_prefixes
 

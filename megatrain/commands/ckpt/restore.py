@@ -1,7 +1,7 @@
 """`megatrain ckpt restore DIR --step N`: make a run resume from an older step, on a new branch.
 
-No checkpoint is removed or changed: later checkpoints stay on disk as abandoned. A running job does not notice the
-restore, and the checkpoints that it still saves are abandoned at its next start. So the job must be stopped first,
+No checkpoint is removed or changed: later checkpoints stay on disk as abandoned. A restore does not affect a running
+job, and the checkpoints that the job still saves are abandoned at its next start. So the job must be stopped first,
 unless --force is given.
 """
 
@@ -91,9 +91,9 @@ def _checked_activity(checkpoints: Location, *, is_forced: bool) -> Activity:
     activity = find_job(checkpoints)
     if activity.running and not is_forced:
         raise CheckpointError(
-            f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the running job would not notice the "
-            "restore, and at its next start everything that it had saved since would be abandoned. Stop it first, or "
-            "give --force"
+            f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the restore would not affect the "
+            "running job, and at its next start all checkpoints that it had saved since would be abandoned. Stop it "
+            "first, or give --force"
         )
     return activity
 
