@@ -46,7 +46,7 @@ _NEUTRAL_KEYS = frozenset(
 
 
 def model_changes(before: Config, now: Config) -> list[ChangedKey]:
-    """Return the changed keys of [model] that define another model than the checkpoint's."""
+    """Return the changed keys of [model] with which the model is not the one in the checkpoint."""
     keys = [name for name in all_options()["model"] if name not in FREE_MODEL_KEYS]
     return [
         _changed(f"model.{name}", getattr(before.model, name), getattr(now.model, name))

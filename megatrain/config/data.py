@@ -92,8 +92,8 @@ class DataConfig:
     loader: Literal["thread", "host"] = field(
         default="thread",
         metadata=option(
-            "Who reads batches. thread: each rank for itself, in a thread. host: one process on each host, once for "
-            "all ranks that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
+            "What reads batches. thread: a thread of each rank. host: one process on each host, once for all ranks "
+            "that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
         ),
     )
 

@@ -26,7 +26,7 @@ class StepSequence:
 
     @property
     def max_slots(self) -> int:
-        """The slots of the fullest replica in the largest step of the run."""
+        """The largest number of slots of a replica in any step of the run."""
         batch = self.batches.batch
         largest = max(batch.global_batch_size, *(stage.global_batch_size for stage in self.batches.stages), 0)
         return self._dealing_of(largest).max_slots

@@ -1,6 +1,6 @@
 """From nested tables of raw values to typed values: unknown sections, unknown keys, wrong types, missing keys.
 
-Reading never stops at a mistake. The probable meaning of a misspelled name is remembered as doubtful, so that one
+Reading never stops at a mistake. The key that a misspelled name probably means is recorded as doubtful, so that one
 typing error is not also reported as a missing key or as a broken rule.
 
 A configuration may have several sections of some kinds: two tables `[[slack]]` are the same as `[slack]` and
@@ -125,7 +125,7 @@ def missing_parallelism(name: str, sections: Mapping[str, Mapping[str, Option]])
     axis = next((axis for axis in SIZED_AXES if axis.size_name == name), None)
     if axis is None or any(name in options for options in sections.values()):
         return ""
-    return f"{axis.title} parallelism is not built yet; leave {name} out"
+    return f"{axis.title} parallelism is not implemented; leave {name} out"
 
 
 def _example(option: Option) -> str:

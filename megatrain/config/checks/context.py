@@ -18,6 +18,7 @@ class Context:
     """Keys that hold a stand-in for a wrong or missing value."""
 
     def are_known(self, *keys: str) -> bool:
+        """Return whether these keys hold the values that were given, and no stand-in."""
         return self.doubtful.isdisjoint(keys)
 
     @property
@@ -35,7 +36,7 @@ class Context:
 
     @property
     def num_sample_parts(self) -> int | None:
-        """How many parts the samples of a step are dealt to, if the data-parallel size is known; else None."""
+        """Into how many parts the samples of a step are dealt, if the data-parallel size is known; else None."""
         return None if self.layout is None else self.layout.num_sample_parts
 
     @property

@@ -1,4 +1,4 @@
-"""Rules of the section [dashboard]: a forgotten setting grants no access, and every setting has an effect."""
+"""Rules of the section [dashboard]: a missing setting grants no access, and every setting has an effect."""
 
 from __future__ import annotations
 

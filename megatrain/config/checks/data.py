@@ -57,8 +57,8 @@ def data_problems(context: Context) -> Iterator[Problem]:
     if config.data.bad_samples == "replace" and config.fp8.is_used and config.fp8.scaling == "delayed":
         yield Problem(
             ("data.bad_samples", "fp8.scaling"),
-            f"data.bad_samples={value_text(config.data.bad_samples)} puts samples without labels in the place of bad "
-            'ones, and their magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
+            f"data.bad_samples={value_text(config.data.bad_samples)} replaces bad samples by samples without labels, "
+            'whose magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
             'data.bad_samples="refuse"',
         )
     if config.data.balance != "none" and not config.data.has_document_mask:

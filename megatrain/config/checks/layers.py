@@ -92,7 +92,7 @@ def _even_problems(context: Context) -> Iterator[Problem]:
 
 
 def _offload_problems(context: Context) -> Iterator[Problem]:
-    """Yield that no chunk has as many layers as are to be offloaded."""
+    """Yield a problem if no chunk has as many layers as are to be offloaded."""
     offloaded, most = context.config.parallel.offload_layers, max(context.config.layers_per_chunk)
     if offloaded > most:
         yield Problem(
