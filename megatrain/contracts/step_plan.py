@@ -41,7 +41,7 @@ class Dealing:
 
     @property
     def max_slots(self) -> int:
-        """The slots of the replica that has most. A step takes as long as these."""
+        """The largest number of slots of a replica, which determines how long the step takes."""
         return self.num_slots(0)
 
     @property
@@ -58,7 +58,7 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The samples of one step, from number `cursor` on without the `skipped` ones, and who computes them.
+    """The samples of one step, from number `cursor` on without the `skipped` ones, and the replica that computes each.
 
     order: the order in which the samples are dealt, as their places in the step from 0; empty: by number.
     Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples, or each of them once.
