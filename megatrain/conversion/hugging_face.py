@@ -211,7 +211,7 @@ def export_hf(
     """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
 
     `kind`: EMA for the moving average of the weights instead.
-    `end`: the tokenizer's token that ends documents; "" looks it up in the tokenizer's files.
+    `end`: the tokenizer's token that ends documents; "": the one that the tokenizer's files name.
 
     Raises: ConfigError when no family can represent the model; CheckpointError or DataError naming the file.
     """
