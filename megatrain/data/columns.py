@@ -54,7 +54,7 @@ def read_arrow(path: InputFile, text_key: str) -> Iterator[str]:
 
 
 class _RowCounter:
-    """How many rows have been read."""
+    """The number of rows that have been read."""
 
     row = 0
 
@@ -89,7 +89,7 @@ def _seekable(path: InputFile, own_kind: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming_damage(path: InputFile, kind: str, file: BinaryIO) -> Iterator[_RowCounter]:
-    """Turn pyarrow's errors into a DataError with file and place. Errors of the disk, which have an errno, pass."""
+    """Turn pyarrow's errors into a DataError with file, row and byte. Errors of the disk, which have an errno, pass."""
     counter = _RowCounter()
     try:
         yield counter
@@ -116,7 +116,7 @@ def _python_values(column: Any, path: InputFile, first_row: int) -> list[Any]:
 
 
 def part_of_pyarrow(name: str, path: object, action: str) -> ModuleType:
-    """Return a module of pyarrow. Raises: DataError saying that the action on `path` needs the package."""
+    """Return a module of pyarrow. Raises: DataError naming `path` and the action when the package is absent."""
     try:
         importlib.import_module("pyarrow")
         return importlib.import_module(f"pyarrow.{name}")

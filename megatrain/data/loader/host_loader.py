@@ -1,4 +1,4 @@
-"""A rank's side of the data loader of its host: waits for the next step in the ring, and restarts a loader that died.
+"""The interface of a rank to the data loader of its host: waits for the next step in the ring, restarts a dead loader.
 
 It has the interface of `Prefetcher`. The ranks of a host wake the loader through its FIFO, which also shows whether one
 runs; the loader wakes a rank through the rank's own FIFO. The loader's lock decides which rank starts it: the program
@@ -32,7 +32,7 @@ from megatrain.programs.companion import start_companion
 _CHECK_S = 0.2
 """How often a rank that waits for a step checks whether the loader runs."""
 _MAX_STARTS = 5
-"""After so many loaders that died before they filled a slot, the ranks fail."""
+"""After this many starts of loaders that all died before they filled a slot, the ranks fail."""
 _STOP_S = 5.0
 _SPARE_BYTES = 64 << 20
 _HINT = 'use data.loader="thread"'
@@ -113,7 +113,7 @@ class RingLocation:
 
 
 class HostLoader:
-    """Delivers the steps of a plan to one rank of the host. `reader`: the rank's place among the ranks of the host.
+    """Delivers the steps of a plan to one rank of the host. `reader`: the rank's index among the ranks of the host.
 
     A batch is valid until the next call of `next` or `close`: its tokens are memory that all ranks of its replica map.
     source_names: the names of all sources, for the batches of a mixture.
@@ -150,7 +150,7 @@ class HostLoader:
     def next(self) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
 
-        Raises: DataError of the read, or when the loader dies again and again; StopIteration when there are no more
+        Raises: DataError of the read, or when every restarted loader dies; StopIteration when there are no more
         steps; RuntimeError after `close`.
         """
         if self._is_closed:

@@ -5,8 +5,8 @@
 It is a process and not a thread, so that it reads while ranks wait for each other or for a GPU, and so that the ranks
 of a replica read its tokens once. A rank starts it, with the loader's lock (Arena.loader_lock), its descriptor of the
 ring as RING, and its process id as PARENT: the kernel kills the loader with that rank, whose death ends the round. It
-has the priority of a rank, because all ranks wait for a batch that is late. It keeps no state but the ring, so it may
-be killed at any moment.
+has the priority of a rank, because all ranks wait for a batch that is late. Its only state is the ring, so it may be
+killed at any moment.
 Source: MegaScale sec. 3.4.
 """
 
@@ -41,7 +41,7 @@ _POLL_S = 1.0
 
 
 class RingFiller:
-    """Reads what a ring lacks. open_reader: opens the token files, at the first read and again after an error."""
+    """Reads the steps that a ring lacks. open_reader: opens the token files, at the first read and after an error."""
 
     def __init__(self, plan: LoaderPlan, ring: Ring, open_reader: Callable[[], BatchReader]) -> None:
         self._plan = plan
@@ -67,7 +67,7 @@ class RingFiller:
 
 
 class _RecentPlans:
-    """The plans of a few steps, each made once when the steps are asked for in order."""
+    """The plans of a few steps, each made once if the steps are requested in order."""
 
     def __init__(self, steps: StepSequence, depth: int) -> None:
         self._steps = steps

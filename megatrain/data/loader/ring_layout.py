@@ -1,4 +1,4 @@
-"""Where everything lies in the ring of a host's data loader, in bytes. Pure functions of the loader's plan.
+"""The offsets of the words and slots in the ring of a host's data loader. Pure functions of the loader's plan.
 
 The file begins with words, 64-bit integers in native order. Words that different processes store lie in different cache
 lines. Then come the slots, each on its own pages: `depth` of them for each share. Step n of a share is in slot
@@ -25,7 +25,8 @@ _SLOT_LINE_WORDS = _LINE_BYTES // WORD_BYTES
 class RingLayout:
     """The sizes of a ring.
 
-    max_microbatches: of any step and replica, with empty ones. Legend: M max_microbatches, B micro-batch, S sequence.
+    max_microbatches: the most of any step and replica, with empty ones. Legend: M max_microbatches, B micro-batch, S
+    sequence.
     """
 
     depth: int
