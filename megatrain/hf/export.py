@@ -158,7 +158,7 @@ class _Parameters:
             self._ahead = self._start()
             if tuple(parameter.shape) != self._shapes[name]:
                 raise CheckpointError(
-                    f"{name} has shape {tuple(parameter.shape)}, this configuration asks for {self._shapes[name]}; use "
+                    f"{name} has shape {tuple(parameter.shape)}, this configuration requires {self._shapes[name]}; use "
                     f"the [model] section that it was trained with"
                 )
             self._name, self._last = name, parameter
