@@ -1,8 +1,8 @@
 """How much memory a rank's tensors take in a training step, computed without running a step.
 
 Permanent: parameters, gradients, optimizer state, inputs. Temporary: activations of the micro-batches in flight,
-temporaries of the running action, messages, gradients in transfer. The peak is the largest moment of forward and
-backward, or of the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
+temporaries of the running action, messages, gradients in transfer. The peak is that of forward and backward, or that of
+the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
 chunk is counted while it runs on meta; rules give the memory of messages and reductions. The rules assume that no
 gradient's reduction ends before it is awaited. With fast peers less memory is used, so the result is an upper bound.
 Not counted: what an allocator rounds up, and what operations and communication libraries use internally.
@@ -32,7 +32,7 @@ from megatrain.schedule import peak_in_flight
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of one rank's tensors at the fullest moment of a step."""
+    """Bytes of one rank's tensors at the peak of a step."""
 
     parameters: int
     gradients: int

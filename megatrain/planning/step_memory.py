@@ -33,7 +33,7 @@ class ChunkMemory:
     summed: int
     """The sum of the received parts, for a moment, if half precision is summed."""
     copied: int
-    """The most in addition to the copies while one bucket after another is copied, if gradients are sent in another
+    """The peak in addition to the copies while one bucket after another is copied, if gradients are sent in another
     dtype and then freed."""
     borrowed_gradients: int = 0
     """Gradients of the stage's first chunk that this chunk's backward writes too (a tied head), in the dtype in which
@@ -83,7 +83,7 @@ class StepWalk:
         """The peak of activations that wait in host memory, in bytes."""
 
     def run(self, actions: Sequence[Action]) -> Moment:
-        """Return the largest moment of forward and backward."""
+        """Return the peak of forward and backward."""
         sent = {(a.kind, a.chunk, a.microbatch) for a in actions if a.kind in _SENDS}
         self._remaining = Counter((a.kind, a.chunk) for a in actions)
         for action in actions:
