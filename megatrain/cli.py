@@ -99,7 +99,7 @@ def run_and_report(action: Callable[[], int]) -> int:
         _settle(sys.stdout)
         return INTERRUPTED
     except BrokenPipeError as error:
-        _settle(sys.stdout, error)  # the reader went away (`megatrain ... | head`)
+        _settle(sys.stdout, error)  # the reader closed the pipe (`megatrain ... | head`)
         return BROKEN_PIPE
     except OSError as error:
         if _settle(sys.stdout) is not error:
@@ -120,7 +120,7 @@ def _print_error(text: str) -> None:
 
 
 class _WatchedFile(io.FileIO):
-    """A file that keeps its first write error: the streams above it may swallow the error."""
+    """A file that keeps its first write error, because the streams above it may suppress the error."""
 
     error: OSError | None = None
 

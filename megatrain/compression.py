@@ -1,7 +1,8 @@
 """Open text files that may be compressed (gzip, bzip2, xz, Zstandard), by their names or by their content.
 
-For documents the last suffix of the name decides: .gz, .bz2, .xz or .zst. A compressed file without such a suffix is
-refused, because its bytes are not text. For logs the content decides, because log rotation renames them.
+The last suffix of the name determines how a document is compressed: .gz, .bz2, .xz or .zst. A compressed file without
+such a suffix is refused, because its bytes are not text. For logs, the content determines this, because log rotation
+renames them.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def path_opened(path: Readable, kind: str) -> Iterator[BinaryIO]:
 
 
 def _decompressed(path: Readable, raw: BinaryIO, kind: str) -> BinaryIO:
-    """Return a reader of the decompressed bytes of an open file; it ends when the file is closed."""
+    """Return a reader of the decompressed bytes of an open file, which must stay open."""
     decompress = _DECOMPRESSORS.get(kind)
     try:
         return raw if decompress is None else decompress(raw)
@@ -128,10 +129,10 @@ def _check_kind(path: Readable, raw: BinaryIO, compression: str, own_kind: str) 
     raw.seek(0)
     found = kind_of_content(start)
     if found and found != (compression or own_kind):
-        hint = f"rename it to {path.name}{found}" if found in COMPRESSIONS else f"give it as what it is, a {found} file"
+        hint = f"rename it to {path.name}{found}" if found in COMPRESSIONS else f"give it a name that ends with {found}"
         raise DataError(f"{path}: its content is that of a {found} file, not of text; {hint}")
     if start and compression and not found:
-        raise DataError(f"{path}: is not a {compression} file: it starts with {start!r}; rename it as what it is")
+        raise DataError(f"{path}: is not a {compression} file: it starts with {start!r}; rename it by its format")
 
 
 def _damaged(path: Readable, kind: str, position: int, error: Exception) -> DataError:
