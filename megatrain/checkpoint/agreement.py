@@ -1,4 +1,4 @@
-"""Agreements of all ranks about storage and the arena. All ranks raise one rank's error, so that none waits for it."""
+"""Agreements of all ranks about storage and the arena. All ranks raise the error of one rank, so that none hangs."""
 
 from __future__ import annotations
 

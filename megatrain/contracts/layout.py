@@ -55,13 +55,13 @@ AXES = (
     Axis(
         "dp",
         "data",
-        "ranks that hold the same parameters and compute other samples",
+        "ranks that hold the same parameters and train on other samples",
         deals_samples=True,
         is_always_listed=True,
     ),
-    Axis("cp", "context", "ranks that hold the same parameters and compute other tokens of the same samples"),
+    Axis("cp", "context", "ranks that hold the same parameters and train on other tokens of the same samples"),
     Axis("tp", "tensor", "ranks that hold the other shards of the same layers", cuts_model=True, is_always_listed=True),
-    Axis("edp", "expert-data", "ranks that hold the same experts and compute other tokens"),
+    Axis("edp", "expert-data", "ranks that hold the same experts and train on other tokens"),
     Axis("ep", "expert", "ranks that hold the other experts of the same layers", cuts_model=True),
 )
 """All axes, in the order in which files and pages show them."""
