@@ -91,11 +91,11 @@ def run_and_report(action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except MegatrainError as error:
-        _complain(f"error: {printable(_message(error))}")
+        _print_error(f"error: {printable(_message(error))}")
         _settle(sys.stdout)
         return int(error.exit_code)
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _print_error("interrupted")
         _settle(sys.stdout)
         return INTERRUPTED
     except BrokenPipeError as error:
@@ -108,11 +108,11 @@ def run_and_report(action: Callable[[], int]) -> int:
 
 
 def _report_lost_output(error: OSError) -> int:
-    _complain(f"error: standard output cannot be written: {error.strerror}")
+    _print_error(f"error: standard output cannot be written: {error.strerror}")
     return int(ExitCode.SAVE_FAILED)
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print a message on stderr. If it cannot be written, the exit code stays the same."""
     with suppress(OSError):
         print(f"megatrain: {text}", file=sys.stderr, flush=True)

@@ -110,7 +110,7 @@ def path_opened(path: Readable, kind: str) -> Iterator[BinaryIO]:
 
 
 def _decompressed(path: Readable, raw: BinaryIO, kind: str) -> BinaryIO:
-    """Return a reader of the decompressed bytes of an open file; it ends when the file is closed."""
+    """Return a reader of the decompressed bytes of an open file, which must stay open."""
     decompress = _DECOMPRESSORS.get(kind)
     try:
         return raw if decompress is None else decompress(raw)

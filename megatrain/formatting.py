@@ -104,7 +104,7 @@ def is_control(character: str) -> bool:
     return is_turning or unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
 
 
-def is_seen(character: str) -> bool:
+def is_visible(character: str) -> bool:
     """Return whether a character is visible."""
     return unicodedata.category(character)[0] not in "CZ"
 

@@ -18,7 +18,7 @@ _SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeded:
-    """The memory that a rank's snapshots need beyond what exists: its own, and the copies that it keeps for a peer."""
+    """The memory that a rank's missing slots need: those of its own snapshots, and those of a peer's copies."""
 
     own_bytes: int
     copy_bytes: int = 0

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.arena.locks import HeldLock, create_wake, hold_alone, hold_shared, wake
+from megatrain.arena.locks import HeldLock, create_wake, hold_exclusively, hold_shared, wake
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, make_own_directory
 from megatrain.run_files.run_directory import safe_name
@@ -85,11 +85,11 @@ class Arena:
         return self.root / f"{_LOADER_PREFIX}{round_number:06d}.ring"
 
     def loader_plan(self, round_number: int) -> Path:
-        """What the data loader of a round reads."""
+        """The file with the plan of a round's data loader."""
         return self.root / f"{_LOADER_PREFIX}{round_number:06d}.json"
 
     def loader_lock(self, round_number: int) -> Path:
-        """The data loader of a round holds it exclusively."""
+        """The lock that the data loader of a round holds exclusively."""
         return self.root / f"{_LOADER_PREFIX}{round_number:06d}.lock"
 
     def loader_wake(self, round_number: int) -> Path:
@@ -97,7 +97,7 @@ class Arena:
         return self.root / f"{_LOADER_PREFIX}{round_number:06d}.wake"
 
     def loader_reader_wake(self, round_number: int, reader: int) -> Path:
-        """The FIFO that wakes a rank that waits for the data loader. `reader`: the rank's place on its host."""
+        """The FIFO that wakes a rank that waits for the data loader. `reader`: the rank's index on its host."""
         return self.root / f"{_LOADER_PREFIX}{round_number:06d}.wake-{reader:05d}"
 
     def remove_loader_files(self, last_round: int) -> None:
@@ -124,12 +124,12 @@ class Arena:
 
     @property
     def writer_lock(self) -> Path:
-        """The writer process holds it exclusively."""
+        """The lock that the writer process holds exclusively."""
         return self.root / "writer.lock"
 
     @property
     def workers_lock(self) -> Path:
-        """Each worker holds it in shared mode."""
+        """The lock that each worker holds in shared mode."""
         return self.root / "workers.lock"
 
 
@@ -225,11 +225,11 @@ def remove_arena(path: Path, writer_lock: HeldLock | None = None) -> bool:
         arena = open_arena(path)
     except MissingFileError:
         return True
-    workers_lock = hold_alone(arena.workers_lock)
+    workers_lock = hold_exclusively(arena.workers_lock)
     if workers_lock is None:
         return not path.exists()
     with workers_lock:
-        writer_lock = writer_lock or hold_alone(arena.writer_lock)
+        writer_lock = writer_lock or hold_exclusively(arena.writer_lock)
         if writer_lock is None:
             return False
         with writer_lock:

@@ -23,7 +23,7 @@ from megatrain.contracts.files import file_locks
 
 _TRY_AGAIN_S = 0.002
 """A check holds the lock for microseconds, so this is long enough."""
-_NUM_TRIES_TO_ASK = 3
+_NUM_TRIES_TO_CHECK = 3
 _NUM_TRIES_TO_HOLD = 25
 _DRAIN_BYTES = 4096
 
@@ -63,13 +63,13 @@ def hold_shared(path: Path) -> HeldLock | None:
     return _held_if_in_place(path, file)
 
 
-def hold_alone(path: Path) -> HeldLock | None:
+def hold_exclusively(path: Path) -> HeldLock | None:
     """Take a lock exclusively; None when another process has it, or when its file or directory was removed.
 
     Raises: CheckpointError naming the file.
     """
     file = _open(path, os.O_CREAT)
-    if file is None or not _lock_alone(path, file, _NUM_TRIES_TO_HOLD):
+    if file is None or not _lock_exclusively(path, file, _NUM_TRIES_TO_HOLD):
         return None
     return _held_if_in_place(path, file)
 
@@ -82,7 +82,7 @@ def is_held(path: Path) -> bool:
     file = _open(path, 0)
     if file is None:
         return False
-    if _lock_alone(path, file, _NUM_TRIES_TO_ASK):
+    if _lock_exclusively(path, file, _NUM_TRIES_TO_CHECK):
         os.close(file)
         return False
     return True
@@ -97,7 +97,7 @@ def _open(path: Path, flags: int) -> int | None:
         raise CheckpointError(f"{path}: the lock cannot be opened: {error.strerror}") from error
 
 
-def _lock_alone(path: Path, file: int, num_tries: int) -> bool:
+def _lock_exclusively(path: Path, file: int, num_tries: int) -> bool:
     """Try to take an open file's lock exclusively. Closes the file when another process has the lock."""
     for attempt in range(num_tries):
         if attempt:
@@ -114,8 +114,8 @@ def _lock_alone(path: Path, file: int, num_tries: int) -> bool:
 def _take(path: Path, file: int, take: Callable[[int], str]) -> None:
     """Take a lock. Raises: BlockingIOError when another process has it; else CheckpointError, and closes the file.
 
-    Without locks nothing can show whether a writer or workers use the arena: two writers would write the same
-    checkpoint, and the writer would remove the snapshots of running workers. So an arena needs them.
+    Without locks, no process could detect whether a writer or workers use the arena: two writers would write the same
+    checkpoint, and the writer would remove the snapshots of running workers. So an arena needs locks.
     """
     try:
         problem = take(file)

@@ -49,7 +49,7 @@ def sealed_slots(arena: Arena, *, is_copy: bool = False) -> list[SealedSlot]:
 
 
 def sealed_by_rank(arena: Arena, *, is_copy: bool = False) -> dict[int, list[SealedSnapshot]]:
-    """Return the sealed snapshots of this host's ranks, or in the copies for other hosts, by rank, oldest first.
+    """Return the sealed snapshots of this host's ranks, or with `is_copy` those of other hosts, by rank, oldest first.
 
     Raises: CheckpointError when the directory cannot be listed.
     """

@@ -93,7 +93,7 @@ class SlotReader:
     def _check_range(self, offset: int, num_bytes: int) -> None:
         if offset < 0 or num_bytes < 0 or offset + num_bytes > self.header.contents_bytes:
             raise CheckpointError(
-                f"{self.path}: bytes {offset} to {offset + num_bytes} were asked for, but the contents have "
+                f"{self.path}: bytes {offset} to {offset + num_bytes} were requested, but the contents have "
                 f"{self.header.contents_bytes} bytes"
             )
 
@@ -164,7 +164,7 @@ def make_slot(path: Path, header: SlotHeader) -> None:
             os.close(file)
         temporary.rename(path)
     except OSError as error:
-        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+        with suppress(OSError):  # a read-only file system raises it even if there is no file
             temporary.unlink()
         if error.errno != errno.ENOSPC:
             raise CheckpointError(f"{path}: the slot cannot be created: {error.strerror}") from error

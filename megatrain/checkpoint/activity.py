@@ -1,4 +1,4 @@
-"""Find out whether a job is writing to a directory of checkpoints, as far as this host can see. Loads no torch.
+"""Find out whether a job is writing to a directory of checkpoints, as far as this host can determine. Loads no torch.
 
 Two signs are certain. Rank 0 holds the lock of its run directory, which usually contains the checkpoints. The workers
 of a host hold the lock of their arena, whose plan names the directory of their checkpoints. If a job runs on other
@@ -149,8 +149,8 @@ def _arenas_of(checkpoints: Location, config: Any) -> Iterator[tuple[Arena, Host
 
 def _is_writing(arena: Arena) -> bool:
     """Return whether the host's writer is running and still has a snapshot to write to storage."""
-    is_there = is_held(arena.writer_lock)
-    return is_there and any(slot.words.persist == Persist.PENDING for slot in sealed_slots(arena))
+    is_running = is_held(arena.writer_lock)
+    return is_running and any(slot.words.persist == Persist.PENDING for slot in sealed_slots(arena))
 
 
 def _key(location: str) -> str:

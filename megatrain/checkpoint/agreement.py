@@ -1,4 +1,4 @@
-"""Agreements of all ranks about storage and the arena. One rank's error is raised on all ranks, or they would hang."""
+"""Agreements of all ranks about storage and the arena. All ranks raise the error of one rank, so that none hangs."""
 
 from __future__ import annotations
 

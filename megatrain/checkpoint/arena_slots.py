@@ -81,8 +81,8 @@ class ArenaSlot:
 
     def __init__(self, path: Path, header: SlotHeader, plan: SnapshotPlan, *, is_pinned: bool) -> None:
         self.path = path
-        self.was_there = is_same_slot(path, header)
-        if not self.was_there:
+        self.existed = is_same_slot(path, header)
+        if not self.existed:
             make_slot(path, header)
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -96,7 +96,7 @@ class ArenaSlot:
         self._pinned: int | None = _pin(self._contents) if is_pinned else None
         end = plan.file.num_bytes
         self._parts = (plan.file.bind(self._contents[:end]), plan.rest.bind(self._contents[end:]))
-        if not self.was_there:
+        if not self.existed:
             for part in self._parts:
                 part.write_envelopes()
 
@@ -163,7 +163,7 @@ class ArenaSlot:
 
 
 def open_slots(arena: Arena, rank: int, num_slots: int, plan: SnapshotPlan, *, is_pinned: bool) -> list[ArenaSlot]:
-    """Return this rank's slots. A slot of the same plan keeps its contents; any other is made new.
+    """Return this rank's slots. A slot of the same plan keeps its contents; others are replaced.
 
     Raises: CheckpointError naming the file and the missing memory.
     """

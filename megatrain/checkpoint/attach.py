@@ -22,7 +22,7 @@ from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.arena_slots import SnapshotPlan
 from megatrain.checkpoint.host_reports import (
-    Held,
+    HeldSnapshot,
     HostReport,
     maybe_storable_snapshots,
     memory_point,
@@ -103,7 +103,7 @@ def attach(
         _host_name(path),
         plan.digest.hex(),
         last.round if last is not None else -1,
-        tuple(_held(arena, num_slots)) if local_rank == 0 else (),
+        tuple(_held_snapshots(arena, num_slots)) if local_rank == 0 else (),
         plan.num_bytes,
         last.ranks if last is not None else (),
         last.num_hosts if last is not None else 0,
@@ -148,14 +148,14 @@ def _last_plan(arena: Arena) -> HostPlan | None:
         return None
 
 
-def _held(arena: Arena, num_slots: int) -> list[Held]:
+def _held_snapshots(arena: Arena, num_slots: int) -> list[HeldSnapshot]:
     held = []
     for slot in [*sealed_slots(arena, is_copy=True), *sealed_slots(arena)]:
         is_copy = slot.file.is_copy
         is_pending = slot.words.persist == Persist.PENDING and not is_copy
         is_kept = is_copy or slot.header.num_slots == num_slots
         digest = slot.header.plan_digest.hex() if is_kept else ""
-        held.append(Held(slot.rank, slot.snapshot, digest, is_pending, is_copy))
+        held.append(HeldSnapshot(slot.rank, slot.snapshot, digest, is_pending, is_copy))
     return held
 
 
@@ -168,7 +168,7 @@ def _wait_until_stored(
     log: Path,
     wait_storage_s: float,
 ) -> None:
-    """Let the writer store pending snapshots. Those not stored within `wait_storage_s` are lost with their slots.
+    """Wait for the writer to store pending snapshots. Those not stored in `wait_storage_s` are lost with their slots.
 
     maybe_storable: snapshots that need the writer of a lost host. This waits for them only while storage changes.
     """
@@ -177,7 +177,7 @@ def _wait_until_stored(
     progress = _StorageProgress(plan)
     left = storable | maybe_storable
     while time.monotonic() < deadline:
-        left &= {held.snapshot for held in _held(arena, num_slots) if held.is_pending}
+        left &= {held.snapshot for held in _held_snapshots(arena, num_slots) if held.is_pending}
         if not left or (left <= maybe_storable and progress.quiet_s(left) > _QUIET_S):
             break
         time.sleep(_POLL_S)

@@ -73,7 +73,7 @@ class SlotFiller:
         """Mark the written contents as complete."""
         self._store(SlotWord.STATE, SlotState.SEALED)
 
-    def rename(self, before: SealedSnapshot, after: SealedSnapshot, persist: Persist) -> None:
+    def relabel(self, before: SealedSnapshot, after: SealedSnapshot, persist: Persist) -> None:
         """Relabel a sealed snapshot as one of another round. A slot that holds another snapshot stays as it is."""
         if self.words().sealed != before:
             return
@@ -102,7 +102,7 @@ class SlotFiller:
 
 
 def open_copy_slots(arena: Arena, kept: PlannedSlot) -> list[SlotFiller]:
-    """Return the slots for the copies of one rank. A slot of its plan keeps its contents; any other is made new.
+    """Return the slots for the copies of one rank. A slot of its plan keeps its contents; others are replaced.
 
     Raises: CheckpointError naming the file and the missing memory.
     """
@@ -124,14 +124,14 @@ def missing_copy_bytes(arena: Arena, kept: PlannedSlot) -> int:
 
 
 def slot_to_overwrite(words: Sequence[SlotWords]) -> int:
-    """Return the index of a slot without a complete snapshot; without one, of the slot with the oldest snapshot."""
+    """Return the index of a slot without a complete snapshot; if all have one, of the slot with the oldest."""
     return min(
         range(len(words)),
         key=lambda slot: (words[slot].sealed is not None, words[slot].snapshot),
     )
 
 
-def copies_without_use(
+def removable_copies(
     files: Sequence[SlotFile], kept: Collection[int], needed: Collection[int]
 ) -> tuple[list[SlotFile], list[SlotFile]]:
     """Return the copies that may be removed now, and those that may be removed after they were fetched.
@@ -143,7 +143,7 @@ def copies_without_use(
 
 
 def remove_copies(files: Sequence[SlotFile]) -> None:
-    """Raises: CheckpointError naming a file that cannot be removed."""
+    """Remove copies. Raises: CheckpointError naming a file that cannot be removed."""
     for file in files:
         try:
             file.path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCheckpoint:
     """One of the two checkpoints of a comparison."""
 
     location: Location
@@ -44,16 +44,16 @@ class TensorDifference:
     after: str | None
 
 
-def open_stored(location: Location) -> Stored:
+def open_stored(location: Location) -> StoredCheckpoint:
     """Read a checkpoint's manifest and index.
 
     Raises: CheckpointError when manifest or index is damaged.
     """
     manifest = read_manifest(location)
-    return Stored(location, manifest, find_stored(location, manifest).tensors)
+    return StoredCheckpoint(location, manifest, find_stored(location, manifest).tensors)
 
 
-def field_differences(before: Stored, after: Stored) -> list[FieldDifference]:
+def field_differences(before: StoredCheckpoint, after: StoredCheckpoint) -> list[FieldDifference]:
     """Return the fields in which the manifests differ, except the files."""
     ours, theirs = (dict(_fields("", _without_files(stored.manifest))) for stored in (before, after))
     return [
@@ -63,7 +63,7 @@ def field_differences(before: Stored, after: Stored) -> list[FieldDifference]:
     ]
 
 
-def tensor_differences(before: Stored, after: Stored) -> list[TensorDifference]:
+def tensor_differences(before: StoredCheckpoint, after: StoredCheckpoint) -> list[TensorDifference]:
     """Return the tensors that are not in both checkpoints with the same shape and dtype."""
     found = []
     for key in dict.fromkeys([*before.tensors, *after.tensors]):
@@ -73,7 +73,7 @@ def tensor_differences(before: Stored, after: Stored) -> list[TensorDifference]:
     return found
 
 
-def comparable_keys(before: Stored, after: Stored) -> list[str]:
+def comparable_keys(before: StoredCheckpoint, after: StoredCheckpoint) -> list[str]:
     """Return the tensors whose values can be compared."""
     return [key for key, tensor in before.tensors.items() if _described(tensor) == _described(after.tensors.get(key))]
 
@@ -81,7 +81,7 @@ def comparable_keys(before: Stored, after: Stored) -> list[str]:
 class DigestComparison:
     """Finds the items whose values may differ, from the digests only."""
 
-    def __init__(self, before: Stored, after: Stored) -> None:
+    def __init__(self, before: StoredCheckpoint, after: StoredCheckpoint) -> None:
         self._tensors = before.tensors, after.tensors
         self._digests = tuple(ItemDigests(stored.location, stored.manifest.files) for stored in (before, after))
 

@@ -14,7 +14,7 @@ from megatrain.checkpoint.peers import MemoryPoint, newest_in_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSnapshot:
     """A sealed snapshot of rank `owner` in the arena of the host that reports it.
 
     plan_digest: "" for a slot that will be removed because the number of slots changes.
@@ -34,7 +34,7 @@ class HostReport:
     host: str
     plan_digest: str
     last_round: int
-    held: tuple[Held, ...]
+    held: tuple[HeldSnapshot, ...]
     contents_bytes: int = 0
     """The size of the contents of a slot by the rank's own plan."""
     last_ranks: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class HostReport:
 
     @staticmethod
     def from_json(raw: list[Any]) -> HostReport:
-        held = (Held(owner, SealedSnapshot(*snapshot), *rest) for owner, snapshot, *rest in raw[3])
+        held = (HeldSnapshot(owner, SealedSnapshot(*snapshot), *rest) for owner, snapshot, *rest in raw[3])
         return HostReport(raw[0], raw[1], raw[2], tuple(held), raw[4], tuple(raw[5]), raw[6])
 
 
@@ -89,7 +89,7 @@ def missing_ranks(reports: Sequence[HostReport], snapshot: SealedSnapshot) -> tu
     return tuple(rank for rank in range(len(reports)) if rank not in own)
 
 
-def _is_usable(held: Held, holder: HostReport, owner: HostReport, *, may_fetch: bool) -> bool:
+def _is_usable(held: HeldSnapshot, holder: HostReport, owner: HostReport, *, may_fetch: bool) -> bool:
     is_in_place = holder.host == owner.host and not held.is_copy
     return held.plan_digest == owner.plan_digest and (may_fetch or is_in_place)
 

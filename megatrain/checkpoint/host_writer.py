@@ -25,7 +25,7 @@ class HostWriter:
         self._reported = (status.pid, status.num_persisted, status.num_failures) if status is not None else (0, 0, 0)
         """The last known process id, and that process's results at that time."""
 
-    def call(self) -> None:
+    def wake_or_start(self) -> None:
         """Wake the writer for new work, or start one if none runs.
 
         `new_messages` reports a failure; a later call retries.

@@ -2,9 +2,9 @@
 
 An image is a sequence of items, each at a multiple of 64. An item is one box, as an archive that torch.save would
 write. The offsets of the items depend only on the layout. So offsets, envelopes and views are made once, and a snapshot
-is one memcpy per box. The copies are in the order of the addresses, both in the state's memory and in the image. This
-file uses no files, slots or other ranks. A copy bypasses the CPU's caches if csrc/host_copy was compiled. Copying
-the tensors one by one with numpy takes up to 1.4 times as long (docs/benchmarks/checkpoint.md has both).
+is one memcpy per box. The copies are in the order of the addresses, both in the state's memory and in the image. A
+copy bypasses the CPU's caches if csrc/host_copy was compiled. Copying the tensors one by one with numpy takes up to 1.4
+times as long (docs/benchmarks/checkpoint.md has both). This module accesses no files, slots or other ranks.
 """
 
 from __future__ import annotations

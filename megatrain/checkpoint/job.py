@@ -21,7 +21,7 @@ from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_s
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
 from megatrain.checkpoint.host_writer import HostWriter
-from megatrain.checkpoint.job_peers import JobPeers, storage_instead
+from megatrain.checkpoint.job_peers import JobPeers, fallback_start
 from megatrain.checkpoint.load import load_state
 from megatrain.checkpoint.memory_origin import memory_origin
 from megatrain.checkpoint.ownership import SavedShard
@@ -50,7 +50,7 @@ from megatrain.contracts.sample_ranges import samples_text
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreResult:
     """Where a job resumes. `source` names the snapshot or checkpoint; `bytes_read`: by this rank, from storage."""
 
     continuation: Continuation
@@ -104,7 +104,7 @@ class JobCheckpoints:
         self._writer: HostWriter | None = None
         self._peers = JobPeers(config, mesh, local_rank, store_address)
 
-    def restore(self) -> Restored | None:
+    def restore(self) -> RestoreResult | None:
         """Fill the state and return where to resume; None when there is nothing to resume from.
 
         Communication: agreements of all ranks, and that of `load_state`.
@@ -116,7 +116,7 @@ class JobCheckpoints:
             self._leave_if_empty()
             raise
 
-    def _restore(self) -> Restored | None:
+    def _restore(self) -> RestoreResult | None:
         cpu_groups, settings = self._mesh.cpu_groups, self._config.checkpoint
         # claim before storage is read: an older round's commits until now count, and it begins no removal after this
         self._claim.take()
@@ -139,9 +139,9 @@ class JobCheckpoints:
         if memory is not None and has_memory:
             problem = self._peers.fetch(attachment, [slot.path for slot in slots])
             if problem is not None:
-                has_memory, start = False, storage_instead(start, memory.snapshot.step, problem)
+                has_memory, start = False, fallback_start(start, memory.snapshot.step, problem)
         if has_memory:
-            restored: Restored | None = self._from_memory(slots, start)
+            restored: RestoreResult | None = self._from_memory(slots, start)
         else:
             for slot in slots:
                 slot.close()
@@ -198,8 +198,8 @@ class JobCheckpoints:
         """
         assert self._snapshots is not None
         assert self._writer is not None
-        came = self._snapshots.wait(self._config.runtime.checkpoint_timeout_s)
-        is_stored = came and not self._snapshots.has_failed(step)
+        is_in_time = self._snapshots.wait(self._config.runtime.checkpoint_timeout_s)
+        is_stored = is_in_time and not self._snapshots.has_failed(step)
         if not self._mesh.cpu_groups.all_agree(is_stored):
             raise SaveError(
                 f"the checkpoint of step {step} did not reach {self._checkpoints / self._branch}:"
@@ -270,7 +270,7 @@ class JobCheckpoints:
             self._local_rank,
             self._mesh.cpu_groups,
             num_slots=self._config.checkpoint.slots,
-            may_fetch=self._peers.are_wanted,
+            may_fetch=self._peers.are_enabled,
             log=self._log,
             # meanwhile the other ranks wait for this host in a collective, and a watchdog waits for all ranks
             wait_storage_s=self._config.runtime.checkpoint_timeout_s / 2,
@@ -280,7 +280,7 @@ class JobCheckpoints:
         self._peers.choose(self._attachment.hosts)
         return self._attachment
 
-    def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> Restored | None:
+    def _from_storage(self, start: StartingPoint, rollback: Rollback | None) -> RestoreResult | None:
         """Try the candidates until one loads. After a rollback or a damaged candidate, begin a branch there."""
         notes = [*start.warnings, *start.notes]
         problems: dict[int, str] = {}
@@ -313,7 +313,7 @@ class JobCheckpoints:
                     if number > 0 or rollback is not None:
                         parent = (candidate.branch, candidate.step) if candidate.is_own else (start.branch, 0)
                         notes.append(self._open_branch(start, *parent, rollback))
-                    return Restored(found, candidate.location, report.bytes_read, tuple(notes))
+                    return RestoreResult(found, candidate.location, report.bytes_read, tuple(notes))
             problems[number] = str(problem)
             if len(problems) == len(start.candidates):
                 raise problem
@@ -374,7 +374,7 @@ class JobCheckpoints:
         with raised_by_all(mesh.cpu_groups, mesh.rank):
             return open_slots(self._attachment.arena, mesh.rank, num_slots, self._plan, is_pinned=is_pinned)
 
-    def _from_memory(self, slots: Sequence[ArenaSlot], start: StartingPoint) -> Restored:
+    def _from_memory(self, slots: Sequence[ArenaSlot], start: StartingPoint) -> RestoreResult:
         """Resume from the snapshot that is in a slot of every rank."""
         attachment = self._attachment
         assert attachment is not None
@@ -391,7 +391,7 @@ class JobCheckpoints:
             paths, is_pending = [slot.path for slot in slots], words.step > start.newest_step
             number = self._peers.adopt(attachment, paths, self._claim.number, is_pending=is_pending)
             self._attachment = replace(attachment, next_snapshot=number + 1)
-        return Restored(found, origin.location, 0, start.warnings)
+        return RestoreResult(found, origin.location, 0, start.warnings)
 
     def _publish(self, slots: Sequence[ArenaSlot]) -> None:
         """Publish the plans for the hosts' writers. They are the same for all snapshots of the round."""
@@ -414,7 +414,7 @@ class JobCheckpoints:
             rank,
             self._local_rank,
             mesh.cpu_groups,
-            self._writer.call,
+            self._writer.wake_or_start,
             self._peers.failure_number,
             mesh.recorder.show_liveness,
         )
@@ -422,7 +422,7 @@ class JobCheckpoints:
         will_save = bool(settings.interval) or settings.is_by_time or settings.save_at_end
         if self._local_rank == 0 and (will_save or self._snapshots.pending() is not None):
             # start the writer before there is work: it also removes the arena if all workers are killed
-            self._writer.call()
+            self._writer.wake_or_start()
 
     def _copy_to_peers(self, *, has_old: bool) -> None:
         """Begin to copy snapshots to peers, starting with the newest one that this rank has."""

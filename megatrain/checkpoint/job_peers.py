@@ -1,6 +1,6 @@
 """A job's copies at peers. The methods are in the order of a start: choose keepers, free memory, fetch, then send.
 
-When checkpoint.has_peer_copies is false there are no copies; only the check of the memory remains.
+If checkpoint.has_peer_copies is false, there are no copies, and only the memory is checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from megatrain.arena.directory import Arena
 from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.agreement import raised_by_all
 from megatrain.checkpoint.attach import Attachment
-from megatrain.checkpoint.copy_slots import NUM_COPY_SLOTS, copies_without_use, missing_copy_bytes, remove_copies
+from megatrain.checkpoint.copy_slots import NUM_COPY_SLOTS, missing_copy_bytes, removable_copies, remove_copies
 from megatrain.checkpoint.peer_copies import PeerCopies, start_copies
 from megatrain.checkpoint.peer_fetch import FetchPlan, adopt, fetch_missing, number_in_same_slot
 from megatrain.checkpoint.peers import choose_keepers
@@ -27,7 +27,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 
 _CALL_S = 30.0
-_PROOF_S = 10.0
+_AUTHENTICATION_S = 10.0
 
 
 class JobPeers:
@@ -43,7 +43,7 @@ class JobPeers:
         self._copies: PeerCopies | None = None
 
     @property
-    def are_wanted(self) -> bool:
+    def are_enabled(self) -> bool:
         """Return whether snapshots are copied to peers at all."""
         return self._config.checkpoint.has_peer_copies
 
@@ -52,22 +52,22 @@ class JobPeers:
 
         Raises: TopologyError, the same on every rank, when no placement is valid.
         """
-        if self.are_wanted:
+        if self.are_enabled:
             self._keepers = choose_keepers(self._mesh.layout, hosts)
 
     def free_memory(self, attachment: Attachment, own_bytes: int) -> None:
         """Remove copies that are no longer needed, and refuse to start when a host's memory cannot hold its snapshots.
 
-        own_bytes: what this rank's own slots need beyond what exists already.
+        own_bytes: the memory that this rank's missing slots need.
         Communication: two agreements, a gather and a broadcast.
         Raises: ConfigError with the arithmetic, CheckpointError, the same on every rank.
         """
         arena, rank = attachment.arena, self._mesh.rank
-        leaving_bytes, copy_bytes = 0, 0
+        freed_bytes, copy_bytes = 0, 0
         with raised_by_all(self._mesh.cpu_groups, rank):
             if self._local_rank == 0:
-                leaving_bytes = self._remove_copies(attachment, needed=attachment.missing)
-            if self.are_wanted:
+                freed_bytes = self._remove_copies(attachment, needed=attachment.missing)
+            if self.are_enabled:
                 copy_bytes = missing_copy_bytes(arena, self._kept(attachment))
         check_capacity(
             arena,
@@ -76,7 +76,7 @@ class JobPeers:
             self._config.checkpoint.slots,
             rank,
             self._mesh.cpu_groups,
-            leaving_bytes=leaving_bytes,
+            freed_bytes=freed_bytes,
         )
 
     def fetch(self, attachment: Attachment, slots: Sequence[Path]) -> str | None:
@@ -125,7 +125,7 @@ class JobPeers:
         """
         if self._local_rank == 0:
             self._remove_copies(attachment, needed=())
-        if self.are_wanted:
+        if self.are_enabled:
             self._copies = start_copies(
                 attachment.arena,
                 self._keepers,
@@ -167,16 +167,16 @@ class JobPeers:
     def _remove_copies(self, attachment: Attachment, needed: Sequence[int]) -> int:
         """Remove copies that this host does not keep, except those of `needed` ranks; return the bytes of these."""
         ranks = attachment.ranks_of_host(self._mesh.rank)
-        kept = {self._keepers.index(rank) for rank in ranks} if self.are_wanted else set()
-        now, later = copies_without_use(attachment.arena.slots(), kept, needed)
+        kept = {self._keepers.index(rank) for rank in ranks} if self.are_enabled else set()
+        now, later = removable_copies(attachment.arena.slots(), kept, needed)
         remove_copies(now)
         return sum(file.path.stat().st_size for file in later)
 
     def _limits(self, total_s: float) -> PeerLimits:
-        return PeerLimits(min(_PROOF_S, total_s), min(_CALL_S, total_s), total_s)
+        return PeerLimits(min(_AUTHENTICATION_S, total_s), min(_CALL_S, total_s), total_s)
 
 
-def storage_instead(start: StartingPoint, step: int, problem: str) -> StartingPoint:
+def fallback_start(start: StartingPoint, step: int, problem: str) -> StartingPoint:
     """Return the starting point in storage, with a warning that `step` in memory could not be completed from peers.
 
     Raises: CheckpointError when storage has nothing: starting from step 0 would discard the snapshots in memory.
@@ -198,15 +198,15 @@ def check_capacity(
     rank: int,
     cpu_groups: CpuGroups,
     *,
-    leaving_bytes: int = 0,
+    freed_bytes: int = 0,
 ) -> None:
     """Refuse to continue when a host's memory cannot hold the snapshots of its ranks.
 
-    leaving_bytes: memory that will be freed before new copies are made.
+    freed_bytes: memory that will be freed before new copies are made.
     Communication: one gather and one broadcast.
     Raises: ConfigError with the arithmetic, the same on every rank.
     """
-    free = free_memory_bytes(arena.root) + leaving_bytes
+    free = free_memory_bytes(arena.root) + freed_bytes
     gathered = cpu_groups.gather_json(rank, [needed.own_bytes, needed.copy_bytes, free])
     problem = None
     if gathered is not None:

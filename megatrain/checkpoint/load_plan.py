@@ -33,7 +33,7 @@ class WantedBox:
 
 @dataclass(frozen=True, slots=True)
 class CopyRegion:
-    """What one wanted box copies from an item: wanted_box[target] = item_tensor[source]."""
+    """The region of an item that is copied to a wanted box: wanted_box[target] = item_tensor[source]."""
 
     wanted: int
     """Index of the wanted box."""
@@ -108,7 +108,7 @@ class ItemCatalog:
         tensor = self.tensor(key)
         if tuple(tensor.shape) != wanted.global_shape:
             raise CheckpointError(
-                f"{self.location}: {key} has shape {tuple(tensor.shape)}, this configuration asks for "
+                f"{self.location}: {key} has shape {tuple(tensor.shape)}, this configuration requires "
                 f"{wanted.global_shape}; use the [model] section of its {self._manifest_name()}"
             )
         if key not in self._indexes:

@@ -34,10 +34,10 @@ def memory_origin(attachment: Attachment, words: SlotWords, rank: int, cpu_group
         num_updates=words.num_updates,
         num_skipped=words.num_skipped,
     )
-    return Origin(place_in_memory(attachment), received["config"], SampleStream.from_dict(received["data"]), progress)
+    return Origin(holders_text(attachment), received["config"], SampleStream.from_dict(received["data"]), progress)
 
 
-def place_in_memory(attachment: Attachment) -> str:
+def holders_text(attachment: Attachment) -> str:
     """Return a description of where the ranks' snapshot is, for messages."""
     assert attachment.memory is not None
     holders = {attachment.hosts[holder] for holder in attachment.memory.holder_of}

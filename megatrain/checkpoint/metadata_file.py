@@ -61,7 +61,7 @@ def metadata_bytes(stored: StoredTensors) -> bytes:
             state_dict_metadata={key: _tensor(tensor) for key, tensor in tensors.items()},
             # describes how a nested state dict was flattened; here keys stay as they are
             planner_data={key: (key,) for key in tensors},
-            storage_data=Items(_places(stored)),
+            storage_data=Items(_storage_entries(stored)),
             storage_meta=None,
             version=_VERSION,
         )
@@ -85,7 +85,7 @@ def _tensor(tensor: StoredTensor) -> New:
     )
 
 
-def _places(stored: StoredTensors) -> Iterator[tuple[New, New]]:
+def _storage_entries(stored: StoredTensors) -> Iterator[tuple[New, New]]:
     """Yield a MetadataIndex and its _StorageInfo for each item of each tensor."""
     info = Name("torch.distributed.checkpoint.filesystem", "_StorageInfo")
     for key, tensor in stored.tensors.items():

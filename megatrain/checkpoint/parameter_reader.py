@@ -1,7 +1,7 @@
 """Read boxes and whole parameters of a checkpoint of any layout in one process, assembled from its items.
 
-The reader keeps the items that it read last, up to a limit of memory, because callers mostly ask for boxes in storage
-order, and neighbouring boxes share items. It assembles only what a caller asks for.
+The reader keeps the items that it read last, up to a limit of memory, because callers mostly request boxes in storage
+order, and neighbouring boxes share items. It assembles only the requested boxes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ParameterReader:
         self.files = stored.files()
         self._catalog = ItemCatalog(self.tensors, str(directory), manifest.file_name)
         self._items = ItemReader(directory, manifest.files)
-        self._most_kept_bytes = kept_bytes
+        self._max_kept_bytes = kept_bytes
         self._recent: OrderedDict[int, Tensor] = OrderedDict()
         self._kept_bytes = 0
 
@@ -102,7 +102,7 @@ class ParameterReader:
         if read.number in self._recent:
             self._recent.move_to_end(read.number)
             return self._recent[read.number]
-        while self._recent and self._kept_bytes + read.item.length > self._most_kept_bytes:
+        while self._recent and self._kept_bytes + read.item.length > self._max_kept_bytes:
             self._kept_bytes -= self._recent.popitem(last=False)[1].untyped_storage().nbytes()
         content = torch.frombuffer(self._items.read(read.item), dtype=torch.uint8)
         try:

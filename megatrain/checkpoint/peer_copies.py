@@ -36,7 +36,7 @@ _HAS_IT = b"has it"
 _SEALED = b"sealed"
 _CLOSE_S = 2.0
 _BUSY_S = 5.0
-"""How long an offer waits for the copy before it: the owner may have abandoned that one and offers the next at once."""
+"""How long an offer waits for the previous copy, which the owner may have abandoned just before this offer."""
 
 
 class CopySender:
@@ -93,9 +93,9 @@ class CopySender:
     def _report_problem(self, problem: str) -> None:
         """Report once when copies begin to fail, and once when they succeed again."""
         if problem and not self.problem:
-            _say(f"the copy of {self._name}'s snapshot failed and is tried again at the next one: {problem}")
+            _log(f"the copy of {self._name}'s snapshot failed and is tried again at the next one: {problem}")
         elif self.problem and not problem:
-            _say(f"copies of {self._name}'s snapshots succeed again")
+            _log(f"copies of {self._name}'s snapshots succeed again")
         self.problem = problem
 
     def _send(self, path: Path) -> str:
@@ -252,5 +252,5 @@ def start_copies(
     return PeerCopies(rank, keepers, rendezvous, CopyKeeper(kept, slots), limits)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} megatrain: {text}", file=sys.stderr, flush=True)

@@ -111,7 +111,7 @@ def serve_arena(arena: Arena, connection: PeerConnection) -> None:
             if file.rank == request.planned.owner and _serve_slot(file.path, request, connection):
                 return
     except (CheckpointError, CommunicationError):
-        # the requesting rank sees its connection end and reports that; all ranks then resume from storage
+        # the requesting rank reports that its connection ended; all ranks then resume from storage
         return
 
 
@@ -143,7 +143,7 @@ def adopt(
             if path.exists():
                 filler = SlotFiller(path)
                 try:
-                    filler.rename(before, after, state)
+                    filler.relabel(before, after, state)
                 finally:
                     filler.close()
 

@@ -25,7 +25,7 @@ from megatrain.arena.directory import Arena
 from megatrain.arena.plans import RankPlan
 from megatrain.arena.slot_file import SlotReader
 from megatrain.checkpoint.image_stream import write_data_file
-from megatrain.checkpoint.persist_policy import Due, pauses_s
+from megatrain.checkpoint.persist_policy import DueSnapshot, pauses_s
 from megatrain.checkpoint.write_marks import (
     DoneMark,
     WritingMark,
@@ -71,7 +71,7 @@ _NUM_FILES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """The bytes and the time of this host's writes, zero when the checkpoint was complete already; and log messages."""
 
     num_bytes: int
@@ -89,7 +89,7 @@ class Persistence:
     def __init__(
         self,
         arena: Arena,
-        due: Due,
+        due: DueSnapshot,
         checkpoints: Location,
         reason_to_stop_waiting: Callable[[], str],
         branch: Branch | None = None,
@@ -103,16 +103,18 @@ class Persistence:
         self._reason_to_stop_waiting = reason_to_stop_waiting
         self._branch = branch
         self._may_remove_own_files = True
-        """Whether no COMMIT can refer to this host's files. After the host is done, only the coordinator is sure."""
+        """Whether no COMMIT can refer to this host's files. After the host has reported done, only the coordinator can
+        exclude that.
+        """
 
-    def run(self) -> Written:
+    def run(self) -> WriteResult:
         """Write this host's part, and return when the checkpoint is committed, by this writer or by the coordinator.
 
         Raises: CheckpointError; this host's files are removed where that is safe.
         """
         self._claim_and_check_round()
         if self._is_complete():
-            return Written(0, 0.0, tuple(self._tidy()))
+            return WriteResult(0, 0.0, tuple(self._tidy()))
         self._write_writing_mark()
         try:
             if self._plan.is_coordinator:
@@ -126,7 +128,7 @@ class Persistence:
             problems = self._give_up(str(error))
             raise CheckpointError("; ".join([str(error), *problems])) from error
         num_bytes = sum(entry.size for entry in mark.files.values())
-        return Written(num_bytes, mark.write_s, tuple(self._tidy()))
+        return WriteResult(num_bytes, mark.write_s, tuple(self._tidy()))
 
     def _is_complete(self) -> bool:
         """Return whether this step is committed already: by a writer that was killed later, or by an older round."""

@@ -19,7 +19,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueSnapshot:
     """A snapshot to store. `slots` are those of the ranks of `plan`, in that order."""
 
     snapshot: SealedSnapshot
@@ -28,7 +28,7 @@ class Due:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUpSnapshot:
     """A snapshot that will not be stored."""
 
     snapshot: SealedSnapshot
@@ -36,7 +36,7 @@ class GivenUp:
     reason: str
 
 
-def next_due(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan]) -> Due | None:
+def next_due(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan]) -> DueSnapshot | None:
     """Return the oldest snapshot that is due. `plans` are the successive contents of host.json, by round.
 
     A snapshot waits while any of its slots is pending: a writer may have been killed while it marked the slots as done.
@@ -46,15 +46,17 @@ def next_due(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan]) -> Due 
         plan = _plan_of(snapshot.round, plans)
         if plan is not None and snapshot not in given_up and not _missing_ranks(members, plan):
             by_rank = {member.rank: member for member in members}
-            return Due(snapshot, tuple(by_rank[rank] for rank in plan.ranks), plan)
+            return DueSnapshot(snapshot, tuple(by_rank[rank] for rank in plan.ranks), plan)
     return None
 
 
-def to_give_up(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan], *, has_workers: bool) -> list[GivenUp]:
+def to_give_up(
+    slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan], *, has_workers: bool
+) -> list[GivenUpSnapshot]:
     """Return the snapshots that wait to be written but cannot be."""
     if not plans:
         return []
-    found: list[GivenUp] = []
+    found: list[GivenUpSnapshot] = []
     newest = max(plans)
     for snapshot, members in _pending(slots).items():
         plan = _plan_of(snapshot.round, plans)
@@ -68,7 +70,7 @@ def to_give_up(slots: Sequence[SealedSlot], plans: Mapping[int, HostPlan], *, ha
         elif (missing := _missing_ranks(members, plan)) and (is_old or not has_workers):
             reason = f"not sealed by {_ranks_text(missing)}, which cannot seal it any more"
         if reason:
-            found.append(GivenUp(snapshot, tuple(members), reason))
+            found.append(GivenUpSnapshot(snapshot, tuple(members), reason))
     return found
 
 
@@ -90,9 +92,9 @@ def is_taken_over(snapshot: SealedSnapshot, slots: Sequence[SealedSlot]) -> bool
 def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) -> bool:
     """Return whether an incomplete checkpoint, older than a complete one of the branch, is abandoned.
 
-    Without WRITING, it is the rest of an interrupted removal. One of this round is abandoned because the coordinator
-    writes one checkpoint after another. For one of an older round, a writer on another host may still be working until
-    its wait times out.
+    Without WRITING, the checkpoint is the rest of an interrupted removal. A checkpoint of this round is abandoned
+    because the coordinator writes one checkpoint after another. A checkpoint of an older round counts as abandoned only
+    when the writers on other hosts must have timed out.
     """
     if mark is None or mark.round == plan.round:
         return True

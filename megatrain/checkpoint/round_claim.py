@@ -61,6 +61,6 @@ class RoundClaim:
             self.is_exclusive = self._checkpoints.is_exclusive()
             if not self.is_exclusive:
                 self.notes.append(
-                    f"WARNING: {self._checkpoints} cannot refuse to replace an existing file; if two rounds save the"
-                    " same step, the last COMMIT counts, and all files of both rounds are kept"
+                    f"WARNING: {self._checkpoints} has no exclusive creation of files; if two rounds save the same"
+                    " step, the last COMMIT counts, and all files of both rounds are kept"
                 )

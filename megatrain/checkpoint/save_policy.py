@@ -15,7 +15,7 @@ from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.formatting import bytes_text, seconds_text
 
-MOST_SHARE = 0.02
+MAX_COST_SHARE = 0.02
 """The largest fraction of the training time that checkpoints by time may cost."""
 
 
@@ -30,8 +30,8 @@ class SaveInterval:
 
     @property
     def length_s(self) -> float:
-        """The training time until the next checkpoint: longer than the configured one if the last one cost much."""
-        return max(self._settings.interval_s, self._stall_s / MOST_SHARE)
+        """The training time until the next checkpoint: longer than configured if the last one stopped training long."""
+        return max(self._settings.interval_s, self._stall_s / MAX_COST_SHARE)
 
     def is_over(self, *, is_storing: bool) -> bool:
         """Return whether the next checkpoint is due. `is_storing`: whether the last one is still being stored."""
@@ -55,7 +55,7 @@ def policy_notes(settings: CheckpointConfig, location: str, num_bytes: int, free
         f"every {settings.interval} steps (checkpoint.interval)"
         if settings.interval
         else f"every {seconds_text(settings.interval_s)} of training (checkpoint.interval_s), less often if they "
-        f"would take more than {MOST_SHARE:.0%} of it"
+        f"would take more than {MAX_COST_SHARE:.0%} of it"
     )
     size, free = bytes_text(num_bytes), "" if free_bytes is None else f", where {bytes_text(free_bytes)} are free"
     notes = [f"a checkpoint is taken {when}{end}"]

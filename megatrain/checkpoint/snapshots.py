@@ -65,7 +65,7 @@ class Snapshots:
         above those of all ranks. Each snapshot shares the minimum with all ranks: the lowest rank whose copy failed.
         show_liveness: signals, while this rank waits for storage, that it does not hang.
         """
-        self._call_writer = wake_or_start_writer
+        self._wake_or_start_writer = wake_or_start_writer
         self._slots = tuple(slots)
         self._num_bytes = num_bytes
         self._number = first_number
@@ -111,7 +111,7 @@ class Snapshots:
         self._is_under_way = True
         self._woken_at = time.monotonic()
         if self._local_rank == 0:
-            self._call_writer()
+            self._wake_or_start_writer()
         self._number += 1
         times = SnapshotTimes(label.step, time.perf_counter() - started, waited_s, self._num_bytes)
         self.num_waits += times.has_waited
@@ -149,7 +149,7 @@ class Snapshots:
         patience_s = _WAKE_AGAIN_S * (1 + self._local_rank)
         if time.monotonic() - self._woken_at > patience_s and self.pending() is not None:
             self._woken_at = time.monotonic()
-            self._call_writer()
+            self._wake_or_start_writer()
 
     def take_stored_event(self) -> bool:
         """Return whether the pending snapshots were stored, or failed, since the last call; each event counts once."""

@@ -26,7 +26,7 @@ from megatrain.checkpoint_format.lineage import (
     Candidate,
     candidates,
     ensure_branch,
-    overlooked,
+    newer_without_commit,
     recorded_order,
     unfinished,
 )
@@ -160,7 +160,7 @@ def _starting_point(checkpoints: Location, settings: CheckpointConfig) -> Starti
     branch = ensure_branch(checkpoints, "start of the run")
     # checkpoints that were complete once and lost their COMMIT or manifest; they are tried first, so that the log has
     # the reason why each one is skipped
-    lost = overlooked(checkpoints, own[0]) if own else []
+    lost = newer_without_commit(checkpoints, own[0]) if own else []
     damage = known_damage(checkpoints, own)
     found = [
         StorageCandidate(

@@ -125,7 +125,7 @@ def _found_checkpoint(
         manifest = read_manifest(location, branch=branch)
     except CheckpointError as error:
         return FoundCheckpoint(branch, step, location, CheckpointState.DAMAGED, is_in_ancestry, 0, problem=str(error))
-    if verification is not None and not verification.is_of(manifest.written_unix_s):
+    if verification is not None and not verification.applies_to(manifest.written_unix_s):
         verification = None
     state = CheckpointState.PINNED if is_pinned(location) else CheckpointState.COMMITTED
     reason, problem = None, None

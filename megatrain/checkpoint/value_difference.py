@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatrain.checkpoint.difference import Stored
+from megatrain.checkpoint.difference import StoredCheckpoint
 from megatrain.checkpoint.parameter_reader import ParameterReader
 from megatrain.checkpoint_format.stored_tensors import StoredItem
 from megatrain.parallel.boxes import Box
@@ -28,7 +28,7 @@ class ValueDifference:
 class ValueComparison:
     """Reads the same boxes of two checkpoints."""
 
-    def __init__(self, before: Stored, after: Stored) -> None:
+    def __init__(self, before: StoredCheckpoint, after: StoredCheckpoint) -> None:
         # the boxes are items of the first checkpoint, and each is read once, so its reader keeps none
         self._readers = (
             ParameterReader(before.location, before.manifest, kept_bytes=0),

@@ -32,14 +32,14 @@ def verify_checkpoint(directory: Location, *, job: str | None = None, branch: st
         return [str(error)]
     problems = [not_committed] if not_committed is not None else []
     names = sorted(manifest.files)
-    given_up = Event()
+    cancelled = Event()
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         try:
             found = list(
-                pool.map(lambda name: verify_file(directory / name, manifest.files[name], given_up.is_set), names)
+                pool.map(lambda name: verify_file(directory / name, manifest.files[name], cancelled.is_set), names)
             )
         except BaseException:
-            given_up.set()  # after an interrupt, do not wait until files of many gigabytes are read
+            cancelled.set()  # after an interrupt, do not wait until files of many gigabytes are read
             raise
     problems += [problem for of_file in found for problem in of_file]
     damaged = {name for name, of_file in zip(names, found, strict=True) if of_file}

@@ -103,7 +103,7 @@ def claim(directory: Location, mark: WritingMark, *, is_superseded: bool = False
 
     is_superseded: as in `check_writable`.
 
-    Raises: CheckpointError, which asks a process of an older round to stop.
+    Raises: CheckpointError, also in a process of an older round, which must stop then.
     """
     check_writable(directory, mark.round, is_superseded=is_superseded)
     found = WritingMark.read(directory)

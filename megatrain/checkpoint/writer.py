@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from megatrain.arena.directory import Arena, open_arena, remove_arena, wake_writer
-from megatrain.arena.locks import HeldLock, WakeReader, create_wake, hold_alone, is_held
+from megatrain.arena.locks import HeldLock, WakeReader, create_wake, hold_exclusively, is_held
 from megatrain.arena.plans import HostPlan, WriterStatus
 from megatrain.arena.sealed import SealedSlot, sealed_slots
 from megatrain.arena.slot_file import write_persist
@@ -31,8 +31,8 @@ from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.housekeeping import Housekeeping
 from megatrain.checkpoint.persist import Persistence
 from megatrain.checkpoint.persist_policy import (
-    Due,
-    GivenUp,
+    DueSnapshot,
+    GivenUpSnapshot,
     is_pending,
     is_superseded,
     is_taken_over,
@@ -151,7 +151,7 @@ class CheckpointWriter:
             older = sorted(number for number in self._plans if number < plan.round)[-2:]
             self._plans = {**{number: self._plans[number] for number in older}, plan.round: plan}
         if problem and problem != self._plan_problem:
-            _say(problem)
+            _log(problem)
         self._plan_problem = problem
 
     def _remember_branch(self, plan: HostPlan) -> None:
@@ -160,7 +160,7 @@ class CheckpointWriter:
                 found = read_branch(self._open_checkpoints(plan.checkpoints), plan.branch)
                 self._branches[plan.checkpoints, plan.branch] = found
 
-    def _persist(self, due: Due) -> None:
+    def _persist(self, due: DueSnapshot) -> None:
         step, started = due.snapshot.step, time.perf_counter()
         try:
             checkpoints = self._open_checkpoints(due.plan.checkpoints)
@@ -169,11 +169,11 @@ class CheckpointWriter:
                 self._arena, due, checkpoints, lambda: self._reason_to_stop_waiting(due), branch
             ).run()
         except CheckpointError as error:
-            self._fail(GivenUp(due.snapshot, due.slots, str(error)))
+            self._fail(GivenUpSnapshot(due.snapshot, due.slots, str(error)))
             return
         except Exception as error:  # noqa: BLE001 -- a bug in one write must not prevent the others
-            _say(traceback.format_exc())
-            self._fail(GivenUp(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
+            _log(traceback.format_exc())
+            self._fail(GivenUpSnapshot(due.snapshot, due.slots, f"{type(error).__name__}: {error}"))
             return
         self._record_outcome(due.snapshot, due.slots, Persist.DONE)
         self._status = replace(
@@ -189,17 +189,17 @@ class CheckpointWriter:
         )
         self._report()
         took = f"{bytes_text(written.num_bytes)} in {seconds_text(written.write_s)}"
-        _say(
+        _log(
             f"step {step} of {due.plan.branch}: committed by round {due.snapshot.round} after"
             f" {time.perf_counter() - started:.2f} s ({took if written.num_bytes else 'was complete already'})"
         )
         for note in written.notes:
-            _say(note)
+            _log(note)
         if due.plan.is_coordinator:
             for note in self._housekeeping.run(checkpoints, due.plan):
-                _say(note)
+                _log(note)
 
-    def _reason_to_stop_waiting(self, due: Due) -> str:
+    def _reason_to_stop_waiting(self, due: DueSnapshot) -> str:
         slots = self._open_slots()
         if is_superseded(due.snapshot, due.plan, slots):
             return "a newer round needs a checkpoint"
@@ -209,17 +209,17 @@ class CheckpointWriter:
             else "the ranks gave this snapshot up, because another host failed to store it"
         )
 
-    def _fail(self, given_up: GivenUp) -> None:
+    def _fail(self, given_up: GivenUpSnapshot) -> None:
         """Record that a snapshot will not be stored. It stays in its slots for a warm restore.
 
         If a newer round has adopted the snapshot, and stores it, this does not count as a failure.
         """
         if is_taken_over(given_up.snapshot, sealed_slots(self._arena)):
-            _say(f"step {given_up.snapshot.step}: left to a newer round: {given_up.reason}")
+            _log(f"step {given_up.snapshot.step}: left to a newer round: {given_up.reason}")
             self._record_outcome(given_up.snapshot, given_up.slots, Persist.FAILED)
             return
         problem = f"step {given_up.snapshot.step}: not saved: {given_up.reason}"
-        _say(problem)
+        _log(problem)
         self._record_outcome(given_up.snapshot, given_up.slots, Persist.FAILED)
         self._status = replace(
             self._status,
@@ -237,7 +237,7 @@ class CheckpointWriter:
                 write_persist(slot.path, snapshot.snapshot, outcome)
             except CheckpointError as error:
                 # most likely a worker is reusing the slot, so the outcome is not needed
-                _say(f"{error} (its snapshot {snapshot.snapshot}: {outcome.name.lower()})")
+                _log(f"{error} (its snapshot {snapshot.snapshot}: {outcome.name.lower()})")
 
     def _report(self) -> None:
         if self._plans:
@@ -246,7 +246,7 @@ class CheckpointWriter:
         try:
             self._status.write(self._arena.writer_status)
         except CheckpointError as error:
-            _say(str(error))
+            _log(str(error))
 
     def _is_over(self) -> bool:
         """Return whether the writer must exit. Removes the arena if it is no longer needed."""
@@ -281,7 +281,7 @@ def main(arguments: list[str]) -> int:
         return ExitCode.USAGE
     try:
         arena = open_arena(Path(arguments[0]))
-        lock = hold_alone(arena.writer_lock)
+        lock = hold_exclusively(arena.writer_lock)
         if lock is None:
             return ExitCode.OK
         lower_process_priority(LOWEST_PRIORITY)
@@ -293,17 +293,17 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, stop)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        _say(f"writer of {arena.root} started")
+        _log(f"writer of {arena.root} started")
         writer.run()
     except MissingFileError as error:
-        _say(f"ended: {error}")
+        _log(f"ended: {error}")
     except MegatrainError as error:
-        _say(f"ended: {error}")
+        _log(f"ended: {error}")
         return error.exit_code
     return ExitCode.OK
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} checkpoint writer {os.getpid()}: {text}\n"
     with suppress(OSError):  # the log may be on a full disk
         os.write(2, line.encode(errors="backslashreplace"))

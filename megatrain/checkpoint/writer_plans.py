@@ -1,4 +1,4 @@
-"""The plans by which a host's writer stores the snapshots of a round: one for each rank, one for the host."""
+"""The plans that the writer of a host needs to store the snapshots of a round: one for each rank, one for the host."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Branch:
     """A line of checkpoints. It begins at `parent_step` of `parent`; a run's first branch has neither ("" and None).
 
     A branch at step 0 of its parent may begin with initial weights. `rollback`: the incident that made the job go back.
-    `data`: the sample order at the branch's begin, if it leaves out samples. The samples' numbers refer to this order.
+    `data`: the sample order at the start of the branch, if it leaves out samples, whose numbers refer to this order.
     """
 
     name: str
@@ -54,7 +54,7 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
     except MissingFileError as error:
         listed = ", ".join(branch_names(checkpoints)) or "none"
         raise MissingFileError(f"{location} is missing, so {name} is no branch (there are: {listed})") from error
-    reader = JsonObject.parse(content, str(location), SCHEMA_VERSION, _mend(name))
+    reader = JsonObject.parse(content, str(location), SCHEMA_VERSION, _repair_hint(name))
     reader.check_names(Branch, "schema_version")
     if reader.text("name") != name:
         raise reader.error(
@@ -74,7 +74,7 @@ def read_branch(checkpoints: Location, name: str) -> Branch:
     )
 
 
-def _mend(name: str) -> str:
+def _repair_hint(name: str) -> str:
     first = Branch(name, "", None, 0.0, "written again")
     parent = "" if name == MAIN_BRANCH else ", with the branch and step that it began at as parent and parent_step"
     return f"it must contain the origin of {name}: write it again as {_text_of(first).strip()}{parent}"
@@ -98,9 +98,9 @@ def ancestry(checkpoints: Location, branch: str) -> list[Branch]:
     while branches[-1].parent:
         seen = [member.name for member in branches]
         if branches[-1].parent in seen:
-            circle = " -> ".join([*seen, branches[-1].parent])
+            cycle = " -> ".join([*seen, branches[-1].parent])
             raise CheckpointError(
-                f"{checkpoints / branches[-1].name / BRANCH_NAME}: the parents form a cycle ({circle}); "
+                f"{checkpoints / branches[-1].name / BRANCH_NAME}: the parents form a cycle ({cycle}); "
                 "correct one of them"
             )
         try:
@@ -121,7 +121,7 @@ def write_branch(checkpoints: Location, branch: Branch) -> bool:
 
 def _text_of(branch: Branch) -> str:
     content = {"schema_version": SCHEMA_VERSION, **asdict(branch)}
-    # what has no content is left out
+    # empty fields are left out
     if not branch.rollback:
         del content["rollback"]
     if branch.data is None:

@@ -1,10 +1,10 @@
 """The files that make a directory a checkpoint: step-000000120/ with r000002-manifest-1a2b3c4d.json and, last, COMMIT.
 
-All names but COMMIT contain the round, and the manifest's name its own digest, so that the writer of a superseded round
-cannot change files that COMMIT covers (commit.py). A removal of a checkpoint removes COMMIT first. PINNED keeps a
-checkpoint forever. WRITING is the first file of a checkpoint and is removed after COMMIT: a directory with WRITING and
-no COMMIT was never complete. lineage.py decides which checkpoint a job resumes from; megatrain.checkpoint stores
-tensors.
+All names except COMMIT contain the round, and the name of the manifest contains the digest of its content. So the
+writer of a superseded round cannot change files that COMMIT covers (commit.py). A removal of a checkpoint removes
+COMMIT first. PINNED keeps a checkpoint forever. WRITING is the first file of a checkpoint and is removed after COMMIT:
+a directory with WRITING and no COMMIT was never complete. lineage.py decides which checkpoint a job resumes from;
+megatrain.checkpoint stores tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_writable(directory: Location, round_number: int, *, is_superseded: boo
     """Refuse to write into a complete checkpoint, or through a link: files that COMMIT covers never change.
 
     is_superseded: the existing checkpoint was committed by a superseded round, and does not count.
-    Raises: CheckpointError, which asks a process of an older round to stop.
+    Raises: CheckpointError, also in a process of an older round, which must stop then.
     """
     if _is_link(directory):
         raise CheckpointError(f"{directory} is a symbolic link, and nothing is written through it; remove the link")
@@ -141,8 +141,8 @@ def lacks_only_commit(directory: Location, branch: str) -> bool:
     """Return whether a checkpoint of `branch` lacks nothing except COMMIT, and has no mark of a write in progress.
 
     Such a checkpoint was complete once, and its COMMIT can be restored. So retention keeps it as long as a committed
-    one. A checkpoint whose removal was interrupted just after COMMIT looks the same, but its step is still one that
-    retention removes.
+    one. A checkpoint whose removal was interrupted just after COMMIT has the same files, but retention still
+    removes its step.
     Raises: CheckpointError when something cannot be looked up.
     """
     if (directory / COMMIT_NAME).exists() or is_unfinished(directory):
@@ -166,7 +166,7 @@ def remove_checkpoint(directory: Location) -> None:
         directory.remove()
         return
     if (directory / COMMIT_NAME).exists():
-        # a partly removed checkpoint must not look like one that was never complete
+        # a partly removed checkpoint must differ from one that was never complete
         (directory / WRITING_NAME).remove()
         for entry in directory.entries():
             if LATER_COMMIT_NAME.fullmatch(entry.name):

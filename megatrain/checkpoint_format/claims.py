@@ -49,7 +49,7 @@ class Claim:
     holder: str
     token: str
 
-    def is_not_before(self, other: JobRound) -> bool:
+    def is_same_round_or_newer(self, other: JobRound) -> bool:
         """Return whether this claim is of the same round, or of a newer one of the same counter."""
         return self.counter == other.counter and self.round >= other.number
 
@@ -95,11 +95,12 @@ class Claims:
         while True:
             newest = self.newest()
             is_others = newest is not None and newest.content() != own
-            if newest is not None and is_others and job_round is not None and newest.is_not_before(job_round):
+            if newest is not None and is_others and job_round is not None and newest.is_same_round_or_newer(job_round):
                 raise FencedError(
-                    f"{self.location_of(newest.number)}: {newest.holder} has it, and round {job_round.number} is not"
-                    " newer: this process is left over and must stop. If etcd was emptied since then and rounds are"
-                    f" counted from the start, remove {self} once no process of the run is left"
+                    f"{self.location_of(newest.number)}: the holder is {newest.holder}, and round"
+                    f" {job_round.number} is not newer: this process is left over and must stop. If etcd was emptied"
+                    f" since then and rounds are counted from the start, remove {self} once no process of the run is"
+                    " left"
                 )
             number = max(least, 0 if newest is None else newest.number + 1)
             claim = self.unwritten(job_round, number)

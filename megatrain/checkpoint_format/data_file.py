@@ -198,7 +198,7 @@ class ItemHasher:
                 start += self._take(rest[start:])
 
     def _take(self, data: memoryview) -> int:
-        """Process bytes up to the next begin or end of an item, and return how many."""
+        """Process bytes up to the next start or end of an item, and return how many."""
         is_last = len(self._items) == len(self._ranges)
         offset, length = (self._image_bytes, 0) if is_last else self._ranges[len(self._items)]
         if self._at < offset:
@@ -251,7 +251,7 @@ def _item_problem(item: TrailerItem, found: str) -> str:
     )
 
 
-def verify_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool] = lambda: False) -> list[str]:
+def verify_file(location: Location, entry: FileEntry, is_cancelled: Callable[[], bool] = lambda: False) -> list[str]:
     """Read a whole file of the manifest and return its problems, each naming file and byte.
 
     Raises: CancelledError once the caller has cancelled, checked before each block.
@@ -260,17 +260,17 @@ def verify_file(location: Location, entry: FileEntry, is_given_up: Callable[[], 
     try:
         size = location.size()
         if size == entry.size:
-            return verify(location, entry, is_given_up)
+            return verify(location, entry, is_cancelled)
     except CheckpointError as error:
         return [str(error)]
     found = "missing" if size is None else f"{size} bytes"
     return [f"{location}: {found}, expected {entry.size} bytes; it was removed, cut short or replaced"]
 
 
-def _verify_data_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool]) -> list[str]:
+def _verify_data_file(location: Location, entry: FileEntry, is_cancelled: Callable[[], bool]) -> list[str]:
     trailer = read_trailer(location, entry.size, entry.digest)
     hasher = ItemHasher([(item.offset, item.length) for item in trailer.items], trailer.image_bytes, str(location))
-    for block in _blocks(location, trailer.image_bytes, is_given_up):
+    for block in _blocks(location, trailer.image_bytes, is_cancelled):
         hasher.update(block)
     damaged = [
         f"{location}: {_item_problem(item, f'{found.length} bytes with SHA-256 {found.digest}')}"
@@ -280,17 +280,17 @@ def _verify_data_file(location: Location, entry: FileEntry, is_given_up: Callabl
     return damaged + [f"{location}: {_padding_problem(offset)}" for offset in hasher.dirty_padding]
 
 
-def _verify_whole_file(location: Location, entry: FileEntry, is_given_up: Callable[[], bool]) -> list[str]:
+def _verify_whole_file(location: Location, entry: FileEntry, is_cancelled: Callable[[], bool]) -> list[str]:
     found = hashlib.sha256()
-    for block in _blocks(location, entry.size, is_given_up):
+    for block in _blocks(location, entry.size, is_cancelled):
         found.update(block)
     if _WHOLE_DIGEST + found.hexdigest() == entry.digest:
         return []
     return [f"{location}: {_WHOLE_DIGEST}{found.hexdigest()}, the manifest has {entry.digest}; the file is damaged"]
 
 
-def _blocks(location: Location, num_bytes: int, is_given_up: Callable[[], bool]) -> Iterator[Bytes]:
+def _blocks(location: Location, num_bytes: int, is_cancelled: Callable[[], bool]) -> Iterator[Bytes]:
     for start in range(0, num_bytes, _BLOCK_BYTES):
-        if is_given_up():
+        if is_cancelled():
             raise CancelledError
         yield location.read_range(start, min(_BLOCK_BYTES, num_bytes - start))

@@ -98,7 +98,7 @@ def candidates(checkpoints: Location, branch: str | None = None) -> list[Candida
     branches = ancestry(checkpoints, name) if branch is not None or name in branch_names(checkpoints) else []
     found = [
         _candidate(checkpoints, name, step)
-        for name, limit in _reaches(branches)
+        for name, limit in _branches_with_limits(branches)
         for step in reversed(steps_that_count(checkpoints, name))
         if step <= limit
     ]
@@ -128,14 +128,14 @@ def recorded_order(branches: Sequence[Branch]) -> SampleStream | None:
     return next((member.data for member in branches if member.data is not None), None)
 
 
-def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
+def newer_without_commit(checkpoints: Location, best: Candidate) -> list[Candidate]:
     """Return the checkpoints that would precede `best` if they had not lost COMMIT or the manifest that it names.
 
     Such a checkpoint was complete once, or a user copied it there. A job that resumes from `best` must report it.
     Raises: CheckpointError when the lineage is damaged or something cannot be read.
     """
     found: list[Candidate] = []
-    for name, limit in _reaches(ancestry(checkpoints, current_branch(checkpoints))):
+    for name, limit in _branches_with_limits(ancestry(checkpoints, current_branch(checkpoints))):
         is_last = name == best.branch
         steps = sorted(
             (
@@ -154,7 +154,7 @@ def overlooked(checkpoints: Location, best: Candidate) -> list[Candidate]:
     return found
 
 
-def _reaches(branches: Sequence[Branch]) -> Iterator[tuple[str, float]]:
+def _branches_with_limits(branches: Sequence[Branch]) -> Iterator[tuple[str, float]]:
     """Yield each branch of an ancestry with the largest of its steps that belongs to the ancestry."""
     limit = math.inf
     for member in branches:

@@ -7,7 +7,7 @@ claims/5e1f09aa7c01b2d3.removing lists what is being removed:
 A round may go back to any older step, so no process may remove a step that a starting round has chosen. Both processes
 write their own file before they read the other's. The remover creates its record, then looks for a claim that is newer
 than the newest one at the time of its choice. A starting round creates its claim, then reads the records, and resumes
-from no step that a record lists. So the remover sees the claim and removes nothing, or the round sees the record, or
+from no step that a record lists. So the remover finds the claim and removes nothing, or the round finds the record, or
 both. The only assumption is that a read finds every file whose write has completed. Object stores guarantee that too.
 
 The remover deletes its record when the last file is gone. If the remover exits earlier or freezes in the middle of a
@@ -92,12 +92,12 @@ class Remover:
 
 
 def _listed(record: Location) -> list[tuple[str, int]]:
-    mend = "remove it when no process is removing checkpoints there"
-    reader = JsonObject.parse(record.read(), str(record), SCHEMA_VERSION, mend)
+    hint = "remove it when no process is removing checkpoints there"
+    reader = JsonObject.parse(record.read(), str(record), SCHEMA_VERSION, hint)
     listed: list[tuple[str, int]] = []
     for branch, steps in reader.mapping("steps").items():
         if not isinstance(steps, list) or not all(type(step) is int for step in steps):
-            raise reader.error("steps", f"each branch must have a list of steps; {mend}")
+            raise reader.error("steps", f"each branch must have a list of steps; {hint}")
         listed += [(branch, step) for step in steps]
     return listed
 
@@ -112,8 +112,8 @@ def check_not_being_removed(checkpoints: Location, branch: str, step: int) -> No
 def removal_text(location: Location, record: Location) -> str:
     """Return a sentence about a checkpoint that `record` lists, with what to do if the remover no longer runs."""
     return (
-        f"{location}: a process is removing this checkpoint, or ended while it did. If {record} names a process that"
-        " has ended, remove that file"
+        f"{location}: a process is removing this checkpoint, or ended during the removal. If {record} names a process"
+        " that has ended, remove that file"
     )
 
 

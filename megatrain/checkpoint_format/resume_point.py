@@ -1,7 +1,7 @@
 """Find the checkpoint that a job would resume from. A job tries candidates in lineage order and skips damaged ones.
 
-Only cheap checks: manifests, the file sizes of the candidates that a job would try, and the recorded results of
-`megatrain ckpt verify`. Only that command reads whole files.
+The checks are cheap: they read manifests, the file sizes of the candidates that a job would try, and the recorded
+results of `megatrain ckpt verify`. Only that command reads whole files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatrain.checkpoint_format.checkpoint_files import read_manifest, wrong_files
 from megatrain.checkpoint_format.commit import commit_problem
-from megatrain.checkpoint_format.lineage import Candidate, candidates, current_branch, overlooked
+from megatrain.checkpoint_format.lineage import Candidate, candidates, current_branch, newer_without_commit
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.verifications import known_verifications
 from megatrain.contracts.errors import CheckpointError
@@ -45,7 +45,7 @@ def resume_point(checkpoints: Location) -> ResumePoint:
     """Return the checkpoint that a job would resume from, and why."""
     try:
         found = candidates(checkpoints)
-        lost = overlooked(checkpoints, found[0]) if found else []
+        lost = newer_without_commit(checkpoints, found[0]) if found else []
         current = current_branch(checkpoints)
     except CheckpointError as error:
         return ResumePoint(None, str(error), is_unreadable=True)
@@ -84,7 +84,7 @@ def known_damage(checkpoints: Location, found: Iterable[Candidate]) -> dict[tupl
         if known is None or not known.problem:
             continue
         with suppress(CheckpointError):  # the reader of the checkpoint reports a damaged manifest
-            if known.is_of(read_manifest(candidate.location).written_unix_s):
+            if known.applies_to(read_manifest(candidate.location).written_unix_s):
                 found_at = time_text(known.at_unix_s)
                 damage[candidate.branch, candidate.step] = (
                     f"`megatrain ckpt verify` found it damaged at {found_at}: {known.problem}"

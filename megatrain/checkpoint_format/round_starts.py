@@ -69,7 +69,7 @@ def started_rounds(checkpoints: Location) -> list[int]:
 
 def _read_start(checkpoints: Location, number: int) -> RoundStart:
     location = start_location(checkpoints, number)
-    mend = 'it must name the branch to continue, such as {"schema_version": 1, "branch": "main", "step": null}'
-    reader = JsonObject.parse(location.read(), str(location), SCHEMA_VERSION, mend)
+    hint = 'it must name the branch to continue, such as {"schema_version": 1, "branch": "main", "step": null}'
+    reader = JsonObject.parse(location.read(), str(location), SCHEMA_VERSION, hint)
     step = None if reader.is_null("step") else reader.count("step")
     return RoundStart(number, branch_name_of(reader, "branch"), step)

@@ -1,7 +1,7 @@
 """A location for checkpoints behind a URL: s3://bucket/run, gs://..., hdfs://..., through fsspec and its drivers.
 
 An object store writes a whole file or nothing. Other stores may stop half way, so there a small file is written under a
-temporary name and then moved. Drivers may cache listings; this file always asks the store again. file:// goes through
+temporary name and then moved. Drivers may cache listings, so the cache is cleared before each one. file:// goes through
 fsspec too, so that tests can exercise all of this on a disk. fsspec is imported when the first URL is opened.
 """
 

@@ -28,7 +28,7 @@ class Verification:
     problem: str = ""
     num_problems: int = 0
 
-    def is_of(self, written_unix_s: float | None) -> bool:
+    def applies_to(self, written_unix_s: float | None) -> bool:
         """Return whether the result applies to the checkpoint written at that time, and not to an earlier one."""
         return self.at_unix_s >= (written_unix_s or 0.0)
 

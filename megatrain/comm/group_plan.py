@@ -114,7 +114,7 @@ def all_planned_groups(
 
 def _kinds(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> tuple[_Kind, ...]:
     along = (
-        _Kind(layout.group_name(axes), axes, is_of_replicas=layout.are_of_replicas(axes))
+        _Kind(layout.group_name(axes), axes, is_of_replicas=layout.is_replica_group(axes))
         for axes in [*((axis,) for axis in layout.innermost_first), *layout.replica_spans]
     )
     summed = summing_order(layout)

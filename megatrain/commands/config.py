@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _data_lines(config: Config) -> list[str]:
-    """Return a table of the training data and how often a new run reads each source, or why they cannot be read."""
+    """Return a table of the training data and how often a new run reads each source, or why the data cannot be read."""
     # These modules load numpy and torch, which `config` otherwise never loads.
     from megatrain.data.epochs import check_epochs, source_uses
     from megatrain.training.training_data import open_reader, tokenizer_notes
@@ -149,7 +149,7 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
 
 
 def _why_not_read(config: Config, error: DataError) -> str:
-    """Return whether the data are only absent on this machine, or are refused, with the error."""
+    """Return the error as a line: the run would not start, or the data are only absent on this machine."""
     from megatrain.data.indexed import data_path, index_path
     from megatrain.training.training_data import data_prefixes
 
@@ -249,7 +249,7 @@ def _later_batches(config: Config, layout: Layout) -> str:
         if stage.global_batch_size:
             dealing = config.dealing(layout, stage.global_batch_size)
             idle = f" ({idle_text(dealing)})" if idle_text(dealing) else ""
-            text += f"; from token {stage.after_tokens:,} on {stage.global_batch_size} sequences, {dealing.most_slots} "
+            text += f"; from token {stage.after_tokens:,} on {stage.global_batch_size} sequences, {dealing.max_slots} "
             text += f"micro-batches a pipeline{idle}"
     return text
 

@@ -71,7 +71,7 @@ def rampup_levels(batch: BatchConfig) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class BatchStage:
-    """The steps whose first sample has this number, or a later one, have this global batch size."""
+    """The global batch size of the steps that begin at sample `first_sample` or later, until the next stage."""
 
     first_sample: int
     global_batch_size: int
@@ -80,7 +80,7 @@ class BatchStage:
 class StepRun(NamedTuple):
     """Consecutive steps with the same global batch size. num_steps: None if no other size follows.
 
-    cursor: where the first of them begins, which may be in front of samples that are left out.
+    cursor: where the first of them begins. The samples from there on may be left out.
     """
 
     cursor: int
@@ -118,7 +118,7 @@ class BatchSchedule:
             if end is None:
                 yield StepRun(cursor, size, None)
                 return
-            # the last step of a run begins before `end`, and may end behind it
+            # the last step of a run begins before `end`, and may end after it
             num_steps = -(-num_kept(first, end, skipped) // size)
             yield StepRun(cursor, size, num_steps)
             cursor = position_after(cursor, num_steps * size, skipped)

@@ -31,7 +31,7 @@ _RESOLVED = {
 }
 _TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
 _NUMBERED_SECTIONS = ("parameter_group", "data_source", "data_stage", "validation_set")
-_NO_MATTER = frozenset(
+_NEUTRAL_KEYS = frozenset(
     {
         "train.steps",
         "train.gc_interval",
@@ -46,7 +46,7 @@ _NO_MATTER = frozenset(
 
 
 def model_changes(before: Config, now: Config) -> list[ChangedKey]:
-    """Return the changed keys of [model] that define another model than the checkpoint's."""
+    """Return the changed keys of [model] with which the model is not the one in the checkpoint."""
     keys = [name for name in all_options()["model"] if name not in FREE_MODEL_KEYS]
     return [
         _changed(f"model.{name}", getattr(before.model, name), getattr(now.model, name))
@@ -57,17 +57,17 @@ def model_changes(before: Config, now: Config) -> list[ChangedKey]:
 
 def weight_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the `model_changes` after which the stored weights cannot be used."""
-    return [change for change in model_changes(before, now) if not _is_of_function(change, now)]
+    return [change for change in model_changes(before, now) if not _changes_only_function(change, now)]
 
 
-def _is_of_function(change: ChangedKey, now: Config) -> bool:
+def _changes_only_function(change: ChangedKey, now: Config) -> bool:
     name = change.key.removeprefix("model.")
     if name == "seq_len":
-        return not _is_of_length(now.model)
+        return not _has_length_dim(now.model)
     return name in _FUNCTION_KEYS or name.startswith("rope_")
 
 
-def _is_of_length(model: ModelConfig) -> bool:
+def _has_length_dim(model: ModelConfig) -> bool:
     """Return whether parameters have model.seq_len as one of their dims."""
     own = own_parameters(model, "positions").values()
     return model.positions == "learned" or any("S" in one.declared.dims for one in own)
@@ -87,7 +87,7 @@ def training_changes(before: Config, now: Config) -> list[ChangedKey]:
     changes = []
     for section, name in keys:
         values = [getattr(found[section], name) for found in sections]
-        if values[0] != values[1] and f"{section}.{name}" not in _NO_MATTER:
+        if values[0] != values[1] and f"{section}.{name}" not in _NEUTRAL_KEYS:
             changes.append(_changed(f"{section}.{name}", values[0], values[1]))
     return changes
 

@@ -131,7 +131,7 @@ class Config:
     @property
     def data_stages(self) -> Sequence[DataStageConfig]:
         """The later stages of the run, in the order of their first samples."""
-        stages = (stage for stage in self.sections_of("data_stage").values() if stage.changes_something)
+        stages = (stage for stage in self.sections_of("data_stage").values() if stage.has_effect)
         return sorted(stages, key=lambda stage: stage.after_tokens)
 
     @property
@@ -224,7 +224,7 @@ class Config:
 
         global_batch_size: None means the configured size.
         """
-        return self.dealing(layout, global_batch_size).most_slots
+        return self.dealing(layout, global_batch_size).max_slots
 
     def steps(self, layout: Layout, cursor: int, num_steps: int, skipped: SampleRanges = ()) -> StepSequence:
         """Return the plans of `num_steps` steps from sample `cursor` on, the same on all ranks."""

@@ -1,4 +1,4 @@
-"""Section [dashboard]: where the web page listens, who may read it, and whether it may act."""
+"""Section [dashboard]: the address of the web page, who may read it, and whether operators may act through it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEADER_NAME = "[A-Za-z0-9-]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardConfig:
-    """Where the web page listens, who may read it, and whether it may act."""
+    """The address of the web page, who may read it, and whether operators may act through it."""
 
     is_served: bool = field(
         default=True,

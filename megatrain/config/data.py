@@ -16,9 +16,9 @@ from typing import Literal
 from megatrain.config.batch import LARGEST_BATCH
 from megatrain.config.options import option
 
-LEAST_WEIGHT = 1e-9
+MIN_WEIGHT = 1e-9
 """The smallest weight above 0: weights are rounded to multiples of it."""
-MOST_WEIGHT = 1_000_000
+MAX_WEIGHT = 1_000_000
 _NAME_PATTERN = r"[^,\n\r]*"
 _WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
@@ -92,8 +92,8 @@ class DataConfig:
     loader: Literal["thread", "host"] = field(
         default="thread",
         metadata=option(
-            "Who reads batches. thread: each rank for itself, in a thread. host: one process on each host, once for "
-            "all ranks that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
+            "What reads batches. thread: a thread of each rank. host: one process on each host, once for all ranks "
+            "that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
         ),
     )
 
@@ -119,7 +119,7 @@ class DataSourceConfig:
         metadata=option(
             "Share of the samples, in proportion to the other weights. 0: none, until the weight is raised.",
             minimum=0,
-            maximum=MOST_WEIGHT,
+            maximum=MAX_WEIGHT,
         ),
     )
     max_epochs: float = field(
@@ -174,7 +174,7 @@ class DataStageConfig:
     )
 
     @property
-    def changes_something(self) -> bool:
+    def has_effect(self) -> bool:
         return bool(self.weights or self.global_batch_size)
 
     def first_sample(self, seq_len: int) -> int:
@@ -235,18 +235,18 @@ class EvaluationConfig:
 
 
 def _weight(text: str) -> float | None:
-    """Return the weight in a text, None if it is neither 0 nor from LEAST_WEIGHT to MOST_WEIGHT."""
+    """Return the weight in a text, None if it is neither 0 nor from MIN_WEIGHT to MAX_WEIGHT."""
     match = _WEIGHT.fullmatch(text)
     if match is None:
         return None
     # float() also returns 0.0 for a number that is too small, so the digits show whether it is 0
     is_zero = not match[1].strip("0.")
     weight = float(text)
-    return weight if is_zero or LEAST_WEIGHT <= weight <= MOST_WEIGHT else None
+    return weight if is_zero or MIN_WEIGHT <= weight <= MAX_WEIGHT else None
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return the smallest integers in the proportion of `weights`, which are rounded to multiples of LEAST_WEIGHT."""
-    parts = [round(Fraction(repr(weight)) / Fraction(repr(LEAST_WEIGHT))) for weight in weights]
+    """Return the smallest integers in the proportion of `weights`, which are rounded to multiples of MIN_WEIGHT."""
+    parts = [round(Fraction(repr(weight)) / Fraction(repr(MIN_WEIGHT))) for weight in weights]
     divisor = math.gcd(*parts)
     return tuple(part // divisor for part in parts) if divisor else tuple(parts)

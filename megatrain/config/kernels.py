@@ -23,8 +23,8 @@ class KernelsConfig:
         default="auto",
         metadata=option(
             "Which of torch's attention kernels to use on a GPU. auto: the first in this list that supports the model; "
-            "the log names it and why earlier ones do not. Another value: that kernel or an error. CPUs have one "
-            "kernel."
+            "the log has its name, and the reasons why earlier ones do not support the model. Another value: that "
+            "kernel or an error. CPUs have one kernel."
         ),
     )
     norm: Literal["megatrain", "apex"] = field(

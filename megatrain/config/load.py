@@ -118,7 +118,7 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
         content = path.read_bytes()
         if content.startswith(_OTHER_BOMS):
             return "", {}, f"is UTF-16 or UTF-32, by its byte-order mark; save the file as UTF-8 ({path})"
-        text = content.decode().removeprefix(_BOM)  # of some Windows editors
+        text = content.decode().removeprefix(_BOM)  # some Windows editors write one
         if _BOM in text:
             line = text.count("\n", 0, text.index(_BOM)) + 1
             problem = "there is a byte-order mark (U+FEFF) inside the file, from a file that was appended; remove it"

@@ -220,8 +220,8 @@ class ModelConfig:
     window_size: int = field(
         default=0,
         metadata=option(
-            "Sliding-window attention: each token sees itself and the window_size - 1 tokens before it. 0: all tokens "
-            "before it.",
+            "Sliding-window attention: each token attends to itself and the window_size - 1 tokens before it. 0: all "
+            "tokens before it.",
             unit="tokens",
             minimum=0,
         ),

@@ -1,6 +1,6 @@
 """The multiplications of a model's forward pass: those of each token, and those of each pair of tokens in attention.
 
-Counted are matrix multiplications; norms, biases, softmax and the embedding's look-up are not.
+Matrix multiplications are counted; norms, biases, softmax and the embedding's look-up are not.
 """
 
 from __future__ import annotations

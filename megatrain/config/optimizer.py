@@ -77,8 +77,8 @@ class OptimizerConfig:
         default=0,
         metadata=option(
             "Number of the step, counted from 0, at which the rate has reached min_lr, where it stays. 0: train.steps. "
-            "The last of D steps has number D - 1, so a run of exactly D steps ends one step before min_lr. It may lie "
-            "beyond train.steps if the run is the first part of a longer one.",
+            "The last of D steps has number D - 1, so a run of exactly D steps ends one step before min_lr. It may be "
+            "larger than train.steps if the run is the first part of a longer one.",
             unit="steps",
             minimum=0,
         ),

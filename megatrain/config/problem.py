@@ -1,7 +1,7 @@
 """A mistake in a configuration: the message, the keys that it involves, and the values that the message proposes.
 
-The keys are recorded so that one mistake is not reported twice. The message on a key that was changed although another
-key's value leaves it without an effect is here, because several checks report it.
+The keys are recorded so that one mistake is not reported twice. Several checks report keys that were changed and have
+no effect because of another key's value, so the messages about these are here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_PROPOSED = 8
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A message without its place, and the keys ("section.key") whose values it involves, the blamed one first."""
+    """A message without its place, and the keys ("section.key") whose values it involves, the key at fault first."""
 
     keys: tuple[str, ...]
     text: str

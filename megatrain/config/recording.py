@@ -19,7 +19,7 @@ class TelemetryConfig:
     black_box_directory: str = field(
         default="/dev/shm",
         metadata=option(
-            "Directory of the black boxes, which lie in a subdirectory megatrain-UID that only this user can open. On "
+            "Directory of the black boxes, which are in a subdirectory megatrain-UID that only this user can open. On "
             "a memory file system they use no disk and survive the process. Empty: off."
         ),
     )

@@ -1,7 +1,7 @@
 """A configuration as text: TOML that loads to an equal configuration, and a hash that identifies its content.
 
-A run keeps its configuration as <run>/config.toml. It is read here without checks, because another version of megatrain
-may have written it.
+A run stores its configuration as <run>/config.toml. This module reads the file without checks, because another version
+of megatrain may have written it.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ class StepSequence:
     skipped: SampleRanges = ()
 
     @property
-    def most_slots(self) -> int:
-        """The slots of the fullest replica in the largest step of the run."""
+    def max_slots(self) -> int:
+        """The largest number of slots of a replica in any step of the run."""
         batch = self.batches.batch
         largest = max(batch.global_batch_size, *(stage.global_batch_size for stage in self.batches.stages), 0)
-        return self._dealing_of(largest).most_slots
+        return self._dealing_of(largest).max_slots
 
     def plans(self, first: int = 0) -> Iterator[StepPlan]:
         """Yield the plans of the steps from number `first` of the sequence on."""

@@ -1,6 +1,6 @@
 """From nested tables of raw values to typed values: unknown sections, unknown keys, wrong types, missing keys.
 
-Reading never stops at a mistake. The probable meaning of a misspelled name is remembered as doubtful, so that one
+Reading never stops at a mistake. The key that a misspelled name probably means is recorded as doubtful, so that one
 typing error is not also reported as a missing key or as a broken rule.
 
 A configuration may have several sections of some kinds: two tables `[[slack]]` are the same as `[slack]` and
@@ -18,9 +18,9 @@ from megatrain.config.toml_text import setting
 from megatrain.contracts.layout import SIZED_AXES
 from megatrain.formatting import alternatives
 
-_MOST = 16
-_MOST_OF = {"data_source": 1024, "data_stage": 256, "validation_set": 64}
-"""Limits that differ from _MOST. A receiver is a thread on the driver's host; a parameter group has its own buckets."""
+_MAX_NUMBER = 16
+_MAX_NUMBER_OF = {"data_source": 1024, "data_stage": 256, "validation_set": 64}
+"""Limits that differ from _MAX_NUMBER. A receiver has a thread on the driver's host, a parameter group its buckets."""
 
 
 class TableReader:
@@ -125,7 +125,7 @@ def missing_parallelism(name: str, sections: Mapping[str, Mapping[str, Option]])
     axis = next((axis for axis in SIZED_AXES if axis.size_name == name), None)
     if axis is None or any(name in options for options in sections.values()):
         return ""
-    return f"{axis.title} parallelism is not built yet; leave {name} out"
+    return f"{axis.title} parallelism is not implemented; leave {name} out"
 
 
 def _example(option: Option) -> str:
@@ -142,8 +142,8 @@ def kind_of(section: str, kinds: Collection[str]) -> str:
     if section in kinds:
         return section
     kind, _, number = section.rpartition("-")
-    is_number = kind in kinds and number.isascii() and number.isdigit() and len(number) <= len(str(_most(kind)))
-    is_further = is_number and 2 <= int(number) <= _most(kind)
+    is_number = kind in kinds and number.isascii() and number.isdigit() and len(number) <= len(str(_max_number(kind)))
+    is_further = is_number and 2 <= int(number) <= _max_number(kind)
     return kind if is_further and section == numbered_name(kind, int(number)) else ""
 
 
@@ -152,8 +152,8 @@ def number_of(section: str, kind: str) -> int:
     return 1 if section == kind else int(section.removeprefix(f"{kind}-"))
 
 
-def _most(kind: str) -> int:
-    return _MOST_OF.get(kind, _MOST)
+def _max_number(kind: str) -> int:
+    return _MAX_NUMBER_OF.get(kind, _MAX_NUMBER)
 
 
 def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[dict[str, object], list[str]]:
@@ -168,8 +168,10 @@ def split_arrays(tables: Mapping[str, object], kinds: Collection[str]) -> tuple[
             problems.append(f"{name}=[] has no sections; write one below a line [[{name}]], or remove {name}")
         for number, table in enumerate(value, start=1):
             section = numbered_name(name, number)
-            if number > _most(name):
-                text = f"[[{name}]] appears {len(value)} times, and at most {_most(name)} are allowed; remove some"
+            if number > _max_number(name):
+                text = (
+                    f"[[{name}]] appears {len(value)} times, and at most {_max_number(name)} are allowed; remove some"
+                )
                 problems.append(text)
                 break
             if number > 1 and section in tables:

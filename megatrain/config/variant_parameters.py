@@ -47,7 +47,7 @@ class ShapedParameter:
 
 
 def own_parameters(model: ModelConfig, key: str) -> dict[str, ShapedParameter]:
-    """Return the parameters of the variant that model.`key` names, by name in its module; none for built-in variants.
+    """Return the parameters of the variant that model.`key` names, by name in its module; none for built-in values.
 
     Raises: ConfigError when the variant's declaration is not a mapping of names to VariantParameter with allowed dims.
     """

@@ -1,4 +1,4 @@
-"""The error classes that users and operators see. Each has the exit code of a program that fails with it."""
+"""The errors that programs report to users and operators, each with the exit code of a program that fails with it."""
 
 from __future__ import annotations
 

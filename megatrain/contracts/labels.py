@@ -1,4 +1,4 @@
-"""The label of a token that has no loss. Those who read data and those who compute the loss agree on it."""
+"""The label of a token that has no loss. The data reader sets it, and the loss ignores it."""
 
 from __future__ import annotations
 

@@ -55,13 +55,13 @@ AXES = (
     Axis(
         "dp",
         "data",
-        "ranks that hold the same parameters and see other samples",
+        "ranks that hold the same parameters and train on other samples",
         deals_samples=True,
         is_always_listed=True,
     ),
-    Axis("cp", "context", "ranks that hold the same parameters and see other tokens of the same samples"),
+    Axis("cp", "context", "ranks that hold the same parameters and train on other tokens of the same samples"),
     Axis("tp", "tensor", "ranks that hold the other shards of the same layers", cuts_model=True, is_always_listed=True),
-    Axis("edp", "expert-data", "ranks that hold the same experts and see other tokens"),
+    Axis("edp", "expert-data", "ranks that hold the same experts and train on other tokens"),
     Axis("ep", "expert", "ranks that hold the other experts of the same layers", cuts_model=True),
 )
 """All axes, in the order in which files and pages show them."""
@@ -292,17 +292,17 @@ class Layout:
         """The axes along which ranks hold the same parameters, for each factorisation with several such axes."""
         return tuple(axes for axes in self._replica_axes() if len(axes) > 1)
 
-    def are_of_replicas(self, axes: Sequence[str]) -> bool:
-        """Return whether gradients and parameters travel in the group along these axes.
+    def is_replica_group(self, axes: Sequence[str]) -> bool:
+        """Return whether ranks exchange gradients and parameters in the group along these axes.
 
-        These are all axes of several ranks along which ranks hold the same parameters, or the outermost of them. In a
-        group along an inner one, such as cp if there is dp too, ranks exchange tokens of the same samples.
+        They do so along all axes of several ranks along which ranks hold the same parameters, and along the outermost
+        of these. Along an inner one, such as cp if there is dp too, ranks exchange tokens of the same samples.
         """
         return any(tuple(axes) == found[: len(axes)] for found in self._replica_axes())
 
     @property
     def num_sample_parts(self) -> int:
-        """How many parts the samples of a step are dealt to."""
+        """The number of parts into which the samples of a step are dealt."""
         return prod(self.size(axis.name) for axis in NUMBERING_AXES if axis.deals_samples)
 
     def sample_share(self, rank: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only this machine can reach an address. Of names, that is certain only for localhost."""
+    """Return whether only this machine can reach an address. A name counts as such only if it is localhost."""
     if address == "localhost":
         return True
     try:

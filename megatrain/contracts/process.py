@@ -34,7 +34,7 @@ class Process:
     round: int = 0
     init_method: str | None = None
     store: str = ""
-    """The address where the workers meet, for messages."""
+    """The address of the store where the workers meet, for messages."""
     host: str = ""
     """The launcher's name for this host; empty under torchrun or in a single process."""
     is_round_common: bool = True

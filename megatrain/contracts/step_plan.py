@@ -40,8 +40,8 @@ class Dealing:
         return max(self.num_own(0 if self.has_equal_slots else replica), self.least_slots)
 
     @property
-    def most_slots(self) -> int:
-        """The slots of the replica that has most. A step takes as long as these."""
+    def max_slots(self) -> int:
+        """The largest number of slots of a replica, which determines how long the step takes."""
         return self.num_slots(0)
 
     @property
@@ -53,12 +53,12 @@ class Dealing:
     @property
     def idle_share(self) -> float:
         """The share of a step in which replicas wait or compute empty slots, without the bubble of the pipeline."""
-        return 1.0 - self.num_microbatches / (self.num_replicas * self.most_slots)
+        return 1.0 - self.num_microbatches / (self.num_replicas * self.max_slots)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The samples of one step, from number `cursor` on without the `skipped` ones, and who computes them.
+    """The samples of one step, from number `cursor` on without the `skipped` ones, and the replica that computes each.
 
     order: the order in which the samples are dealt, as their places in the step from 0; empty: by number.
     Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples, or each of them once.

@@ -50,7 +50,7 @@ from megatrain.data.encoders import sentencepiece_encoder
 from megatrain.data.end_of_document import end_of_document, files_beside, tokenizer_config
 from megatrain.data.tokenizer import has_library_of, parse_tokenizer
 from megatrain.hf import Dtype, ExportReport, HfModel, TokenizerFile, export_model, open_model
-from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tensor_map import parameter_shapes
 from megatrain.hf.tokenizer_files import token_ids
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
@@ -84,7 +84,7 @@ def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) 
         files, note = _tokenizer_files(opened.tokenizer)
         small_files |= files
         notes += (note,)
-    parameters = _InOrder(opened)
+    parameters = _OrderedParameters(opened)
     manifest = write_checkpoint(
         output,
         _manifest(opened),
@@ -119,12 +119,12 @@ def _vocabulary(content: bytes, tokenizer: Path) -> Mapping[str, int]:
     return token_ids(content, str(tokenizer))
 
 
-class _InOrder:
+class _OrderedParameters:
     """Provides the data of items in the order of the plans. The source has the parameters in the same order."""
 
     def __init__(self, opened: HfModel) -> None:
         # all parameters use the same memory: the first write to each new page would cost more than the conversion
-        self._memory = torch.empty(max(math.prod(shape) for shape in our_shapes(opened.model).values()))
+        self._memory = torch.empty(max(math.prod(shape) for shape in parameter_shapes(opened.model).values()))
         self._parameters = opened.parameters(self._zeros)
         self._key = ""
         self._last = torch.empty(0)
@@ -143,7 +143,7 @@ def _plans(opened: HfModel, file_bytes: int) -> Iterator[ImagePlan]:
     """Yield the image of each data file. The plans' tensors have no memory."""
     shards: list[tuple[str, FlatShard]] = []
     num_bytes = 0
-    for name, shape in our_shapes(opened.model).items():
+    for name, shape in parameter_shapes(opened.model).items():
         tensor = torch.empty(shape, dtype=torch.float32, device="meta")
         if shards and num_bytes + tensor.nbytes > file_bytes:
             yield plan_image(shards)
@@ -211,7 +211,7 @@ def export_hf(
     """Write the master weights of the committed checkpoint `source`, in `dtype`, for transformers.
 
     `kind`: EMA for the moving average of the weights instead.
-    `end`: the tokenizer's token that ends documents; "" looks it up in the tokenizer's files.
+    `end`: the tokenizer's token that ends documents; "": the one that the tokenizer's files name.
 
     Raises: ConfigError when no family can represent the model; CheckpointError or DataError naming the file.
     """

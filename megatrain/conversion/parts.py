@@ -95,11 +95,11 @@ class WriteOrder:
         waiting = [file for file in order if self._at[file] < len(self._needs[file])]
         if not waiting:
             return None
-        file = self._readiest(waiting, is_kept)
+        file = self._most_ready(waiting, is_kept)
         self._finish(file)
         return file
 
-    def _readiest(self, waiting: Sequence[int], is_kept: Callable[[int], bool]) -> int:
+    def _most_ready(self, waiting: Sequence[int], is_kept: Callable[[int], bool]) -> int:
         for file in waiting:
             if all(map(is_kept, self._next(file))):
                 return file

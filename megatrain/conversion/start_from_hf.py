@@ -1,6 +1,7 @@
 """Prepares a job that starts from a Hugging Face directory: imports the model into the run directory, once.
 
-`megatrain train --from-hf` calls this module; `megatrain launch --from-hf` runs commands/start_from_hf.py, which does.
+`megatrain train --from-hf` calls this module. `megatrain launch --from-hf` runs the program commands/start_from_hf.py,
+which calls it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ IMPORTED_NAME = "from-hf"
 def settings_from_hf(config: Path, overrides: Sequence[str], source: Path, *, can_import: bool = True) -> list[str]:
     """Return the settings, to be put before `overrides`, with which the job starts from the model in `source`.
 
-    They set the keys of [model] by config.json, except keys that the file `config` sets. The first call imports the
+    They set the keys of [model] from config.json, except keys that the file `config` sets. The first call imports the
     weights into the run directory; later calls, and those of other hosts, find them there.
     can_import: whether this process may import the weights; else they must be there already.
     Raises: ConfigError with every problem of the configuration; CheckpointError naming the file and the key or tensor.

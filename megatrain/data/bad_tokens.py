@@ -12,7 +12,7 @@ class BadTokens:
     """A place in the files of a source that cannot be used, and why.
 
     offset: the first bad byte of `file`. document: the number of the document that the byte is in; None if that is not
-    known. reason: the fault and the way out, as the end of a sentence about the file.
+    known. reason: the fault and a hint, as the end of a sentence about the file.
     """
 
     file: str

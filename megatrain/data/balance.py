@@ -1,11 +1,11 @@
 """Deal the samples of a step to micro-batches and replicas by cost, so that all replicas compute equally long.
 
-The samples of a step stay the same, and so does the number of samples of each micro-batch and the number of
-micro-batches of each replica. The heaviest samples are dealt first, in rounds of one sample for each replica: the
-heaviest of a round to the replica with the least cost so far. Then the replica with the highest cost exchanges samples
-with those of the lowest costs. The micro-batches of a replica are dealt in the same rounds, and ordered so that their
-costs first rise and then fall: a stage of a pipeline waits while its neighbour computes a longer micro-batch, and
-between neighbours of like cost it waits least.
+The samples of a step, the number of samples of a micro-batch and the number of micro-batches of a replica stay the
+same. The heaviest samples are dealt first, in rounds of one sample for each replica: the heaviest of a round to the
+replica with the least cost so far. Then the replica with the highest cost exchanges samples with those of the lowest
+costs. The samples of a replica are dealt to its micro-batches in the same rounds. The micro-batches are ordered so that
+their costs first rise and then fall: a stage of a pipeline waits while its neighbour computes a longer micro-batch, so
+it waits least if the costs of successive micro-batches are similar.
 Pure functions of integers: the result is the same on every host. No I/O and no clock.
 Source: longest processing time first, Graham 1969, here with equal numbers of items.
 """
@@ -22,7 +22,7 @@ _GOOD_ENOUGH = 200
 _EXCHANGES = 4
 """At most this many exchanges per replica."""
 _PARTNERS = 4
-"""The replica with the highest cost tries to exchange samples with this many others."""
+"""An exchange with this many replicas of low cost is tried for the replica with the highest cost."""
 Costs = NDArray[np.int64]
 Places = NDArray[np.int64]
 
@@ -80,7 +80,7 @@ def _in_rounds(descending: Costs, sums: Costs) -> Places:
 
 
 def _exchange(descending: Costs, samples: list[Places], sums: Costs) -> None:
-    """Let the replica with the highest sum exchange samples, until no exchange helps or it is near the mean.
+    """Exchange samples of the replica with the highest sum, until no exchange lowers it or it is near the mean.
 
     `samples` and `sums` change. The samples of a replica are ascending, so their costs descend.
     """
@@ -106,7 +106,7 @@ def _exchange(descending: Costs, samples: list[Places], sums: Costs) -> None:
 
 
 def _best_pair(own: Costs, others: Costs, difference: int) -> tuple[int, int]:
-    """Return the places of a sample of each of two replicas whose exchange makes the two sums most alike.
+    """Return the indices of a sample of each of two replicas whose exchange brings the two sums closest together.
 
     Shapes: own and others [samples], descending; the replica of `own` has the greater sum by `difference`.
     """

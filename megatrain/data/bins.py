@@ -62,7 +62,7 @@ class PackedBins:
     """A memory-mapped file of packed samples, which belongs to `dataset`.
 
     Opening it reads the header only. `read` checks what it reads; `pieces` and `bounds` are the file as it is.
-    Raises: DataError when the file is missing, damaged, or of other token files; the message says how to make it.
+    Raises: DataError when the file is missing, damaged, or of other token files, with the command that makes it.
     """
 
     def __init__(self, dataset: IndexedDataset, seq_len: int) -> None:
@@ -131,7 +131,7 @@ class PackedBins:
         return self.pieces[places], bounds
 
     def _check(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Check the blocks that these ranges of bytes after the header touch."""
+        """Check the blocks that overlap with these ranges of bytes after the header."""
         block = self._summed.first_damaged(starts, ends)
         if block is not None:
             reason = (

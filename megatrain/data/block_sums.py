@@ -56,8 +56,8 @@ class SummedContent:
         self._sums = sums
 
     def first_damaged(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> int | None:
-        """Return the number of a block which has another sum, of those that the ranges of bytes touch; None if all are
-        right. Shapes: [ranges]; no range is empty."""
+        """Return the number of the first block that overlaps with the ranges of bytes and has another sum; None if all
+        are right. Shapes: [ranges]; no range is empty."""
         firsts, lasts = starts // BLOCK_BYTES, (ends - 1) // BLOCK_BYTES
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             for block in range(first, last + 1):

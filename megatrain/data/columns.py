@@ -34,43 +34,43 @@ def read_parquet(path: InputFile, text_key: str) -> Iterator[str]:
     parquet = part_of_pyarrow("parquet", path, "reading Parquet")
     with (
         _seekable(path, ".parquet") as raw,
-        _naming_damage(path, "Parquet", raw) as place,
+        _naming_damage(path, "Parquet", raw) as counter,
         parquet.ParquetFile(raw) as file,
     ):
         _check_column(path, file.schema_arrow.names, text_key)
-        yield from _texts(file.iter_batches(batch_size=_ROWS, columns=[text_key]), path, text_key, place)
+        yield from _texts(file.iter_batches(batch_size=_ROWS, columns=[text_key]), path, text_key, counter)
 
 
 def read_arrow(path: InputFile, text_key: str) -> Iterator[str]:
     """Yield the column `text_key`, row by row. Raises: DataError as `read_parquet`."""
     ipc = part_of_pyarrow("ipc", path, "reading Arrow")
-    with _seekable(path, "") as file, _naming_damage(path, "Arrow", file) as place:
+    with _seekable(path, "") as file, _naming_damage(path, "Arrow", file) as counter:
         is_file = file.read(len(_ARROW_FILE_MAGIC)) == _ARROW_FILE_MAGIC
         file.seek(0)
         reader = ipc.open_file(file) if is_file else ipc.open_stream(file)
         _check_column(path, reader.schema.names, text_key)
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
-        yield from _texts((batch.select([text_key]) for batch in batches), path, text_key, place)
+        yield from _texts((batch.select([text_key]) for batch in batches), path, text_key, counter)
 
 
-class _Place:
-    """How many rows have been read."""
+class _RowCounter:
+    """The number of rows that have been read."""
 
     row = 0
 
 
-def _texts(batches: Iterator[Any], path: InputFile, text_key: str, place: _Place) -> Iterator[str]:
+def _texts(batches: Iterator[Any], path: InputFile, text_key: str, counter: _RowCounter) -> Iterator[str]:
     for batch in batches:
         for first in range(0, len(batch), _ROWS):
-            for value in _python_values(batch.column(0)[first : first + _ROWS], path, place.row):
+            for value in _python_values(batch.column(0)[first : first + _ROWS], path, counter.row):
                 if not isinstance(value, str):
                     raise DataError(
-                        f"{path}: row {place.row}: column {text_key!r} is {kind_of(value)}, must be text; name the "
+                        f"{path}: row {counter.row}: column {text_key!r} is {kind_of(value)}, must be text; name the "
                         "text's column with --text-key"
                     )
-                place.row += 1
+                counter.row += 1
                 yield value
-    if place.row == 0:
+    if counter.row == 0:
         raise empty(path)
 
 
@@ -88,16 +88,16 @@ def _seekable(path: InputFile, own_kind: str) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _naming_damage(path: InputFile, kind: str, file: BinaryIO) -> Iterator[_Place]:
-    """Turn pyarrow's errors into a DataError with file and place. Errors of the disk, which have an errno, pass."""
-    place = _Place()
+def _naming_damage(path: InputFile, kind: str, file: BinaryIO) -> Iterator[_RowCounter]:
+    """Turn pyarrow's errors into a DataError with file, row and byte. Errors of the disk, which have an errno, pass."""
+    counter = _RowCounter()
     try:
-        yield place
+        yield counter
     except (part_of_pyarrow("lib", path, f"reading {kind}").ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise DataError(
-            f"{path}: is not a readable {kind} file: {error} (after row {place.row}, before byte {file.tell()}); "
+            f"{path}: is not a readable {kind} file: {error} (after row {counter.row}, before byte {file.tell()}); "
             "write or copy it again"
         ) from error
 
@@ -116,7 +116,7 @@ def _python_values(column: Any, path: InputFile, first_row: int) -> list[Any]:
 
 
 def part_of_pyarrow(name: str, path: object, action: str) -> ModuleType:
-    """Return a module of pyarrow. Raises: DataError saying that the action on `path` needs the package."""
+    """Return a module of pyarrow. Raises: DataError naming `path` and the action when the package is absent."""
     try:
         importlib.import_module("pyarrow")
         return importlib.import_module(f"pyarrow.{name}")

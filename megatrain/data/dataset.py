@@ -134,7 +134,7 @@ def without_meta(prefixes: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def _is_tokenizer_json(content: bytes) -> bool:
-    """Return whether `content` looks like a file of the tokenizers library: a JSON object with a model."""
+    """Return whether `content` has the form of a file of the tokenizers library: a JSON object with a model."""
     try:
         outline: Any = json.loads(content)
     except (ValueError, RecursionError):

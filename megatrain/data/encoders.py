@@ -54,7 +54,7 @@ class LibraryEncoder:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self.notes = tuple(_switched_off(backend))
-        # kept, because the time of WordPiece is at least quadratic in the length of a word
+        # the limit is kept, because the time of WordPiece is at least quadratic in the length of a word
         longest = getattr(backend.model, "max_input_chars_per_word", None)
         self.losses: tuple[str, ...] = ()
         if longest is not None:
@@ -103,7 +103,7 @@ class SentencePieceEncoder:
 
 
 class ByteEncoder:
-    """Ids 0 to 255 are the bytes of UTF-8; id 256 ends a document. Its tokenizer.json encodes text to the same ids."""
+    """Ids 0 to 255 are the bytes of UTF-8; id 256 ends a document. `content` is a tokenizer.json with the same ids."""
 
     notes: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from megatrain.data.reader import BatchReader, TrainingSource
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """How much the first samples of a run read of one source. share: fraction of these samples; epochs: passes over the
+    """How much of one source the first samples of a run read. share: fraction of these samples; epochs: passes over the
     source.
 
     Samples that a rollback skips do not count, so a run that reads a source exactly `max_epochs` times can continue
@@ -66,7 +66,7 @@ def _counts(mixture: Mixture, end_sample: int, skipped: SampleRanges) -> list[in
 def check_epochs(uses: Sequence[SourceUse]) -> None:
     """Check that no source is read more often than its max_epochs from here on.
 
-    Raises: DataError naming the key, its value, the source's epochs, and the way out.
+    Raises: DataError naming the key, its value, the source's epochs, and a hint.
     """
     for use in uses:
         if 0.0 < use.source.max_epochs < use.epochs and not use.is_over:

@@ -70,7 +70,7 @@ def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced:
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror or error}; choose another --output") from error
     finally:
-        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+        with suppress(OSError):  # a read-only file system raises it even if there is no file
             temporary.unlink()
     return num_records
 

@@ -1,6 +1,6 @@
-"""How much longer than the mean the longest replica computes in the steps of a run, by the cost of their samples.
+"""The imbalance of replicas: the largest cost of a replica divided by the mean cost of all, in the steps of a run.
 
-Only the index of the tokens is read, so a dry run can tell it. This package loads no torch.
+Only the index of the tokens is read, so that a dry run can compute the imbalance. This package loads no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatrain.data.reader import BatchReader
 
 
 class Imbalance(NamedTuple):
-    """The cost of the longest replica of each step divided by the mean of all replicas, over some steps.
+    """The largest cost of a replica in a step divided by the mean cost of all replicas, over some steps.
 
     `in_order`: the samples are dealt in the order of their numbers. `by_cost`: as data.balance="cost" deals them.
     """
@@ -27,7 +27,7 @@ class Imbalance(NamedTuple):
 
 
 def expected_imbalance(reader: BatchReader, plans: Iterable[StepPlan], cost: DocumentCost) -> Imbalance:
-    """Return the imbalance of the steps of these plans, of which there must be one.
+    """Return the imbalance of the steps of these plans, of which there must be at least one.
 
     Raises: DataError when a file of packed samples is damaged.
     """

@@ -74,7 +74,7 @@ class IndexedDataset:
         self.sequence_pointers: NDArray[np.int64] = np.frombuffer(index, "<i8", num_sequences, offset)
         offset += self.sequence_pointers.nbytes
         self.document_bounds: NDArray[np.int64] = np.frombuffer(index, "<i8", num_bounds, offset)
-        # the arrays of the index are not aligned, so numpy would copy all of one to search in it
+        # the arrays of the index are not aligned, so numpy would copy a whole array to search it
         self._search_pointers = memoryview(index)[offset - self.sequence_pointers.nbytes : offset].cast("q")
         self._search_bounds = memoryview(index)[offset:].cast("q")
         self._data = TokenFile(data_path(prefix))

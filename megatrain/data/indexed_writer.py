@@ -29,7 +29,7 @@ _COPY_BLOCK = 1 << 22  # tokens
 
 
 class IndexedWriter:
-    """Writes one document after another under temporary names; `close` gives both complete files their names.
+    """Writes one document after another to files with temporary names; `close` completes and renames both.
 
     As a context manager it closes on success and removes everything on an error.
     """

@@ -139,7 +139,7 @@ def _stdlib_files() -> list[FoundFile]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in _walk(root, {}, _INSTALLED_OR_COMPILED) if path.suffix == ".py"]
     if not paths:
-        raise DataError(f"{root}: no documents: this Python keeps no .py files of its library; give text files instead")
+        raise DataError(f"{root}: no documents: this Python has no .py files of its library; give text files instead")
     return [FoundFile(local_file(path), path.relative_to(root).as_posix(), _read_library_file) for path in paths]
 
 
@@ -156,8 +156,8 @@ def _before_wildcard(pattern: str) -> str:
 def _walk(root: Path, left_out: LeftOut, without: Sequence[str] = ()) -> Iterator[Path]:
     """Yield the files under `root` in the order of their names, so that the order is the same on every file system.
 
-    Links to folders are followed, except to one that is read already, so that no document comes twice and no ring of
-    links is endless. Folders named in `without` are left out.
+    Links to folders are followed, except to a folder that is read already: so no document is read twice, and a cycle of
+    links ends. Folders named in `without` are left out.
     """
     entered = {os.path.realpath(root)}
 

@@ -98,7 +98,7 @@ def remove_abandoned(output: Path, digest: str = "") -> None:
             if (staging / _REPLACED).exists() and not output.exists():
                 # The build was killed after it renamed the old output and before it renamed the new one.
                 (staging / _REPLACED).rename(output)
-            if not _can_go_on(staging, digest):
+            if not _can_continue(staging, digest):
                 _remove(staging)
         except OSError:
             continue
@@ -134,7 +134,7 @@ def _abandoned(output: Path) -> Iterator[tuple[Path, int]]:
             os.close(lock)
 
 
-def _can_go_on(staging: Path, digest: str) -> bool:
+def _can_continue(staging: Path, digest: str) -> bool:
     try:
         return bool(digest) and (staging / _LOCK).read_text() == digest and any((staging / _KEPT).iterdir())
     except (OSError, ValueError):
@@ -163,7 +163,7 @@ def _staging(output: Path, digest: str) -> Iterator[Path]:
         yield staging
     except BaseException as error:
         is_data = isinstance(error, DataError) and not isinstance(error, _CannotWriteError)
-        is_left = not is_data and _can_go_on(staging, digest)
+        is_left = not is_data and _can_continue(staging, digest)
         raise
     finally:
         if is_left:
@@ -178,7 +178,7 @@ def _staging(output: Path, digest: str) -> Iterator[Path]:
 def _taken_over(output: Path, digest: str) -> tuple[Path, int]:
     """Return the staging directory of a killed build with the same digest and its lock's descriptor, or -1."""
     for staging, lock in _abandoned(output):
-        if _can_go_on(staging, digest):
+        if _can_continue(staging, digest):
             return staging, lock
         os.close(lock)
     return output, -1

@@ -1,8 +1,8 @@
 """Divide documents into bins of seq_len labels, so that each sample holds whole documents where they fit: best fit.
 
 A document of n tokens has n - 1 labels. Documents are packed in blocks of 65,536, in the order of the file, so that
-blocks can be packed in parallel and memory stays bounded. A document with more labels than a bin holds is cut: all its
-pieces but the last fill a bin each. The last pieces and the shorter documents are packed by decreasing length, each
+blocks can be packed in parallel and memory stays bounded. A document with more labels than a bin holds is cut: each of
+its pieces except the last fills a bin. The last pieces and the shorter documents are packed by decreasing length, each
 into the fullest bin that has room for it. The result depends on the lengths and seq_len only.
 Pure functions: no I/O and no clock.
 Source: best fit decreasing, Johnson et al. 1974; for documents Ding et al., Fewer Truncations (ICML 2024).

@@ -2,7 +2,7 @@
 
 The step plan (contracts/step_plan.py) determines the samples of each micro-batch of a rank, and which micro-batches are
 empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
-and see the same data. With a cost, balance.py determines which of them form a micro-batch. A mixture determines the
+and read the same data. With a cost, balance.py determines which of them form a micro-batch. A mixture determines the
 source of each sample. A sample that cannot be used may be replaced by one without labels, which changes no other
 sample.
 Legend: S sequence, B micro-batch. Arrays are sequence-first, int64. This package loads no torch.

@@ -1,7 +1,7 @@
 """The cost of samples, from the lengths of their documents. Only the index of the tokens is read, not the tokens.
 
-Attention stays within documents, so its cost grows with the square of their lengths, or with a window's size. All other
-costs grow with the number of tokens. Padding at the end of a sample is computed like a document.
+Attention stays within documents, so its cost grows with the square of their lengths, or with the size of a window. All
+other costs grow with the number of tokens. Padding at the end of a sample is computed like a document.
 Costs are integers in the unit of DocumentCost. This package loads no torch.
 """
 

@@ -12,7 +12,7 @@ from megatrain.data.indexed import IndexedDataset, data_path
 
 _BLOCK_TOKENS = 1 << 22
 _MAX_TOKEN_IDS = 1 << 27
-"""The counts of so many ids take a gigabyte. It is 100 times the largest known vocabulary."""
+"""100 times the largest known vocabulary. The counts of this many ids take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class TokenFile:
 
         Raises: UnreadableError with the first byte that could not be read.
         """
-        # one read is the rule, and its bytes are not copied: empty bytes plus others are those others
+        # usually one read suffices, and its bytes are not copied: b"" + part is part itself
         content = b""
         while len(content) < num_bytes:
             place = offset + len(content)
@@ -48,7 +48,7 @@ class TokenFile:
                 raise UnreadableError(place, f"cannot be read: {error.strerror}; copy the file again") from error
             if not part:
                 raise UnreadableError(
-                    place, f"ends before, and had {self.num_bytes} bytes when it was opened; copy the file again"
+                    place, f"the file ends before; it had {self.num_bytes} bytes when it was opened; copy it again"
                 )
             content += part
         return content

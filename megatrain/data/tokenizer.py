@@ -39,10 +39,10 @@ class Tokenizer:
     """A loaded tokenizer. `vocab_size` is its largest id plus one.
 
     `notes`: the settings of its file that are switched off, because they are random or change the text. `losses`: the
-    text that it cannot represent; empty if it can represent any text. `end`: the
-    token that ends every document, empty if none is known; `end_source`: the file or list that names this token.
-    `file_name`: tokenizer.json or tokenizer.model. `runs_in_threads`: whether `encode_batch` releases the interpreter
-    lock, so that several threads tokenize at the same time.
+    text that it cannot represent; empty if it can represent any text. `end`: the token that ends every document, empty
+    if none is known; `end_source`: the file or list that names this token. `file_name`: tokenizer.json or
+    tokenizer.model. `runs_in_threads`: whether `encode_batch` releases the interpreter lock, so that several threads
+    tokenize at the same time.
     """
 
     def __init__(self, encoder: Encoder, name: str, end: str = "", beside: SmallFile = no_files) -> None:

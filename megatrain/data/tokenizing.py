@@ -33,7 +33,7 @@ _BYTES_PER_PROCESS = 8_000_000
 _TASK = "tokenizes"
 _HINT = "the same command continues the build, with fewer --workers if necessary"
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
-"""The variable of the tokenizers library for its own threads. They would only work on one block at a time."""
+"""The variable of the tokenizers library for its own threads, which would all work on the same block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 A bounded number of blocks is in work or waits as a result, so a slow consumer bounds the memory. Each process has one
 block at a time; a thread of this process gives it the block and takes its result, also while the consumer is busy.
-The processes are spawned, not forked, because libraries have threads. They are killed as soon as the results end, for
-whatever reason: their work has no effects of its own. The kernel kills them when this process exits.
+The processes are spawned, not forked, because libraries have threads. They are killed as soon as the results end, also
+after an error: their work has no side effects. The kernel kills them when this process exits.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def in_processes(
         try:
             return process.run(block)
         finally:
-            # a dead one too: the next block that gets it fails in the same way, and no thread waits for ever
+            # also if it died: a block that gets a dead process fails in the same way, and no thread waits for ever
             idle.put(process)
 
     try:
@@ -157,7 +157,7 @@ class _WorkerProcess(Generic[Block, Result]):
         self._process.join()
         code, name = self._process.exitcode, f"process {self._process.pid}, which {task},"
         if code is None or code >= 0:
-            return f"{name} ended with exit code {code}; its last lines of output say why"
+            return f"{name} ended with exit code {code}; its last lines of output have the reason"
         reason = ", perhaps because the machine ran out of memory" if code == -signal.SIGKILL else ""
         return f"{name} was killed by {signal.Signals(-code).name}{reason}"
 

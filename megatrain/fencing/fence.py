@@ -1,6 +1,6 @@
 """How long workers may run after their host's lease ended. The host and the driver apply the same rule.
 
-A host that is cut off from etcd cannot learn that its round was halted. So it stops its workers by itself, and the
+A host that is cut off from etcd does not receive the halt of its round. So it stops its workers by itself, and the
 driver replaces it only when its workers must be gone. All ranks complete a step together, so a host that completes a
 step had not been replaced when the step began. Without a lease there are three deadlines:
 
@@ -31,7 +31,7 @@ _MARGIN = 1.25
 """Ratio of the published to the measured interval, so that slightly longer steps need no new value."""
 _PART_OF_JOIN = 0.9
 _SAVE_SLACK_S = 5.0
-"""An executor kills workers that were asked to save at most this long after their grace period."""
+"""An executor kills workers that save before they stop at most this long after their grace period."""
 _START_TTLS = 3
 CLOCK_RATE = 1.01
 """Largest ratio of two clocks' rates."""
@@ -49,7 +49,7 @@ _STEP_SLACK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """`gone_s`: seconds since the lease ended by this host's clock; 0 or less while the lease is valid.
+    """A host's lease. `gone_s`: seconds since it ended by this host's clock; 0 or less while it is valid.
 
     `has_lost_orders`: the host has received no orders for so long that it counts as a host without a lease. Then
     `gone_s` is the time since it began to count as such.
@@ -105,11 +105,11 @@ class FenceRule:
         """Return how long workers have to save and stop, in a round whose published limit is `stop_s`."""
         return max(self.save_grace_s, stop_s)
 
-    def raised_stop(self, published_s: float, seen_s: float) -> float | None:
-        """Return the stop time to publish when hosts report `seen_s`; None if the published one suffices."""
+    def stop_to_publish(self, published_s: float, seen_s: float) -> float | None:
+        """Return the stop time to publish when hosts report `seen_s`; None if `published_s` suffices."""
         return longer_stop_s(self.grace_s(published_s), seen_s)
 
-    def raised(self, published_s: float, seen_s: float) -> float | None:
+    def interval_to_publish(self, published_s: float, seen_s: float) -> float | None:
         """Return the interval to publish when hosts report `seen_s`; None if `published_s` suffices."""
         interval_s = _MARGIN * seen_s
         if seen_s <= published_s or self.deadlines(interval_s) == self.deadlines(published_s):
@@ -133,7 +133,7 @@ class FenceRule:
         `has_stepped`: whether the host has certainly completed a step in this round.
         """
         limits = self.deadlines(published_s, published_stop_s)
-        # a host with a slower clock trusts its lease for longer
+        # a host with a slower clock counts its lease as valid for longer
         slack_s = CLOCK_RATE * REACTION_S + (CLOCK_RATE - 1) * self.lease_ttl_s
         end = lease_gone_at + CLOCK_RATE * limits.end_s
         if stuck_since is None:

@@ -4,7 +4,7 @@ Each phase has its own limit. The limit of a step is learned: max(floor, factor 
 been completed, the duration of the first step replaces the median; the first step itself has a configured limit. The
 first checkpoint and the first evaluation have configured limits too; the limits of later ones follow from the longest
 earlier one. A rank's silence counts from its newest sign of life: it entered a phase, began a step or completed one. A
-rank that waits for storage gives signs of life. Pure functions: no I/O and no clock.
+rank that waits for storage records signs of life. Pure functions: no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class PhaseTimeouts:
             case Phase.STOPPING:
                 return self.checkpoint_s
 
-    def part(self, share: float) -> PhaseTimeouts:
-        """Return timeouts that are shorter by the factor `share`."""
+    def scaled(self, factor: float) -> PhaseTimeouts:
+        """Return timeouts that are `factor` times as long."""
         return PhaseTimeouts(
-            init_s=share * self.init_s,
-            first_step_s=share * self.first_step_s,
-            checkpoint_s=share * self.checkpoint_s,
-            evaluation_s=share * self.evaluation_s,
-            floor_s=share * self.floor_s,
-            factor=share * self.factor,
+            init_s=factor * self.init_s,
+            first_step_s=factor * self.first_step_s,
+            checkpoint_s=factor * self.checkpoint_s,
+            evaluation_s=factor * self.evaluation_s,
+            floor_s=factor * self.floor_s,
+            factor=factor * self.factor,
         )
 
     def _learned_s(self, max_s: float, longest_ns: int | None) -> float:

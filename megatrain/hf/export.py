@@ -24,7 +24,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.families import family_for_export
 from megatrain.hf.family import Family
 from megatrain.hf.output_directory import new_model_directory
-from megatrain.hf.tensor_map import HfTensor, our_shapes
+from megatrain.hf.tensor_map import HfTensor, parameter_shapes
 from megatrain.hf.tokenizer_files import TokenizerFile, special_tokens
 from megatrain.hf.weight_files import INDEX_NAME, index_json, shard_name, write_shard
 
@@ -84,7 +84,7 @@ def export_model(
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
     with new_model_directory(directory, is_forced=is_forced) as staging, ThreadPoolExecutor(1) as pool:
-        parameters = _Parameters(read_parameter, our_shapes(model), tensors, pool)
+        parameters = _Parameters(read_parameter, parameter_shapes(model), tensors, pool)
         _write_weights(staging, tensors, parameters, torch_dtype, max_shard_bytes)
         _write_json(staging / "config.json", config)
         if tokenizer is not None and special is not None:
@@ -158,7 +158,7 @@ class _Parameters:
             self._ahead = self._start()
             if tuple(parameter.shape) != self._shapes[name]:
                 raise CheckpointError(
-                    f"{name} has shape {tuple(parameter.shape)}, this configuration asks for {self._shapes[name]}; use "
+                    f"{name} has shape {tuple(parameter.shape)}, this configuration requires {self._shapes[name]}; use "
                     f"the [model] section that it was trained with"
                 )
             self._name, self._last = name, parameter

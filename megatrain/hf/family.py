@@ -1,4 +1,4 @@
-"""The interface of a family of Hugging Face models: it translates megatrain's configuration and lists the tensors."""
+"""The interface of a family of Hugging Face models, which translates the configuration and lists the tensors."""
 
 from __future__ import annotations
 

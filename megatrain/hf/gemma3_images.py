@@ -39,11 +39,11 @@ class Gemma3Images(Gemma3):
     buffers: ClassVar[re.Pattern[str]] = re.compile(r"model\.(vision_tower|multi_modal_projector)\..*")
 
     def language_model(self, config: ConfigJson) -> ConfigJson:
-        # for the same reason, the outer key applies
+        # the head belongs to the outer model, so the outer key applies
         config.require("tie_word_embeddings", (True,), default=True)
         if config.has_null("tie_word_embeddings"):
             raise config.refusal(
-                "tie_word_embeddings", "transformers takes null for false, and only true is computed here"
+                "tie_word_embeddings", "transformers reads null as false, and only true is computed here"
             )
         described = config.described("text_config", _DEFAULTS)
         described.require("model_type", (Gemma3.model_type,), default=Gemma3.model_type)

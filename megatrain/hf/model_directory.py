@@ -20,7 +20,7 @@ from megatrain.contracts.errors import CheckpointError
 from megatrain.hf.config_json import read_object
 from megatrain.hf.families import read_config, section_of
 from megatrain.hf.family import HEAD_NAME, Family
-from megatrain.hf.tensor_map import HfTensor, our_shapes
+from megatrain.hf.tensor_map import HfTensor, parameter_shapes
 from megatrain.hf.weight_files import StoredWeight, WeightFiles, find_tensors
 
 _DTYPES = ("F32", "BF16", "F16")
@@ -57,7 +57,7 @@ class HfModel:
     @property
     def num_parameters(self) -> int:
         """The number of elements of all parameters, with padding."""
-        return sum(torch.Size(shape).numel() for shape in our_shapes(self.model).values())
+        return sum(torch.Size(shape).numel() for shape in parameter_shapes(self.model).values())
 
     def parameters(self, zeros: Callable[[tuple[int, ...]], Tensor] = torch.zeros) -> Iterator[tuple[str, Tensor]]:
         """Yield each parameter with megatrain's name, unsharded and in fp32. Rows that pad the vocabulary are zero.
@@ -68,7 +68,7 @@ class HfModel:
         with WeightFiles() as files:
             if self._tied_copy is not None:
                 _check_tied(*self._tied_copy, files)
-            for name, shape in our_shapes(self.model).items():
+            for name, shape in parameter_shapes(self.model).items():
                 parameter = zeros(shape)
                 for tensor in self._tensors[name]:
                     stored = files.read(self._stored[tensor.name])

@@ -60,7 +60,7 @@ def fused_in(parameter: str, shape: Sequence[int]) -> Iterator[tuple[str, int, t
         yield name, fused.dim, indices
 
 
-def our_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every unsharded parameter of megatrain by name. A tied head is not listed."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in Transformer(model).named_parameters()}

@@ -215,7 +215,7 @@ def load_huggingface(directory: Path, device: torch.device, dtype: torch.dtype =
 def choose_device(name: str) -> torch.device:
     """Return the device of a name; "auto": a GPU if there is one.
 
-    Raises: ConfigError when the name is not a device, or torch sees no CUDA device.
+    Raises: ConfigError when the name is not a device, or torch finds no CUDA device.
     """
     has_cuda = torch.cuda.is_available()
     if name == "auto":
@@ -227,7 +227,7 @@ def choose_device(name: str) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise ConfigError([f'device={name!r} is not a device that models run on; use "auto", "cpu" or "cuda"'])
     if device.type == "cuda" and not has_cuda:
-        raise ConfigError([f"device {name}: torch sees no CUDA device here; use cpu"])
+        raise ConfigError([f"device {name}: torch finds no CUDA device here; use cpu"])
     return device
 
 

@@ -1,8 +1,8 @@
 """How much memory a rank's tensors take in a training step, computed without running a step.
 
 Permanent: parameters, gradients, optimizer state, inputs. Temporary: activations of the micro-batches in flight,
-temporaries of the running action, messages, gradients in transfer. The peak is the largest moment of forward and
-backward, or of the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
+temporaries of the running action, messages, gradients in transfer. The peak is that of forward and backward, or that of
+the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
 chunk is counted while it runs on meta; rules give the memory of messages and reductions. The rules assume that no
 gradient's reduction ends before it is awaited. With fast peers less memory is used, so the result is an upper bound.
 Not counted: what an allocator rounds up, and what operations and communication libraries use internally.
@@ -32,7 +32,7 @@ from megatrain.schedule import peak_in_flight
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of one rank's tensors at the fullest moment of a step."""
+    """Bytes of one rank's tensors at the peak of a step."""
 
     parameters: int
     gradients: int
@@ -107,7 +107,7 @@ def estimate_memory(
         travelling=peak.travelling,
         moment=peak.what,
         num_in_flight=peak_in_flight(schedule)[stage],
-        on_host=walk.most_on_host,
+        on_host=walk.peak_on_host,
     )
 
 
@@ -133,17 +133,17 @@ def _chunk_memory(config: Config, chunk: PlannedChunk) -> ChunkMemory:
     arriving = [
         sum(reduction.arriving for reduction in reductions[first : first + 2]) for first in range(len(reductions))
     ]
-    exchanged = _most(arriving, travelling)
+    exchanged = _max_additional(arriving, travelling)
     return ChunkMemory(
         footprint=chunk.measured.footprint,
         whole_gradients=sum(reduction.whole for reduction in reductions),
         travelling=sum(travelling),
         exchanged=exchanged,
-        summed=_most(
+        summed=_max_additional(
             [received + reduction.summed for received, reduction in zip(arriving, reductions, strict=True)], travelling
         )
         - exchanged,
-        copied=_most(
+        copied=_max_additional(
             [reduction.copied for reduction in reductions],
             [reduction.whole - reduction.travelling if reduction.copied else 0 for reduction in reductions],
         ),
@@ -171,7 +171,7 @@ def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
     return _ReductionBytes(whole, travelling, arriving, summed, travelling if is_copied and is_zero_2 else 0)
 
 
-def _most(beside: Sequence[int], travelling: Sequence[int]) -> int:
+def _max_additional(beside: Sequence[int], travelling: Sequence[int]) -> int:
     """Return the most bytes besides all gradients in transfer, while one bucket's reduction after another ends.
 
     beside: for each bucket, the additional bytes while its reduction ends. travelling: the bytes that are freed then.

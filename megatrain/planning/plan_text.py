@@ -1,4 +1,4 @@
-"""A plan of a run as text for a terminal: the answer of `megatrain config check CONFIG --dry-run`."""
+"""A plan of a run as text for a terminal: the output of `megatrain config check CONFIG --dry-run`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _memory(plan: RunPlan) -> list[str]:
         for stage in plan.stages
     ]
     return [
-        f"Memory of one rank in {unit}, at the fullest moment of a step (tensors only; an allocator needs more)",
+        f"Memory of one rank in {unit}, at the peak of a step (tensors only; an allocator needs more)",
         "  an upper bound for gradients in exchanges: they count until awaited, and messages for one more computation",
         *_table(["stage with", *kinds, "total", "moment"], rows, num_left=1),
         *_host_memory(plan),
@@ -116,7 +116,7 @@ def _memory(plan: RunPlan) -> list[str]:
 
 
 def _batches(plan: RunPlan) -> list[str]:
-    """Return a row for each stage of the data: its begin, its batch, and what a rank then needs at most."""
+    """Return a row for each stage of the data: its start, its batch, and the memory of the rank that needs most."""
     begins = [(0, 0, plan), *((one.after_tokens, one.first_step, one.plan) for one in plan.later)]
     rows = [
         [
@@ -127,8 +127,8 @@ def _batches(plan: RunPlan) -> list[str]:
             f"{one.num_microbatches:,}",
             f"{one.bubble_fraction:.1%}",
             f"{one.idle_share:.1%}",
-            bytes_text(one.fullest.memory.total),
-            one.fullest.name,
+            bytes_text(one.largest_stage.memory.total),
+            one.largest_stage.name,
         ]
         for after_tokens, first_step, one in begins
     ]

@@ -134,7 +134,7 @@ class RunPlan:
     later: tuple[LaterPlan, ...] = ()
 
     @property
-    def fullest(self) -> StagePlan:
+    def largest_stage(self) -> StagePlan:
         """The kind of stage whose ranks need the most memory."""
         return max(self.stages, key=lambda stage: stage.memory.total)
 
@@ -182,7 +182,7 @@ def _plan_batch(whole: Config, global_batch_size: int) -> RunPlan:
     config = replace(whole, batch=replace(whole.batch, global_batch_size=global_batch_size))
     layout, parallel = config.layout(None), config.parallel
     dealing = config.dealing(layout)
-    num_microbatches = dealing.most_slots
+    num_microbatches = dealing.max_slots
     groups: dict[str, GroupPlan] = {}
     stages, largest_chunk = [], 0
     for name, alike in _stage_kinds(config):

@@ -33,7 +33,7 @@ class ChunkMemory:
     summed: int
     """The sum of the received parts, for a moment, if half precision is summed."""
     copied: int
-    """The most in addition to the copies while one bucket after another is copied, if gradients are sent in another
+    """The peak in addition to the copies while one bucket after another is copied, if gradients are sent in another
     dtype and then freed."""
     borrowed_gradients: int = 0
     """Gradients of the stage's first chunk that this chunk's backward writes too (a tied head), in the dtype in which
@@ -73,21 +73,21 @@ class StepWalk:
         self._exchanged: dict[int, int] = {}
         self._borrowed = 0
         """Gradients of the first chunk that exist before its backward."""
-        self._unsent = 0
-        self._to_come: Counter[tuple[ActionKind, int]] = Counter()
+        self._outgoing = 0
+        self._remaining: Counter[tuple[ActionKind, int]] = Counter()
         """The number of actions still to come, by kind and chunk."""
         self._receives: set[tuple[ActionKind, int, int]] = set()
         self._on_host = 0
         self.peak = Moment("start")
-        self.most_on_host = 0
+        self.peak_on_host = 0
         """The peak of activations that wait in host memory, in bytes."""
 
     def run(self, actions: Sequence[Action]) -> Moment:
-        """Return the largest moment of forward and backward."""
+        """Return the peak of forward and backward."""
         sent = {(a.kind, a.chunk, a.microbatch) for a in actions if a.kind in _SENDS}
-        self._to_come = Counter((a.kind, a.chunk) for a in actions)
+        self._remaining = Counter((a.kind, a.chunk) for a in actions)
         for action in actions:
-            self._to_come[action.kind, action.chunk] -= 1
+            self._remaining[action.kind, action.chunk] -= 1
             if action.kind in _RECEIVES and not self._is_only_stage:
                 self._hold_message((action.kind, action.chunk, action.microbatch))
             elif action.kind is ActionKind.FORWARD:
@@ -97,20 +97,22 @@ class StepWalk:
             elif action.kind is ActionKind.WGRAD:
                 self._backward_weight(action)
             elif action.kind is ActionKind.REDUCE and not self._is_zero_2:
-                self._depart(action.chunk)
+                self._start_reduction(action.chunk)
         for chunk in list(self._travelling):
-            self._arrive(chunk)
+            self._finish_reduction(chunk)
         return self.peak
 
     def _forward(self, action: Action, is_sent: bool) -> None:
         footprint, chunk = self._chunks[action.chunk].footprint, action.chunk
-        self._take(ActionKind.RECV_FORWARD, action)
+        self._consume_message(ActionKind.RECV_FORWARD, action)
         is_after_newest = chunk in self._newest
-        self._see(f"forward of chunk {chunk}", footprint.forward_after_newest if is_after_newest else footprint.forward)
+        self._record_moment(
+            f"forward of chunk {chunk}", footprint.forward_after_newest if is_after_newest else footprint.forward
+        )
         self._activations += footprint.kept + (0 if is_after_newest else footprint.kept_of_newest)
         self._newest[chunk] = action.microbatch
         self._on_host += footprint.on_host
-        self.most_on_host = max(self.most_on_host, self._on_host)
+        self.peak_on_host = max(self.peak_on_host, self._on_host)
         if is_sent and self._is_only_stage:
             self._hold_message((ActionKind.RECV_FORWARD, chunk + 1, action.microbatch))
             return
@@ -118,10 +120,10 @@ class StepWalk:
 
     def _backward(self, action: Action, is_sent: bool) -> None:
         chunk = self._chunks[action.chunk]
-        self._take(ActionKind.RECV_BACKWARD, action)
+        self._consume_message(ActionKind.RECV_BACKWARD, action)
         if self._is_zero_2:
             for earlier in list(self._travelling):
-                self._arrive(earlier)
+                self._finish_reduction(earlier)
             self._travelling[action.chunk] = chunk.whole_gradients
             if action.chunk == 0:
                 self._borrowed = 0
@@ -134,10 +136,10 @@ class StepWalk:
         self._activations -= kept
         self._on_host -= footprint.on_host
         is_reduced = self._is_zero_2 or self._is_last(action)
-        self._see(what, most, of_which_kept=kept, early=footprint.early if is_reduced else 0)
+        self._record_moment(what, most, of_which_kept=kept, early=footprint.early if is_reduced else 0)
         self._activations += footprint.deferred
         if self._is_zero_2:
-            self._depart(action.chunk)
+            self._start_reduction(action.chunk)
         if is_sent and self._is_only_stage:
             self._hold_message((ActionKind.RECV_BACKWARD, action.chunk - 1, action.microbatch))
             return
@@ -146,20 +148,20 @@ class StepWalk:
     def _backward_weight(self, action: Action) -> None:
         footprint = self._chunks[action.chunk].footprint
         early = footprint.early_weights if self._is_last(action) else 0
-        self._see(f"weights' gradients of chunk {action.chunk}", footprint.weights, early=early)
+        self._record_moment(f"weights' gradients of chunk {action.chunk}", footprint.weights, early=early)
         self._activations -= footprint.deferred
         self._finish_compute(False)
 
     def _is_last(self, action: Action) -> bool:
         """Return whether the action is the last of its kind for its chunk."""
-        return not self._to_come[action.kind, action.chunk]
+        return not self._remaining[action.kind, action.chunk]
 
     def _hold_message(self, key: tuple[ActionKind, int, int]) -> None:
         """Count a message that waits for its consumer: from its receive on, or in a single stage from its send on."""
         self._receives.add(key)
         self._messages += self._message
 
-    def _take(self, kind: ActionKind, action: Action) -> None:
+    def _consume_message(self, kind: ActionKind, action: Action) -> None:
         """Stop counting a received tensor as a message: its consumer counts it from here on."""
         key = (kind, action.chunk, action.microbatch)
         if key in self._receives:
@@ -168,25 +170,25 @@ class StepWalk:
 
     def _finish_compute(self, is_sent: bool) -> None:
         """Count the result as a message. The previous message has arrived by the end of this computation."""
-        self._messages -= self._unsent
-        self._unsent = self._message if is_sent else 0
-        self._messages += self._unsent
+        self._messages -= self._outgoing
+        self._outgoing = self._message if is_sent else 0
+        self._messages += self._outgoing
 
-    def _depart(self, chunk: int) -> None:
+    def _start_reduction(self, chunk: int) -> None:
         """Start a reduction. If gradients are sent in another dtype, both copies are alive for a moment."""
         memory = self._chunks[chunk]
-        self._see(f"reduction of chunk {chunk}", memory.copied)
+        self._record_moment(f"reduction of chunk {chunk}", memory.copied)
         self._travelling[chunk], self._exchanged[chunk] = memory.travelling, memory.exchanged
-        self._see(f"reduction of chunk {chunk}", 0)
+        self._record_moment(f"reduction of chunk {chunk}", 0)
         if not self._has_overlap:
-            self._arrive(chunk)
+            self._finish_reduction(chunk)
 
-    def _arrive(self, chunk: int) -> None:
-        self._see(f"reduction of chunk {chunk}", self._chunks[chunk].summed)
+    def _finish_reduction(self, chunk: int) -> None:
+        self._record_moment(f"reduction of chunk {chunk}", self._chunks[chunk].summed)
         self._travelling.pop(chunk, None)
         self._exchanged.pop(chunk, None)
 
-    def _see(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
+    def _record_moment(self, what: str, bytes_of_part: int, of_which_kept: int = 0, early: int = 0) -> None:
         """Record a moment if it is the largest. early: bytes of gradients that are reduced during the action."""
         moment = Moment(
             what,

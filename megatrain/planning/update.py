@@ -22,7 +22,7 @@ from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 class PlannedUpdate:
     """The memory and traffic of a rank's update, besides its state.
 
-    working: bytes at the fullest moment. sent: bytes to other ranks, by the name of the group.
+    working: bytes at the peak. sent: bytes to other ranks, by the name of the group.
     """
 
     working: int = 0

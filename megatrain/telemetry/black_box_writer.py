@@ -106,7 +106,7 @@ class BlackBoxWriter:
             buffer[: len(header)] = header
             writer = cls(buffer, capacity, path)
             writer.inode = os.fstat(file).st_ino
-            # a process that ended well has removed its own file
+            # a process that did not fail has removed its own file
             with contextlib.suppress(FileNotFoundError):
                 path.rename(previous_black_box(path))
             os.rename(temporary, path)

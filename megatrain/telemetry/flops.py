@@ -53,10 +53,10 @@ _PEAK_TFLOPS_BF16: dict[str, float] = {
 
 
 def attended_pairs(seq_len: int, window_size: int = 0) -> int:
-    """Return the number of (query, key) pairs of causal attention in a sequence: each token sees itself and the tokens
-    before it.
+    """Return the number of (query, key) pairs of causal attention in a sequence: each token attends to itself and all
+    tokens before it.
 
-    Units: `window_size` is the number of tokens that a token sees, including itself; with 0 it sees all.
+    Units: `window_size` is the number of tokens that a token attends to, including itself; 0: all.
     """
     window = min(window_size or seq_len, seq_len)
     return window * (window + 1) // 2 + (seq_len - window) * window

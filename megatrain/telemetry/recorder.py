@@ -1,4 +1,4 @@
-"""Spans: what the rank does, when it began and how long it took. A span is written when it BEGINS.
+"""Spans: the operations of a rank, with their starts and durations. A span is written when it BEGINS.
 
 A record stays open in the black box while its span lasts, so a rank that hangs or dies leaves the name of its current
 operation. Every step is recorded, because it is unknown which step will hang; the streamer decides which steps are
@@ -389,15 +389,15 @@ class Recorder:
     def set_phase(self, phase: Phase) -> None:
         """Set the phase of the rank, which determines how long a watcher waits. `set_step` sets the phases of steps."""
         if phase != self._phase:
-            self._learn_phase()
+            self._record_phase_time()
             self._phase = phase
             # A reader between these stores sees the old phase with the new start, never the new one with the old start.
             self._phase_began_ns = monotonic_ns()
             self._words[Word.PHASE_SINCE_NS] = self._phase_began_ns
             self._words[Word.PHASE] = phase
 
-    def _learn_phase(self) -> None:
-        """Record the duration of the phase that ends now, as a measure for later phases of its kind."""
+    def _record_phase_time(self) -> None:
+        """Record the duration of the phase that ends now, from which the limits of later phases of its kind follow."""
         words, word = self._words, _LONGEST_WORDS.get(self._phase)
         if word is not None and self._summary is not None:
             words[word] = max(words[word], monotonic_ns() - self._phase_began_ns)
@@ -416,7 +416,7 @@ class Recorder:
         self._words[Word.SAVE_INTERVAL_NS] = int(seconds * _NS)
 
     def show_liveness(self) -> None:
-        """Show that the rank lives while it waits for something outside the job, such as storage."""
+        """Record a sign of life while the rank waits for something outside the job, such as storage."""
         self._words[Word.PHASE_SINCE_NS] = monotonic_ns()
 
     @property

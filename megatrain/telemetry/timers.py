@@ -4,9 +4,9 @@ A timed stretch is two events, recorded on the stream that is current at its lau
 when the device has passed them, which costs a query and no synchronisation. Event pairs of one lane (an operation of a
 group, on one stream) end in order, so each poll queries only the head of each lane. Event times are relative to a base
 event, which ties them to the monotonic clock. The base is replaced from time to time, because float milliseconds lose
-precision. Two invariants correct it: no work starts before the host launched it, and no work ends after the host saw
-its end. The pool of events is bounded, so that a device that does not answer cannot use up the memory. A stretch
-without an event is timed by the host's clock.
+precision. Two invariants correct it: no work starts before the host launched it, and no work ends after the host
+observed its end. The pool of events is bounded, so that a device that does not respond cannot use up the memory. A
+stretch without an event is timed by the host's clock.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class DeviceEvent(Protocol):
 
 @dataclass(slots=True)
 class _Stretch:
+    """Device work between two events on one stream."""
+
     token: int
     launch_ns: int
     start: DeviceEvent

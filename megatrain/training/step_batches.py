@@ -12,7 +12,7 @@ from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.errors import CheckpointError, ConfigError
-from megatrain.data.loader.host_loader import HostLoader, RingPlace
+from megatrain.data.loader.host_loader import HostLoader, RingLocation
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.loader.ring import store_order_problem
 from megatrain.data.loader.ring_layout import RingLayout
@@ -44,7 +44,7 @@ def open_batches(
     ranks = attachment.ranks_of_host(mesh.rank)
     plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data.prefetch)
     log = RunDirectory(Path(config.job.resolved_run_directory)).logs / "data-loader.log"
-    place = RingPlace(attachment.arena, checkpoints.round, log.absolute())
+    place = RingLocation(attachment.arena, checkpoints.round, log.absolute())
     is_first = mesh.rank == ranks[0]
     problem = _create(place, plan) if is_first else None
     found = mesh.cpu_groups.agree(mesh.rank, problem)
@@ -62,7 +62,7 @@ def open_batches(
     return batches
 
 
-def _create(place: RingPlace, plan: LoaderPlan) -> str | None:
+def _create(place: RingLocation, plan: LoaderPlan) -> str | None:
     """Create the ring of this host. Returns why it cannot be used."""
     problem = store_order_problem(platform.machine())
     if problem:
@@ -74,7 +74,7 @@ def _create(place: RingPlace, plan: LoaderPlan) -> str | None:
     return None
 
 
-def _note(plan: LoaderPlan, place: RingPlace) -> str:
+def _note(plan: LoaderPlan, place: RingLocation) -> str:
     """Return what the data loader of this host reads, as a line for the log."""
     return (
         f'data.loader="host": one process reads for the {count_text(plan.num_readers, "rank")} of this host '

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatrain.config.model import ModelConfig
 from megatrain.hf import Dtype, export_model
-from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tensor_map import parameter_shapes
 from megatrain.model import TokenContext, Transformer
 
 GPT2: dict[str, Any] = {
@@ -98,7 +98,7 @@ def random_parameters(model: ModelConfig, seed: int = 5) -> dict[str, Tensor]:
     """Return parameters by our names, all of them random, the rows that pad the vocabulary too."""
     generator = torch.Generator().manual_seed(seed)
     parameters: dict[str, Tensor] = {}
-    for name, shape in our_shapes(model).items():
+    for name, shape in parameter_shapes(model).items():
         noise = torch.randn(shape, generator=generator)
         is_vector = name.endswith(("bias", "norm.weight"))
         scale = 0.2 if is_vector else 1 / math.sqrt(model.hidden_size)

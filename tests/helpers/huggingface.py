@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from megatrain.config.model import ModelConfig
 from megatrain.hf.families import family_for_export
-from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tensor_map import parameter_shapes
 from tests.helpers.require import lazy_module
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def our_weights(theirs: Mapping[str, Tensor], model: ModelConfig) -> dict[str, T
         if not tensor.ranges:
             continue
         found = theirs[tensor.name]
-        shape = our_shapes(model)[tensor.parameter]
+        shape = parameter_shapes(model)[tensor.parameter]
         parameter = ours.setdefault(tensor.parameter, torch.zeros(shape, dtype=found.dtype))
         for view, other in tensor.matching_views(found, parameter):
             other.copy_(view)

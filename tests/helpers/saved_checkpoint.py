@@ -34,7 +34,7 @@ from megatrain.cli import main
 from megatrain.comm import dry_mesh
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash
-from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tensor_map import parameter_shapes
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 from megatrain.training.rank_model import build_rank_model
@@ -65,7 +65,7 @@ def whole_state(config: Config, seed: int = 3) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
         key_of(kind, name): torch.randn(shape, generator=generator)
-        for name, shape in our_shapes(config.model).items()
+        for name, shape in parameter_shapes(config.model).items()
         for kind in (*KINDS, *(("ema",) if config.optimizer.ema_decay else ()))
     }
 

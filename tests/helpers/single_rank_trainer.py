@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from megatrain.checkpoint.continuation import TrainingProgress
-from megatrain.checkpoint.job import Restored
+from megatrain.checkpoint.job import RestoreResult
 from megatrain.checkpoint.snapshots import SnapshotTimes
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh
@@ -62,9 +62,9 @@ class _Checkpoints:
     def __init__(self, notes: list[Note], stream: SampleStream) -> None:
         self._notes = notes
         self.stream = stream
-        self.restored: Restored | None = None
+        self.restored: RestoreResult | None = None
 
-    def restore(self) -> Restored | None:
+    def restore(self) -> RestoreResult | None:
         self._notes.append(("restore",))
         return self.restored
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from megatrain.arena.directory import Arena
 from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import sealed_slots
-from megatrain.checkpoint.persist import Persistence, Written
+from megatrain.checkpoint.persist import Persistence, WriteResult
 from megatrain.checkpoint.persist_policy import next_due
 from megatrain.checkpoint_format.location import Location
 from tests.helpers.arena_snapshots import ROUND, described_by, host_plan, make_arena, put_slot
@@ -26,7 +26,7 @@ class RoundOnAHost:
     arena: Arena
     plan: HostPlan
 
-    def persist(self, checkpoints: Location) -> Written:
+    def persist(self, checkpoints: Location) -> WriteResult:
         """Bring the snapshot to storage. Raises: CheckpointError."""
         due = next_due(sealed_slots(self.arena), {self.plan.round: self.plan})
         assert due is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.arena.directory import Arena, join_arena
-from megatrain.arena.locks import hold_alone, is_held
+from megatrain.arena.locks import hold_exclusively, is_held
 from megatrain.arena.plans import WriterStatus
 from megatrain.checkpoint.host_writer import start_writer
 from megatrain.checkpoint.writer import CheckpointWriter
@@ -96,7 +96,7 @@ def writer_thread(
     def open_hooked(text: str) -> Location:
         return HookedLocation(LocalLocation(Path(text)), hook)
 
-    lock = hold_alone(arena.writer_lock)
+    lock = hold_exclusively(arena.writer_lock)
     assert lock is not None
     with lock:
         writer = CheckpointWriter(arena, lock, open_checkpoints or open_hooked, clock_s)
@@ -125,7 +125,7 @@ import os, sys, threading
 from pathlib import Path
 from megatrain.checkpoint import writer
 from megatrain.arena.directory import open_arena
-from megatrain.arena.locks import hold_alone
+from megatrain.arena.locks import hold_exclusively
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.forked_program import run_forked
 from tests.helpers.hooked_location import HookedLocation
@@ -152,7 +152,7 @@ def crash_and_say(*arguments):
 writer.write_persist = crash_and_say
 arena = open_arena(Path(sys.argv[1]))
 writer.CheckpointWriter(
-    arena, hold_alone(arena.writer_lock), lambda text: HookedLocation(LocalLocation(Path(text)), crash)
+    arena, hold_exclusively(arena.writer_lock), lambda text: HookedLocation(LocalLocation(Path(text)), crash)
 ).run()
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.natural_order import natural_order
-from megatrain.formatting import count_text, is_control, is_seen, names_text
+from megatrain.formatting import count_text, is_control, is_visible, names_text
 from megatrain_dashboard.actions.document import ActionRequest
 from megatrain_dashboard.responses.errors import RefusalError, bad_query, conflict, not_found
 from megatrain_dashboard.security.roles import Caller, Role
@@ -36,7 +36,7 @@ def check_request(request: ActionRequest, snapshot: JobSnapshot) -> None:
         raise bad_query("confirmation", request.confirmation, f"type the job's name, {snapshot.job!r}")
     if any(is_control(character) for character in request.reason + request.target):
         raise RefusalError(400, "reason and target must not contain control characters")
-    if sum(map(is_seen, request.reason)) < _MIN_REASON:
+    if sum(map(is_visible, request.reason)) < _MIN_REASON:
         raise bad_query("reason", request.reason, f"give a reason of at least {_MIN_REASON} characters")
     needs_target = request.kind in HOST_KINDS + VERDICT_KINDS
     if needs_target != bool(request.target):

@@ -83,7 +83,7 @@ class Streamer:
         self._batcher = Batcher(sender.send)
         self._devices = HostDevices(settings.host, os.environ.get("CUDA_VISIBLE_DEVICES"), devices)
         self._silence = SilenceWatch(settings.phase_timeouts)
-        self._early_silence = SilenceWatch(settings.phase_timeouts.part(_EARLY))
+        self._early_silence = SilenceWatch(settings.phase_timeouts.scaled(_EARLY))
         self._silent: tuple[int, ...] = ()
         self._silent_soon: tuple[int, ...] = ()
         self._due = {"find": 0.0, "keep": 0.0}

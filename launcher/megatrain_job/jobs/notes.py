@@ -18,7 +18,7 @@ from pathlib import Path
 from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import Incident, IncidentState
-from megatrain.formatting import count_text, is_control, is_seen, printable, seconds_text, time_text
+from megatrain.formatting import count_text, is_control, is_visible, printable, seconds_text, time_text
 from megatrain.run_files.action_log import ACTIONS_NAME, RESULT, ActionEntry, ActionLog, ActionTrail, read_actions
 from megatrain.run_files.run_directory import RunDirectory
 
@@ -219,7 +219,7 @@ def _place_text(step: int | None, at_unix_s: float | None) -> str:
 
 
 def _is_text(text: str) -> bool:
-    return sum(map(is_seen, text)) >= LEAST_TEXT and len(text) <= MOST_TEXT
+    return sum(map(is_visible, text)) >= LEAST_TEXT and len(text) <= MOST_TEXT
 
 
 def _note(entry: ActionEntry) -> Note:

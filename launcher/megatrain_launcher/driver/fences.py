@@ -30,8 +30,10 @@ def published_deadlines(state: ClusterState, policy: Policy, round_: Round) -> R
     rule = policy.fence_rule
     return RoundDeadlines(
         round_.number,
-        interval_s=max(published.interval_s, rule.raised(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0),
-        stop_s=max(published.stop_s, rule.raised_stop(0.0, _seen_stop_s(state, round_)) or 0.0),
+        interval_s=max(
+            published.interval_s, rule.interval_to_publish(0.0, _seen_interval_s(state, round_) or 0.0) or 0.0
+        ),
+        stop_s=max(published.stop_s, rule.stop_to_publish(0.0, _seen_stop_s(state, round_)) or 0.0),
     )
 
 
@@ -48,8 +50,8 @@ def raise_deadlines(state: ClusterState, policy: Policy, round_: Round) -> tuple
     """
     rule, published = policy.fence_rule, published_deadlines(state, policy, round_)
     key = state.keys.deadlines(round_.number)
-    longer_s = rule.raised(published.interval_s, _seen_interval_s(state, round_) or 0.0)
-    longer_stop_s = rule.raised_stop(published.stop_s, _seen_stop_s(state, round_))
+    longer_s = rule.interval_to_publish(published.interval_s, _seen_interval_s(state, round_) or 0.0)
+    longer_stop_s = rule.stop_to_publish(published.stop_s, _seen_stop_s(state, round_))
     wanted = RoundDeadlines(
         round_.number,
         interval_s=min(MAX_INTERVAL_S, longer_s or published.interval_s),

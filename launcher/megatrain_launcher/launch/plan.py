@@ -44,7 +44,7 @@ class LaunchPlan:
     max_hosts: int
     num_workers: int
     feasible_hosts: Mapping[int, float]
-    """Numbers of hosts that can train, with the mean slots of a step (Dealing.most_slots)."""
+    """Numbers of hosts that can train, with the mean slots of a step (Dealing.max_slots)."""
     unfit_counts: Mapping[int, tuple[str, ...]]
     """Numbers of hosts that cannot train, with the reasons."""
 
@@ -173,7 +173,7 @@ def count_hosts(
             unfit[count] = tuple(problems)
         else:
             layout = config.layout(count * workers)
-            slots = sum(steps * config.dealing(layout, size).most_slots for size, steps in steps_of.items())
+            slots = sum(steps * config.dealing(layout, size).max_slots for size, steps in steps_of.items())
             feasible[count] = slots / config.train.steps
     if not feasible:
         raise ConfigError(unfit[largest])

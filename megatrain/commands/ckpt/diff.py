@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from megatrain.checkpoint.difference import (
     DigestComparison,
     FieldDifference,
-    Stored,
+    StoredCheckpoint,
     TensorDifference,
     comparable_keys,
     field_differences,
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.OK)
 
 
-def _value_differences(before: Stored, after: Stored) -> dict[str, ValueDifference]:
+def _value_differences(before: StoredCheckpoint, after: StoredCheckpoint) -> dict[str, ValueDifference]:
     """Return the differences of all tensors that have different values, by key."""
     comparison = DigestComparison(before, after)
     doubtful = {key: items for key in comparable_keys(before, after) if (items := comparison.doubtful_items(key))}
@@ -68,8 +68,8 @@ def _value_differences(before: Stored, after: Stored) -> dict[str, ValueDifferen
 
 
 def _document(
-    before: Stored,
-    after: Stored,
+    before: StoredCheckpoint,
+    after: StoredCheckpoint,
     fields: Sequence[FieldDifference],
     tensors: Sequence[TensorDifference],
     values: dict[str, ValueDifference] | None,
@@ -85,8 +85,8 @@ def _document(
 
 
 def _lines(
-    before: Stored,
-    after: Stored,
+    before: StoredCheckpoint,
+    after: StoredCheckpoint,
     fields: Sequence[FieldDifference],
     tensors: Sequence[TensorDifference],
     values: dict[str, ValueDifference] | None,

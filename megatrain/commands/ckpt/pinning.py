@@ -60,7 +60,7 @@ def run_unpin(args: argparse.Namespace) -> int:
 
 
 def _notes(text: str, checkpoint: Location) -> list[str]:
-    """Return a note if a running job will perhaps remove the unpinned checkpoint."""
+    """Return a note if a running job may remove the unpinned checkpoint."""
     try:
         configured = read_manifest(checkpoint).config.get("checkpoint", {})
         keep_last = resolved_keep_last(configured.get("keep_last", 0), configured.get("interval", 0))

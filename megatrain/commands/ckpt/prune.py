@@ -42,7 +42,7 @@ class _Removal:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The checkpoints to remove. left_alone: a sentence for each damaged, abandoned or incomplete one that stays."""
+    """The checkpoints to remove. left_alone: a sentence for each damaged, abandoned or incomplete one that is kept."""
 
     keep_last: int
     keep_every: int

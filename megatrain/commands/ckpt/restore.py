@@ -1,7 +1,7 @@
 """`megatrain ckpt restore DIR --step N`: make a run resume from an older step, on a new branch.
 
-No checkpoint is removed or changed: later checkpoints stay on disk as abandoned. A running job does not notice the
-restore, and the checkpoints that it still saves are abandoned at its next start. So the job must be stopped first,
+No checkpoint is removed or changed: later checkpoints stay on disk as abandoned. A restore does not affect a running
+job, and the checkpoints that the job still saves are abandoned at its next start. So the job must be stopped first,
 unless --force is given.
 """
 
@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
             f"nothing was changed, because {chosen.location} is damaged: {'; '.join(problems[:3])}{more}"
         )
     activity = _checked_activity(resolved.checkpoints, is_forced=args.force)  # check again: verification takes a while
-    before = _line(resolved.checkpoints)
+    before = _resumable(resolved.checkpoints)
     number = claim_next_round(resolved.checkpoints)
     # find it again: before the claim, a job may have removed it
     chosen = find_step(resolved, args.location, step, args.branch)
     reason = args.reason or f"restored to step {step}"
     branch = open_branch(resolved.checkpoints, chosen.branch, chosen.step, reason, round_number=number)
-    abandoned = sorted(before - _line(resolved.checkpoints))
+    abandoned = sorted(before - _resumable(resolved.checkpoints))
     if args.is_json:
         print_json({
             "place": str(resolved.checkpoints), "branch": branch.name, "parent": branch.parent, "step": chosen.step,
@@ -91,9 +91,9 @@ def _checked_activity(checkpoints: Location, *, is_forced: bool) -> Activity:
     activity = find_job(checkpoints)
     if activity.running and not is_forced:
         raise CheckpointError(
-            f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the running job would not notice the "
-            "restore, and at its next start everything that it had saved since would be abandoned. Stop it first, or "
-            "give --force"
+            f"{checkpoints}: {'; '.join(activity.running)}. Nothing was changed: the restore would not affect the "
+            "running job, and at its next start all checkpoints that it had saved since would be abandoned. Stop it "
+            "first, or give --force"
         )
     return activity
 
@@ -110,7 +110,7 @@ def _notes(activity: Activity) -> list[str]:
     ]
 
 
-def _line(checkpoints: Location) -> set[str]:
+def _resumable(checkpoints: Location) -> set[str]:
     """Return the checkpoints from which the run can resume."""
     try:
         return {f"{candidate.branch}/{candidate.location.name}" for candidate in candidates(checkpoints)}

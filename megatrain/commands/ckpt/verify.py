@@ -1,4 +1,4 @@
-"""`megatrain ckpt verify`: read all files of checkpoints, and name each that differs from what was written."""
+"""`megatrain ckpt verify`: read all files of checkpoints, and name each file that differs from what was written."""
 
 from __future__ import annotations
 

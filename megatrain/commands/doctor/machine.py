@@ -1,4 +1,4 @@
-"""Cores, memory, NUMA, network interfaces and limits. On systems other than Linux, some lines say "unknown".
+"""Cores, memory, NUMA, network interfaces and limits. On systems other than Linux, some are "unknown".
 
 Every function takes the directory that it reads, so that tests can pass another one.
 """

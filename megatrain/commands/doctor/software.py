@@ -184,7 +184,7 @@ def backend_finding(name: str, setting: str, found: FoundBackend) -> DoctorFindi
     state = f"{found.version} ({found.directory})" if found.version else f"another package at {found.directory}"
     if found.problem:
         return DoctorFinding(name, state, f"{setting} is refused, {found.problem}: {found.hint}", FindingLevel.WARNING)
-    return DoctorFinding(name, state, f"used where the configuration says {setting}, on a GPU only")
+    return DoctorFinding(name, state, f"used if the configuration has {setting}, on a GPU only")
 
 
 def _package_directory(name: str) -> Path | None:

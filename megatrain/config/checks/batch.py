@@ -42,7 +42,7 @@ def batch_problems(context: Context) -> Iterator[Problem]:
     config = context.config
     rampup = list(_rampup_problems(config.batch))
     yield from rampup
-    is_rampup_sound = not rampup and context.knows(*RAMPUP_KEYS)
+    is_rampup_sound = not rampup and context.are_known(*RAMPUP_KEYS)
     levels = rampup_levels(config.batch) if is_rampup_sound else (config.batch.global_batch_size,)
     of_run = [_Sizes("batch.global_batch_size", levels)]
     for section, stage in config.sections_of("data_stage").items():
@@ -59,7 +59,7 @@ def batch_problems(context: Context) -> Iterator[Problem]:
 
 
 def _early_stage_problems(config: Config, section: str, stage: DataStageConfig) -> Iterator[Problem]:
-    """Yield why two rules would determine the size of the same step: the ramp-up ends where a stage sets a size."""
+    """Yield a problem if a stage sets the batch size of steps within the ramp-up, which determines them already."""
     batch, seq_len = config.batch, config.model.seq_len
     if stage.after_tokens and stage.first_sample(seq_len) < batch.rampup_samples:
         key, begin = f"{section}.global_batch_size", f"{section}.after_tokens"
@@ -131,7 +131,7 @@ def _schedule_problems(context: Context, sizes: _Sizes) -> Iterator[Problem]:
     num_parts = context.num_sample_parts or 1
     part = batch.micro_batch_size * num_parts
     # The smallest batch of the run is the critical one: a schedule can have too few micro-batches, never too many. The
-    # fullest replica must fill the pipeline; empty slots are only for those that have fewer micro-batches than it.
+    # replica with the most micro-batches must fill the pipeline; only replicas with fewer may have empty slots.
     smallest = levels[0]
     reason = _infeasibility(context, sizes.key, Dealing(smallest // batch.micro_batch_size, num_parts).num_own(0))
     if reason is None:
@@ -146,7 +146,7 @@ def _schedule_problems(context: Context, sizes: _Sizes) -> Iterator[Problem]:
 
 
 def _empty_slot_problems(context: Context, sizes: _Sizes) -> Iterator[Problem]:
-    """Yield why empty slots would change the numbers: delayed scales would depend on the magnitudes in them."""
+    """Yield a problem if empty slots would change the results: delayed scales depend on the magnitudes in them."""
     config, layout, levels = context.config, context.layout, sizes.levels
     if not (config.fp8.is_used and config.fp8.scaling == "delayed") or layout is None:
         return

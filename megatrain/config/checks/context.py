@@ -17,25 +17,26 @@ class Context:
     doubtful: frozenset[str]
     """Keys that hold a stand-in for a wrong or missing value."""
 
-    def knows(self, *keys: str) -> bool:
+    def are_known(self, *keys: str) -> bool:
+        """Return whether these keys hold the values that were given, and no stand-in."""
         return self.doubtful.isdisjoint(keys)
 
     @property
     def dp_size(self) -> int | None:
         """The data-parallel size if it is given, or follows from the world size; else None."""
         parallel = self.config.parallel
-        if not self.knows("parallel.dp_size"):
+        if not self.are_known("parallel.dp_size"):
             return None
         if parallel.dp_size:
             return parallel.dp_size
-        is_replica_known = self.knows(*(f"parallel.{name}" for name in parallel.replica_sizes))
+        is_replica_known = self.are_known(*(f"parallel.{name}" for name in parallel.replica_sizes))
         if self.world_size is None or not is_replica_known or self.world_size % parallel.ranks_per_replica:
             return None
         return self.world_size // parallel.ranks_per_replica
 
     @property
     def num_sample_parts(self) -> int | None:
-        """How many parts the samples of a step are dealt to, if the data-parallel size is known; else None."""
+        """Into how many parts the samples of a step are dealt, if the data-parallel size is known; else None."""
         return None if self.layout is None else self.layout.num_sample_parts
 
     @property

@@ -1,4 +1,4 @@
-"""Rules of the section [dashboard]: a forgotten setting grants no access, and every setting has an effect."""
+"""Rules of the section [dashboard]: a missing setting grants no access, and every setting has an effect."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def dashboard_problems(found: DashboardConfig) -> Iterator[Problem]:
 
 
 def _action_problems(found: DashboardConfig) -> Iterator[Problem]:
-    asks_who = found.viewer_token_file or found.trusted_proxies
-    if found.enable_actions and asks_who and not found.operator_token_file and not found.role_header:
+    authenticates_users = found.viewer_token_file or found.trusted_proxies
+    if found.enable_actions and authenticates_users and not found.operator_token_file and not found.role_header:
         yield Problem(
             ("dashboard.enable_actions", "dashboard.operator_token_file", "dashboard.role_header"),
             "dashboard.enable_actions=true lets operators act, but no operator can sign in; set "

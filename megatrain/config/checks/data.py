@@ -11,8 +11,8 @@ from typing import Any
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
 from megatrain.config.data import (
-    LEAST_WEIGHT,
-    MOST_WEIGHT,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     DataSourceConfig,
     DataStageConfig,
     ValidationSetConfig,
@@ -57,8 +57,8 @@ def data_problems(context: Context) -> Iterator[Problem]:
     if config.data.bad_samples == "replace" and config.fp8.is_used and config.fp8.scaling == "delayed":
         yield Problem(
             ("data.bad_samples", "fp8.scaling"),
-            f"data.bad_samples={value_text(config.data.bad_samples)} puts samples without labels in the place of bad "
-            'ones, and their magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
+            f"data.bad_samples={value_text(config.data.bad_samples)} replaces bad samples by samples without labels, "
+            'whose magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
             'data.bad_samples="refuse"',
         )
     if config.data.balance != "none" and not config.data.has_document_mask:
@@ -89,9 +89,9 @@ def data_problems(context: Context) -> Iterator[Problem]:
         yield from _names_of_paths(with_path)
         yield from _same_data(kind, with_path)
     # a source with a wrong path or name is missing here, or has another name
-    knows_sources = not any(_names_source(key) for key in context.doubtful)
-    yield from _weight_problems(config.sections_of("data_source"), knows_all=knows_sources)
-    yield from _stage_problems(context, knows_names=knows_sources)
+    are_sources_known = not any(_names_source(key) for key in context.doubtful)
+    yield from _weight_problems(config.sections_of("data_source"), are_all_known=are_sources_known)
+    yield from _stage_problems(context, are_names_known=are_sources_known)
 
 
 def _names_source(key: str) -> bool:
@@ -137,45 +137,45 @@ def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
                 )
 
 
-def _weight_problems(sections: Mapping[str, DataSourceConfig], *, knows_all: bool) -> Iterator[Problem]:
+def _weight_problems(sections: Mapping[str, DataSourceConfig], *, are_all_known: bool) -> Iterator[Problem]:
     for section, source in sections.items():
-        if 0.0 < source.weight < LEAST_WEIGHT:
+        if 0.0 < source.weight < MIN_WEIGHT:
             yield Problem(
                 (f"{section}.weight",),
-                f"{section}.weight={source.weight} is above 0 and below {LEAST_WEIGHT}; use 0, or greater weights for "
+                f"{section}.weight={source.weight} is above 0 and below {MIN_WEIGHT}; use 0, or greater weights for "
                 "all sources",
             )
     with_path = {name: source for name, source in sections.items() if source.path}
-    if knows_all and with_path and not any(source.weight for source in with_path.values()):
+    if are_all_known and with_path and not any(source.weight for source in with_path.values()):
         yield Problem(
             tuple(f"{section}.weight" for section in with_path),
             f"{next(iter(with_path))}.weight=0.0, and no other source has a weight; give one a weight above 0",
         )
 
 
-def _stage_problems(context: Context, *, knows_names: bool) -> Iterator[Problem]:
+def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Problem]:
     """Yield what is wrong with the begins and the weights of later stages. checks/batch.py checks their batch sizes.
 
-    knows_names: the names of all sources are known.
+    are_names_known: the names of all sources are known.
     """
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
     begins: dict[int, str] = {}
     for section, stage in config.sections_of("data_stage").items():
         begin, key, size = (f"{section}.{name}" for name in ("after_tokens", "weights", "global_batch_size"))
-        if not stage.changes_something:
+        if not stage.has_effect:
             if stage.after_tokens:
                 text = f"{begin}={stage.after_tokens} does nothing without {key} or {size}; set one, or remove it"
                 yield Problem((begin, key, size), text)
             continue
-        problem = _weights_problem(stage, names) if knows_names and stage.weights else ""
+        problem = _weights_problem(stage, names) if are_names_known and stage.weights else ""
         if problem:
             yield Problem((key, "data_source.path"), f"{setting(key, stage.weights)}{problem}")
         first = begins.setdefault(stage.first_sample(config.model.seq_len), section)
         if not stage.after_tokens:
             text = f"{begin}=0 is the beginning of the run; set the weights of the sources and batch.global_batch_size"
             yield Problem((begin, key, size), f"{text} there, or a number above 0")
-        elif first != section and context.knows("model.seq_len"):
+        elif first != section and context.are_known("model.seq_len"):
             yield Problem(
                 (begin, f"{first}.after_tokens"),
                 f"{begin}={stage.after_tokens} begins in the sample of [{first}], too (samples have "
@@ -192,7 +192,7 @@ def _weights_problem(stage: DataStageConfig, names: Sequence[str]) -> str:
     except ValueError as error:
         return (
             f": {value_text(str(error))} must be NAME=WEIGHT, each name once, and the weight 0 or from "
-            f"{LEAST_WEIGHT:g} to {MOST_WEIGHT:,}"
+            f"{MIN_WEIGHT:g} to {MAX_WEIGHT:,}"
         )
     unknown = next((name for name in weight_of if name not in names), None)
     if unknown is not None:

@@ -57,7 +57,7 @@ def _recording_problems(config: Config) -> Iterator[Problem]:
 
 
 def gpu_only_problems(config: Config, key: str, instead: str) -> Iterator[Problem]:
-    """Yield that the value of `key` runs on GPUs only, if the run is on CPUs; `instead` runs there."""
+    """Yield a problem if the run is on CPUs, and the value of `key` runs on GPUs only; `instead`: a value for CPUs."""
     section, _, name = key.partition(".")
     if config.runtime.device == "cpu":
         value = getattr(getattr(config, section), name)

@@ -16,7 +16,7 @@ _COUNTS = ("parallel.counts_embedding_as_layer", "parallel.counts_head_as_layer"
 
 def layer_problems(context: Context) -> Iterator[Problem]:
     """Yield why the split of the layers is impossible, and why the chunks have too few layers for offload_layers."""
-    if not context.knows(_LIST, *_COUNTS):
+    if not context.are_known(_LIST, *_COUNTS):
         return
     parallel = context.config.parallel
     found = [*_counting_problems(context), *(_list_problems if parallel.layers_per_chunk else _even_problems)(context)]
@@ -92,7 +92,7 @@ def _even_problems(context: Context) -> Iterator[Problem]:
 
 
 def _offload_problems(context: Context) -> Iterator[Problem]:
-    """Yield that no chunk has as many layers as are to be offloaded."""
+    """Yield a problem if no chunk has as many layers as are to be offloaded."""
     offloaded, most = context.config.parallel.offload_layers, max(context.config.layers_per_chunk)
     if offloaded > most:
         yield Problem(

@@ -134,7 +134,7 @@ def parameter_group_problems(context: Context) -> Iterator[Problem]:
                 f"{section}.weight_decay={group.weight_decay} is negative; use 0 or more, or -1 for "
                 "optimizer.weight_decay",
             )
-    if with_pattern and context.knows(*_NAMING_KEYS):
+    if with_pattern and context.are_known(*_NAMING_KEYS):
         yield from _empty_groups(list(context.config.parameter_groups), list(with_pattern), context)
 
 

@@ -72,7 +72,7 @@ def _splits(context: Context) -> list[_Split]:
     if model.num_kv_heads:
         text, key = f"model.num_kv_heads={model.num_kv_heads}", "model.num_kv_heads"
         splits.insert(1, _Split(text, model.num_kv_heads, (key,), has_holders=True))
-    return [split for split in splits if context.knows(*split.keys)]
+    return [split for split in splits if context.are_known(*split.keys)]
 
 
 def _tensor_parallel_problems(context: Context) -> Iterator[Problem]:
@@ -115,7 +115,7 @@ def _sequence_chunk_problems(context: Context) -> Iterator[Problem]:
 
 
 def _schedule_problems(context: Context) -> Iterator[Problem]:
-    """Yield why the schedule cannot be built, and where its chunks conflict with settings that allow only one."""
+    """Yield why the schedule cannot be built with these stages and chunks."""
     parallel = context.config.parallel
     for found in layout_infeasibilities(parallel.schedule, parallel.pp_size, parallel.num_chunks):
         yield Problem(found.keys, found.text)
@@ -129,7 +129,7 @@ def _alignment_problems(context: Context) -> Iterator[Problem]:
     if parallel.pp_size == 1:
         yield Problem(
             ("parallel.has_aligned_reductions", "parallel.pp_size"),
-            "parallel.has_aligned_reductions=true lets the stages of a pipeline reduce together, and "
+            "parallel.has_aligned_reductions=true makes the stages of a pipeline reduce together, and "
             "parallel.pp_size=1 has one stage; use has_aligned_reductions=false or pp_size=2",
         )
     if parallel.num_chunks == 1:

@@ -1,4 +1,4 @@
-"""What a rank records of a step, with its number in the black box: the timed operations, and the values of a step.
+"""The timed operations and the values of a step that a rank records, with their numbers in the black box.
 
 Names follow the public traces of "Understanding Stragglers in Large Model Training" (OSDI'25), so that megatrain's
 tools can load those traces, and the tools of that work can load megatrain's. An assigned number is never changed or
@@ -110,8 +110,8 @@ def operation_name(number: int) -> str:
 
 
 class StepValue(IntEnum):
-    """One kind of number. LABEL_TOKENS, SQUARED_LENGTHS, DOCUMENTS and REPLACED_SAMPLES differ by rank, the others do
-    not."""
+    """One kind of value. LABEL_TOKENS, SQUARED_LENGTHS, DOCUMENTS and REPLACED_SAMPLES differ by rank; the other values
+    are the same on all ranks."""
 
     LOSS = 1
     GRAD_NORM = 2

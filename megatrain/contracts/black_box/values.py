@@ -199,7 +199,7 @@ class ControlPage:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One span. Times are monotonic ns. Step (before the first), micro-batch and chunk are -1 when there is none.
+    """One span. Times are monotonic ns. `step`, `microbatch` and `chunk` are -1 if there is none.
 
     `collective_sequence` counts the spans of the group, modulo 2**32; 0 without a group.
     """

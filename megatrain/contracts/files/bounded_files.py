@@ -1,7 +1,7 @@
 """Read files of a directory that another user may have created, such as a run to inspect.
 
-The other user controls the content. A symbolic link could show the readers of the run one of their own files; a FIFO
-could block them forever; a device, or a file without end, could fill their memory. So below the named directory this
+The other user controls the content. Through a symbolic link, a program would read and show one of its own user's files;
+a FIFO could block it forever; a device, or a file without end, could fill its memory. So below the named directory this
 module follows no link, reads only regular files, and reads no more than the given limit. Checks and reads use the same
 descriptor, so the file that was checked is the file that is read.
 """

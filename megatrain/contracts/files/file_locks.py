@@ -2,7 +2,7 @@
 
 Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
 needs a lock or a link there mostly continues without it, and reports that nothing keeps another process out. The arena
-refuses a file system without locks: nothing would show whether a writer or workers use it.
+refuses a file system without locks: no process could detect whether a writer or workers use the arena.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
-# EINVAL: the arguments of these calls are always valid, so it is the file system that has no such call
+# EINVAL: the arguments of these calls are always valid, so the file system lacks the call
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 

@@ -1,8 +1,8 @@
 """Detect files that are removed while a run has them open, and report it for a while.
 
-A removed file accepts writes as long as it is open, but nothing can ever read them. So a program that writes for hours
-checks whether the path still names the open file. The comparison needs the open file, because the inode number of a
-removed and closed file is soon reused.
+A removed file accepts writes as long as it is open, but its content is lost when it is closed. So a program that writes
+for hours checks whether the path still names the open file. The comparison needs the open file, because the inode
+number of a removed and closed file is soon reused.
 """
 
 from __future__ import annotations

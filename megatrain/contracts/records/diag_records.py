@@ -1,4 +1,4 @@
-"""The diagnosis's records in etcd: the addresses of its programs, their reports, and what ranks record."""
+"""The diagnosis's records in etcd: the addresses of its programs, their reports, and the settings of recording."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DaemonRecord:
 
     host: str
     session: str
-    """New with every life of the daemon."""
+    """Each start of the daemon has a new one."""
     address: str
     port: int
     token: str
@@ -111,7 +111,7 @@ class DashboardRecord:
 
     url: str
     session: str
-    """New with every life of the server."""
+    """Each start of the server has a new one."""
     started_unix_s: float = 0.0
     version: str = ""
     token_file: str = ""

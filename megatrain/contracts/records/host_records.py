@@ -98,7 +98,7 @@ class HostSaves:
     """Successes and failures of a host's checkpoint writer. Times are Unix seconds; None: nothing yet."""
 
     saved_step: int | None = None
-    """Step of the newest checkpoint that the writer saw committed."""
+    """Step of the newest checkpoint that the writer found committed."""
     saved_unix_s: float | None = None
     num_failed: int = 0
     """Consecutive snapshots that could not be stored; a commit resets the count to 0."""
@@ -112,7 +112,7 @@ class HostSaves:
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """The disk space of a directory of the job, as one host sees it."""
+    """The disk space of a directory of the job, as one host measures it."""
 
     path: str
     free_bytes: int
@@ -201,9 +201,9 @@ class RankEvidence:
     is_busy: bool = False
     """Whether the operation in flight is the host's own work, not an exchange with other ranks."""
     is_at_storage: bool = False
-    """It has just recorded that it waits for storage, not for other ranks."""
+    """Whether the rank has just recorded that it waits for storage, not for other ranks."""
     is_on_device: bool = False
-    """Positions, operation and wait are those of its accelerator; the host has run ahead of it."""
+    """Whether positions, operation and wait are those of its accelerator; the host has run ahead of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ class IncidentKind(StrEnum):
     HOST_LOST = "host-lost"
     """An executor exited or lost its connection."""
     REQUEST = "request"
-    """A person asked for a restart or an eviction."""
+    """A person requested a restart or an eviction."""
     CONTROL_PLANE = "control-plane"
     """Leases vanished while training continued. The incident is held, and no host is evicted."""
     STRAGGLER = "straggler"
     """A verdict of the diagnosis: the job saves, and continues without the hosts that slow it down."""
     NUMERICS = "numerics"
-    """A verdict of the diagnosis: loss or gradients went wrong, and the job goes back to an earlier step."""
+    """A verdict of the diagnosis: loss or gradients jumped or are not finite; the job goes back to an earlier step."""
     LAUNCH_LOST = "launch-lost"
     """The previous launch left no record of its end: its launcher, or all of its machines, died."""
 
@@ -47,7 +47,7 @@ class Moments:
     began: float
     """When the failure happened, by its host's clock."""
     detected: float
-    """When the driver learned of it."""
+    """When the driver received the first sign of it."""
     decided: float | None = None
     halted: float | None = None
     """The last host reported that its workers are gone."""

@@ -23,7 +23,7 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A request. `by` is user@machine, as seen by the requesting program."""
+    """A request. `by`: the user and the machine of the requesting program, as user@machine."""
 
     request_id: str
     kind: RequestKind

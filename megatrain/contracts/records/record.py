@@ -28,11 +28,7 @@ RecordType = TypeVar("RecordType")
 def encode(record: Any) -> bytes:
     """Return a record's JSON, with the schema version and without fields that have their default value."""
     kind: Any = type(record)
-    plain = {
-        name: to_plain(value)
-        for name, default in _defaults(kind)
-        if (value := getattr(record, name)) != default
-    }
+    plain = {name: to_plain(value) for name, default in _defaults(kind) if (value := getattr(record, name)) != default}
     return json.dumps({"schema_version": SCHEMA_VERSION, **plain}, separators=(",", ":")).encode()
 
 

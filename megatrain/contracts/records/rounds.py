@@ -9,7 +9,7 @@ _MAX_WORKERS = 1 << 16
 _MAX_RANKS = 1 << 24
 """Far beyond any real job, so that a wrong number cannot cause an endless loop over ranks."""
 MAX_SKIPPED_STEPS = 1000
-"""Most steps that one rollback may leave out: more than any alarm covers, so that no wrong number skips an epoch."""
+"""Maximum steps that one rollback may leave out: more than any alarm covers; a wrong number cannot skip an epoch."""
 MAX_INTERVAL_S = 1e6
 """Longest time from one step to the next: 11 days, so that a wrong number cannot make a driver wait forever."""
 TURN_MARK = ".turn-"
@@ -138,7 +138,7 @@ class Halt:
     number: int
     reason: str
     is_saving: bool
-    """Whether workers are asked to save at the next agreed step; otherwise they are killed."""
+    """Whether workers save at the next agreed step and then stop; otherwise they are killed."""
     created_unix_s: float
     incident: str = ""
 

@@ -22,7 +22,7 @@ class Idle(Enum):
     """Why there is nothing to read."""
 
     FULL = auto()
-    """All slots are full. A rank must be done with a step first."""
+    """All slots are full until the ranks are done with a step."""
     COMPLETE = auto()
     """The ring has all the steps that ranks still need, so the loader ends."""
 

@@ -1,4 +1,4 @@
-"""A rank's side of the data loader of its host: waits for the next step in the ring, and restarts a loader that died.
+"""The interface of a rank to the data loader of its host: waits for the next step in the ring, restarts a dead loader.
 
 It has the interface of `Prefetcher`. The ranks of a host wake the loader through its FIFO, which also shows whether one
 runs; the loader wakes a rank through the rank's own FIFO. The loader's lock decides which rank starts it: the program
@@ -18,7 +18,7 @@ from types import TracebackType
 
 from megatrain.arena.capacity import free_memory_bytes
 from megatrain.arena.directory import Arena
-from megatrain.arena.locks import WakeReader, create_wake, hold_alone, wake
+from megatrain.arena.locks import WakeReader, create_wake, hold_exclusively, wake
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.loader.decision import Idle, decide
@@ -31,15 +31,15 @@ from megatrain.programs.companion import start_companion
 
 _CHECK_S = 0.2
 """How often a rank that waits for a step checks whether the loader runs."""
-_MOST_STARTS = 5
-"""After so many loaders that died before they filled a slot, the ranks fail."""
+_MAX_STARTS = 5
+"""After this many starts of loaders that all died before they filled a slot, the ranks fail."""
 _STOP_S = 5.0
 _SPARE_BYTES = 64 << 20
 _HINT = 'use data.loader="thread"'
 
 
 @dataclass(frozen=True, slots=True)
-class RingPlace:
+class RingLocation:
     """The arena and the round of a ring. log: the file for the output of the loader."""
 
     arena: Arena
@@ -113,14 +113,14 @@ class RingPlace:
 
 
 class HostLoader:
-    """Delivers the steps of a plan to one rank of the host. `reader`: the rank's place among the ranks of the host.
+    """Delivers the steps of a plan to one rank of the host. `reader`: the rank's index among the ranks of the host.
 
     A batch is valid until the next call of `next` or `close`: its tokens are memory that all ranks of its replica map.
     source_names: the names of all sources, for the batches of a mixture.
     Raises: CheckpointError when the ring of the plan does not exist.
     """
 
-    def __init__(self, place: RingPlace, plan: LoaderPlan, reader: int, source_names: tuple[str, ...]) -> None:
+    def __init__(self, place: RingLocation, plan: LoaderPlan, reader: int, source_names: tuple[str, ...]) -> None:
         self._place = place
         self._plan = plan
         self._reader = reader
@@ -134,7 +134,7 @@ class HostLoader:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
         if reader == 0:
-            self._call_loader()
+            self._wake_or_start_loader()
 
     def __enter__(self) -> HostLoader:
         return self
@@ -150,7 +150,7 @@ class HostLoader:
     def next(self) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
 
-        Raises: DataError of the read, or when the loader dies again and again; StopIteration when there are no more
+        Raises: DataError of the read, or when every restarted loader dies; StopIteration when there are no more
         steps; RuntimeError after `close`.
         """
         if self._is_closed:
@@ -158,10 +158,10 @@ class HostLoader:
         if self._step_plan is None:
             raise StopIteration
         self._ring.set_done(self._reader, self._step)
-        self._call_loader()
+        self._wake_or_start_loader()
         while not self._ring.is_filled(self._share, self._step):
             if not self._waiting.wait(_CHECK_S):
-                self._call_loader()
+                self._wake_or_start_loader()
         batch = self._ring.read(self._share, self._step, self._step_plan, self._source_names)
         self._step, self._step_plan = self._step + 1, next(self._plans, None)
         return batch
@@ -183,7 +183,7 @@ class HostLoader:
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
-    def _call_loader(self) -> None:
+    def _wake_or_start_loader(self) -> None:
         """Wake the loader. Start it if none runs although a rank still needs a step that no slot has."""
         place, plan = self._place, self._plan
         if wake(place.arena.loader_wake(place.round)):
@@ -192,15 +192,15 @@ class HostLoader:
             return
         if not place.arena.loader_plan(place.round).exists():
             raise DataError(f"{place.arena.root}: the files of the data loader were removed; start the job again")
-        lock = hold_alone(place.arena.loader_lock(place.round))
+        lock = hold_exclusively(place.arena.loader_lock(place.round))
         if lock is None:
             # one has just been started, and does not read its FIFO yet
             return
         with lock:
             starts = self._ring.count_start()
-            if starts > _MOST_STARTS:
+            if starts > _MAX_STARTS:
                 raise DataError(
-                    f"the data loader of this host ended {_MOST_STARTS} times before it had read step {self._step} of "
+                    f"the data loader of this host ended {_MAX_STARTS} times before it had read step {self._step} of "
                     f"this round; see {place.log}, or {_HINT}"
                 )
             command = [sys.executable, "-m", "megatrain.data.loader.process"]

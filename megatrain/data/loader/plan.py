@@ -1,7 +1,7 @@
 """The plan of a host's data loader in a round: what it reads, for which ranks. JSON in the arena.
 
 A *share* is one replica's part of each step. The ranks of a host that compute the same samples have one share. The
-*readers* of a share are the places of these ranks among the ranks of the host, in ascending order of rank.
+*readers* of a share are the indices of these ranks among the ranks of the host, in ascending order.
 """
 
 from __future__ import annotations

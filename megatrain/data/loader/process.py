@@ -5,8 +5,8 @@
 It is a process and not a thread, so that it reads while ranks wait for each other or for a GPU, and so that the ranks
 of a replica read its tokens once. A rank starts it, with the loader's lock (Arena.loader_lock), its descriptor of the
 ring as RING, and its process id as PARENT: the kernel kills the loader with that rank, whose death ends the round. It
-has the priority of a rank, because all ranks wait for a batch that is late. It keeps no state but the ring, so it may
-be killed at any moment.
+has the priority of a rank, because all ranks wait for a batch that is late. Its only state is the ring, so it may be
+killed at any moment.
 Source: MegaScale sec. 3.4.
 """
 
@@ -40,8 +40,8 @@ _POLL_S = 1.0
 """Ranks wake the loader. The interval matters only after a person has removed its FIFO."""
 
 
-class HostReads:
-    """Reads what a ring lacks. open_reader: opens the token files, at the first read and again after an error."""
+class RingFiller:
+    """Reads the steps that a ring lacks. open_reader: opens the token files, at the first read and after an error."""
 
     def __init__(self, plan: LoaderPlan, ring: Ring, open_reader: Callable[[], BatchReader]) -> None:
         self._plan = plan
@@ -67,11 +67,11 @@ class HostReads:
 
 
 class _RecentPlans:
-    """The plans of a few steps, each made once when the steps are asked for in order."""
+    """The plans of a few steps, each made once if the steps are requested in order."""
 
     def __init__(self, steps: StepSequence, depth: int) -> None:
         self._steps = steps
-        self._most = 2 * depth
+        self._max_recent = 2 * depth
         self._coming: Iterator[StepPlan] = steps.plans()
         self._next = 0
         self._recent: dict[int, StepPlan] = {}
@@ -81,7 +81,7 @@ class _RecentPlans:
             if step != self._next:
                 self._coming = self._steps.plans(step)
             self._recent[step], self._next = next(self._coming), step + 1
-            if len(self._recent) > self._most:
+            if len(self._recent) > self._max_recent:
                 del self._recent[min(self._recent)]
         return self._recent[step]
 
@@ -98,7 +98,7 @@ def load(arena: Arena, round_number: int, ring_file: int) -> None:
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
         ring = map_ring(ring_file, RingLayout.of(plan))
-        reads = HostReads(plan, ring, plan.open_reader)
+        reads = RingFiller(plan, ring, plan.open_reader)
         while (due := reads.next()) is not Idle.COMPLETE:
             if isinstance(due, Fill):
                 reads.fill(due)
@@ -118,16 +118,16 @@ def main(arguments: list[str]) -> int:
     install_parent_death_guard(parent)
     try:
         lower_process_priority(_NICENESS)
-        _say(f"round {round_number} started")
+        _log(f"round {round_number} started")
         load(open_arena(Path(directory)), round_number, ring_file)
-        _say(f"round {round_number}: all steps are read")
+        _log(f"round {round_number}: all steps are read")
     except MegatrainError as error:
-        _say(f"ended: {error}")
+        _log(f"ended: {error}")
         return error.exit_code
     return ExitCode.OK
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} data loader {os.getpid()}: {text}\n"
     with suppress(OSError):  # the log may be on a full disk
         os.write(2, line.encode(errors="backslashreplace"))

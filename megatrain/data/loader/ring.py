@@ -1,12 +1,13 @@
-"""The ring of a host's data loader: its words, by which the loader and the ranks agree without messages.
+"""The ring of a host's data loader: its words, which synchronize the loader and the ranks without messages.
 
 Each word has one process that stores it, and a store is one instruction. The loader fills a slot only when all readers
 of the share have stored that they are done with the step before in it. It stores 0 in the slot's word first and the
 step's number last, so a slot whose word names a step is complete, also after a loader was killed at any moment. A
-reader does not store that it is done while it uses the slot. So no reader sees a slot change, and none reads twice.
+reader does not store that it is done while it uses the slot. So a slot does not change while a reader uses it.
 
 This needs a processor on which other cores see the stores of a core in their order, and which loads in order: x86-64
-(Intel SDM vol. 3A, sec. "Memory Ordering"). Python has no barrier for others, so `store_order_problem` refuses them.
+(Intel SDM vol. 3A, sec. "Memory Ordering"). Other processors need memory barriers, which Python lacks, so
+`store_order_problem` refuses them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Ring:
     def read(self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
         """Return a step that is filled. Its tokens are those of the ring: valid until `set_done` includes the step.
 
-        Raises: DataError, the one of the loader.
+        Raises: DataError with the text of the loader's error.
         """
         found = self._content(share, step)
         count = int(self._words[self._layout.count(share, step % self._layout.depth)])
@@ -116,7 +117,7 @@ def create_ring(path: Path, layout: RingLayout) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        with suppress(OSError):  # of a read-only file system, even if the file does not exist
+        with suppress(OSError):  # a read-only file system raises it even if there is no file
             path.unlink()
         if error.errno != errno.ENOSPC:
             raise CheckpointError(f"{path}: the ring cannot be created: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Where everything lies in the ring of a host's data loader, in bytes. Pure functions of the loader's plan.
+"""The offsets of the words and slots in the ring of a host's data loader. Pure functions of the loader's plan.
 
 The file begins with words, 64-bit integers in native order. Words that different processes store lie in different cache
 lines. Then come the slots, each on its own pages: `depth` of them for each share. Step n of a share is in slot
@@ -25,13 +25,14 @@ _SLOT_LINE_WORDS = _LINE_BYTES // WORD_BYTES
 class RingLayout:
     """The sizes of a ring.
 
-    most_microbatches: of any step and replica, with empty ones. Legend: M most_microbatches, B micro-batch, S sequence.
+    max_microbatches: the most of any step and replica, with empty ones. Legend: M max_microbatches, B micro-batch, S
+    sequence.
     """
 
     depth: int
     num_shares: int
     num_readers: int
-    most_microbatches: int
+    max_microbatches: int
     micro_batch_size: int
     seq_len: int
     has_document_mask: bool
@@ -50,7 +51,7 @@ class RingLayout:
             depth=plan.depth,
             num_shares=len(plan.shares),
             num_readers=plan.num_readers,
-            most_microbatches=plan.steps.most_slots,
+            max_microbatches=plan.steps.max_slots,
             micro_batch_size=plan.steps.batches.batch.micro_batch_size,
             seq_len=plan.seq_len,
             has_document_mask=plan.has_document_mask,
@@ -76,7 +77,7 @@ class RingLayout:
     def content_words(self) -> int:
         """The words of the largest batch in a slot: see slot_content.py."""
         per_sample = 3 + self.seq_len * (3 if self.has_document_mask else 2)
-        return self.most_microbatches * (2 + self.micro_batch_size * per_sample)
+        return self.max_microbatches * (2 + self.micro_batch_size * per_sample)
 
     @property
     def slot_bytes(self) -> int:

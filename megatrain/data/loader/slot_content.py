@@ -21,8 +21,8 @@ class SlotContent:
     """The arrays of a slot of `layout` that begins at byte `start` of a writable buffer. They are not copied."""
 
     def __init__(self, buffer: Any, start: int, layout: RingLayout) -> None:
-        self._buffer, self._start, self._place = buffer, start, 0
-        self._most, self._slot_bytes = layout.most_microbatches, layout.slot_bytes
+        self._buffer, self._start, self._offset = buffer, start, 0
+        self._max_microbatches, self._slot_bytes = layout.max_microbatches, layout.slot_bytes
         per_sample = (layout.micro_batch_size,)
         per_token = (layout.seq_len, layout.micro_batch_size)
         self._sums_M2 = self._next((2,))
@@ -34,9 +34,9 @@ class SlotContent:
         self._document_MSB = self._next(per_token) if layout.has_document_mask else None
 
     def _next(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        full = (self._most, *shape)
-        array: NDArray[np.int64] = np.ndarray(full, np.int64, self._buffer, self._start + self._place)
-        self._place += prod(full) * WORD_BYTES
+        full = (self._max_microbatches, *shape)
+        array: NDArray[np.int64] = np.ndarray(full, np.int64, self._buffer, self._start + self._offset)
+        self._offset += prod(full) * WORD_BYTES
         return array
 
     def put(self, batch: StepBatch) -> int:

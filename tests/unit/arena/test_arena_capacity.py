@@ -55,4 +55,4 @@ def test_start_with_too_little_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs 1000 PB more"):
         check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups)
     # memory that is released before copies are made counts as free
-    check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups, leaving_bytes=GB * GB + (64 << 20))
+    check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups, freed_bytes=GB * GB + (64 << 20))

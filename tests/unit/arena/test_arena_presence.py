@@ -17,7 +17,7 @@ import pytest
 
 from megatrain.arena import directory, locks
 from megatrain.arena.directory import Arena, arena_path, create_arena, join_arena, remove_arena, wake_writer
-from megatrain.arena.locks import WakeReader, create_wake, hold_alone, hold_shared, is_held
+from megatrain.arena.locks import WakeReader, create_wake, hold_exclusively, hold_shared, is_held
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import crash_at
 from tests.helpers.source_tree import ROOT
@@ -51,9 +51,9 @@ HOLD = """
 import sys
 from pathlib import Path
 from megatrain.arena.directory import join_arena
-from megatrain.arena.locks import hold_alone
+from megatrain.arena.locks import hold_exclusively
 arena, workers = join_arena(Path(sys.argv[1]))
-writer = hold_alone(arena.writer_lock)
+writer = hold_exclusively(arena.writer_lock)
 print("holds both" if writer else "another writes", flush=True)
 sys.stdin.read()
 """
@@ -72,13 +72,13 @@ def test_workers_share_their_lock_and_the_writer_has_its_own(path: Path) -> None
     second.release()
     assert not is_held(arena.workers_lock)
     assert not is_held(arena.writer_lock)
-    writer = hold_alone(arena.writer_lock)
+    writer = hold_exclusively(arena.writer_lock)
     assert writer is not None
     assert is_held(arena.writer_lock)
-    assert hold_alone(arena.writer_lock) is None
+    assert hold_exclusively(arena.writer_lock) is None
     assert not is_held(arena.workers_lock)
     writer.release()
-    assert hold_alone(arena.writer_lock) is not None
+    assert hold_exclusively(arena.writer_lock) is not None
 
 
 def test_locks_end_with_their_process(path: Path) -> None:
@@ -86,12 +86,12 @@ def test_locks_end_with_their_process(path: Path) -> None:
     with other_process(HOLD, path):
         assert is_held(arena.workers_lock)
         assert is_held(arena.writer_lock)
-        assert hold_alone(arena.writer_lock) is None
+        assert hold_exclusively(arena.writer_lock) is None
     assert not is_held(arena.workers_lock)
     assert not is_held(arena.writer_lock)
 
 
-@pytest.mark.parametrize("use", [hold_alone, is_held])
+@pytest.mark.parametrize("use", [hold_exclusively, is_held])
 def test_query_does_not_count_as_a_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
 ) -> None:
@@ -116,11 +116,11 @@ def test_query_does_not_count_as_a_holder(
 
 def test_missing_lock_is_not_held_and_a_link_is_refused(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "gone")
-    for use in (is_held, hold_alone, hold_shared):
+    for use in (is_held, hold_exclusively, hold_shared):
         assert not use(tmp_path / "gone" / "lock"), use
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "link").symlink_to(tmp_path / "victim")
-    for use in (is_held, hold_alone, hold_shared):
+    for use in (is_held, hold_exclusively, hold_shared):
         with pytest.raises(CheckpointError, match="link: the lock cannot be opened: Too many levels of symbolic links"):
             use(tmp_path / "link")
     assert not (tmp_path / "victim").exists()
@@ -152,7 +152,7 @@ def test_file_system_without_locks_holds_no_arena(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     num_open = len(os.listdir("/proc/self/fd"))
-    uses: list[Callable[[Path], object]] = [is_held, hold_alone, hold_shared, lambda _: join_arena(path)]
+    uses: list[Callable[[Path], object]] = [is_held, hold_exclusively, hold_shared, lambda _: join_arena(path)]
     for use in uses:
         with pytest.raises(CheckpointError, match=says):
             use(arena.workers_lock)
@@ -162,7 +162,7 @@ def test_file_system_without_locks_holds_no_arena(
 def test_lock_on_a_removed_file_is_not_granted(tmp_path: Path) -> None:
     """The holder of a lock removes its file while another waits: the other then locks a file without a name."""
     path = tmp_path / "lock"
-    holder = hold_alone(path)
+    holder = hold_exclusively(path)
     assert holder is not None
     found: list[Any] = []
     waiter = threading.Thread(target=lambda: found.append(hold_shared(path)))
@@ -197,7 +197,7 @@ def test_arena_in_use_is_not_removed(path: Path) -> None:
     arena.host_plan.write_text("{}")
     assert not remove_arena(path)
     lock.release()
-    writer = hold_alone(arena.writer_lock)
+    writer = hold_exclusively(arena.writer_lock)
     assert writer is not None
     assert not remove_arena(path)
     writer.release()
@@ -211,10 +211,10 @@ def test_a_writer_removes_its_own_arena(path: Path) -> None:
     arena, workers = join_arena(path)
     for name in ("rank-00000.slot-0", "status.json", ".status.json.0123abcd.tmp"):
         (arena.root / name).write_text("")
-    writer = hold_alone(arena.writer_lock)
+    writer = hold_exclusively(arena.writer_lock)
     assert writer is not None
     assert not remove_arena(path, writer)
-    assert hold_alone(arena.writer_lock) is None
+    assert hold_exclusively(arena.writer_lock) is None
     workers.release()
     assert remove_arena(path, writer)
     assert not path.exists()

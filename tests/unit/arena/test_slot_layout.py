@@ -172,7 +172,7 @@ def test_a_range_outside_the_contents_is_refused(slot: Path) -> None:
         for offset, num_bytes in ((-1, 2), (0, 1001), (1000, 1), (2, -1)):
             with pytest.raises(CheckpointError, match="the contents have 1000 bytes"):
                 reader.read_contents(offset, num_bytes)
-        with pytest.raises(CheckpointError, match="bytes 999 to 1001 were asked for, but the contents have 1000 bytes"):
+        with pytest.raises(CheckpointError, match="bytes 999 to 1001 were requested, but the contents have 1000 bytes"):
             reader.read_contents_into(999, bytearray(2))
 
 

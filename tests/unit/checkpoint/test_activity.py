@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from megatrain.arena.directory import join_arena
-from megatrain.arena.locks import hold_alone
+from megatrain.arena.locks import hold_exclusively
 from megatrain.checkpoint.activity import Activity, find_job
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.checkpoint_format.local_location import LocalLocation
@@ -99,7 +99,7 @@ def test_a_writer_that_still_has_something_to_write(
     has_writer: bool, checkpoints: LocalLocation, tmp_path: Path
 ) -> None:
     arena = make_arena(tmp_path / "arenas/megatrain-arena1.demo.main.0123abcd", host_plan(str(checkpoints), ranks=(0,)))
-    lock = hold_alone(arena.writer_lock) if has_writer else None
+    lock = hold_exclusively(arena.writer_lock) if has_writer else None
     assert find_job(checkpoints) == NOTHING
     put_slot(arena, 0, step=30, snapshot=1)
     found = find_job(checkpoints)

@@ -109,7 +109,7 @@ def test_a_new_process_of_the_same_plan_finds_what_was_there(arena: Arena) -> No
     for one in later:
         one.shard.tensor.zero_()
     again, fresh = slots_of(arena, plan)
-    assert (again.was_there, again.words().snapshot, fresh.words().state) == (True, 5, SlotState.EMPTY)
+    assert (again.existed, again.words().snapshot, fresh.words().state) == (True, 5, SlotState.EMPTY)
     again.copy_in()
     assert torch.equal(later[0].shard.tensor, torch.arange(1000, dtype=torch.float32))
 

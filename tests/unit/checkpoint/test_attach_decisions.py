@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.host_reports import (
-    Held,
+    HeldSnapshot,
     HostReport,
     memory_point,
     missing_ranks,
@@ -18,11 +18,11 @@ from megatrain.checkpoint.host_reports import (
 )
 
 
-def held(owner: int, step: int, digest: str = "", *, is_pending: bool = False, is_copy: bool = False) -> Held:
-    return Held(owner, SealedSnapshot(step, 0, step // 10), digest or f"plan-{owner}", is_pending, is_copy)
+def held(owner: int, step: int, digest: str = "", *, is_pending: bool = False, is_copy: bool = False) -> HeldSnapshot:
+    return HeldSnapshot(owner, SealedSnapshot(step, 0, step // 10), digest or f"plan-{owner}", is_pending, is_copy)
 
 
-def report(rank: int, host: str, *snapshots: Held) -> HostReport:
+def report(rank: int, host: str, *snapshots: HeldSnapshot) -> HostReport:
     return HostReport(host, f"plan-{rank}", 0, snapshots)
 
 
@@ -115,7 +115,7 @@ def test_older_snapshot_in_place_is_resumed_without_fetching() -> None:
 
 
 def test_slots_that_give_way_hold_nothing() -> None:
-    gives_way = Held(0, SealedSnapshot(40, 0, 4), "", is_pending=True)
+    gives_way = HeldSnapshot(0, SealedSnapshot(40, 0, 4), "", is_pending=True)
     assert memory_point([report(0, "a", gives_way)]) is None
 
 

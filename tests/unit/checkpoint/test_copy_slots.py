@@ -15,9 +15,9 @@ from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotState, SlotWords, slot_bytes
 from megatrain.checkpoint.copy_slots import (
     SlotFiller,
-    copies_without_use,
     missing_copy_bytes,
     open_copy_slots,
+    removable_copies,
     remove_copies,
     slot_to_overwrite,
 )
@@ -116,12 +116,12 @@ def test_a_snapshot_can_become_one_of_another_round(arena: Arena, slots: list[Sl
     fill(slots[0])
     after = SealedSnapshot(120, 3, 9)
     for slot in slots:
-        slot.rename(SEALED, after, Persist.PENDING)
+        slot.relabel(SEALED, after, Persist.PENDING)
     assert sealed_by_rank(arena, is_copy=True) == {7: [after]}
     assert slots[0].words().persist == Persist.PENDING
     assert slots[1].words().state == SlotState.EMPTY
     # it holds another one now, and stays as it is
-    slots[0].rename(SEALED, SealedSnapshot(120, 4, 11), Persist.NONE)
+    slots[0].relabel(SEALED, SealedSnapshot(120, 4, 11), Persist.NONE)
     assert sealed_by_rank(arena, is_copy=True) == {7: [after]}
 
 
@@ -154,8 +154,8 @@ def test_copies_without_a_keeper_or_a_use_are_removed(tmp_path: Path) -> None:
         SlotFile(tmp_path / "rank-00001.slot-0", 1, 0, is_copy=False),
         *(SlotFile(tmp_path / f"copy-{rank:05d}.slot-0", rank, 0, is_copy=True) for rank in (1, 2, 3)),
     ]
-    assert copies_without_use(files, kept={1}, needed={1, 2}) == ([files[3]], [files[2]])
-    assert copies_without_use(files, kept=set(), needed=set()) == (files[1:], [])
+    assert removable_copies(files, kept={1}, needed={1, 2}) == ([files[3]], [files[2]])
+    assert removable_copies(files, kept=set(), needed=set()) == (files[1:], [])
     files[3].path.touch()
     remove_copies(files[3:])
     remove_copies(files[3:])

@@ -61,7 +61,7 @@ def test_writer_that_cannot_start_is_reported_and_retried(
         raise CheckpointError("no more processes")
 
     monkeypatch.setattr(host_writer, "wake_or_start_writer", refuse)
-    writer.call()
+    writer.wake_or_start()
     assert writer.new_messages() == ["no more processes; the writer is started again later"]
     assert writer.new_messages() == []
     assert writer.last_error() == f"see {tmp_path / 'log'}"

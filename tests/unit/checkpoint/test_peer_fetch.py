@@ -14,7 +14,7 @@ from megatrain.arena.sealed import sealed_by_rank
 from megatrain.arena.slot_file import SlotReader, make_slot
 from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotHeader, SlotState
 from megatrain.checkpoint import peer_fetch, snapshot_offer
-from megatrain.checkpoint.job_peers import storage_instead
+from megatrain.checkpoint.job_peers import fallback_start
 from megatrain.checkpoint.peer_fetch import FetchPlan, adopt, fetch_missing, fetch_snapshot, number_in_same_slot
 from megatrain.checkpoint.peers import MemoryPoint
 from megatrain.checkpoint.snapshot_offer import SnapshotOffer, SnapshotRequest
@@ -185,9 +185,9 @@ def test_start_without_storage_keeps_snapshots_in_memory() -> None:
         warnings=("a warning",),
         notes=(),
     )
-    assert storage_instead(start, 10, "away").warnings == (
+    assert fallback_start(start, 10, "away").warnings == (
         "a warning",
         "WARNING: step 10 is in memory, but a peer's copy of it did not arrive: away",
     )
     with pytest.raises(CheckpointError, match=r"storage has no checkpoint: away; start again, or remove the arenas"):
-        storage_instead(replace(start, candidates=()), 10, "away")
+        fallback_start(replace(start, candidates=()), 10, "away")

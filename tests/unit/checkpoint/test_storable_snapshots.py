@@ -9,7 +9,7 @@ from pathlib import Path
 from megatrain.arena.plans import HostPlan
 from megatrain.arena.slot_layout import SealedSnapshot
 from megatrain.checkpoint.attach import give_up
-from megatrain.checkpoint.host_reports import Held, HostReport, maybe_storable_snapshots, storable_snapshots
+from megatrain.checkpoint.host_reports import HeldSnapshot, HostReport, maybe_storable_snapshots, storable_snapshots
 from megatrain.checkpoint.write_marks import read_failed
 from megatrain.checkpoint_format.checkpoint_files import is_unfinished
 from tests.helpers.arena_snapshots import make_job
@@ -43,11 +43,11 @@ def test_stored_snapshot_is_not_given_up(tmp_path: Path) -> None:
     assert tree(path_of(job.step(10))) == before
 
 
-def held(owner: int, snapshot: SealedSnapshot, *, is_pending: bool = True, is_copy: bool = False) -> Held:
-    return Held(owner, snapshot, f"plan-{owner}", is_pending, is_copy)
+def held(owner: int, snapshot: SealedSnapshot, *, is_pending: bool = True, is_copy: bool = False) -> HeldSnapshot:
+    return HeldSnapshot(owner, snapshot, f"plan-{owner}", is_pending, is_copy)
 
 
-def report(host: str, ranks: tuple[int, ...], num_hosts: int, *snapshots: Held) -> HostReport:
+def report(host: str, ranks: tuple[int, ...], num_hosts: int, *snapshots: HeldSnapshot) -> HostReport:
     return HostReport(host, "plan", 0, snapshots, last_ranks=ranks, last_hosts=num_hosts)
 
 

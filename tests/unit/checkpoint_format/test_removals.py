@@ -273,7 +273,7 @@ def test_commands_meet_a_removal_that_was_interrupted(tmp_path: Path, capsys: py
     assert main(["ckpt", "restore", run, "--step", "10", "--no-verify"]) == ExitCode.CHECKPOINT
     assert "no committed checkpoint of step 10" in capsys.readouterr().err
     assert main(["ckpt", "pin", f"{run}/checkpoints/main/step-000000010"]) == ExitCode.CHECKPOINT
-    assert "a process is removing this checkpoint, or ended while it did" in capsys.readouterr().err
+    assert "a process is removing this checkpoint, or ended during the removal" in capsys.readouterr().err
     unpin(checkpoints / "main/step-000000010")
     assert main(["ckpt", "prune", run, "--keep-last", "3", "--yes"]) == ExitCode.OK
     assert re.search(r"removed main/step-000000010 \(.*its removal had begun", capsys.readouterr().out)
@@ -286,6 +286,6 @@ def test_step_whose_removal_has_begun_is_not_written(tmp_path: Path) -> None:
     put_checkpoint(checkpoints / "main", STEP, files={}, round=1)
     begin_removal(checkpoints, STEP)
     before = tree(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="a process is removing this checkpoint, or ended while it did"):
+    with pytest.raises(CheckpointError, match="a process is removing this checkpoint, or ended during the removal"):
         make_round(tmp_path, 2, str(checkpoints)).persist(checkpoints)
     assert tree(tmp_path / "checkpoints") == before

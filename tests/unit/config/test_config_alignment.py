@@ -19,7 +19,7 @@ CASES: list[tuple[list[str], str | None]] = [
     (
         ["--parallel.pp_size=1"],
         (
-            "parallel.has_aligned_reductions=true lets the stages of a pipeline reduce together, and "
+            "parallel.has_aligned_reductions=true makes the stages of a pipeline reduce together, and "
             "parallel.pp_size=1 has one stage; use has_aligned_reductions=false or pp_size=2"
         ),
     ),

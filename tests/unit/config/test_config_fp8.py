@@ -17,7 +17,7 @@ CASES = {
     "delayed, with replaced samples": (
         [*FITTING, "--fp8.scaling=delayed", "--data.bad_samples=replace"],
         (
-            'data.bad_samples="replace" puts samples without labels in the place of bad ones, and their magnitudes '
+            'data.bad_samples="replace" replaces bad samples by samples without labels, whose magnitudes '
             'would change the scales of fp8.scaling="delayed"; use scaling="current", or data.bad_samples="refuse" '
             "(--data.bad_samples on the command line)"
         ),

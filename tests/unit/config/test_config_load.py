@@ -61,17 +61,17 @@ MISTAKES = {
     "size of context parallelism": (
         "[train]",
         "[parallel]\ncp_size = 2\n[train]",
-        ("parallel.cp_size=2 cannot be set: context parallelism is not built yet; leave cp_size out (small.toml:12)"),
+        ("parallel.cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out (small.toml:12)"),
     ),
     "size of expert parallelism": (
         "[train]",
         "[parallel]\nep_size = 2\n[train]",
-        "parallel.ep_size=2 cannot be set: expert parallelism is not built yet; leave ep_size out (small.toml:12)",
+        "parallel.ep_size=2 cannot be set: expert parallelism is not implemented; leave ep_size out (small.toml:12)",
     ),
     "size of context parallelism outside any section": (
         "[model]",
         "cp_size = 2\n[model]",
-        "cp_size=2 cannot be set: context parallelism is not built yet; leave cp_size out (small.toml:1)",
+        "cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out (small.toml:1)",
     ),
     "key like no other": (
         "num_heads = 20",

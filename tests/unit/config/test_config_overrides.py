@@ -81,20 +81,20 @@ MISTAKES = [
     (
         ["--parallel.cp_size=2"],
         (
-            "parallel.cp_size=2 cannot be set: context parallelism is not built yet; leave cp_size out "
+            "parallel.cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out "
             "(--parallel.cp_size on the command line)"
         ),
     ),
     (
         ["--parallel.ep_size", "4"],
         (
-            "parallel.ep_size=4 cannot be set: expert parallelism is not built yet; leave ep_size out "
+            "parallel.ep_size=4 cannot be set: expert parallelism is not implemented; leave ep_size out "
             "(--parallel.ep_size on the command line)"
         ),
     ),
     (
         ["--cp-size", "2"],
-        "--cp-size cannot be set: context parallelism is not built yet; leave cp_size out (on the command line)",
+        "--cp-size cannot be set: context parallelism is not implemented; leave cp_size out (on the command line)",
     ),
     (
         ["stray"],

@@ -53,7 +53,7 @@ def test_replicas_of_any_number_share_the_same_samples(
         assert counts == [max(len(one), fewest, least_slots) for one in own]
         for of_replica, one in zip(slots, own, strict=True):
             assert of_replica[: len(one)] == one, "empty slots are the last ones"
-        assert dealing.most_slots == max(counts)
+        assert dealing.max_slots == max(counts)
         assert dealing.has_empty_slots == (counts != [len(one) for one in own])
         assert dealing.idle_share == pytest.approx(1 - num_microbatches / (max(counts) * num_replicas), abs=0)
 

@@ -211,7 +211,7 @@ def test_optional_backends_are_there_absent_or_something_else() -> None:
         "apex (NVIDIA)", 'kernels.norm="apex"', FoundBackend(home, "0.1", "it has no kernels", "build it")
     )
 
-    used = 'used where the configuration says kernels.norm="apex", on a GPU only'
+    used = 'used if the configuration has kernels.norm="apex", on a GPU only'
     assert there == DoctorFinding("apex (NVIDIA)", "0.1 (/site-packages/apex)", used)
     assert (absent.state, absent.level) == ("not installed", FindingLevel.ABSENT)
     assert absent.consequence == 'only kernels.norm="apex" needs it: build it'

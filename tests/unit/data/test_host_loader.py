@@ -16,7 +16,7 @@ from megatrain.arena.directory import create_arena
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
 from megatrain.data.loader import host_loader
-from megatrain.data.loader.host_loader import HostLoader, RingPlace
+from megatrain.data.loader.host_loader import HostLoader, RingLocation
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import create_ring
 from megatrain.data.loader.ring_layout import RingLayout
@@ -30,17 +30,17 @@ RANKS = range(4)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> RingPlace:
-    return RingPlace(create_arena(tmp_path / "arena"), 3, tmp_path / "logs" / "data-loader.log")
+def place(tmp_path: Path) -> RingLocation:
+    return RingLocation(create_arena(tmp_path / "arena"), 3, tmp_path / "logs" / "data-loader.log")
 
 
-def loaders(place: RingPlace) -> list[int]:
+def loaders(place: RingLocation) -> list[int]:
     """Return the running loaders of an arena."""
     wanted = str(place.arena.root).encode()
     return [pid for pid in descendants(os.getpid()) if wanted in words_of(pid) and is_running(pid)]
 
 
-def opened(place: RingPlace, plan: LoaderPlan, stack: ExitStack) -> list[HostLoader]:
+def opened(place: RingLocation, plan: LoaderPlan, stack: ExitStack) -> list[HostLoader]:
     place.create(plan)
     ranks = [stack.enter_context(HostLoader(place, plan, reader, ("web",))) for reader in range(plan.num_readers)]
     place.remove_ring()
@@ -51,7 +51,7 @@ def alone(data: Corpus, plan: LoaderPlan, layout: Layout, ranks: Sequence[int]) 
     return [[content(batch) for batch in read_alone(data.reader, plan.steps, layout, rank)] for rank in ranks]
 
 
-def test_ranks_of_a_host_read_through_one_process(tmp_path: Path, place: RingPlace) -> None:
+def test_ranks_of_a_host_read_through_one_process(tmp_path: Path, place: RingLocation) -> None:
     data = corpus(tmp_path)
     plan = data.plan(LAYOUT, RANKS, steps(LAYOUT, 6))
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def test_ranks_of_a_host_read_through_one_process(tmp_path: Path, place: RingPla
     assert list(place.arena.root.iterdir()) == []
 
 
-def test_peers_map_the_same_pages(tmp_path: Path, place: RingPlace) -> None:
+def test_peers_map_the_same_pages(tmp_path: Path, place: RingLocation) -> None:
     plan = corpus(tmp_path).plan(LAYOUT, RANKS, steps(LAYOUT, 2))
     with ExitStack() as stack:
         first, second = (rank.next() for rank in opened(place, plan, stack)[:2])
@@ -80,7 +80,7 @@ def test_peers_map_the_same_pages(tmp_path: Path, place: RingPlace) -> None:
         assert second.microbatches[0].tokens_SB[0, 0] == before + 1
 
 
-def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place: RingPlace) -> None:
+def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place: RingLocation) -> None:
     data, layout = corpus(tmp_path), Layout(dp_size=2)
     plan = data.plan(layout, (0, 1), steps(layout, 8))
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
     assert loaders(place) == []
 
 
-def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingPlace) -> None:
+def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingLocation) -> None:
     data = corpus(tmp_path, vocab_size=80)
     plan = data.plan(LAYOUT, RANKS, steps(LAYOUT, 2))
     with pytest.raises(DataError) as expected:
@@ -113,7 +113,7 @@ def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingP
 
 
 @pytest.mark.slow
-def test_a_loader_that_always_dies_ends_the_rank(tmp_path: Path, place: RingPlace) -> None:
+def test_a_loader_that_always_dies_ends_the_rank(tmp_path: Path, place: RingLocation) -> None:
     plan = corpus(tmp_path).plan(Layout(), [0], steps(Layout(), 2))
     place.create(plan)
     place.arena.loader_plan(place.round).write_text("{}")
@@ -125,9 +125,9 @@ def test_a_loader_that_always_dies_ends_the_rank(tmp_path: Path, place: RingPlac
     assert place.log.read_text().count("schema_version=None") == 5
 
 
-def test_rings_of_earlier_rounds_are_removed(tmp_path: Path, place: RingPlace) -> None:
+def test_rings_of_earlier_rounds_are_removed(tmp_path: Path, place: RingLocation) -> None:
     plan = corpus(tmp_path).plan(Layout(), [0], steps(Layout(), 2))
-    earlier = RingPlace(place.arena, 2, place.log)
+    earlier = RingLocation(place.arena, 2, place.log)
     earlier.create(plan)
     stale = set(place.arena.root.iterdir())
     newer = place.arena.loader_ring(4)
@@ -142,7 +142,9 @@ def test_rings_of_earlier_rounds_are_removed(tmp_path: Path, place: RingPlace) -
         HostLoader(earlier, plan, 0, ("web",))
 
 
-def test_a_start_that_fails_leaves_no_file(tmp_path: Path, place: RingPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_no_file(
+    tmp_path: Path, place: RingLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(path: Path) -> None:
         raise CheckpointError(f"{path.name}: the FIFO cannot be created")
 
@@ -152,7 +154,7 @@ def test_a_start_that_fails_leaves_no_file(tmp_path: Path, place: RingPlace, mon
     assert list(place.arena.root.iterdir()) == []
 
 
-def test_a_ring_of_another_plan_is_refused(tmp_path: Path, place: RingPlace) -> None:
+def test_a_ring_of_another_plan_is_refused(tmp_path: Path, place: RingLocation) -> None:
     data = corpus(tmp_path)
     place.create(data.plan(Layout(), [0], steps(Layout(), 2)))
     with pytest.raises(CheckpointError, match=r"the ring of the data loader has \d+ bytes, expected \d+"):
@@ -162,7 +164,7 @@ def test_a_ring_of_another_plan_is_refused(tmp_path: Path, place: RingPlace) -> 
 def test_too_little_shared_memory_is_one_sentence(tmp_path: Path) -> None:
     plan = corpus(tmp_path).plan(LAYOUT, RANKS, steps(LAYOUT, 2))
     with small_disk(tmp_path / "shm", 64 << 20) as disk:
-        place = RingPlace(create_arena(disk.seen / "arena"), 3, tmp_path / "log")
+        place = RingLocation(create_arena(disk.seen / "arena"), 3, tmp_path / "log")
         with pytest.raises(CheckpointError, match=r"for 2 steps \(data.prefetch=1\) of 1 replica, and 67.1 MB must"):
             place.create(plan)
         large = RingLayout(2, 1, 1, 64, 1, 1 << 15, has_document_mask=False)

@@ -17,7 +17,7 @@ from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import data_path
 from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan, Share, loader_plan, shares_of
-from megatrain.data.loader.process import HostReads
+from megatrain.data.loader.process import RingFiller
 from megatrain.data.loader.ring import Ring, RingState
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import BatchReader
@@ -59,7 +59,7 @@ class FragileRing(Ring):
         super().publish(share, step)
 
 
-def fill_all(reads: HostReads) -> Idle:
+def fill_all(reads: RingFiller) -> Idle:
     """Read until there is nothing to read."""
     while isinstance(due := reads.next(), Fill):
         reads.fill(due)
@@ -75,7 +75,7 @@ def read_all(
     """
     ring_layout, names = RingLayout.of(plan), open_reader().source_names
     buffer = bytearray(ring_layout.num_bytes)
-    ring, reads = Ring(buffer, ring_layout), HostReads(plan, FragileRing(buffer, ring_layout, lives), open_reader)
+    ring, reads = Ring(buffer, ring_layout), RingFiller(plan, FragileRing(buffer, ring_layout, lives), open_reader)
     found: list[Any] = [[] for _ in ranks]
     for step, step_plan in enumerate(plan.steps.plans()):
         for reader in range(len(ranks)):
@@ -83,7 +83,7 @@ def read_all(
             try:
                 fill_all(reads)
             except KilledError:
-                reads = HostReads(plan, ring, open_reader)
+                reads = RingFiller(plan, ring, open_reader)
                 fill_all(reads)
         for reader, rank in enumerate(ranks):
             share = plan.share_of(reader)

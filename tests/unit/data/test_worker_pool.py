@@ -102,7 +102,7 @@ def test_an_error_comes_in_place_of_its_result(pool: Pool) -> None:
     [
         (partial(kill_self, signal.SIGKILL), "was killed by SIGKILL, perhaps because the machine ran out of memory"),
         (partial(kill_self, signal.SIGTERM), "was killed by SIGTERM; count again"),
-        (partial(os._exit, 3), "ended with exit code 3; its last lines of output say why; count again"),
+        (partial(os._exit, 3), "ended with exit code 3; its last lines of output have the reason; count again"),
     ],
     ids=["killed", "stopped", "exited"],
 )

@@ -106,7 +106,9 @@ def test_the_interval_of_a_rank() -> None:
 
 def test_longer_interval_is_reported_where_a_deadline_changes() -> None:
     raised = {(0.0, 0.1): None, (0.0, 2.0): 2.5, (2.5, 2.4): None, (2.5, 2.6): 3.25, (0.0, 600.0): 750.0}
-    assert {(published_s, seen_s): RULE.raised(published_s, seen_s) for published_s, seen_s in raised} == raised
+    assert {
+        (published_s, seen_s): RULE.interval_to_publish(published_s, seen_s) for published_s, seen_s in raised
+    } == raised
 
 
 SECONDS = st.floats(0.1, 600.0)
@@ -142,8 +144,8 @@ def check_workers_end_before_the_driver_goes_on(
 ) -> None:  # fmt: skip
     """Real time 0 is the end of the lease in etcd; the others got stuck in a step that this host yet completes."""
     rule = FenceRule(lease_ttl_s=ttl_s, floor_s=5.0, join_timeout_s=join_s, save_grace_s=grace_s)
-    published_s = rule.raised(0.0, step_s) or 0.0
-    published_stop_s = rule.raised_stop(0.0, stop_s) or 0.0
+    published_s = rule.interval_to_publish(0.0, step_s) or 0.0
+    published_stop_s = rule.stop_to_publish(0.0, stop_s) or 0.0
     limits = rule.deadlines(published_s, published_stop_s)
     stuck = -stuck_ago_s
     completed = stuck + (1.0 + lag) * step_s  # its last step, in real time
@@ -174,7 +176,9 @@ def test_a_longer_stop_is_reported_where_the_grace_is_short() -> None:
         (82.0, 54.0): None,
         (82.0, 55.0): 110.0,
     }
-    assert {(published_s, seen_s): RULE.raised_stop(published_s, seen_s) for published_s, seen_s in raised} == raised
+    assert {
+        (published_s, seen_s): RULE.stop_to_publish(published_s, seen_s) for published_s, seen_s in raised
+    } == raised
 
 
 def test_save_without_a_lease_gets_the_measured_stop_time() -> None:

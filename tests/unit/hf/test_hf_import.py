@@ -132,7 +132,7 @@ def test_gemma3_with_images_gives_its_language_model(prefix: str, tmp_path: Path
     with pytest.raises(CheckpointError, match=r"text_config: final_logit_softcapping=30\.0; only null"):
         open_model(tmp_path)
     change_config(tmp_path, text_config=text, tie_word_embeddings=None)
-    with pytest.raises(CheckpointError, match="tie_word_embeddings=null; transformers takes null for false"):
+    with pytest.raises(CheckpointError, match="tie_word_embeddings=null; transformers reads null as false"):
         open_model(tmp_path)
     change_config(tmp_path, tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match="tie_word_embeddings=false; only true"):

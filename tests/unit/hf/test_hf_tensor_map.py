@@ -7,14 +7,14 @@ import itertools
 import torch
 
 from megatrain.hf.families import family_for_export
-from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tensor_map import parameter_shapes
 from tests.helpers.hf_models import CASES, tiny
 
 
 def test_every_element_is_stored_once() -> None:
     for case in CASES:
         model = tiny(case)
-        marks = {name: torch.zeros(shape) for name, shape in our_shapes(model).items()}
+        marks = {name: torch.zeros(shape) for name, shape in parameter_shapes(model).items()}
         for tensor in family_for_export(model).tensors(model):
             stored = torch.zeros(tensor.shape)
             for theirs, ours in tensor.matching_views(stored, marks[tensor.parameter]):

@@ -6,7 +6,7 @@ from itertools import product
 
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import num_parameters, parameter_sizes
-from megatrain.hf.tensor_map import our_shapes
+from megatrain.hf.tensor_map import parameter_shapes
 
 SIZES = {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "vocab_multiple": 8}
 STYLES = product(
@@ -28,7 +28,7 @@ def test_names_and_sizes_are_those_of_the_model() -> None:
         model = ModelConfig(**SIZES, **{key: value for one in reversed(style) for key, value in one.items()})
         found = parameter_sizes(model)
         numels = {}
-        for name, shape in our_shapes(model).items():
+        for name, shape in parameter_shapes(model).items():
             numels[name] = 1
             for size in shape:
                 numels[name] *= size

@@ -222,7 +222,7 @@ def test_each_stage_of_the_data_is_planned_with_its_batch() -> None:
     }
     assert replace(plan, later=()) == alone[8]
     assert [(one.after_tokens, one.plan) for one in plan.later] == [(5000, alone[24]), (20_000, alone[8])]
-    assert alone[24].fullest.memory.total > alone[8].fullest.memory.total
+    assert alone[24].largest_stage.memory.total > alone[8].largest_stage.memory.total
     rows = render(plan).partition("Batch by stage of the data")[2].splitlines()[2:5]
     # samples have 256 tokens: the steps at samples 0, 8 and 16 come before sample 20, those at 24, 48 and 72 before 79
     assert [row.split()[:4] for row in rows] == [

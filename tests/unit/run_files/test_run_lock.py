@@ -112,7 +112,7 @@ def test_late_round_is_fenced_and_changes_nothing(run: RunDirectory, late: JobRo
     """It was held up between its start and its claim. That the newer one has just ended makes no difference."""
     with run.locked(NEW) as new:
         before = run.holder()
-        is_late = rf"{PROCESS}, round 2 of demo .* has it, and round .* is not newer"
+        is_late = rf"the holder is {PROCESS}, round 2 of demo .*, and round .* is not newer"
         with pytest.raises(FencedError, match=is_late), run.locked(late):
             pass
         new.check()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
-from megatrain.checkpoint.job import Restored
+from megatrain.checkpoint.job import RestoreResult
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box.operations import Operation, StepValue
@@ -88,7 +88,7 @@ def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> 
     found = Continuation(
         TrainingProgress(step=3, consumed_samples=12, num_updates=2), SampleStream.of_one(0, seed=0), ("a note",)
     )
-    made.checkpoints.restored = Restored(found, "step-3", 7_000_000, ("WARNING: step-4 was damaged",))
+    made.checkpoints.restored = RestoreResult(found, "step-3", 7_000_000, ("WARNING: step-4 was damaged",))
     made.trainer.load()
 
     assert made.notes == around(13.0, Phase.CHECKPOINT, ("restore",))
@@ -267,7 +267,7 @@ def test_unknown_command_of_the_executor_is_ignored(command: int, make_trainer: 
 
 def test_finished_run_does_not_train(make_trainer: MakeTrainer) -> None:
     made = make_trainer()
-    made.checkpoints.restored = Restored(
+    made.checkpoints.restored = RestoreResult(
         Continuation(TrainingProgress(step=STEPS), SampleStream.of_one(0, seed=0), ()), "step-5", 0, ()
     )
     made.run()
