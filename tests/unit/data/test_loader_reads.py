@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
 from megatrain.data.bins import write_bins
@@ -133,7 +134,7 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
             write_bins(open_dataset(tmp_path / name, config.model.vocab_size), config.model.seq_len)
     reader, layout, ranks = open_reader(config), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
     sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
-    plan = loader_plan(reader, sample_stream(config, reader, ()), sequence, layout, ranks, 1)
+    plan = loader_plan(reader, sample_stream(config, reader, ()), sequence, layout, ranks, DataConfig(prefetch=1))
     whole = expected(plan, reader, ranks, layout)
     assert {source for batch in whole[0] for sources in batch[3][1] for source in sources} == {0, 1}
     assert plan.is_packed == (packing != "none")
