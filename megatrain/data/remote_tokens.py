@@ -81,5 +81,6 @@ def fetch_together(blocks: Iterable[RemoteBlock]) -> None:
     """Fetch blocks at the same time, before they are read one after the other."""
     found = list(dict.fromkeys(blocks))
     if len(found) > 1:
-        with ThreadPoolExecutor(min(len(found), MOST_THREADS), "data-fetch") as threads:
+        # where no thread can be started, the reads fetch
+        with suppress(RuntimeError), ThreadPoolExecutor(min(len(found), MOST_THREADS), "data-fetch") as threads:
             list(threads.map(RemoteBlock.fetch, found))

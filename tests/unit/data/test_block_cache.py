@@ -18,6 +18,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.block_cache import Block, BlockCache, CacheSettings
 from megatrain.data.token_file import UnreadableError
 from tests.helpers.child_process import in_child
+from tests.helpers.small_disk import small_disk
 
 SIZE = 3 * 4096 + 100
 STORED = SIZE + 4 * 4
@@ -149,6 +150,24 @@ def test_without_a_disk_the_source_is_read(tmp_path: Path, caplog: pytest.LogCap
     assert source.ranges == [(0, SIZE), *RANGES[1:], *RANGES]
     assert bytes(cache.whole(BLOCK, source)) == CONTENT
     assert len(caplog.records) == 1
+
+
+def test_full_disk_loses_nothing_and_is_used_when_it_has_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path / "disk", 128 << 10) as disk:
+        directory, source, other = disk.seen / "cache", Source(), Block("other", 0, SIZE)
+        cache = cache_in(directory)
+        assert cache.read(other, 5, 6, source) == CONTENT[5:11]
+        disk.fill()
+        read_ranges(cache, source)
+        assert source.ranges == [(0, SIZE), (0, SIZE), *RANGES[1:]]
+        assert cache.read(other, 5, 6, source) == CONTENT[5:11]
+        assert bytes(cache.whole(BLOCK, source)) == CONTENT
+        assert stored(directory) == {other.name: STORED}
+        assert len(caplog.records) == 1
+        disk.free_space()
+        for _ in range(12):
+            read_ranges(cache, source)
+        assert stored(directory) == {other.name: STORED, BLOCK.name: STORED}
 
 
 def test_a_file_larger_than_the_cache_is_not_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
