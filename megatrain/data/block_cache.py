@@ -64,7 +64,7 @@ class CacheSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FileBlock:
     """A range of a file. `key`: URL and version of the file."""
 
     key: str
@@ -97,7 +97,7 @@ class BlockCache:
                 "data.cache_directory to a directory on a local disk"
             ) from error
 
-    def read(self, block: Block, offset: int, num_bytes: int, load: _Load) -> bytes:
+    def read(self, block: FileBlock, offset: int, num_bytes: int, load: _Load) -> bytes:
         """Return a range of a block.
 
         load: returns a range of the file from the source. Its errors, which are no OSErrors, are raised here.
@@ -117,7 +117,7 @@ class BlockCache:
                 found = content[offset : offset + num_bytes]
         return found
 
-    def fetch(self, block: Block, load: _Load) -> None:
+    def fetch(self, block: FileBlock, load: _Load) -> None:
         """Store a block for later, unless it has a file or the disk is full."""
         if self._misses_until_retry > 0 or self._path(block).exists():
             return
@@ -125,7 +125,7 @@ class BlockCache:
             if not self._path(block).exists():
                 self._store(block, load(block.offset, block.num_bytes))
 
-    def whole(self, block: Block, load: _Load) -> bytes | mmap.mmap:
+    def whole(self, block: FileBlock, load: _Load) -> bytes | mmap.mmap:
         """Return a whole file: mapped if it can be stored, otherwise in memory. The map outlives the file."""
         path = self._path(block).with_suffix(".whole")
         starts = range(0, block.num_bytes, _PART_BYTES)
@@ -142,11 +142,11 @@ class BlockCache:
             return found
         return b"".join(load(start, min(_PART_BYTES, block.num_bytes - start)) for start in starts)
 
-    def _path(self, block: Block) -> Path:
+    def _path(self, block: FileBlock) -> Path:
         name = block.name
         return self._directory / name[:2] / name
 
-    def _stored(self, block: Block, offset: int, num_bytes: int) -> bytes | None:
+    def _stored(self, block: FileBlock, offset: int, num_bytes: int) -> bytes | None:
         """Return a range of a block's file; None if there is no file, or if it is damaged there."""
         path = self._path(block)
         first, end = offset // PAGE_BYTES, num_blocks(offset + num_bytes)
@@ -173,7 +173,7 @@ class BlockCache:
             path.unlink()
         return None
 
-    def _store(self, block: Block, content: bytes) -> None:
+    def _store(self, block: FileBlock, content: bytes) -> None:
         header = np.array(_sums(content), SUM_DTYPE).tobytes()
         path = self._path(block)
         try:
@@ -250,7 +250,7 @@ class BlockCache:
                 yield from os.scandir(folder.path)
 
     @contextmanager
-    def _locked(self, block: Block) -> Iterator[None]:
+    def _locked(self, block: FileBlock) -> Iterator[None]:
         """Let one process at a time read a block from its source, and the others wait for it.
 
         Blocks share 256 locks. Without locks, or with a full disk, several processes may read the same block.

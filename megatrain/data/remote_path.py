@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.url_drivers import driver, reason, split_url
-from megatrain.data.block_cache import Block, BlockCache, CacheSettings
+from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
 from megatrain.data.input_file import url_file
 from megatrain.data.remote_file import RemoteFile
 from megatrain.data.token_file import UnreadableError
@@ -100,7 +100,7 @@ class RemotePath:
         Raises: FileNotFoundError; DataError when it cannot be read.
         """
         file = self.file()
-        block = Block(file.key, 0, file.version.num_bytes)
+        block = FileBlock(file.key, 0, file.version.num_bytes)
         return self.cache.whole(block, lambda offset, num_bytes: _range(file, offset, num_bytes))
 
     @property

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.block_cache import Block
+from megatrain.data.block_cache import FileBlock
 from megatrain.data.remote_path import RemotePath
 from megatrain.data.token_file import UnreadableError, unopened
 
@@ -53,9 +53,9 @@ class RemoteTokens:
         """Yield the blocks that a read needs."""
         yield from (RemoteBlock(self, number) for number in self._numbers(offset, offset + num_bytes))
 
-    def block(self, number: int) -> Block:
+    def block(self, number: int) -> FileBlock:
         start = number * self._block_bytes
-        return Block(self._file.key, start, min(self._block_bytes, self.num_bytes - start))
+        return FileBlock(self._file.key, start, min(self._block_bytes, self.num_bytes - start))
 
     def fetch(self, number: int) -> None:
         """Copy a block to the cache. If that fails, the read will raise the error."""

@@ -15,12 +15,20 @@ from tests.helpers.training_case import make_config, on_layout
 def test_job_on_urls_trains_as_on_the_local_files(
     loader: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path
 ) -> None:
-    tables: tuple[Tables, ...] = (all_data, on_layout(2, 1, 2), {"data": {"has_document_mask": True}}, place(tmp_path))
-    urls = {key: f"file://{all_data['data'][key]}" for key in ("train", "validation")}
+    train, validation = all_data["data"]["train"], all_data["data"]["validation"]
     cache = {"cache_directory": str(tmp_path / "cache"), "cache_block_bytes": 4096, "readahead_blocks": 8}
-    expected = jobs.run(make_config(*tables))
-    found = jobs.run(make_config(*tables, {"data": {**urls, **cache, "loader": loader}}))
+    found, expected = (
+        jobs.run(
+            make_config(
+                on_layout(2, 1, 2),
+                place(tmp_path / name),
+                {"data": {"train": "", "validation": f"{scheme}{validation}", "has_document_mask": True, **more}},
+                {"data_source": {"path": f"{scheme}{train}", "name": "web"}},
+            )
+        )
+        for name, scheme, more in (("url", "file://", {**cache, "loader": loader}), ("local", "", {}))
+    )
     assert found.losses == expected.losses
-    assert found.evaluation == expected.evaluation
+    assert found.evaluation.loss == expected.evaluation.loss
     assert [record.digests for record in found.ranks] == [record.digests for record in expected.ranks]
     assert list((tmp_path / "cache").glob("megatrain-data-*/??/*"))

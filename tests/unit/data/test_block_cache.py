@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.block_cache import Block, BlockCache, CacheSettings
+from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
 from megatrain.data.token_file import UnreadableError
 from tests.helpers.child_process import in_child
 from tests.helpers.small_disk import small_disk
@@ -24,7 +24,7 @@ SIZE = 3 * 4096 + 100
 STORED = SIZE + 4 * 4
 """Bytes of a block's file: with the sums of its pages."""
 CONTENT = np.random.default_rng(1).bytes(SIZE)
-BLOCK = Block("s3://bucket/web.bin\netag", 0, SIZE)
+BLOCK = FileBlock("s3://bucket/web.bin\netag", 0, SIZE)
 RANGES = ((0, SIZE), (0, 1), (4095, 2), (SIZE - 1, 1), (4096, 4096), (5000, 7000))
 
 
@@ -51,7 +51,7 @@ def own(directory: Path) -> Path:
     return CacheSettings(str(directory), 0, 0).resolved_directory
 
 
-def block_file(directory: Path, block: Block = BLOCK) -> Path:
+def block_file(directory: Path, block: FileBlock = BLOCK) -> Path:
     return own(directory) / block.name[:2] / block.name
 
 
@@ -76,7 +76,7 @@ def test_a_block_is_read_from_its_source_once(tmp_path: Path) -> None:
 
 
 def test_threads_read_a_block_from_its_source_once(tmp_path: Path) -> None:
-    source, blocks = Source(), [Block("key", 0, SIZE - number) for number in range(20)]
+    source, blocks = Source(), [FileBlock("key", 0, SIZE - number) for number in range(20)]
     caches = [cache_in(tmp_path, 20 * STORED) for _ in range(4)]
     with ThreadPoolExecutor(8) as threads:
         for cache in caches:
@@ -106,7 +106,7 @@ def test_a_damaged_block_is_read_from_its_source_again(
 
 def test_the_blocks_used_longest_ago_make_room(tmp_path: Path) -> None:
     source, cache = Source(), cache_in(tmp_path, 3 * STORED)
-    blocks = [Block(f"key {number}", 0, SIZE) for number in range(5)]
+    blocks = [FileBlock(f"key {number}", 0, SIZE) for number in range(5)]
     for number, block in enumerate(blocks[:3]):
         cache.read(block, 0, 1, source)
         os.utime(block_file(tmp_path, block), ns=(number, number))
@@ -122,7 +122,7 @@ def test_blocks_never_exceed_the_bound(tmp_path: Path) -> None:
     for max_bytes in (20 * STORED, 5 * STORED + 7, STORED - 1):
         caches = [cache_in(tmp_path, max_bytes) for _ in range(2)]
         for number in range(30):
-            block = Block(f"{max_bytes}", 0, SIZE - number)
+            block = FileBlock(f"{max_bytes}", 0, SIZE - number)
             assert caches[number % 2].read(block, 5, 6, source) == CONTENT[5:11]
             if number > 1:  # the first one of the last size does not fit
                 assert sum(stored(tmp_path).values()) <= max_bytes
@@ -136,7 +136,7 @@ def test_a_whole_file_is_mapped_and_outlives_its_removal(tmp_path: Path) -> None
     for name in stored(tmp_path):
         (own(tmp_path) / name[:2] / name).unlink()
     assert [bytes(one) for one in found] == [CONTENT, CONTENT]
-    assert cache.whole(Block("empty", 0, 0), source) == b""
+    assert cache.whole(FileBlock("empty", 0, 0), source) == b""
 
 
 def test_without_a_disk_the_source_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,7 +154,7 @@ def test_without_a_disk_the_source_is_read(tmp_path: Path, caplog: pytest.LogCap
 
 def test_full_disk_loses_nothing_and_is_used_when_it_has_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small_disk(tmp_path / "disk", 128 << 10) as disk:
-        directory, source, other = disk.seen / "cache", Source(), Block("other", 0, SIZE)
+        directory, source, other = disk.seen / "cache", Source(), FileBlock("other", 0, SIZE)
         cache = cache_in(directory)
         assert cache.read(other, 5, 6, source) == CONTENT[5:11]
         disk.fill()
@@ -182,7 +182,11 @@ def test_a_source_that_fails_leaves_nothing_in_the_cache(tmp_path: Path) -> None
         raise UnreadableError(offset, "cannot be read")
 
     cache = cache_in(tmp_path)
-    for attempt in (lambda: cache.read(BLOCK, 0, 1, fail), lambda: cache.whole(BLOCK, fail)):
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: cache.read(BLOCK, 0, 1, fail),
+        lambda: cache.whole(BLOCK, fail),
+    )
+    for attempt in attempts:
         with pytest.raises(UnreadableError):
             attempt()
     assert stored(tmp_path) == {}
@@ -214,7 +218,7 @@ class Killer:
 
 def use(directory: Path) -> None:
     cache = cache_in(directory, 2 * STORED)
-    cache.read(Block("other", 0, SIZE), 0, 1, Source())
+    cache.read(FileBlock("other", 0, SIZE), 0, 1, Source())
     cache.read(BLOCK, 0, 1, Source())
     cache.whole(BLOCK, Source())
 
@@ -240,5 +244,5 @@ def test_cache_is_valid_after_a_kill_at_any_line(tmp_path: Path, caplog: pytest.
         assert not caplog.records
         assert sum(stored(tmp_path / "cache").values()) <= 2 * STORED, lives
     for number in range(3):
-        cache.read(Block(f"last {number}", 0, SIZE), 0, 1, Source())
+        cache.read(FileBlock(f"last {number}", 0, SIZE), 0, 1, Source())
     assert not [name for name in stored(tmp_path / "cache") if name.startswith(".")]

@@ -248,6 +248,10 @@ def test_missing_objects_and_drivers_are_named(store: WatchedStore, tmp_path: Pa
     assert path_or_url("data/web", settings) == Path("data/web")
 
 
+def wait_for_reads(store: WatchedStore, count: int) -> None:
+    wait_until(lambda: len(store.ranges) >= count, "the blocks")
+
+
 def test_readahead_fetches_in_order_and_not_too_far(local: Path, store: WatchedStore, tmp_path: Path) -> None:
     store.upload(local)
     dataset = open_remote(store, tmp_path)
@@ -259,7 +263,7 @@ def test_readahead_fetches_in_order_and_not_too_far(local: Path, store: WatchedS
     for step, expected in ((None, [3]), (1, [3, 1]), (2, [3, 1, 4]), (3, [3, 1, 4, 5, 6, 7, 8, 9])):
         if step is not None:
             ahead.advance(step)
-        wait_until(lambda expected=expected: len(store.ranges) >= len(expected), "the blocks")
+        wait_for_reads(store, len(expected))
         assert [start // BLOCK_BYTES for _, start, _ in store.ranges] == expected
     ahead.close()
     for thread in threads_of_readahead():
