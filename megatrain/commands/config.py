@@ -10,6 +10,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,9 +154,10 @@ def _why_not_read(config: Config, error: DataError) -> str:
     from megatrain.data.indexed import data_path, index_path
     from megatrain.training.training_data import data_prefixes
 
-    files = (path(prefix) for prefix in data_prefixes(config).values() for path in (data_path, index_path))
-    if all(file.exists() for file in files):
-        return f"THE RUN WOULD NOT START: {error}"
+    with suppress(DataError):  # storage that cannot be reached from here
+        prefixes = data_prefixes(config).values()
+        if all(path.exists() for prefix in prefixes for path in (data_path(prefix), index_path(prefix))):
+            return f"THE RUN WOULD NOT START: {error}"
     return f"not checked, because they cannot be read here: {error}"
 
 

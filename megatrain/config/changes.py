@@ -39,6 +39,10 @@ _NEUTRAL_KEYS = frozenset(
         "data.prefetch",
         "data.balance",
         "data.loader",
+        "data.cache_directory",
+        "data.cache_bytes",
+        "data.cache_block_bytes",
+        "data.readahead_blocks",
         "data.accepted_digest",
     }
 )

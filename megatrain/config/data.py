@@ -30,13 +30,14 @@ class DataConfig:
     train: str = field(
         default="",
         metadata=option(
-            "Training tokens: the path of a .bin and .idx pair without the suffix. Several sources: [[data_source]]."
+            "Training tokens: the path or URL of a .bin and .idx pair without the suffix. Several sources: "
+            "[[data_source]]."
         ),
     )
     validation: str = field(
         default="",
         metadata=option(
-            "Held-out tokens: the path of a .bin and .idx pair without the suffix. For several sets, use "
+            "Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. For several sets, use "
             "[[validation_set]]. Without either, there is no evaluation."
         ),
     )
@@ -96,6 +97,37 @@ class DataConfig:
             "that compute the same samples, into shared memory in checkpoint.arena_directory; x86-64 only."
         ),
     )
+    cache_directory: str = field(
+        default="",
+        metadata=option(
+            "Directory on a local disk in which a host keeps what it has read of data behind URLs, for all its jobs. "
+            "Empty: the directory that TMPDIR names, else /var/tmp."
+        ),
+    )
+    cache_bytes: int = field(
+        default=1 << 36,
+        metadata=option(
+            "Largest size of that cache. What was not used for the longest time is removed.", minimum=1 << 20
+        ),
+    )
+    cache_block_bytes: int = field(
+        default=1 << 20,
+        metadata=option(
+            "How much is read at once from data behind a URL. Large blocks need fewer requests. Small ones transfer "
+            "less that a host does not need, if it reads a small part of the data.",
+            minimum=1 << 12,
+            maximum=1 << 28,
+        ),
+    )
+    readahead_blocks: int = field(
+        default=64,
+        metadata=option(
+            "Blocks of data behind URLs that are fetched ahead of the step that is being read, in up to 16 threads. 0: "
+            "each block is fetched when it is needed.",
+            minimum=0,
+            maximum=1 << 16,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +140,7 @@ class DataSourceConfig:
 
     path: str = field(
         default="",
-        metadata=option("Training tokens: the path of a .bin and .idx pair without the suffix. Empty: none."),
+        metadata=option("Training tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
     )
     name: str = field(
         default="",
@@ -204,7 +236,7 @@ class ValidationSetConfig:
 
     path: str = field(
         default="",
-        metadata=option("Held-out tokens: the path of a .bin and .idx pair without the suffix. Empty: none."),
+        metadata=option("Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
     )
     name: str = field(
         default="",

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from tempfile import TemporaryFile
 
 import numpy as np
@@ -28,6 +27,7 @@ from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, Sum
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset, map_file
 from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, pack_block
+from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
 from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"
@@ -53,9 +53,9 @@ class BinsSummary:
         return 1.0 - self.num_labels / max(1, self.num_bins * self.seq_len)
 
 
-def bins_path(prefix: Path, seq_len: int) -> Path:
+def bins_path(prefix: AnyPath, seq_len: int) -> AnyPath:
     """Return the path of the packed samples of a pair."""
-    return Path(f"{prefix}.bins-{seq_len}")
+    return appended(prefix, f".bins-{seq_len}")
 
 
 class PackedBins:
@@ -157,6 +157,10 @@ def write_bins(
     num_workers: processes that pack; it does not change the file. `report` gets the documents that are packed so far
     and their number. Raises: DataError when the file cannot be written; MegatrainError when a process ends.
     """
+    if isinstance(dataset.prefix, RemotePath):
+        raise DataError(
+            f"{dataset.prefix}: only local files can be packed; pack a copy, and store the result beside them"
+        )
     path = bins_path(dataset.prefix, seq_len)
     temporary = path.with_name(temporary_name(path.name))
     num_bins = num_pieces = num_labels = num_left_out = 0
@@ -253,10 +257,10 @@ def _pack(dataset: IndexedDataset, first: int, seq_len: int) -> PackedBlock:
 
 
 @functools.cache
-def _opened(prefix: Path) -> IndexedDataset:
+def _opened(prefix: DataPath) -> IndexedDataset:
     """Return the token files, which a worker opens once."""
     return IndexedDataset(prefix)
 
 
-def _pack_in_worker(prefix: Path, seq_len: int, first: int) -> PackedBlock:
+def _pack_in_worker(prefix: DataPath, seq_len: int, first: int) -> PackedBlock:
     return _pack(_opened(prefix), first, seq_len)

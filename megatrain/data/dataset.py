@@ -18,6 +18,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_meta
+from megatrain.data.remote_path import AnyPath, DataPath
+from megatrain.data.remote_tokens import fetch_together
 from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokenizer_file
 
 BLOCKS = 64
@@ -27,7 +29,7 @@ _STRETCH_TOKENS = 256
 _DIGITS = 32
 
 
-def open_dataset(prefix: Path, vocab_size: int, *, replaces_bad_samples: bool = False) -> IndexedDataset:
+def open_dataset(prefix: DataPath, vocab_size: int, *, replaces_bad_samples: bool = False) -> IndexedDataset:
     """Return the dataset at `prefix`, for a model with `vocab_size` tokens.
 
     The ids of a million tokens spread over the file are checked here, and those of each window when it is read.
@@ -50,6 +52,11 @@ def open_dataset(prefix: Path, vocab_size: int, *, replaces_bad_samples: bool = 
         for first in block_starts(dataset.num_tokens).tolist()
         for start in range(first, min(first + BLOCK_TOKENS, dataset.num_tokens), length)
     ]
+    fetch_together(
+        block
+        for start in block_starts(dataset.num_tokens).tolist()
+        for block in dataset.remote_blocks(start, BLOCK_TOKENS)
+    )
     num_bad = 0
     for start in starts:
         try:
@@ -62,7 +69,7 @@ def open_dataset(prefix: Path, vocab_size: int, *, replaces_bad_samples: bool = 
     return dataset
 
 
-def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
+def check_tokenizer(tokenizer: Path, prefix: DataPath, vocab_size: int) -> None:
     """Check that the file `tokenizer` made the tokens at `prefix`, for a model with `vocab_size` tokens.
 
     Without a meta.json next to the tokens, it is not checked that the tokenizer made them. Without the tokenizer's
@@ -95,24 +102,24 @@ def check_tokenizer(tokenizer: Path, prefix: Path, vocab_size: int) -> None:
         )
 
 
-def tokenizer_beside(prefix: Path) -> Path:
+def tokenizer_beside(prefix: AnyPath) -> AnyPath:
     """Return the path of the tokenizer in the data directory of a pair of token files."""
     model = prefix.parent / SENTENCEPIECE_NAME
     return model if model.exists() else prefix.parent / TOKENIZER_NAME
 
 
-def tokenizer_digest(tokenizer: Path) -> str:
+def tokenizer_digest(tokenizer: DataPath) -> str:
     """Return the SHA-256 of a tokenizer's file, as meta.json has it. Raises: DataError when it cannot be read."""
     return hashlib.sha256(read_tokenizer_file(tokenizer)).hexdigest()
 
 
-def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
+def check_same_tokenizer(prefixes: Mapping[str, DataPath]) -> None:
     """Check that one tokenizer made all data sets of `prefixes` (key -> prefix); see `without_meta` for exceptions.
 
     Raises: DataError naming two keys, their files and their tokenizers' digests. A loss on the tokens of another
     tokenizer would be meaningless.
     """
-    first: tuple[str, Path, str] | None = None
+    first: tuple[str, DataPath, str] | None = None
     for key, prefix in prefixes.items():
         meta = read_meta(prefix.parent / META_NAME)
         if meta is None:
@@ -128,7 +135,7 @@ def check_same_tokenizer(prefixes: Mapping[str, Path]) -> None:
             )
 
 
-def without_meta(prefixes: Mapping[str, Path]) -> dict[str, Path]:
+def without_meta(prefixes: Mapping[str, DataPath]) -> dict[str, DataPath]:
     """Return the data sets of `prefixes` (key -> prefix) that have no meta.json: their tokenizers are unknown."""
     return {key: prefix for key, prefix in prefixes.items() if read_meta(prefix.parent / META_NAME) is None}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
+from megatrain.data.remote_path import DataPath
 
 END_OF_DOCUMENT = "<|endoftext|>"
 KNOWN_NAMES = (
@@ -27,7 +27,7 @@ SmallFile = Callable[[str], bytes | None]
 """Returns the content of the file of this name beside the tokenizer; None if there is none."""
 
 
-def files_beside(tokenizer: Path) -> SmallFile:
+def files_beside(tokenizer: DataPath) -> SmallFile:
     """Return a reader of the files in a tokenizer's directory."""
 
     def content(name: str) -> bytes | None:

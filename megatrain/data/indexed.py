@@ -11,11 +11,10 @@ sequence (multimodal data).
 from __future__ import annotations
 
 import bisect
-import functools
 import mmap
 import os
 import struct
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,8 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
+from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
+from megatrain.data.remote_tokens import RemoteBlock, RemoteTokens
 from megatrain.data.token_file import TokenFile, UnreadableError, unopened
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
@@ -38,6 +39,7 @@ INDEX_DTYPES: dict[int, np.dtype[Any]] = {
 }
 _UINT16_VOCAB_LIMIT = 65500  # Megatron's limit, so that both programs choose the same type
 _CHECK_BLOCK = 1 << 20  # sequences checked at a time: 20 MB
+_READ_TOKENS = 1 << 22
 _LARGEST_FILE_BYTES = 1 << 62  # more than any file system allows; one block beyond this still fits in int64
 
 
@@ -46,24 +48,24 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return INDEX_DTYPES[8] if vocab_size < _UINT16_VOCAB_LIMIT else INDEX_DTYPES[4]
 
 
-def data_path(prefix: Path) -> Path:
+def data_path(prefix: AnyPath) -> AnyPath:
     """Return the path of the tokens."""
-    return Path(f"{prefix}.bin")
+    return appended(prefix, ".bin")
 
 
-def index_path(prefix: Path) -> Path:
+def index_path(prefix: AnyPath) -> AnyPath:
     """Return the path of the index."""
-    return Path(f"{prefix}.idx")
+    return appended(prefix, ".idx")
 
 
 class IndexedDataset:
     """A .bin/.idx pair: one stream of tokens with the bounds of its documents.
 
-    The index is mapped. Nothing is read ahead: the data are in the page cache, which all ranks of a host share. With
-    `vocab_size`, the ids of every window are checked when it is read.
+    The index is mapped. Nothing is read ahead here: local data are in the page cache, which all ranks of a host share,
+    and `remote_blocks` names what to fetch. With `vocab_size`, the ids of every window are checked when it is read.
     """
 
-    def __init__(self, prefix: Path, vocab_size: int | None = None) -> None:
+    def __init__(self, prefix: DataPath, vocab_size: int | None = None) -> None:
         self.prefix = prefix
         self.vocab_size = vocab_size
         index = map_file(index_path(prefix))
@@ -77,13 +79,12 @@ class IndexedDataset:
         # the arrays of the index are not aligned, so numpy would copy a whole array to search it
         self._search_pointers = memoryview(index)[offset - self.sequence_pointers.nbytes : offset].cast("q")
         self._search_bounds = memoryview(index)[offset:].cast("q")
-        self._data = TokenFile(data_path(prefix))
+        self._data: TokenFile | RemoteTokens
+        if isinstance(prefix, RemotePath):
+            self._data = RemoteTokens(data_path(prefix))
+        else:
+            self._data = TokenFile(data_path(prefix))
         _check_sums(self, self._data.num_bytes)
-
-    @functools.cached_property
-    def tokens(self) -> NDArray[Any]:
-        """All tokens, mapped. Only for programs that may end when a part of the file cannot be read."""
-        return np.frombuffer(map_file(data_path(self.prefix)), self.dtype)
 
     @property
     def num_tokens(self) -> int:
@@ -119,8 +120,9 @@ class IndexedDataset:
         return starts
 
     def document(self, document: int) -> NDArray[Any]:
-        """Return a document's tokens."""
-        return self.tokens[self.document_start(document) : self.document_start(document + 1)]
+        """Return a document's tokens. Raises: BadTokensError when they cannot be read."""
+        start = self.document_start(document)
+        return self.read_tokens(start, self.document_start(document + 1) - start)
 
     def document_starts_between(self, first: int, last: int) -> NDArray[np.int64]:
         """Return the positions p of documents' first tokens with first <= p < last, in order.
@@ -153,6 +155,31 @@ class IndexedDataset:
         except UnreadableError as error:
             raise self._bad_tokens(error.offset, error.reason) from error
 
+    def tokens_at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the tokens at these positions, which ascend. Shapes: both [N].
+
+        A range of the file with several positions is read at once. Raises: BadTokensError when it cannot be read.
+        """
+        found = np.empty(len(positions), self.dtype)
+        done = 0
+        while done < len(positions):
+            start = int(positions[done])
+            end = int(np.searchsorted(positions, start + _READ_TOKENS))
+            found[done:end] = self.read_tokens(start, int(positions[end - 1]) - start + 1)[positions[done:end] - start]
+            done = end
+        return found
+
+    def remote_blocks(self, start: int, length: int) -> Iterable[RemoteBlock]:
+        """Return the blocks that `window` reads from object storage; none of a local file."""
+        if isinstance(self._data, TokenFile):
+            return ()
+        item = self.dtype.itemsize
+        return self._data.blocks(start * item, max(0, min(length, self.num_tokens - start)) * item)
+
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self._data, RemoteTokens)
+
     def window(self, start: int, length: int) -> NDArray[Any]:
         """Return `length` tokens from position `start`, or all up to the end; of the file's type.
 
@@ -180,9 +207,11 @@ class IndexedDataset:
         return BadTokensError(BadTokens(str(data_path(self.prefix)), offset, document, reason))
 
 
-def map_file(path: Path) -> bytes | mmap.mmap:
+def map_file(path: DataPath) -> bytes | mmap.mmap:
     """Return the content of a file, mapped. Raises: DataError when it cannot be read."""
     try:
+        if isinstance(path, RemotePath):
+            return path.map()
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return b""
@@ -191,7 +220,7 @@ def map_file(path: Path) -> bytes | mmap.mmap:
         raise unopened(path, error) from error
 
 
-def _read_header(path: Path, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], int, int]:
+def _read_header(path: DataPath, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], int, int]:
     if len(index) < INDEX_HEADER.size:
         raise _truncated(path, "an index header", INDEX_HEADER.size, len(index))
     magic, version, code, num_sequences, num_bounds = INDEX_HEADER.unpack_from(index)
@@ -247,7 +276,7 @@ def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
         )
 
 
-def _truncated(path: Path, what: str, expected: int, found: int) -> DataError:
+def _truncated(path: DataPath, what: str, expected: int, found: int) -> DataError:
     return DataError(
         f"{path}: {what} takes {expected} bytes, found {found}; the file is cut off or damaged, or .bin and .idx "
         "belong to different data: copy or build them again"

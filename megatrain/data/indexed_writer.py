@@ -75,11 +75,11 @@ class IndexedWriter:
     def add_all(self, dataset: IndexedDataset) -> None:
         """Append all documents of another pair, with the sequences of each.
 
-        Raises: DataError when an id does not fit the id type.
+        Raises: DataError when an id does not fit the id type, or tokens cannot be read.
         """
         first = len(self._lengths)
         for start in range(0, dataset.num_tokens, _COPY_BLOCK):
-            tokens = dataset.tokens[start : start + _COPY_BLOCK]
+            tokens = dataset.read_tokens(start, _COPY_BLOCK)
             self._write(tokens, f"{data_path(dataset.prefix)} from position {start}")
         self._lengths.frombytes(dataset.sequence_lengths.astype(np.intc).tobytes())
         self._bounds.frombytes((dataset.document_bounds[1:] + first).astype(np.int64).tobytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,6 +15,9 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.url_drivers import reason
 
 _BUFFER_BYTES = 1 << 20
+_MARKS = (("ETag",), ("etag",), ("generation",), ("mtime", "ino"), ("LastModified",), ("last_modified",),
+          ("Last-Modified",), ("updated",), ("created",))  # fmt: skip
+"""What drivers call the properties of a file that change with its content, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def url_file(url: str, store: Any, path: str) -> InputFile:
 
     def look_up() -> FileVersion:
         try:
-            return FileVersion(int(store.info(path)["size"]), str(store.ukey(path)))
+            return url_version(store, path)
         except Exception as error:
             raise DataError(f"{url}: cannot be read: {reason(error)}") from error
 
@@ -89,6 +93,17 @@ def url_file(url: str, store: Any, path: str) -> InputFile:
             return io.BufferedReader(_DriverFile(store.open(path, "rb")), _BUFFER_BYTES)
 
     return InputFile(url, open_raw, look_up)
+
+
+def url_version(store: Any, path: str) -> FileVersion:
+    """Ask a store for the version of a file. Raises: the driver's errors."""
+    store.invalidate_cache()  # a listing may be older
+    info = store.info(path)
+    if info["type"] == "directory":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    # an ETag stays if the same content is stored again; a time may be that of a changed mode
+    marks = next((keys for keys in _MARKS if any(info.get(key) for key in keys)), tuple(sorted(info)))
+    return FileVersion(int(info["size"]), " ".join(str(info.get(key)) for key in marks))
 
 
 class _DriverFile(io.RawIOBase):

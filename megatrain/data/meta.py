@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.remote_path import DataPath
 
 META_NAME = "meta.json"
 SCHEMA_VERSION = 1
@@ -62,7 +62,7 @@ class DataMeta:
         return json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n"
 
 
-def read_meta(path: Path) -> DataMeta | None:
+def read_meta(path: DataPath) -> DataMeta | None:
     """Return the content of a meta.json, or None if the file does not exist or belongs to another program.
 
     Raises: DataError when it is unreadable, has another version, lacks a key, or has a value of a wrong type.

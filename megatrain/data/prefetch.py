@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from megatrain.contracts.step_plan import StepPlan
+from megatrain.data.readahead import Readahead
 from megatrain.data.reader import StepBatch
 from megatrain.programs.thread_limits import thread_error
 
@@ -23,13 +24,21 @@ _logger = logging.getLogger(__name__)
 class Prefetcher:
     """Delivers `read_step(plan)` for each of `plans`, in order, `prefetch` steps ahead.
 
-    With `prefetch` 0 there is no thread, and each step is read when it is requested.
+    With `prefetch` 0 there is no thread, and each step is read when it is requested. readahead: fetches what the steps
+    need from object storage; its first step is that of `plans`.
     Raises: MegatrainError when the thread cannot be started.
     """
 
-    def __init__(self, read_step: Callable[[StepPlan], StepBatch], plans: Iterable[StepPlan], prefetch: int) -> None:
+    def __init__(
+        self,
+        read_step: Callable[[StepPlan], StepBatch],
+        plans: Iterable[StepPlan],
+        prefetch: int,
+        readahead: Readahead | None = None,
+    ) -> None:
         self._read_step = read_step
-        self._plans = iter(plans)
+        self._plans = enumerate(plans)
+        self._readahead = readahead
         self._prefetch = prefetch
         self._changed = threading.Condition()
         self._ready: deque[StepBatch | BaseException] = deque()
@@ -37,13 +46,15 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
         if prefetch > 0:
             # A daemon thread, because a read that hangs in unreachable storage must not keep a failed process alive.
-            self._thread = threading.Thread(target=self._read_ahead, name="data-prefetch", daemon=True)
+            thread = threading.Thread(target=self._read_ahead, name="data-prefetch", daemon=True)
             try:
-                self._thread.start()
+                thread.start()
             except RuntimeError as error:
+                self.close()
                 raise thread_error(
                     "the thread that reads the next steps", error, "data.prefetch=0 needs none"
                 ) from error
+            self._thread = thread
 
     def __enter__(self) -> Prefetcher:
         return self
@@ -59,7 +70,7 @@ class Prefetcher:
         Raises: the error of the read; StopIteration when there are no more plans; RuntimeError after `close`.
         """
         if self._thread is None and not self._is_closed:
-            return self._read_step(next(self._plans))
+            return self._read()
         with self._changed:
             self._changed.wait_for(lambda: bool(self._ready) or self._is_closed)
             if self._is_closed:
@@ -73,6 +84,8 @@ class Prefetcher:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the thread and drop the steps that it has read. A second call does nothing."""
+        if self._readahead is not None:
+            self._readahead.close()
         with self._changed:
             self._is_closed = True
             self._ready.clear()
@@ -82,11 +95,17 @@ class Prefetcher:
             if self._thread.is_alive():
                 _logger.warning("a data read has not returned for %.0f s; its thread is abandoned", timeout_s)
 
+    def _read(self) -> StepBatch:
+        number, plan = next(self._plans)
+        if self._readahead is not None:
+            self._readahead.advance(number)
+        return self._read_step(plan)
+
     def _read_ahead(self) -> None:
         result: StepBatch | BaseException
         while True:
             try:
-                result = self._read_step(next(self._plans))
+                result = self._read()
             except BaseException as error:  # noqa: BLE001 -- `next` raises it in the consumer, StopIteration too
                 result = error
             with self._changed:

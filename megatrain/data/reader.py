@@ -26,6 +26,7 @@ from megatrain.data.balance import balanced_order
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
+from megatrain.data.remote_tokens import RemoteBlock
 from megatrain.data.sample_costs import sample_costs
 from megatrain.data.sample_sources import SampleSources
 
@@ -175,6 +176,22 @@ class BatchReader:
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
         )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether tokens are read from object storage."""
+        return any(source is not None and source.dataset.is_remote for source in self.sources)
+
+    def remote_blocks(self, plan: StepPlan, replica: int) -> list[RemoteBlock]:
+        """Return the blocks of remote files that `read_step` reads, in its order. Bad samples are left out."""
+        numbers_N = np.array([number for slot in self.dealt(plan).slots(replica) for number in slot], dtype=np.int64)
+        windows = self._samples(numbers_N, *self.mixture.places(numbers_N), lambda number, error: None)
+        return [
+            block
+            for sample in windows
+            for window in sample
+            for block in window.dataset.remote_blocks(window.start, window.num_labels + 1)
+        ]
 
     def dealt(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the order in which this reader deals the samples of the step."""

@@ -63,7 +63,7 @@ class UnreadableError(Exception):
         self.reason = reason
 
 
-def unopened(path: Path, error: OSError) -> DataError:
+def unopened(path: object, error: OSError) -> DataError:
     """Return the error about a token file that cannot be opened."""
     return DataError(
         f"{path}: cannot be read: {error.strerror}; give the prefix of a .bin/.idx pair, "

@@ -23,6 +23,7 @@ from megatrain.data.end_of_document import (
     files_beside,
     no_files,
 )
+from megatrain.data.remote_path import DataPath
 
 BYTES = "bytes"
 """The name of the tokenizer whose tokens are the bytes of UTF-8."""
@@ -149,7 +150,7 @@ def byte_tokenizer(end: str = "") -> Tokenizer:
     return Tokenizer(ByteEncoder(), "the tokenizer of bytes", end)
 
 
-def load_tokenizer(path: Path, end: str = "") -> Tokenizer:
+def load_tokenizer(path: DataPath, end: str = "") -> Tokenizer:
     """Return the tokenizer of a tokenizer.json or a SentencePiece model (NAME.model).
 
     `end`: the token that ends documents; if it is "", the token is looked up.
@@ -181,7 +182,7 @@ def _library_encoder(content: bytes, name: str) -> LibraryEncoder:
         raise DataError(f"{name}: is not a tokenizer.json of the tokenizers library: {error}") from error
 
 
-def read_tokenizer_file(path: Path) -> bytes:
+def read_tokenizer_file(path: DataPath) -> bytes:
     """Return the content of a tokenizer's file.
 
     Raises: DataError when the file cannot be read.

@@ -6,7 +6,6 @@ import glob
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from megatrain.data.bins import PackedBins, first_difference
 from megatrain.data.dataset import tokenizer_beside, tokenizer_digest
 from megatrain.data.indexed import IndexedDataset, data_path, index_path
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta
+from megatrain.data.remote_path import DataPath, matching
 
 _BLOCK_TOKENS = 1 << 22
 _BLOCK_DOCUMENTS = 1 << 20
@@ -44,7 +44,7 @@ class VerifiedPair:
     problems: tuple[DataProblem, ...]
 
 
-def verify_data(path: Path, vocab_size: int | None = None) -> list[VerifiedPair]:
+def verify_data(path: DataPath, vocab_size: int | None = None) -> list[VerifiedPair]:
     """Verify a data directory, or the pair with the prefix `path`.
 
     With a meta.json beside the files, they are compared with it; without one, token ids are compared with `vocab_size`.
@@ -54,7 +54,7 @@ def verify_data(path: Path, vocab_size: int | None = None) -> list[VerifiedPair]
         meta = read_meta(path.parent / META_NAME)
         return [_verify_pair(path, meta, _split(meta, path.name), vocab_size)]
     meta = read_meta(path / META_NAME)
-    prefixes = [index.with_suffix("") for index in sorted(path.glob("*.idx"))]
+    prefixes = [index.with_suffix("") for index in matching(path, "*.idx")]
     if meta is not None:
         prefixes = [path / name for name in ("train", "validation")]
     if not prefixes:
@@ -66,7 +66,9 @@ def _split(meta: DataMeta | None, name: str) -> SplitMeta | None:
     return None if meta is None else {"train": meta.train, "validation": meta.validation}.get(name)
 
 
-def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, vocab_size: int | None) -> VerifiedPair:
+def _verify_pair(
+    prefix: DataPath, meta: DataMeta | None, split: SplitMeta | None, vocab_size: int | None
+) -> VerifiedPair:
     problems: list[DataProblem] = []
     if meta is not None and split is not None:
         problems += _tokenizer_problems(prefix, meta)
@@ -88,7 +90,7 @@ def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, v
     try:
         problems += _vocabulary_problems(dataset, vocab_size or (meta.vocab_size if meta is not None else None))
     except BadTokensError as error:
-        # the checks below read the mapped tokens, and the kernel ends a process that cannot read them
+        # the checks below would come to the same bytes
         unreadable = DataProblem(error.tokens.file, error.tokens.offset, error.tokens.reason)
         return VerifiedPair(str(prefix), *counts, (*problems, unreadable))
     if meta is not None and split is not None:
@@ -99,7 +101,7 @@ def _verify_pair(prefix: Path, meta: DataMeta | None, split: SplitMeta | None, v
 
 def _packing_problems(dataset: IndexedDataset) -> Iterator[DataProblem]:
     """Yield what is wrong with the packed samples beside the token files."""
-    for path in sorted(dataset.prefix.parent.glob(f"{glob.escape(dataset.prefix.name)}.bins-*")):
+    for path in matching(dataset.prefix.parent, f"{glob.escape(dataset.prefix.name)}.bins-*"):
         seq_len = path.name.rpartition("-")[2]
         if not seq_len.isdecimal():
             continue
@@ -115,7 +117,7 @@ def _packing_problems(dataset: IndexedDataset) -> Iterator[DataProblem]:
             )
 
 
-def _tokenizer_problems(prefix: Path, meta: DataMeta) -> Iterator[DataProblem]:
+def _tokenizer_problems(prefix: DataPath, meta: DataMeta) -> Iterator[DataProblem]:
     path = tokenizer_beside(prefix)
     try:
         digest = tokenizer_digest(path)
@@ -126,7 +128,7 @@ def _tokenizer_problems(prefix: Path, meta: DataMeta) -> Iterator[DataProblem]:
         yield DataProblem(str(path), None, _other_content(digest, meta.tokenizer_sha256))
 
 
-def _digest_problems(prefix: Path, split: SplitMeta) -> Iterator[DataProblem]:
+def _digest_problems(prefix: DataPath, split: SplitMeta) -> Iterator[DataProblem]:
     for path, wanted in ((data_path(prefix), split.bin_sha256), (index_path(prefix), split.idx_sha256)):
         try:
             with path.open("rb") as file:
@@ -138,7 +140,7 @@ def _digest_problems(prefix: Path, split: SplitMeta) -> Iterator[DataProblem]:
             yield DataProblem(str(path), None, _other_content(found, wanted))
 
 
-def _as_problem(error: DataError, *paths: Path) -> DataProblem:
+def _as_problem(error: DataError, *paths: DataPath) -> DataProblem:
     """Return an error that begins with one of the paths as a problem of that file."""
     path = next((path for path in paths if str(error).startswith(f"{path}: ")), paths[-1])
     return DataProblem(str(path), None, str(error).removeprefix(f"{path}: "))
@@ -165,11 +167,11 @@ def _vocabulary_problems(dataset: IndexedDataset, vocab_size: int | None) -> Ite
         num_wrong += num_here
     if num_wrong:
         limit = "below 0" if vocab_size is None else f"outside the vocabulary of {vocab_size}"
+        token = int(dataset.read_tokens(first, 1)[0])
         yield DataProblem(
             str(data_path(dataset.prefix)),
             first * dataset.dtype.itemsize,
-            f"token id {int(dataset.tokens[first])} at position {first} is {limit} ({num_wrong} such tokens); copy or "
-            "build the data again",
+            f"token id {token} at position {first} is {limit} ({num_wrong} such tokens); copy or build the data again",
         )
 
 
@@ -179,7 +181,7 @@ def _end_problems(dataset: IndexedDataset, eod_id: int) -> Iterator[DataProblem]
     for document in range(0, dataset.num_documents, _BLOCK_DOCUMENTS):
         starts = dataset.document_starts(document, document + _BLOCK_DOCUMENTS + 1)
         ends, is_empty = starts[1:], starts[1:] == starts[:-1]
-        is_wrong = (dataset.tokens[np.maximum(ends - 1, 0)] != eod_id) | is_empty
+        is_wrong = (dataset.tokens_at(np.maximum(ends - 1, 0)) != eod_id) | is_empty
         num_here = int(np.count_nonzero(is_wrong))
         if num_here and first < 0:
             first = document + int(is_wrong.argmax())

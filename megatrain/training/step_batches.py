@@ -17,6 +17,7 @@ from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.loader.ring import store_order_problem
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.prefetch import Prefetcher
+from megatrain.data.readahead import readahead
 from megatrain.data.reader import BatchReader
 from megatrain.formatting import bytes_text, count_text
 from megatrain.run_files.run_directory import RunDirectory
@@ -39,10 +40,11 @@ def open_batches(
     """
     if config.data.loader == "thread":
         replica, _ = mesh.layout.sample_share(mesh.rank)
-        return Prefetcher(lambda plan: reader.read_step(plan, replica), steps.plans(), config.data.prefetch)
+        ahead = readahead(reader, steps, replica, config.data.readahead_blocks)
+        return Prefetcher(lambda plan: reader.read_step(plan, replica), steps.plans(), config.data.prefetch, ahead)
     attachment = checkpoints.attachment
     ranks = attachment.ranks_of_host(mesh.rank)
-    plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data.prefetch)
+    plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data)
     log = RunDirectory(Path(config.job.resolved_run_directory)).logs / "data-loader.log"
     place = RingLocation(attachment.arena, checkpoints.round, log.absolute())
     is_first = mesh.rank == ranks[0]

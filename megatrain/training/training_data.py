@@ -11,6 +11,7 @@ from megatrain.config.config import Config
 from megatrain.config.data import integer_weights
 from megatrain.config.model_products import DocumentCost, document_cost
 from megatrain.contracts.errors import DataError
+from megatrain.data.block_cache import CacheSettings
 from megatrain.data.dataset import (
     check_same_tokenizer,
     check_tokenizer,
@@ -26,6 +27,7 @@ from megatrain.data.mixture import Mixture
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
 from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.remote_path import DataPath, path_or_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
     """
     sets = []
     for named in config.validation_sets.values():
-        prefix = Path(named.path)
+        prefix = path_or_url(named.path, CacheSettings.of(config.data))
         dataset = open_dataset(prefix, config.model.vocab_size)
         num_samples = num_evaluated(dataset, config.model.seq_len, config.evaluation.num_samples)
         meta = read_meta(prefix.parent / META_NAME)
@@ -95,10 +97,15 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
     return tuple(sets)
 
 
-def data_prefixes(config: Config) -> Mapping[str, Path]:
-    """Return the prefixes of all sources and sets of held-out tokens by their keys."""
-    sources = {key: Path(source.path) for key, source in config.data_sources.items()}
-    return sources | {key: Path(validation_set.path) for key, validation_set in config.validation_sets.items()}
+def data_prefixes(config: Config) -> Mapping[str, DataPath]:
+    """Return the prefixes of all sources and sets of held-out tokens by their keys.
+
+    Raises: DataError when a URL has no driver, or the cache cannot be used.
+    """
+    cache = CacheSettings.of(config.data)
+    named = {key: source.path for key, source in config.data_sources.items()}
+    named |= {key: validation_set.path for key, validation_set in config.validation_sets.items()}
+    return {key: path_or_url(text, cache) for key, text in named.items()}
 
 
 def tokenizer_notes(config: Config) -> list[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config.data import DataConfig
 from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import Dealing
@@ -56,7 +57,7 @@ class Corpus:
 
     def plan(self, layout: Layout, ranks: Sequence[int], steps: StepSequence, prefetch: int = 1) -> LoaderPlan:
         """Return the plan of the host with these ranks."""
-        return loader_plan(self.reader, self.stream, steps, layout, ranks, prefetch)
+        return loader_plan(self.reader, self.stream, steps, layout, ranks, DataConfig(prefetch=prefetch))
 
 
 def corpus(root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCAB_SIZE) -> Corpus:

@@ -6,13 +6,24 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from megatrain.commands.argument_types import utf8_path
+from megatrain.commands.argument_types import utf8_text
 
 if TYPE_CHECKING:
     from megatrain.data.meta import DataMeta
+    from megatrain.data.remote_path import DataPath
     from megatrain.data.tokenizer import Tokenizer
 
 Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def data_path(text: str) -> DataPath:
+    """Return the path or URL of data; URLs with the cache that runs have by default. Raises: DataError."""
+    # these modules load numpy
+    from megatrain.config.data import DataConfig
+    from megatrain.data.block_cache import CacheSettings
+    from megatrain.data.remote_path import path_or_url
+
+    return path_or_url(utf8_text(text), CacheSettings.of(DataConfig()))
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +31,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prefix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prefix", type=utf8_path, metavar="PREFIX", help="the files' path without .bin or .idx")
+    parser.add_argument("prefix", type=data_path, metavar="PREFIX", help="the files' path or URL without .bin or .idx")
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from megatrain.commands.argument_types import utf8_path, whole_number
-from megatrain.commands.data.arguments import Verbs, add_json
+from megatrain.commands.argument_types import whole_number
+from megatrain.commands.data.arguments import Verbs, add_json, data_path
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 
@@ -15,7 +15,9 @@ def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "verify", help="read all of a data directory or a pair, and name what is wrong", allow_abbrev=False
     )
-    parser.add_argument("path", type=utf8_path, metavar="PATH", help="a data directory, or the prefix of a pair")
+    parser.add_argument(
+        "path", type=data_path, metavar="PATH", help="a data directory or the prefix of a pair; may be a URL"
+    )
     parser.add_argument(
         "--vocab-size",
         type=whole_number(1),

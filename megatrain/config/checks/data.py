@@ -13,6 +13,7 @@ from megatrain.config.config import Config
 from megatrain.config.data import (
     MAX_WEIGHT,
     MIN_WEIGHT,
+    DataConfig,
     DataSourceConfig,
     DataStageConfig,
     ValidationSetConfig,
@@ -79,6 +80,7 @@ def data_problems(context: Context) -> Iterator[Problem]:
             f"data.loader={value_text(config.data.loader)} delivers no samples that were replaced; use "
             'data.loader="thread", or data.bad_samples="refuse"',
         )
+    yield from _cache_problems(config.data)
     for kind in _KINDS:
         sections = config.sections_of(kind.name)
         with_path = {name: source for name, source in sections.items() if source.path}
@@ -92,6 +94,17 @@ def data_problems(context: Context) -> Iterator[Problem]:
     are_sources_known = not any(_names_source(key) for key in context.doubtful)
     yield from _weight_problems(config.sections_of("data_source"), are_all_known=are_sources_known)
     yield from _stage_problems(context, are_names_known=are_sources_known)
+
+
+def _cache_problems(data: DataConfig) -> Iterator[Problem]:
+    # half of the cache, so that the blocks of the coming steps do not remove each other
+    least = 2 * data.cache_block_bytes * (data.readahead_blocks + 1)
+    if data.cache_bytes < least:
+        yield Problem(
+            ("data.cache_bytes", "data.cache_block_bytes", "data.readahead_blocks"),
+            f"data.cache_bytes={data.cache_bytes} must be at least 2 * data.cache_block_bytes * (data.readahead_blocks "
+            f"+ 1) = {least}; use a larger cache, smaller blocks or fewer of them",
+        )
 
 
 def _names_source(key: str) -> bool:

@@ -10,22 +10,24 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
-from pathlib import Path
 from typing import Self
 
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config.data import DataConfig
 from megatrain.config.model_products import DocumentCost
 from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.layout import STAGES, Layout
 from megatrain.contracts.step_plan import Dealing
+from megatrain.data.block_cache import CacheSettings
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, order_of
 from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.remote_path import path_or_url
 
 PLAN_SCHEMA_VERSION = 1
 _DAMAGE = "the arena is damaged; remove its directory, and the job restarts from storage"
@@ -48,7 +50,7 @@ class Share:
 class LoaderPlan:
     """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
 
-    prefixes: the token files of each source of `stream`, absolute; "" for a source that gets no samples.
+    prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples.
     """
 
     steps: StepSequence
@@ -62,6 +64,8 @@ class LoaderPlan:
     is_packed: bool
     has_document_mask: bool
     balanced_cost: DocumentCost | None
+    cache: CacheSettings
+    readahead_blocks: int
 
     @property
     def num_readers(self) -> int:
@@ -76,14 +80,13 @@ class LoaderPlan:
 
         Raises: DataError when they cannot be used, or are not those with which the round began.
         """
-        found = [
-            self._open_source(number, Path(prefix)) if prefix else None for number, prefix in enumerate(self.prefixes)
-        ]
+        found = [self._open_source(number, prefix) if prefix else None for number, prefix in enumerate(self.prefixes)]
         mixture = Mixture.of(self.stream)
         return BatchReader(tuple(found), mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
 
-    def _open_source(self, number: int, prefix: Path) -> TrainingSource:
-        dataset, identity = IndexedDataset(prefix, self.vocab_size), self.stream.sources[number]
+    def _open_source(self, number: int, prefix: str) -> TrainingSource:
+        dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size)
+        identity = self.stream.sources[number]
         found = data_digest(dataset) if identity.digest else ""
         if (dataset.num_tokens, found) != (identity.num_tokens, identity.digest):
             raise DataError(
@@ -116,23 +119,27 @@ class LoaderPlan:
             is_packed=read.flag("is_packed"),
             has_document_mask=read.flag("has_document_mask"),
             balanced_cost=_cost(read),
+            cache=_cache(read.section("cache")),
+            readahead_blocks=read.count("readahead_blocks"),
         )
 
 
 def loader_plan(
-    reader: BatchReader, stream: SampleStream, steps: StepSequence, layout: Layout, ranks: Sequence[int], prefetch: int
+    reader: BatchReader,
+    stream: SampleStream,
+    steps: StepSequence,
+    layout: Layout,
+    ranks: Sequence[int],
+    config: DataConfig,
 ) -> LoaderPlan:
-    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`.
-
-    prefetch: how many steps are read ahead of the one that ranks compute.
-    """
+    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`."""
     opened = next(source for source in reader.sources if source is not None)
     vocab_size = opened.dataset.vocab_size
     assert vocab_size is not None, "training data is checked against the vocabulary"
     return LoaderPlan(
         steps=steps,
         shares=shares_of(layout, ranks),
-        depth=prefetch + 1,
+        depth=config.prefetch + 1,
         prefixes=tuple("" if one is None else str(one.dataset.prefix.absolute()) for one in reader.sources),
         stream=stream,
         vocab_size=vocab_size,
@@ -141,6 +148,8 @@ def loader_plan(
         is_packed=isinstance(opened.order, PackedOrder),
         has_document_mask=reader.has_document_mask,
         balanced_cost=reader.balanced_cost,
+        cache=CacheSettings.of(config),
+        readahead_blocks=config.readahead_blocks,
     )
 
 
@@ -196,6 +205,11 @@ def _cost(read: JsonObject) -> DocumentCost | None:
         return None
     per_token, *windows = read.counts("balanced_cost")
     return DocumentCost(per_token, tuple(zip(windows[::2], windows[1::2], strict=True)))
+
+
+def _cache(read: JsonObject) -> CacheSettings:
+    read.check_names(CacheSettings)
+    return CacheSettings(read.text("directory"), read.count("max_bytes"), read.count("block_bytes", least=1))
 
 
 def _share(read: JsonObject) -> Share:

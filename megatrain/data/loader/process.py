@@ -30,6 +30,7 @@ from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import Ring, map_ring
 from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.programs.background import lower_process_priority
 from megatrain.programs.own_output import keep_own_log
@@ -48,6 +49,7 @@ class RingFiller:
         self._ring = ring
         self._open_reader = cache(open_reader)
         self._plans = _RecentPlans(plan.steps, plan.depth)
+        self._readaheads: dict[int, Readahead | None] = {}
 
     def next(self) -> Fill | Idle:
         """Return what to read next, from the words of the ring."""
@@ -59,11 +61,29 @@ class RingFiller:
         share, plan = self._plan.shares[due.share], self._plans.of(due.step)
         content: StepBatch | DataError
         try:
-            content = self._open_reader().read_step(plan, share.replica, has_tokens=share.has_tokens)
+            reader = self._open_reader()
+            if share.has_tokens:
+                self._fetch_ahead(reader, due, share.replica)
+            content = reader.read_step(plan, share.replica, has_tokens=share.has_tokens)
         except DataError as error:
             content = error
         self._ring.put(due.share, due.step, content)
         self._ring.publish(due.share, due.step)
+
+    def close(self) -> None:
+        """End the threads that fetch ahead."""
+        for ahead in self._readaheads.values():
+            if ahead is not None:
+                ahead.close()
+
+    def _fetch_ahead(self, reader: BatchReader, due: Fill, replica: int) -> None:
+        """Fetch what a share needs from object storage, from the step on that is read first."""
+        if due.share not in self._readaheads:
+            num_blocks = self._plan.readahead_blocks
+            self._readaheads[due.share] = readahead(reader, self._plan.steps, replica, num_blocks, due.step)
+        ahead = self._readaheads[due.share]
+        if ahead is not None:
+            ahead.advance(due.step)
 
 
 class _RecentPlans:
@@ -106,6 +126,7 @@ def load(arena: Arena, round_number: int, ring_file: int) -> None:
                     wake(arena.loader_reader_wake(round_number, reader))
             else:
                 waiting.wait(_POLL_S)
+        reads.close()
 
 
 def main(arguments: list[str]) -> int:

@@ -31,6 +31,10 @@ PROBLEMS = {
         'data.balance="cost" needs the lengths of the documents of every sample'
     ),
     '[data]\ntrain = "a"\nbalance = "cost"': 'data.balance="cost" needs data.has_document_mask=true: without it, all',
+    '[data]\ntrain = "a"\ncache_bytes = 2_000_000': (
+        r"data.cache_bytes=2000000 must be at least 2 \* data.cache_block_bytes \* \(data.readahead_blocks \+ 1\) = "
+        "136314880; use a larger cache, smaller blocks or fewer of them"
+    ),
     '[data]\ntrain = "a"\npacking = "best_fit"': 'data.packing="best_fit" needs data.has_document_mask=true, so that',
     '[data]\ntrain = "a"\n[data_source]\npath = "b"': (
         r'data_source.path="b" and data.train="a" both name training data; add a \[\[data_source\]\] for data.train'

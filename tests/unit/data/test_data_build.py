@@ -84,7 +84,7 @@ def test_meta_describes_what_was_built(source: Path, tmp_path: Path) -> None:
     assert json.loads((output / "meta.json").read_text())["schema_version"] == 1
     assert (meta.sources, meta.seed, meta.text_key) == ((str(source),), 7, "text")
     assert meta.tokenizer_sha256 == hashlib.sha256((output / "tokenizer.json").read_bytes()).hexdigest()
-    tokens = IndexedDataset(output / "validation").tokens.tolist()
+    tokens = IndexedDataset(output / "validation").read_tokens(0, 1 << 30).tolist()
     assert meta.validation.tokens == len(tokens)
     assert meta.vocab_size == load_tokenizer(output / "tokenizer.json").vocab_size
     shares = [count / len(tokens) for count in Counter(tokens).values()]
@@ -240,7 +240,7 @@ def test_open_dataset_refuses_data_that_does_not_fit_the_model(source: Path, tmp
     with pytest.raises(DataError, match=r"out/meta\.json: the data at .*out/train has a vocabulary of 300, more than "):
         open_dataset(prefix, 299)
     (tmp_path / "out" / "meta.json").unlink()
-    largest = int(np.max(IndexedDataset(prefix).tokens))
+    largest = int(np.max(IndexedDataset(prefix).read_tokens(0, 1 << 30)))
     with pytest.raises(DataError, match=rf"train\.bin at byte .*: token id {largest} .* model\.vocab_size={largest}"):
         open_dataset(prefix, largest)
 

@@ -221,3 +221,20 @@ def test_a_subcommand_is_needed() -> None:
     with pytest.raises(SystemExit) as exit_info:
         run()
     assert exit_info.value.code == 2
+
+
+def test_a_url_gives_what_the_path_gives(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    verbs = (("inspect", "--documents", 2), ("sample", "--count", 2), ("sample", "--seq-len", 16), ("verify",))
+    for verb, *options in verbs:
+        found = []
+        for prefix in (built / "train", f"file://{built}/train"):
+            assert run(verb, prefix, *options, "--json") == 0
+            found.append(capsys.readouterr().out.replace(f"file://{built}", str(built)))
+        assert found[0] == found[1]
+    assert run("verify", f"file://{built}") == 0
+    assert capsys.readouterr().out.count(": OK, ") == 2
+    with pytest.raises(DataError, match="only local files can be packed; pack a copy"):
+        run("pack", f"file://{built}/train", "--seq-len", 16)

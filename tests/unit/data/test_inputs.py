@@ -180,6 +180,9 @@ class BrokenStore:
     def open(self, _path: str, _mode: str) -> Any:
         return BrokenFile(b"half a line")
 
+    def invalidate_cache(self) -> None:
+        pass
+
     def info(self, _path: str) -> dict[str, int]:
         raise RuntimeError("503 slow down")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
 from megatrain.data.bins import write_bins
@@ -140,7 +141,7 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
             write_bins(open_dataset(tmp_path / name, config.model.vocab_size), config.model.seq_len)
     reader, layout, ranks = open_reader(config), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
     sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
-    plan = loader_plan(reader, sample_stream(config, reader, ()), sequence, layout, ranks, 1)
+    plan = loader_plan(reader, sample_stream(config, reader, ()), sequence, layout, ranks, DataConfig(prefetch=1))
     whole = expected(plan, reader, ranks, layout)
     assert {source for batch in whole[0] for sources in batch[3][1] for source in sources} == {0, 1}
     assert plan.is_packed == (packing != "none")
@@ -203,7 +204,7 @@ def test_errors_of_a_read_reach_the_rank_unchanged(tmp_path: Path) -> None:
 def test_files_replaced_in_a_round_are_refused(tmp_path: Path) -> None:
     data, layout = corpus(tmp_path), Layout()
     plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
-    write_corpus(data.dataset.prefix, data.dataset.num_tokens, 90, seed=5)
+    write_corpus(tmp_path / "train", data.dataset.num_tokens, 90, seed=5)
     with pytest.raises(DataError, match=r"train: has 4000 tokens and digest .* were replaced during the run"):
         plan.open_reader()
 

@@ -1,0 +1,302 @@
+"""Parts of files in object storage, kept on a local disk that the processes of a host share.
+
+A block is one file: the CRC-32 of each page (block_sums.py), then the content. A read touches the pages that it needs
+and their sums, so it costs as little as a read of a local file. A whole file has no sums, because it is mapped. Names
+are digests of the URL, of the version of the file behind it, and of the range: another version has other blocks. The
+cache is no more than a copy: what is missing, damaged or cannot be stored is read from the source.
+
+A file gets its name when it is complete. The kernel releases the locks of a process that is killed, and a temporary
+file without a lock is removed when room is made. `total` has the bytes of all files, or more after a kill; making room
+counts them again. Only its own user can write to the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from megatrain.config.data import DataConfig
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.files.file_locks import is_locked, wait_and_lock
+from megatrain.contracts.files.own_files import check_own_directory, make_own_directory
+from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, temporary_name
+from megatrain.data.block_sums import BLOCK_BYTES as PAGE_BYTES
+from megatrain.data.block_sums import SUM_DTYPE, num_blocks
+
+_PART_BYTES = 8 << 20
+"""A whole file is loaded in parts of this size."""
+_MISSES_UNTIL_RETRY = 64
+_ROOM = 8
+"""Making room leaves 1/8 of the cache free, so that it is rare: it looks at all files."""
+_Load = Callable[[int, int], bytes]
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """Where a cache is, its largest size, and the size of its blocks. directory: "" for the default."""
+
+    directory: str
+    max_bytes: int
+    block_bytes: int
+
+    @classmethod
+    def of(cls, config: DataConfig) -> Self:
+        return cls(config.cache_directory, config.cache_bytes, config.cache_block_bytes)
+
+    @property
+    def resolved_directory(self) -> Path:
+        """The directory of this user's cache."""
+        # /tmp is often in memory, and /var/tmp is not
+        above = self.directory or os.environ.get("TMPDIR") or "/var/tmp"
+        return Path(above).absolute() / f"megatrain-data-{os.geteuid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileBlock:
+    """A range of a file. `key`: URL and version of the file."""
+
+    key: str
+    offset: int
+    num_bytes: int
+
+    @property
+    def name(self) -> str:
+        return hashlib.sha256(f"{self.key}\n{self.offset}\n{self.num_bytes}".encode()).hexdigest()
+
+
+class BlockCache:
+    """The files in a directory, of at most `max_bytes` together. Methods may be called by several threads.
+
+    Raises: DataError when the directory cannot be made, or is not this user's alone.
+    """
+
+    def __init__(self, settings: CacheSettings) -> None:
+        self.settings = settings
+        self._directory = settings.resolved_directory
+        self._misses_until_retry = 0
+        self._reported: set[str] = set()
+        try:
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            make_own_directory(self._directory)
+            check_own_directory(self._directory)
+        except OSError as error:
+            raise DataError(
+                f"{self._directory}: cannot be used as the cache of remote data: {error.strerror}; set "
+                "data.cache_directory to a directory on a local disk"
+            ) from error
+
+    def read(self, block: FileBlock, offset: int, num_bytes: int, load: _Load) -> bytes:
+        """Return a range of a block.
+
+        load: returns a range of the file from the source. Its errors, which are no OSErrors, are raised here.
+        """
+        found = self._stored(block, offset, num_bytes)
+        if found is not None:
+            return found
+        if self._misses_until_retry > 0:
+            # the disk is full: a whole block for each small range would only load the network
+            self._misses_until_retry -= 1
+            return load(block.offset + offset, num_bytes)
+        with self._locked(block):
+            found = self._stored(block, offset, num_bytes)
+            if found is None:
+                content = load(block.offset, block.num_bytes)
+                self._store(block, content)
+                found = content[offset : offset + num_bytes]
+        return found
+
+    def fetch(self, block: FileBlock, load: _Load) -> None:
+        """Store a block for later, unless it has a file or the disk is full."""
+        if self._misses_until_retry > 0 or self._path(block).exists():
+            return
+        with self._locked(block):
+            if not self._path(block).exists():
+                self._store(block, load(block.offset, block.num_bytes))
+
+    def whole(self, block: FileBlock, load: _Load) -> bytes | mmap.mmap:
+        """Return a whole file: mapped if it can be stored, otherwise in memory. The map outlives the file."""
+        path = self._path(block).with_suffix(".whole")
+        starts = range(0, block.num_bytes, _PART_BYTES)
+        parts = (load(start, min(_PART_BYTES, block.num_bytes - start)) for start in starts)
+        with self._locked(block):
+            found = _mapped(path, block.num_bytes)
+            if found is None:
+                try:
+                    self._write(path, block.num_bytes, parts)
+                    found = _mapped(path, block.num_bytes)
+                except OSError as error:
+                    self._not_stored(path, error)
+        if found is not None:
+            return found
+        return b"".join(load(start, min(_PART_BYTES, block.num_bytes - start)) for start in starts)
+
+    def _path(self, block: FileBlock) -> Path:
+        name = block.name
+        return self._directory / name[:2] / name
+
+    def _stored(self, block: FileBlock, offset: int, num_bytes: int) -> bytes | None:
+        """Return a range of a block's file; None if there is no file, or if it is damaged there."""
+        path = self._path(block)
+        first, end = offset // PAGE_BYTES, num_blocks(offset + num_bytes)
+        sums_bytes = num_blocks(block.num_bytes) * SUM_DTYPE.itemsize
+        try:
+            with path.open("rb", buffering=0) as file:
+                descriptor = file.fileno()
+                if os.fstat(descriptor).st_size == sums_bytes + block.num_bytes:
+                    itemsize = SUM_DTYPE.itemsize
+                    sums = np.frombuffer(os.pread(descriptor, (end - first) * itemsize, first * itemsize), SUM_DTYPE)
+                    start = first * PAGE_BYTES
+                    size = min(end * PAGE_BYTES, block.num_bytes) - start
+                    content = os.pread(descriptor, size, sums_bytes + start)
+                    if len(content) == size and _sums(content) == sums.tolist():
+                        os.utime(descriptor)  # the time of the last use, for the removal of old blocks
+                        return content[offset - start : offset - start + num_bytes]
+                problem = "differs from its checksums"
+        except MISSING_ERRORS:
+            return None
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        self._report("damaged", f"{path} {problem}; it is read from its source again")
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+    def _store(self, block: FileBlock, content: bytes) -> None:
+        header = np.array(_sums(content), SUM_DTYPE).tobytes()
+        path = self._path(block)
+        try:
+            self._write(path, len(header) + len(content), (header, content))
+        except OSError as error:
+            self._not_stored(path, error)
+
+    def _write(self, path: Path, num_bytes: int, parts: Iterable[bytes]) -> None:
+        """Write a file of `num_bytes` atomically. Raises: OSError, and the errors of `parts`."""
+        if num_bytes > self.settings.max_bytes:
+            raise OSError(errno.EFBIG, f"its {num_bytes} bytes are more than data.cache_bytes")
+        temporary = path.with_name(temporary_name(path.name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._reserved(num_bytes, temporary) as descriptor, open(descriptor, "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                if path.suffix:
+                    os.fsync(descriptor)  # without sums, a loss of power must not leave another content
+                temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _reserved(self, num_bytes: int, temporary: Path) -> Iterator[int]:
+        """Make room for a file, and yield its descriptor. It is locked, and has its final size."""
+        with (self._directory / "total").open("a+b") as total:
+            with suppress(OSError):
+                wait_and_lock(total.fileno())
+            recorded = os.pread(total.fileno(), 32, 0)
+            used = int(recorded) if recorded.isdigit() else self.settings.max_bytes
+            if used + num_bytes > self.settings.max_bytes:
+                used = self._make_room(num_bytes)
+            total.truncate(0)
+            total.write(b"%d" % (used + num_bytes))
+            total.flush()
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                with suppress(OSError):
+                    wait_and_lock(descriptor)
+                os.ftruncate(descriptor, num_bytes)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        yield descriptor
+
+    def _make_room(self, num_bytes: int) -> int:
+        """Remove the files that were not used for the longest time, and those of processes that were killed.
+
+        Returns the bytes of the files that remain.
+        """
+        found = []
+        for entry in self._files():
+            with suppress(FileNotFoundError):
+                if is_temporary_name(entry.name) and _is_left_behind(entry.path):
+                    os.unlink(entry.path)
+                else:
+                    status = entry.stat()
+                    found.append((status.st_mtime_ns, status.st_size, entry.path))
+        used = sum(size for _, size, _ in found)
+        wanted = self.settings.max_bytes - max(num_bytes, self.settings.max_bytes // _ROOM)
+        for _, size, path in sorted(found):
+            if used <= wanted:
+                break
+            if not is_temporary_name(Path(path).name):
+                Path(path).unlink(missing_ok=True)
+                used -= size
+        return used
+
+    def _files(self) -> Iterator[os.DirEntry[str]]:
+        for folder in os.scandir(self._directory):
+            if folder.is_dir(follow_symlinks=False):
+                yield from os.scandir(folder.path)
+
+    @contextmanager
+    def _locked(self, block: FileBlock) -> Iterator[None]:
+        """Let one process at a time read a block from its source, and the others wait for it.
+
+        Blocks share 256 locks. Without locks, or with a full disk, several processes may read the same block.
+        """
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            file = (self._directory / f"{block.name[:2]}.lock").open("ab")
+        except OSError:
+            yield
+            return
+        with file:
+            with suppress(OSError):
+                wait_and_lock(file.fileno())
+            yield
+
+    def _not_stored(self, path: Path, error: OSError) -> None:
+        self._misses_until_retry = _MISSES_UNTIL_RETRY
+        self._report(
+            "not stored",
+            f"{path} cannot be written: {error.strerror}; remote data are read from their source each time: free "
+            "space, or change data.cache_directory or data.cache_bytes",
+        )
+
+    def _report(self, kind: str, text: str) -> None:
+        """Log the first problem of each kind."""
+        if kind not in self._reported:
+            self._reported.add(kind)
+            _logger.warning("cache of remote data: %s", text)
+
+
+def _sums(content: bytes) -> list[int]:
+    return [zlib.crc32(content[place : place + PAGE_BYTES]) for place in range(0, len(content), PAGE_BYTES)]
+
+
+def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
+    """Return the content of a file of this size, mapped; None if there is none."""
+    if num_bytes == 0:
+        return b""
+    with suppress(OSError), path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == num_bytes:
+            os.utime(file.fileno())
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return None
+
+
+def _is_left_behind(path: str) -> bool:
+    """Return whether the process that wrote a temporary file has ended."""
+    with open(path, "rb") as file:
+        return is_locked(file.fileno()) is False

@@ -1,0 +1,280 @@
+"""Training data behind URLs: the samples of a local copy, each block fetched once, and faults of the storage."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatrain.config.config import Config
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import Layout
+from megatrain.data import remote_file
+from megatrain.data.bad_tokens import BadTokensError
+from megatrain.data.bins import write_bins
+from megatrain.data.block_cache import CacheSettings
+from megatrain.data.indexed import IndexedDataset, data_path
+from megatrain.data.loader.plan import LoaderPlan, loader_plan
+from megatrain.data.loader.process import HostReads
+from megatrain.data.loader.ring import Ring
+from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.order import SampleOrder
+from megatrain.data.prefetch import Prefetcher
+from megatrain.data.readahead import Readahead, readahead
+from megatrain.data.reader import BatchReader
+from megatrain.data.remote_path import path_or_url
+from megatrain.data.verification import verify_data
+from megatrain.training.training_data import open_reader, open_validation, sample_stream
+from tests.helpers.host_loading import content, read_alone, steps
+from tests.helpers.step_plans import step_plan
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.training_case import make_config
+from tests.helpers.waiting import wait_until
+from tests.helpers.watched_store import WatchedStore, watched_store
+
+BLOCK_BYTES = 4096
+NUM_TOKENS = {"web": 20_000, "code": 9_001, "held-out": 3_000}
+NUM_BLOCKS = {name: -(-2 * num_tokens // BLOCK_BYTES) for name, num_tokens in NUM_TOKENS.items()}
+VOCAB_SIZE = 90
+NUM_STEPS = 8
+TRIES = 3
+
+
+def threads_of_readahead() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("data-readahead")]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedStore]:
+    monkeypatch.setattr(remote_file, "PAUSES_S", (0.0,) * (TRIES - 1))
+    with watched_store(monkeypatch) as store:
+        yield store
+    for thread in threads_of_readahead():
+        thread.join()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    for seed, (name, num_tokens) in enumerate(NUM_TOKENS.items()):
+        write_corpus(tmp_path / "local" / name, num_tokens, VOCAB_SIZE, seed)
+    return tmp_path / "local"
+
+
+def config_of(root: object, tmp_path: Path, **data: Any) -> Config:
+    """Return the configuration of a mixture whose files lie in `root`, a path or a URL."""
+    cache = {"cache_directory": str(tmp_path / "cache"), "cache_bytes": 1 << 20, "cache_block_bytes": BLOCK_BYTES}
+    return make_config(
+        {
+            "data": {"train": "", "has_document_mask": True, "readahead_blocks": 4, **cache, **data},
+            "data_source": {"path": f"{root}/web", "name": "web", "weight": 3.0},
+            "data_source-2": {"path": f"{root}/code", "name": "code", "weight": 2.0},
+            "validation_set": {"path": f"{root}/held-out", "name": "held-out"},
+        }
+    )
+
+
+def open_remote(store: WatchedStore, tmp_path: Path, name: str = "web") -> IndexedDataset:
+    settings = CacheSettings(str(tmp_path / "cache"), 1 << 20, BLOCK_BYTES)
+    return IndexedDataset(path_or_url(f"{store.root}/{name}", settings), VOCAB_SIZE)
+
+
+def read_with_prefetcher(reader: BatchReader, layout: Layout, rank: int, num_blocks: int) -> list[Any]:
+    sequence = steps(layout, NUM_STEPS)
+    ahead = readahead(reader, sequence, rank, num_blocks)
+    with Prefetcher(lambda plan: reader.read_step(plan, rank), sequence.plans(), 2, ahead) as batches:
+        return [content(batches.next()) for _ in range(NUM_STEPS)]
+
+
+@pytest.mark.parametrize("is_file_url", [False, True])
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+def test_remote_samples_are_those_of_the_local_files(
+    packing: str, is_file_url: bool, local: Path, store: WatchedStore, tmp_path: Path
+) -> None:
+    at_local = config_of(local, tmp_path, packing=packing, balance="cost")
+    if packing != "none":
+        for name in ("web", "code"):
+            write_bins(IndexedDataset(local / name, VOCAB_SIZE), at_local.model.seq_len)
+    store.upload(local)
+    root, layout = (f"file://{local}" if is_file_url else store.root), Layout(dp_size=2)
+    config, whole = config_of(root, tmp_path, packing=packing, balance="cost"), open_reader(at_local)
+    # each rank of a host opens the files for itself
+    readers = [open_reader(config) for _ in range(2)]
+    assert [source.identity for reader in readers for source in reader.sources if source] == 2 * [
+        source.identity for source in whole.sources if source
+    ]
+    expected = [
+        [content(batch) for batch in read_alone(whole, steps(layout, NUM_STEPS), layout, rank)] for rank in range(2)
+    ]
+    for num_blocks in (4, 0):
+        assert [
+            read_with_prefetcher(reader, layout, rank, num_blocks) for rank, reader in enumerate(readers)
+        ] == expected
+
+    # the loader of a host, which gets the plan as a file
+    plan = loader_plan(
+        readers[0], sample_stream(config, readers[0], ()), steps(layout, NUM_STEPS), layout, [0, 1], config.data
+    )
+    received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
+    ring_layout = RingLayout.of(received)
+    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
+    reads, names = HostReads(received, ring, received.open_reader), whole.source_names
+    for step, step_plan_ in enumerate(received.steps.plans()):
+        for rank in range(2):
+            ring.set_done(rank, step)
+        while not all(ring.is_filled(share, step) for share in range(2)):
+            reads.fill(reads.next())  # type: ignore[arg-type]
+        for rank in range(2):
+            share = received.share_of(rank)
+            assert content(ring.read(share, step, step_plan_, names)) == expected[rank][step]
+    reads.close()
+
+    if not is_file_url:
+        for name in ("web", "code"):
+            assert store.blocks(f"{name}.bin") == [number * BLOCK_BYTES for number in range(NUM_BLOCKS[name])]
+            assert store.blocks(f"{name}.idx") == [0]
+
+
+def test_validation_and_verification_read_urls(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    (at_local,) = open_validation(config_of(local, tmp_path))
+    (remote,) = open_validation(config_of(store.root, tmp_path))
+    assert (remote.digest, remote.num_samples) == (at_local.digest, at_local.num_samples)
+    settings = CacheSettings(str(tmp_path / "cache"), 1 << 20, BLOCK_BYTES)
+    found = verify_data(path_or_url(store.root, settings), VOCAB_SIZE)
+    assert [replace(pair, prefix="") for pair in found] == [
+        replace(pair, prefix="") for pair in verify_data(local, VOCAB_SIZE)
+    ]
+    store.put("web.bin", bytes(2 * NUM_TOKENS["web"] - 2) + b"\xff\xff")
+    (pair,) = verify_data(path_or_url(f"{store.root}/web", settings), VOCAB_SIZE)
+    assert (pair.problems[0].file, pair.problems[0].offset) == (f"{store.root}/web.bin", 2 * NUM_TOKENS["web"] - 2)
+
+
+def test_cache_smaller_than_the_data_holds_its_bound(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    settings = CacheSettings(str(tmp_path / "cache"), 4 * (BLOCK_BYTES + 4), BLOCK_BYTES)
+    dataset = IndexedDataset(path_or_url(f"{store.root}/web", settings), VOCAB_SIZE)
+    expected = IndexedDataset(local / "web")
+    for start in [0, 19_000, 7, 10_000, 5_000, 15_000, 2_047, 0, 19_000]:
+        assert dataset.window(start, 1000).tolist() == expected.window(start, 1000).tolist()
+        assert sum(path.stat().st_size for path in settings.resolved_directory.glob("??/*")) <= settings.max_bytes
+    assert len(store.blocks("web.bin")) > len(set(store.blocks("web.bin")))
+
+
+def change(store: WatchedStore, at: int, num_bytes: int) -> None:
+    """Replace web.bin while block `at` is read."""
+
+    def fault(name: str) -> None:
+        if len(store.blocks("web.bin")) == at:
+            store.put("web.bin", bytes(num_bytes))
+
+    store.fault = fault
+
+
+FINAL: dict[str, tuple[Callable[[WatchedStore], None], str]] = {
+    "changed": (lambda store: store.put("web.bin", bytes(40_000)), "was changed while it was read: had 40000 bytes "),
+    "changed during the read": (lambda store: change(store, 1, 40_000), "was changed while it was read"),
+    "shorter": (lambda store: store.put("web.bin", bytes(100)), r"was changed while .* has 100 bytes"),
+    "removed": (lambda store: store.remove("web.bin"), "was removed while it was read; restore it"),
+    "denied": (lambda store: setattr(store, "fault", lambda name: PermissionError()), "Permission denied; check"),
+}
+
+
+@pytest.mark.parametrize("fault", FINAL)
+def test_fault_of_a_whole_object_ends_the_run(fault: str, local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    dataset = open_remote(store, tmp_path)
+    cached = dataset.window(0, 100).tolist()
+    store.ranges.clear()
+    FINAL[fault][0](store)
+    with pytest.raises(DataError, match=FINAL[fault][1]) as caught:
+        dataset.window(5000, 100)
+    # it is not a sample that could be replaced, and a second try would not help
+    assert not isinstance(caught.value, BadTokensError)
+    assert str(caught.value).startswith(f"{store.root}/web.bin")
+    assert len(store.ranges) == 1
+    # what was read before is of the version that was opened
+    assert dataset.window(0, 100).tolist() == cached
+    if "changed" in fault:
+        store.fault = lambda name: None
+        assert not open_remote(store, tmp_path).window(0, 10_000).any()
+
+
+def test_reads_are_repeated_while_the_storage_fails(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    dataset, expected = open_remote(store, tmp_path), IndexedDataset(local / "web").window(5000, 100)
+    store.ranges.clear()
+    store.fault = lambda name: ConnectionResetError("reset") if len(store.ranges) < TRIES else None
+    assert dataset.window(5000, 100).tolist() == expected.tolist()
+    assert len(store.ranges) == TRIES
+
+
+def test_unreachable_range_is_a_bad_sample_with_its_url(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    dataset = open_remote(store, tmp_path)
+    store.ranges.clear()
+    store.fault = lambda name: ConnectionResetError("reset")
+    # token 3000 is in block 1, from byte 4096 on
+    with pytest.raises(
+        BadTokensError, match=rf"web.bin at byte 6000 \(.*\): cannot be read, after {TRIES} tries: .*reset"
+    ):
+        dataset.window(3000, 50)
+    assert len(store.ranges) == TRIES
+
+    order = SampleOrder(dataset.num_tokens, 8, seed=1)
+    reader = replace(BatchReader.of_one(dataset, order), replaces_bad_samples=True)
+    batch = reader.read_step(step_plan(0, 4), 0)
+    assert [sample.number for sample in batch.bad_samples] == [0, 1, 2, 3]
+    with pytest.raises(DataError, match=r"web.idx at byte 0: cannot be read, after"):
+        open_remote(store, tmp_path / "another")
+
+
+def test_missing_objects_and_drivers_are_named(store: WatchedStore, tmp_path: Path, local: Path) -> None:
+    store.upload(local)
+    store.remove("code.bin")
+    for name, text in (
+        ("none", "none.idx: cannot be read: No such file"),
+        ("code", "code.bin: cannot be read: No such"),
+    ):
+        with pytest.raises(DataError, match=text):
+            open_remote(store, tmp_path, name)
+    settings = CacheSettings(str(tmp_path), 1 << 20, BLOCK_BYTES)
+    for url, text in (("s3://me:secret@bucket/web", "a password in a URL"), ("nothing://x/web", "nothing")):
+        with pytest.raises(DataError, match=text):
+            path_or_url(url, settings)
+    assert path_or_url("data/web", settings) == Path("data/web")
+
+
+def wait_for_reads(store: WatchedStore, count: int) -> None:
+    wait_until(lambda: len(store.ranges) >= count, "the blocks")
+
+
+def test_readahead_fetches_in_order_and_not_too_far(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    dataset = open_remote(store, tmp_path)
+    store.ranges.clear()
+    blocks = list(dataset.remote_blocks(0, NUM_TOKENS["web"]))
+    # steps 0 to 3 need no block, two, one of them again, and the others
+    coming = [[], [blocks[3], blocks[1]], [blocks[1]], blocks[4:9], blocks[9:]]
+    ahead = Readahead(coming, num_blocks=1)
+    for step, expected in ((None, [3]), (1, [3, 1]), (2, [3, 1, 4]), (3, [3, 1, 4, 5, 6, 7, 8, 9])):
+        if step is not None:
+            ahead.advance(step)
+        wait_for_reads(store, len(expected))
+        assert [start // BLOCK_BYTES for _, start, _ in store.ranges] == expected
+    ahead.close()
+    for thread in threads_of_readahead():
+        thread.join()
+    assert len(store.ranges) == 8
+
+
+def test_a_tail_of_a_file_is_a_shorter_block(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    dataset = open_remote(store, tmp_path, "code")
+    assert data_path(dataset.prefix).name == "code.bin"
+    assert len(dataset.window(NUM_TOKENS["code"] - 5, 100)) == 5
+    last = (NUM_BLOCKS["code"] - 1) * BLOCK_BYTES
+    assert store.ranges[-1] == ("code.bin", last, 2 * NUM_TOKENS["code"])
