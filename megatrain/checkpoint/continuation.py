@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megatrain.checkpoint.continued_lengths import lengths_problem
+from megatrain.checkpoint.continued_lengths import lengths_problem, with_aligned_lengths
 from megatrain.checkpoint.continued_stream import continued_stream, has_same_stages
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.sample_stream import SampleStream
@@ -104,7 +104,8 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
             "run (job.run_directory) with checkpoint.load"
         )
     if is_same_run or (not problem and has_same_stages(found.stream, origin.data)):
-        return Continuation(origin.progress, found.stream, (*notes, *found.notes))
+        stream = with_aligned_lengths(found.stream, config.batch_schedule, origin.progress.consumed_samples)
+        return Continuation(origin.progress, stream, (*notes, *found.notes))
     reason = problem or "the mixture differs"
     notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")
     return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), data, tuple(notes))

@@ -23,7 +23,8 @@ def lengths_problem(
     """
     recorded, planned = (_changes(stream.stages, cursor) for stream in (before, now))
     if recorded[0][1] != planned[0][1]:
-        return f"its samples begin with {recorded[0][1]} tokens, and data.seq_len is {planned[0][1]}"
+        lengths = f"its first samples had {recorded[0][1]} tokens, and those of the configuration have {planned[0][1]}"
+        return f"{lengths}; set data.seq_len={recorded[0][1]}"
     largest = max(batches.batch.global_batch_size, *(stage.global_batch_size for stage in batches.stages), 0)
     if len(planned) == len(recorded) + 1:
         recorded = [*recorded, (cursor, planned[-1][1])]  # it comes now

@@ -20,7 +20,6 @@ from megatrain.checkpoint.agreement import raised_by_all, result_of_rank_0
 from megatrain.checkpoint.arena_slots import ArenaSlot, SnapshotLabel, missing_slot_bytes, open_slots, plan_snapshot
 from megatrain.checkpoint.attach import Attachment, attach
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress, continuation, origin_of
-from megatrain.checkpoint.continued_lengths import with_aligned_lengths
 from megatrain.checkpoint.host_writer import HostWriter
 from megatrain.checkpoint.job_peers import JobPeers, storage_instead
 from megatrain.checkpoint.load import load_state
@@ -306,7 +305,7 @@ class JobCheckpoints:
                     problem = error
                 else:
                     if candidate.is_own:
-                        self._set_order(found.stream, found.progress)
+                        self._data = found.stream
                     else:
                         begun = start.begun_at(found.progress.consumed_samples)
                         notes += self._begin_order(begun, found.stream, rollback, found.progress)
@@ -334,12 +333,8 @@ class JobCheckpoints:
                 f"{self._checkpoints}: its sample order differs: {order.problem}; restore the data and "
                 "data.seed, or begin another run (job.run_directory)"
             )
-        self._set_order(order.stream, progress)
+        self._data = order.stream
         return order.notes
-
-    def _set_order(self, stream: SampleStream, progress: TrainingProgress) -> None:
-        """Set the sample order of a job that begins at `progress`."""
-        self._data = with_aligned_lengths(stream, self._config.batch_schedule, progress.consumed_samples)
 
     def _open_branch(self, start: StartingPoint, parent: str, step: int, rollback: Rollback | None) -> str:
         """Begin a branch at an older step; everything after that step is abandoned. Returns a message for the log."""
@@ -389,7 +384,7 @@ class JobCheckpoints:
         origin = memory_origin(attachment, words, self._mesh.rank, self._mesh.cpu_groups)
         origin = replace(origin, data=skipping(start, origin.data, self._config, None, origin.progress))
         found = continuation(origin, self._config, self._data, is_same_run=True)
-        self._set_order(found.stream, found.progress)
+        self._data = found.stream
         slot.copy_in()
         if attachment.missing:
             # the lost hosts' writers, which would have stored the snapshot in its old round, are gone

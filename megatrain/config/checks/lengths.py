@@ -114,11 +114,11 @@ def _change_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem
             "which tensors wait in host memory follows from one length",
         ),
     )
-    for other, value, way_out, reason in refused:
-        if value != way_out:
+    for other, value, allowed, reason in refused:
+        if value != allowed:
             yield Problem(
                 (key, other),
                 f"{key}={seq_len} changes the sample length, which {setting(other, value)} cannot follow: {reason}; "
                 "use "
-                f"{setting(other, way_out)}, or one length for the whole run",
+                f"{setting(other, allowed)}, or one length for the whole run",
             )

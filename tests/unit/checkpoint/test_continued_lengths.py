@@ -25,7 +25,11 @@ PROBLEMS = {
     "a later change is added": (stream((0, 4), (40, 16), (48, 4)), 48, ""),
     "a change ahead is removed": (stream((0, 4)), 40, ""),
     "it comes now": (stream((0, 4), (35, 16)), 40, ""),
-    "another beginning": (stream((0, 8), (40, 16)), 48, "begin with 4 tokens, and data.seq_len is 8"),
+    "another beginning": (
+        stream((0, 8), (40, 16)),
+        48,
+        "had 4 tokens, and those of the configuration have 8; set data.seq_len=4",
+    ),
     "removed": (stream((0, 4)), 48, "by the stages of the configuration: 4 from sample 0 on; restore"),
     "another length": (stream((0, 4), (40, 8)), 48, "have had these tokens: 4 from sample 0 on, 16 from sample 40 on"),
     "too early": (stream((0, 4), (8, 16)), 48, "let others begin after the 288 tokens that the run has read"),
