@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from megatrain.checkpoint.continued_lengths import lengths_problem, with_aligned_lengths
 from megatrain.checkpoint.continued_stream import continued_stream, has_same_stages
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.sample_stream import SampleStream
-from megatrain.config.changes import model_changes, training_changes, weight_changes
+from megatrain.config.changes import model_changes, run_changes, training_changes, weight_changes
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 
@@ -77,7 +78,7 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
         raise CheckpointError(
             f"{location}: its configuration is not valid in this version of megatrain: {error}"
         ) from error
-    changes = model_changes(before, config) if is_same_run else weight_changes(before, config)
+    changes = run_changes(before, config) if is_same_run else weight_changes(before, config)
     if changes:
         hint = (
             "restore these values, or begin another run (job.run_directory) with checkpoint.load"
@@ -94,16 +95,17 @@ def continuation(origin: Origin, config: Config, data: SampleStream, *, is_same_
     notes += [f"changed since: {change}" for change in training_changes(before, config)]
     notes += _notes_on_files((before, origin.data), (config, data))
     found = continued_stream(origin.data, data, origin.progress.consumed_samples, accepted_digests(config))
-    problem = found.problem
-    if before.model.seq_len != config.model.seq_len:
-        problem = f"its samples have {before.model.seq_len} tokens, and model.seq_len is {config.model.seq_len}"
+    problem = found.problem or lengths_problem(
+        origin.data, data, origin.progress.consumed_samples, origin.progress.consumed_tokens, config.batch_schedule
+    )
     if is_same_run and problem:
         raise CheckpointError(
             f"{location}: its sample order differs: {problem}; restore the data and data.seed, or begin another "
             "run (job.run_directory) with checkpoint.load"
         )
     if is_same_run or (not problem and has_same_stages(found.stream, origin.data)):
-        return Continuation(origin.progress, found.stream, (*notes, *found.notes))
+        stream = with_aligned_lengths(found.stream, config.batch_schedule, origin.progress.consumed_samples)
+        return Continuation(origin.progress, stream, (*notes, *found.notes))
     reason = problem or "the mixture differs"
     notes.append(f"a different sample order ({reason}), so this run begins at step 0 with these weights and moments")
     return Continuation(replace(TrainingProgress(), num_updates=origin.progress.num_updates), data, tuple(notes))

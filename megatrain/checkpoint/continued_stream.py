@@ -42,6 +42,10 @@ def continued_stream(
         return ContinuedStream(
             now, problem=f"its samples were drawn with seed {before.seed}, and data.seed is {now.seed}"
         )
+    parts = [(one.block_tokens, one.part_tokens) for one in (before, now)]
+    if parts[0] != parts[1]:
+        keys = "data.block_tokens and data.part_tokens"
+        return ContinuedStream(now, problem=f"{keys} were {parts[0]}, and are {parts[1]}")
     if before.packing != now.packing:
         packings = [one.packing or "none" for one in (before, now)]
         return ContinuedStream(now, problem=f"data.packing was {packings[0]}, and is {packings[1]}")
@@ -49,15 +53,15 @@ def continued_stream(
     sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)
     if problem:
         return ContinuedStream(now, problem=problem)
-    planned = [MixtureStage(stage.first_sample, _placed(stage.weights, places, len(sources))) for stage in now.stages]
+    planned = [replace(stage, weights=_placed(stage.weights, places, len(sources))) for stage in now.stages]
     begin = max((end for _, end in before.skipped if end > cursor), default=cursor)
     # stages of `before` after `begin` were not reached: the job went back, or they were only planned
     stages = [stage for stage in before.stages if stage.first_sample < max(begin, 1)]
     current = [stage for stage in planned if stage.first_sample <= begin][-1]
     # a stage that is planned to begin there begins a block of samples, even if its weights are the same
-    if current.first_sample == begin or not _is_same_mixture(stages[-1].weights, current.weights):
+    if current.first_sample == begin or not _is_same_mixture(stages[-1], current):
         stages = [stage for stage in stages if stage.first_sample < begin]
-        stages.append(MixtureStage(begin, current.weights))
+        stages.append(replace(current, first_sample=begin))
     stages += [stage for stage in planned if stage.first_sample > begin]
     ahead = [stage for stage in stages if stage.first_sample > cursor or not _has_stage(before, stage)]
     notes += [_stage_text(sources, stage) for stage in ahead[:_MAX_NOTES]]
@@ -168,15 +172,14 @@ def _placed(weights: Sequence[int], places: Sequence[int], length: int) -> tuple
 
 def _has_stage(stream: SampleStream, stage: MixtureStage) -> bool:
     return any(
-        existing.first_sample == stage.first_sample and _is_same_mixture(existing.weights, stage.weights)
-        for existing in stream.stages
+        existing.first_sample == stage.first_sample and _is_same_mixture(existing, stage) for existing in stream.stages
     )
 
 
-def _is_same_mixture(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Compare the proportions. A source that only one of the two lists must have weight 0 there."""
-    parts = [[weight // math.gcd(*weights) for weight in weights] for weights in (first, second)]
-    return all(one == other for one, other in zip_longest(*parts, fillvalue=0))
+def _is_same_mixture(first: MixtureStage, second: MixtureStage) -> bool:
+    """Compare lengths and proportions. A source that only one of the two has must have weight 0 there."""
+    parts = [[weight // math.gcd(*stage.weights) for weight in stage.weights] for stage in (first, second)]
+    return first.seq_len == second.seq_len and all(one == other for one, other in zip_longest(*parts, fillvalue=0))
 
 
 def _stage_text(sources: Sequence[StreamSource], stage: MixtureStage) -> str:
@@ -184,4 +187,5 @@ def _stage_text(sources: Sequence[StreamSource], stage: MixtureStage) -> str:
     # the stage has no weights for sources that were added later
     used = [(source.name, weight) for source, weight in zip(sources, stage.weights, strict=False) if weight]
     shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in used)
-    return f"from sample {stage.first_sample} on, the mixture is {shares}"
+    length = f", in samples of {stage.seq_len} tokens" if stage.seq_len else ""
+    return f"from sample {stage.first_sample} on, the mixture is {shares}{length}"

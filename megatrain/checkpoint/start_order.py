@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import islice
 
 from megatrain.checkpoint.continuation import TrainingProgress, accepted_digests
+from megatrain.checkpoint.continued_lengths import with_aligned_lengths
 from megatrain.checkpoint.continued_stream import ContinuedStream, continued_stream, with_later_stages
 from megatrain.checkpoint.start import StartingPoint
 from megatrain.checkpoint_format.sample_stream import SampleStream
@@ -71,9 +72,12 @@ def first_order(
     start: of a run that begins at `progress`, or earlier in its order.
     """
     if start.stream is None:
-        return ContinuedStream(skipping(start, begun, config, rollback, progress))
-    known = known_order(start, start.stream, now, config, rollback, progress)
-    return continued_stream(known, now, progress.consumed_samples, accepted_digests(config))
+        found = ContinuedStream(skipping(start, begun, config, rollback, progress))
+    else:
+        known = known_order(start, start.stream, now, config, rollback, progress)
+        found = continued_stream(known, now, progress.consumed_samples, accepted_digests(config))
+    stream = with_aligned_lengths(found.stream, config.batch_schedule, progress.consumed_samples)
+    return replace(found, stream=stream)
 
 
 def skipping(

@@ -22,19 +22,20 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class MixtureStage:
-    """The weights of the sources from sample `first_sample` on.
+    """The weights of the sources and the length of samples from sample `first_sample` on.
 
     The weights are in the order of the stream's sources. Sources that were added after this stage have no weight in it.
-    A source with weight 0 provides no samples.
+    A source with weight 0 provides no samples. seq_len: the tokens of a sample; 0: as many as model.seq_len.
     """
 
     first_sample: int
     weights: tuple[int, ...]
+    seq_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SampleStream:
-    """What determines the sample order, together with the model's seq_len. The data cursor is a position in this order.
+    """What determines the sample order. The data cursor is a position in this order.
 
     Without sources, no training took place. `skipped`: samples that the job leaves out since a rollback. The digests
     are of the held-out data and of the tokenizer's file; empty if there is no such file, or the digest is unknown. The
@@ -49,11 +50,29 @@ class SampleStream:
     tokenizer_digest: str = ""
     packing: str = ""
     """How documents are packed into samples (data/packing.py); empty: not packed."""
+    block_tokens: int = 0
+    part_tokens: int = 0
+    """The parts of an epoch (data/parts.py); 0: the epoch is one part."""
 
     @classmethod
-    def of_one(cls, num_tokens: int, seed: int, name: str = "", digest: str = "", **files: str) -> Self:
-        """Return the stream over one source. `files`: validation_digest and tokenizer_digest."""
-        return cls(seed, (StreamSource(name, num_tokens, digest),), (MixtureStage(0, (1,)),), **files)
+    def of_one(
+        cls,
+        num_tokens: int,
+        seed: int,
+        name: str = "",
+        digest: str = "",
+        *,
+        validation_digest: str = "",
+        tokenizer_digest: str = "",
+    ) -> Self:
+        """Return the stream over one source."""
+        return cls(
+            seed,
+            (StreamSource(name, num_tokens, digest),),
+            (MixtureStage(0, (1,)),),
+            validation_digest=validation_digest,
+            tokenizer_digest=tokenizer_digest,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stream as values for JSON."""
@@ -67,7 +86,8 @@ class SampleStream:
                 **values,
                 "sources": tuple(StreamSource(**source) for source in values["sources"]),
                 "stages": tuple(
-                    MixtureStage(stage["first_sample"], tuple(stage["weights"])) for stage in values["stages"]
+                    MixtureStage(stage["first_sample"], tuple(stage["weights"]), stage["seq_len"])
+                    for stage in values["stages"]
                 ),
                 "skipped": tuple((first, end) for first, end in values["skipped"]),
             }
@@ -94,6 +114,8 @@ class SampleStream:
             validation_digest=reader.text("validation_digest"),
             tokenizer_digest=reader.text("tokenizer_digest"),
             packing=reader.text("packing"),
+            block_tokens=reader.count("block_tokens"),
+            part_tokens=reader.count("part_tokens"),
         )
 
 
@@ -107,4 +129,4 @@ def _stage(reader: JsonObject, num_sources: int) -> MixtureStage:
     weights = reader.counts("weights")
     if not 0 < len(weights) <= num_sources or not any(weights):
         raise reader.error("weights", f"expected 1 to {num_sources} weights, one of them above 0")
-    return MixtureStage(reader.count("first_sample"), weights)
+    return MixtureStage(reader.count("first_sample"), weights, reader.count("seq_len"))

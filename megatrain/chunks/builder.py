@@ -75,8 +75,11 @@ def build_chunks(
 
 
 def hidden_shape(config: Config, tp_size: int) -> tuple[int, int, int]:
-    """Return (S / tp, B, H), the shape of a rank's part of a micro-batch's hidden states outside of the sublayers."""
-    return config.model.seq_len // tp_size, config.batch.micro_batch_size, config.model.hidden_size
+    """Return (S / tp, B, H), the shape of a rank's part of a micro-batch's hidden states outside of the sublayers.
+
+    S is the sample length at the beginning of the run.
+    """
+    return config.seq_len // tp_size, config.batch.micro_batch_size, config.model.hidden_size
 
 
 def build_meta_chunks(

@@ -235,8 +235,8 @@ def _summary(config: Config, world_size: int | None) -> str:
         + _layers_text(config.layers_per_chunk),
         "parameters": f"{size.total:,} (embedding {size.embedding:,}, positions {size.position:,}, "
         f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
-        "batch": f"{batch.global_batch_size} sequences of {config.model.seq_len} tokens = "
-        f"{batch.global_batch_size * config.model.seq_len:,} tokens a step, {num_microbatches} micro-batches of "
+        "batch": f"{batch.global_batch_size} sequences of {config.seq_len} tokens = "
+        f"{batch.global_batch_size * config.seq_len:,} tokens a step, {num_microbatches} micro-batches of "
         f"{batch.micro_batch_size} a pipeline" + (f" ({idle})" if idle else "") + _later_batches(config, layout),
         "bubble": f"{bubble:.1%} of the compute time of a stage",
         "hash": config_hash(config),
@@ -245,14 +245,19 @@ def _summary(config: Config, world_size: int | None) -> str:
 
 
 def _later_batches(config: Config, layout: Layout) -> str:
-    """Return the batches of later stages, as the end of a sentence; empty if there are none."""
+    """Return the batches and lengths of later stages, as the end of a sentence; empty if there are none."""
     text = ""
-    for stage in config.data_stages:
+    for placed in config.placed_stages:
+        stage = placed.stage
+        changes = []
         if stage.global_batch_size:
             dealing = config.dealing(layout, stage.global_batch_size)
             idle = f" ({idle_text(dealing)})" if idle_text(dealing) else ""
-            text += f"; from token {stage.after_tokens:,} on {stage.global_batch_size} sequences, {dealing.max_slots} "
-            text += f"micro-batches a pipeline{idle}"
+            changes.append(f"{stage.global_batch_size} sequences, {dealing.max_slots} micro-batches a pipeline{idle}")
+        if placed.changes_length:
+            changes.append(f"{placed.seq_len} tokens a sequence")
+        if changes:
+            text += f"; from token {stage.after_tokens:,} on {', '.join(changes)}"
     return text
 
 

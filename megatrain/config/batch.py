@@ -142,13 +142,14 @@ class BatchSchedule:
             num_steps -= num_alike
         raise AssertionError("the last run has no end")
 
-    def steps_before(self, sample: int) -> int:
-        """Return how many steps of a run that leaves out no samples begin before sample number `sample`."""
+    def steps_before(self, sample: int, cursor: int = 0, skipped: SampleRanges = ()) -> int:
+        """Return how many steps from `cursor` on begin before sample number `sample`."""
         total = 0
-        for start, size, num_steps in self.runs_from(0, skipped=()):
-            own = -(-(sample - start) // size)
+        for start, size, num_steps in self.runs_from(cursor, skipped):
+            begin = position_after(start, 0, skipped)
+            own = -(-num_kept(begin, max(begin, sample), skipped) // size)
             if num_steps is None or own <= num_steps:
-                return total + max(0, own)
+                return total + own
             total += num_steps
         raise AssertionError("the last run has no end")
 

@@ -33,6 +33,7 @@ from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelCo
 from megatrain.config.recording import LogConfig, ProfileConfig, TelemetryConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
+from megatrain.config.stages import PlacedStage, placed_stages
 from megatrain.config.step_sequence import StepSequence
 from megatrain.config.tables import TableReader, kind_of, number_of
 from megatrain.config.train import TrainConfig
@@ -138,11 +139,31 @@ class Config:
     def batch_schedule(self) -> BatchSchedule:
         """The global batch size of every step."""
         stages = (
-            BatchStage(stage.first_sample(self.model.seq_len), stage.global_batch_size)
-            for stage in self.data_stages
-            if stage.global_batch_size
+            BatchStage(placed.first_sample, placed.stage.global_batch_size)
+            for placed in self.placed_stages
+            if placed.stage.global_batch_size
         )
         return BatchSchedule(self.batch, tuple(stages))
+
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a training sample until a stage changes it. model.seq_len is the most that the model takes."""
+        return self.data.seq_len or self.model.seq_len
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Every length of training samples in the run, in the order of the stages, each once."""
+        return tuple(dict.fromkeys((self.seq_len, *(placed.seq_len for placed in self.placed_stages))))
+
+    @property
+    def evaluation_seq_len(self) -> int:
+        """The tokens of a held-out sample."""
+        return self.evaluation.seq_len or self.seq_len
+
+    @property
+    def placed_stages(self) -> tuple[PlacedStage, ...]:
+        """The later stages of the run, with their first samples and the lengths of their samples."""
+        return placed_stages(self.data_stages, self.batch, self.seq_len)
 
     @property
     def validation_sets(self) -> Mapping[str, ValidationSetConfig]:

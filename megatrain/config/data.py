@@ -45,6 +45,34 @@ class DataConfig:
         default="",
         metadata=option("Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with."),
     )
+    seq_len: int = field(
+        default=0,
+        metadata=option(
+            "Tokens of a training sample until a stage changes it; at most model.seq_len. 0: model.seq_len.",
+            unit="tokens",
+            minimum=0,
+        ),
+    )
+    block_tokens: int = field(
+        default=0,
+        metadata=option(
+            "Tokens that stay together when data.part_tokens divides an epoch: a multiple of every sample length that "
+            "the run will have. 0: the epoch is one block.",
+            unit="tokens",
+            minimum=0,
+        ),
+    )
+    part_tokens: int = field(
+        default=0,
+        metadata=option(
+            "Tokens of a source that are shuffled with each other; a multiple of data.block_tokens, blocks of which "
+            "are drawn from all over the epoch. After a change of the sample length, the part that was begun is dealt "
+            "in samples that are taken from windows of the old length, all later parts in whole ones. Part of the "
+            "sample order, so it cannot be changed in a run. 0: the epoch is one part.",
+            unit="tokens",
+            minimum=0,
+        ),
+    )
     has_document_mask: bool = field(
         default=False,
         metadata=option("Whether attention stops at the boundaries of the documents packed in one sample."),
@@ -171,18 +199,20 @@ class DataSourceConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataStageConfig:
-    """A later stage of the run: from a number of tokens on, the sources have other weights, or steps another size.
+    """A later stage of the run: from a number of tokens on, sources have other weights, or steps or samples another
+    size.
 
     There may be up to 256: two tables `[[data_stage]]` are the same as `[data_stage]` and `[data_stage-2]`. Until the
-    first stage begins, the weights in [data_source] and batch.global_batch_size apply. Stages may be changed at any
-    restart, without an effect on what the run has already read.
+    first stage begins, the weights in [data_source], batch.global_batch_size and data.seq_len apply. Stages may be
+    changed at any restart, without an effect on what the run has already read; changes of the length that have begun
+    must stay.
     """
 
     after_tokens: int = field(
         default=0,
         metadata=option(
-            "Tokens that the run has read when the stage begins, rounded up to whole samples. Tokens that a rollback "
-            "skips are counted, too.",
+            "Tokens that the run has read when the stage begins, rounded up to whole samples, and to whole steps if "
+            "the stage changes the sample length. Tokens that a rollback skips are counted, too.",
             unit="tokens",
             minimum=0,
         ),
@@ -205,13 +235,18 @@ class DataStageConfig:
         ),
     )
 
+    seq_len: int = field(
+        default=0,
+        metadata=option(
+            "Tokens of a training sample; at most model.seq_len. 0: as many as in the stage before.",
+            unit="tokens",
+            minimum=0,
+        ),
+    )
+
     @property
     def has_effect(self) -> bool:
-        return bool(self.weights or self.global_batch_size)
-
-    def first_sample(self, seq_len: int) -> int:
-        """Return the number of the first sample of the stage."""
-        return -(-self.after_tokens // seq_len)
+        return bool(self.weights or self.global_batch_size or self.seq_len)
 
     @property
     def weight_of(self) -> Mapping[str, float]:
@@ -262,6 +297,15 @@ class EvaluationConfig:
         default=0,
         metadata=option(
             "Samples of each validation set to evaluate on. 0: the whole set.", unit="sequences", minimum=0
+        ),
+    )
+    seq_len: int = field(
+        default=0,
+        metadata=option(
+            "Tokens of a held-out sample, the same in all stages of the run; at most model.seq_len. 0: as many as a "
+            "training sample has at the beginning of the run.",
+            unit="tokens",
+            minimum=0,
         ),
     )
 

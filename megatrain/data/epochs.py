@@ -45,7 +45,7 @@ def source_uses(reader: BatchReader, end_sample: int, cursor: int = 0, skipped: 
             source=source,
             num_samples=count,
             share=count / total,
-            epochs=count / source.order.samples_per_epoch,
+            epochs=source.order.epochs_after(count),
             is_over=count == past,
         )
         for source, past, count in zip(reader.sources, before, counts, strict=True)

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
-from megatrain.data.order import key_of, permuted
+from megatrain.data.permutation import key_of, permuted
+from megatrain.data.stretches import LengthChange
 
 BLOCK_SAMPLES = 4096
 
@@ -58,6 +59,20 @@ class Mixture:
     def weights(self, sample: int) -> tuple[int, ...]:
         """Return the weight of each source in the stage of sample number `sample`."""
         return self._weights(self._stage_of(sample))
+
+    def seq_len(self, sample: int) -> int:
+        """Return the length of sample number `sample`; 0: as many tokens as model.seq_len."""
+        return self.stages[self._stage_of(sample)].seq_len
+
+    def lengths_of(self, source: int) -> tuple[LengthChange, ...]:
+        """Return the lengths of the samples of a source, each from which of its samples on. The first is 0."""
+        found: list[LengthChange] = []
+        for stage, counts in zip(self.stages, _counts_before(self), strict=True):
+            if found and found[-1].first_index == counts[source]:
+                found.pop()  # the source has no sample of that length
+            if not found or found[-1].seq_len != stage.seq_len:
+                found.append(LengthChange(int(counts[source]), stage.seq_len))
+        return tuple(found)
 
     def counts(self, sample: int) -> NDArray[np.int64]:
         """Return how many of the samples before number `sample` come from each source. Shape: [num_sources]."""

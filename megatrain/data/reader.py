@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
+from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
@@ -78,6 +79,16 @@ class StepBatch:
     sources: SampleSources | None = None
     bad_samples: tuple[BadSample, ...] = ()
 
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a sample, the same for all samples of the step."""
+        return len(self.microbatches[0].tokens_SB)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the step, over all ranks."""
+        return self.global_batch_size * self.seq_len
+
 
 class TokenWindow(NamedTuple):
     """A stretch of a token stream: its first token, and how many labels it has. It spans one token more than labels."""
@@ -119,6 +130,22 @@ class BatchReader:
     """The cost by which the samples of a step are dealt; None: in the order of their numbers."""
 
     @classmethod
+    def of(
+        cls,
+        sources: Sequence[TrainingSource | None],
+        mixture: Mixture,
+        has_document_mask: bool = False,
+        replaces_bad_samples: bool = False,
+        balanced_cost: DocumentCost | None = None,
+    ) -> BatchReader:
+        """Return the reader of sources whose samples have the lengths of the mixture's stages."""
+        adapted = [
+            source and replace(source, order=source.order.with_lengths(mixture.lengths_of(number)))
+            for number, source in enumerate(sources)
+        ]
+        return cls(tuple(adapted), mixture, has_document_mask, replaces_bad_samples, balanced_cost)
+
+    @classmethod
     def of_one(
         cls,
         dataset: IndexedDataset,
@@ -134,7 +161,13 @@ class BatchReader:
     def following(self, stream: SampleStream) -> BatchReader:
         """Return the reader of another mixture of these sources, and of others that get no samples any more."""
         by_identity = {source.identity: source for source in self.sources if source is not None}
-        return replace(self, sources=tuple(map(by_identity.get, stream.sources)), mixture=Mixture.of(stream))
+        return self.of(
+            [by_identity.get(identity) for identity in stream.sources],
+            Mixture.of(stream),
+            self.has_document_mask,
+            self.replaces_bad_samples,
+            self.balanced_cost,
+        )
 
     def read_step(self, plan: StepPlan, replica: int, *, has_tokens: bool = True) -> StepBatch:
         """Return one replica's part of a step.
@@ -154,11 +187,12 @@ class BatchReader:
             bad[number] = error.tokens
 
         samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
+        seq_len = self.seq_len_of(plan)
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
                 np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
-                self.seq_len,
+                seq_len,
                 self.has_document_mask,
                 on_bad,
                 has_tokens=has_tokens,
@@ -211,10 +245,12 @@ class BatchReader:
             costs[of_source] = sample_costs(cost, source.dataset, source.order, indices[of_source])
         return costs
 
-    @property
-    def seq_len(self) -> int:
-        """The tokens of a sample, the same for all sources."""
-        return next(source.order.seq_len for source in self.sources if source is not None)
+    def seq_len_of(self, plan: StepPlan) -> int:
+        """Return the tokens of a sample of a step, the same for all of them."""
+        first, last = (position_after(plan.cursor, place, plan.skipped) for place in (0, plan.global_batch_size - 1))
+        seq_len = self.mixture.seq_len(first)
+        assert seq_len == self.mixture.seq_len(last), "the sample length changes inside a step"
+        return seq_len or next(source.order.seq_len for source in self.sources if source is not None)
 
     @property
     def source_names(self) -> tuple[str, ...]:

@@ -26,6 +26,11 @@ def length_costs(cost: DocumentCost, lengths: Int64) -> Int64:
     return costs
 
 
+def sample_cost(cost: DocumentCost, seq_len: int) -> int:
+    """Return the cost of a sample that is one document."""
+    return int(length_costs(cost, np.array([seq_len], dtype=np.int64))[0])
+
+
 def sample_costs(
     cost: DocumentCost, dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64
 ) -> Int64:
@@ -37,7 +42,7 @@ def sample_costs(
     # the sum of a sample is the difference of two running sums, also for a sample without documents
     sums = np.concatenate([[0], np.cumsum(length_costs(cost, lengths))])
     num_tokens = np.concatenate([[0], np.cumsum(lengths)])
-    padding = order.seq_len - np.diff(num_tokens[bounds])
+    padding = order.lengths(indices) - np.diff(num_tokens[bounds])
     costs: Int64 = np.diff(sums[bounds]) + length_costs(cost, padding)
     return costs
 
@@ -54,5 +59,6 @@ def _documents(dataset: IndexedDataset, order: SampleOrder | PackedOrder, indice
     for start, count in zip(pieces.starts.tolist(), pieces.labels.tolist(), strict=True):
         firsts = dataset.document_starts_between(start + 1, start + count)
         lengths.append(np.diff(firsts, prepend=start, append=start + count))
-    bounds = np.concatenate([[0], np.cumsum([len(one) for one in lengths[1:]])]).astype(np.int64)
-    return np.concatenate(lengths), bounds
+    # each piece begins a document
+    ends = np.concatenate([[0], np.cumsum([len(one) for one in lengths[1:]])]).astype(np.int64)
+    return np.concatenate(lengths), ends[pieces.bounds]

@@ -99,17 +99,21 @@ class Pipeline:
         chunks: Sequence[PipelineChunk],
         recorder: Recorder,
         *,
-        hidden_shape: tuple[int, int, int],
+        hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """hidden_shape: (S_local, B, H), the shape of the tensors that stages send each other."""
         self.mesh = mesh
         self.chunks = tuple(chunks)
         self.recorder = recorder
-        self.hidden_shape = hidden_shape
+        self.hidden_size = hidden_size
         self.dtype = dtype
         self.device = device
+
+    def hidden_shape(self, micro: PipelineInput) -> tuple[int, int, int]:
+        """Return (S_local, B, H), the shape of the tensors that stages send each other for a micro-batch."""
+        seq_len, num_samples = micro.tokens_SB.shape
+        return seq_len // self.mesh.layout.tp_size, num_samples, self.hidden_size
 
     def start_initial_gathers(self, schedule: Schedule) -> None:
         """Start the gathers at the beginning of a step of this schedule. They need no batch.
@@ -246,7 +250,7 @@ class Pipeline:
         else:
             channel, operation = links.backward_from_next, Operation.BACKWARD_RECV
         run.received[(action.kind, action.chunk, action.microbatch)] = channel.receive(
-            self.hidden_shape,
+            self.hidden_shape(run.inputs[action.microbatch]),
             self.dtype,
             self.device,
             operation,

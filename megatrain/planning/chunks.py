@@ -128,7 +128,7 @@ def _borrowed_buckets(chunk: BuiltChunk, built: Sequence[BuiltChunk]) -> tuple[B
 
 def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
     """Return a micro-batch on meta. With a document mask each sample is one document: the real number is not known."""
-    shape = (config.model.seq_len, config.batch.micro_batch_size)
+    shape = (config.seq_len, config.batch.micro_batch_size)
     tokens_SB = torch.empty(shape, dtype=torch.int64, device=_META)
     sample_B = torch.empty(shape[1], dtype=torch.int64, device=_META)
     documents = None

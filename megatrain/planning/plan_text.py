@@ -116,13 +116,18 @@ def _memory(plan: RunPlan) -> list[str]:
 
 
 def _batches(plan: RunPlan) -> list[str]:
-    """Return a row for each stage of the data: its start, its batch, and the memory of the rank that needs most."""
-    begins = [(0, 0, plan), *((one.after_tokens, one.first_step, one.plan) for one in plan.later)]
+    """Return a row for each stage of the data: its begin, its batch, and what a rank then needs at most."""
+    begins: list[tuple[int, int, RunPlan]] = [
+        (0, 0, plan),
+        *((one.after_tokens, one.first_step, one.plan) for one in plan.later),
+    ]
+    fullest = max(begins, key=lambda begin: begin[2].largest_stage.memory.total)
     rows = [
         [
             f"{after_tokens:,}",
             f"{first_step + 1:,}",
             f"{one.global_batch_size:,}",
+            f"{one.seq_len:,}",
             f"{one.num_tokens_per_step:,}",
             f"{one.num_microbatches:,}",
             f"{one.bubble_fraction:.1%}",
@@ -132,11 +137,12 @@ def _batches(plan: RunPlan) -> list[str]:
         ]
         for after_tokens, first_step, one in begins
     ]
-    heads = ["from token", "from step", "batch", "tokens a step", "micro-batches"]
+    heads = ["from token", "from step", "batch", "tokens a sample", "tokens a step", "micro-batches"]
     heads += ["bubble", "idle", "memory", "in stage"]
     return [
         "Batch by stage of the data (memory: of the rank that needs most; other sections are about the first row)",
         *_table(heads, rows, num_left=0),
+        f"  the fullest: from token {fullest[0]:,} on, {bytes_text(fullest[2].largest_stage.memory.total)}",
     ]
 
 

@@ -91,7 +91,7 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class LaterPlan:
-    """The same job from a stage of its data on, in which steps have another batch.
+    """The same job from a stage of its data on, in which steps have another batch, or samples another length.
 
     first_step: how many steps of a new run come before.
     """
@@ -103,7 +103,10 @@ class LaterPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A job on all its ranks, in steps of `global_batch_size` samples. `later`: the stages with other batches."""
+    """A job on all its ranks, in steps of `global_batch_size` samples of `seq_len` tokens.
+
+    later: the stages with other batches or lengths.
+    """
 
     job: str
     layout: Layout
@@ -125,6 +128,7 @@ class RunPlan:
     checkpoint_bytes: int
     """Bytes of weights and optimizer state, in full precision."""
     global_batch_size: int
+    seq_len: int
     num_tokens_per_step: int
     flops_per_token: float
     grouped_parameters: tuple[GroupedParameters, ...]
@@ -163,23 +167,25 @@ def plan_run(config: Config) -> RunPlan:
     Raises: TopologyError when layout, tensor plan or schedule cannot be built.
     """
     schedule = config.batch_schedule
-    sizes = (config.batch.global_batch_size, *(stage.global_batch_size for stage in schedule.stages))
-    plans = {size: _plan_batch(config, size) for size in dict.fromkeys(sizes)}
-    stages = [stage for stage in config.data_stages if stage.global_batch_size]
+    placed = [one for one in config.placed_stages if one.stage.global_batch_size or one.changes_length]
+    sizes = [(config.batch.global_batch_size, config.seq_len)]
+    for one in placed:
+        sizes.append((one.stage.global_batch_size or sizes[-1][0], one.seq_len))
+    plans = {size: _plan_steps(config, *size) for size in dict.fromkeys(sizes)}
     later = tuple(
-        LaterPlan(
-            stage.after_tokens,
-            schedule.steps_before(stage.first_sample(config.model.seq_len)),
-            plans[stage.global_batch_size],
-        )
-        for stage in stages
+        LaterPlan(one.stage.after_tokens, schedule.steps_before(one.first_sample), plans[size])
+        for one, size in zip(placed, sizes[1:], strict=True)
     )
     return replace(plans[sizes[0]], later=later)
 
 
-def _plan_batch(whole: Config, global_batch_size: int) -> RunPlan:
-    """Return the plan of a job whose steps all have this size."""
-    config = replace(whole, batch=replace(whole.batch, global_batch_size=global_batch_size))
+def _plan_steps(whole: Config, global_batch_size: int, seq_len: int) -> RunPlan:
+    """Return the plan of a job whose steps all have this size, and its samples this length."""
+    config = replace(
+        whole,
+        batch=replace(whole.batch, global_batch_size=global_batch_size),
+        data=replace(whole.data, seq_len=seq_len),
+    )
     layout, parallel = config.layout(None), config.parallel
     dealing = config.dealing(layout)
     num_microbatches = dealing.max_slots
@@ -233,8 +239,9 @@ def _plan_batch(whole: Config, global_batch_size: int) -> RunPlan:
         checkpoint_bytes=(8 if config.train.precision == "fp64" else 4)
         * sum(group.num_parameters * (1 + len(group.rule.state_kinds)) for group in grouped),
         global_batch_size=global_batch_size,
-        num_tokens_per_step=global_batch_size * config.model.seq_len,
-        flops_per_token=training_flops_per_token(config.model),
+        seq_len=seq_len,
+        num_tokens_per_step=global_batch_size * seq_len,
+        flops_per_token=training_flops_per_token(replace(config.model, seq_len=seq_len)),
         grouped_parameters=grouped,
         groups=tuple(groups.values()),
         stages=tuple(stages),

@@ -34,7 +34,10 @@ class IntervalBuilder:
         wall_s = max(now - self._began_at, 1e-9)
         self._steps, self._began_at = [], now
         done = [step for step in steps if not step.is_skipped]
-        per_rank = sum(step.num_tokens for step in steps) / wall_s / last.world_size
+        tokens = [step.num_tokens for step in steps]
+        per_rank = sum(tokens) / wall_s / last.world_size
+        # steps of longer samples compute more for a token
+        flops = _mean([self._cost.flops_per_token(step.seq_len) for step in steps], tokens)
         return IntervalReport(
             step=last.step,
             num_steps=len(steps),
@@ -44,8 +47,8 @@ class IntervalBuilder:
             lr=last.lr,
             tokens_per_s=per_rank * last.world_size,
             tokens_per_s_per_rank=per_rank,
-            flops_per_s_per_rank=per_rank * self._cost.flops_per_token,
-            mfu=None if self._cost.peak is None else mfu(per_rank, self._cost.flops_per_token, self._cost.peak),
+            flops_per_s_per_rank=per_rank * flops,
+            mfu=None if self._cost.peak is None else mfu(per_rank, flops, self._cost.peak),
             step_ms=_mean([step.duration_s for step in steps]) * 1e3,
             data_wait_ms=_mean([step.data_wait_s for step in steps]) * 1e3,
             memory_bytes=last.memory_bytes,

@@ -59,6 +59,11 @@ class StepReport:
     """The sources with tokens or replaced samples in this step, in the order of the mixture; none for a run with one
     source."""
 
+    @property
+    def seq_len(self) -> int:
+        """The tokens of a sample."""
+        return self.num_tokens // self.global_batch_size
+
     def values(self) -> dict[str, Any]:
         return asdict(self)
 

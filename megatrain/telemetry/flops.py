@@ -10,7 +10,8 @@ device, a throughput becomes the MFU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from megatrain.config.config import Config
@@ -110,18 +111,26 @@ def mfu(tokens_per_s_per_gpu: float, flops_per_token: float, peak: float) -> flo
 
 @dataclass(frozen=True, slots=True)
 class ComputeCost:
-    """The FLOPs of a token, and the peak of a device in FLOP/s; `peak` is None if it is not known."""
+    """The FLOPs of a token of `model`, and the peak of a device in FLOP/s; `peak` is None if it is not known."""
 
-    flops_per_token: float
+    model: ModelConfig
     peak: float | None
     formula: str
     """One line on how both are counted."""
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Return the FLOPs of a token's forward and backward pass in a sample of this length."""
+        return _flops_per_token(self.model, seq_len)
+
+
+@lru_cache(maxsize=64)
+def _flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    return training_flops_per_token(replace(model, seq_len=seq_len))
 
 
 def compute_cost(config: Config, device_name: str) -> ComputeCost:
     """Return the FLOPs of a token of this model, and the peak of a device with this name. Units: peak in FLOP/s."""
     precision = config.train.precision
-    flops_per_token = training_flops_per_token(config.model)
     # The table holds bf16 peaks only.
     peak, source = peak_flops(device_name) if precision == "bf16" else None, f"{device_name}, dense {precision}"
     if config.telemetry.peak_tflops:
@@ -130,7 +139,8 @@ def compute_cost(config: Config, device_name: str) -> ComputeCost:
         known = f"not printed: no {precision} peak is known for {device_name}; set telemetry.peak_tflops"
     else:
         known = f"tokens/s/device * FLOPs/token / peak, peak = {peak / 1e12:g} TFLOP/s ({source})"
-    return ComputeCost(flops_per_token, peak, f"{flops_formula(config.model)}; MFU {known}")
+    formula = flops_formula(replace(config.model, seq_len=config.seq_len))
+    return ComputeCost(config.model, peak, f"{formula}; MFU {known}")
 
 
 def device_name(device: torch.device) -> str:

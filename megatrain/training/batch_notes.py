@@ -1,13 +1,19 @@
-"""The log lines of a run about its batches, before the first step: idle slots, and later stages. Pure functions."""
+"""The log lines of a run about its batches before the first step: idle slots, later stages, and sample lengths.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.sample_ranges import SampleRanges, position_after
+from megatrain.contracts.sample_ranges import SampleRanges, num_kept, position_after
 from megatrain.contracts.step_plan import idle_text
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader
 
 
 def batch_notes(config: Config, layout: Layout, step: int, cursor: int, skipped: SampleRanges) -> Iterator[str]:
@@ -33,3 +39,36 @@ def batch_notes(config: Config, layout: Layout, step: int, cursor: int, skipped:
             yield f"from step {step + 1} on, the global batch is {size}" + (f"; {idle}" if idle else "")
         if num_steps is not None:
             step += num_steps
+
+
+def length_notes(
+    config: Config, reader: BatchReader, progress: TrainingProgress, skipped: SampleRanges
+) -> Iterator[str]:
+    """Yield from which step on samples have another length, and how many of them are not whole windows.
+
+    progress: of the run. skipped: samples that it leaves out.
+    """
+    batches, sample, tokens = config.batch_schedule, progress.consumed_samples, progress.consumed_tokens
+    stages = reader.mixture.stages
+    seq_len = reader.mixture.seq_len(sample)
+    for stage in stages:
+        if stage.first_sample <= progress.consumed_samples or stage.seq_len == seq_len:
+            continue
+        step = progress.step + batches.steps_before(stage.first_sample, progress.consumed_samples, skipped)
+        if step >= config.train.steps:
+            return
+        tokens += num_kept(sample, stage.first_sample, skipped) * seq_len
+        sample, seq_len = stage.first_sample, stage.seq_len
+        counts = reader.mixture.counts(sample).tolist()
+        assembled = sum(
+            source.order.num_assembled(count)
+            for source, count in zip(reader.sources, counts, strict=True)
+            if source is not None and isinstance(source.order, SampleOrder)
+        )
+        planned = [one for one in config.placed_stages if one.changes_length and one.first_sample <= sample][-1]
+        yield (
+            f"from step {step + 1} on, samples have {seq_len:,} tokens: at sample {sample:,}, after {tokens:,} tokens "
+            f"(after_tokens={planned.stage.after_tokens:,}, rounded up to a whole step); {assembled:,} of these "
+            "samples "
+            "are taken from windows of the length before, the rest of what data.part_tokens shuffles together"
+        )

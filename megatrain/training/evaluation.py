@@ -84,7 +84,7 @@ def _sums(rank_model: RankModel, validation_set: ValidationSet) -> torch.Tensor:
     batches = iter(
         evaluation_batches(
             validation_set.dataset,
-            config.model.seq_len,
+            config.evaluation_seq_len,
             config.batch.micro_batch_size,
             *mesh.layout.sample_share(mesh.rank),
             validation_set.num_samples,

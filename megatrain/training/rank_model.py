@@ -13,7 +13,7 @@ import torch
 
 from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.checkpoint.ownership import SavedShard
-from megatrain.chunks.builder import BuiltChunk, build_chunks, hidden_shape
+from megatrain.chunks.builder import BuiltChunk, build_chunks
 from megatrain.chunks.inputs import pipeline_input
 from megatrain.comm import Mesh
 from megatrain.comm.sequence import gather_columns
@@ -150,7 +150,7 @@ def build_rank_model(
         mesh,
         chunks,
         recorder,
-        hidden_shape=hidden_shape(config, mesh.layout.tp_size),
+        hidden_size=config.model.hidden_size,
         dtype=DTYPES[config.train.precision],
         device=device,
     )

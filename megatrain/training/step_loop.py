@@ -10,6 +10,7 @@ from time import perf_counter
 from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.config.config import Config
+from megatrain.config.model_products import document_cost
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.contracts.errors import DataError, NonFiniteError
@@ -18,12 +19,13 @@ from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.loader.host_loader import HostLoader
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.sample_costs import sample_cost
 from megatrain.formatting import bytes_text
 from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.bad_samples import BadSamples
-from megatrain.training.batch_notes import batch_notes
+from megatrain.training.batch_notes import batch_notes, length_notes
 from megatrain.training.evaluation import Evaluations
 from megatrain.training.extensions import Callback
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
@@ -129,6 +131,8 @@ class StepLoop:
         layout, progress = self._parts.rank_model.mesh.layout, self._progress
         for note in batch_notes(config, layout, progress.step, progress.consumed_samples, self._excluded_samples):
             self._print_line(note)
+        for note in length_notes(config, self._reader, progress, self._excluded_samples):
+            self._print_line(note)
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
         with self._batches() as batches:
@@ -138,7 +142,8 @@ class StepLoop:
                     observer.before_step(self.step)
                 with recorder.span(Operation.DATA_WAIT):
                     batch = batches.next()
-                recorder.set_work(config.num_microbatches(layout, batch.global_batch_size))
+                slots = config.num_microbatches(layout, batch.global_batch_size)
+                recorder.set_work(slots * sample_cost(document_cost(config.model), batch.seq_len))
                 with recorder.span(Operation.STEP):
                     batch, outcome = self._train_agreed(batch)
                 done = self._complete(batch, outcome, perf_counter() - started)
@@ -218,7 +223,7 @@ class StepLoop:
         self._progress = TrainingProgress(
             step=before.step + 1,
             consumed_samples=self._end_of(batch),
-            consumed_tokens=before.consumed_tokens + batch.global_batch_size * self._config.model.seq_len,
+            consumed_tokens=before.consumed_tokens + batch.num_tokens,
             num_updates=self._parts.rank_model.optimizer.num_updates,
             num_skipped=before.num_skipped + outcome.is_skipped,
         )

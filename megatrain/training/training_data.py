@@ -26,6 +26,7 @@ from megatrain.data.meta import META_NAME, read_meta
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
+from megatrain.data.parts import PartSizes
 from megatrain.data.reader import BatchReader, TrainingSource
 from megatrain.data.remote_path import DataPath, path_or_url
 
@@ -60,7 +61,8 @@ def open_reader(config: Config) -> BatchReader:
     for key, source in config.data_sources.items():
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
         is_packed = config.data.packing != "none"
-        order = order_of(dataset, config.model.seq_len, config.resolved_data_seed, is_packed=is_packed)
+        sizes = PartSizes(config.data.block_tokens, config.data.part_tokens)
+        order = order_of(dataset, config.seq_len, config.resolved_data_seed, is_packed=is_packed, sizes=sizes)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
     _refuse_duplicates(
@@ -69,7 +71,7 @@ def open_reader(config: Config) -> BatchReader:
     )
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
     has_mask = config.data.has_document_mask
-    return BatchReader(tuple(sources), mixture, has_mask, replaces_bad_samples, balanced_cost(config))
+    return BatchReader.of(sources, mixture, has_mask, replaces_bad_samples, balanced_cost(config))
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:
@@ -86,7 +88,7 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
     for named in config.validation_sets.values():
         prefix = path_or_url(named.path, CacheSettings.of(config.data))
         dataset = open_dataset(prefix, config.model.vocab_size)
-        num_samples = num_evaluated(dataset, config.model.seq_len, config.evaluation.num_samples)
+        num_samples = num_evaluated(dataset, config.evaluation_seq_len, config.evaluation.num_samples)
         meta = read_meta(prefix.parent / META_NAME)
         text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
         sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
@@ -131,18 +133,23 @@ def sample_stream(config: Config, reader: BatchReader, validation: Iterable[Vali
         validation_digest=",".join(validation_set.digest for validation_set in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
         packing=ALGORITHM if config.data.packing == "best_fit" else "",
+        block_tokens=config.data.block_tokens,
+        part_tokens=config.data.part_tokens,
     )
 
 
 def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
-    """Return the stages of the mixture of a new run, from sample 0 on."""
+    """Return the stages of the mixture and of the sample length of a new run, from sample 0 on."""
     sources = config.data_sources.values()
-    stages = [MixtureStage(0, integer_weights([source.weight for source in sources]))]
-    for stage in config.data_stages:
-        if not stage.weights:
-            continue  # the mixture does not change
-        weights = [stage.weight_of.get(source.resolved_name, 0.0) for source in sources]
-        stages.append(MixtureStage(stage.first_sample(config.model.seq_len), integer_weights(weights)))
+    stages = [MixtureStage(0, integer_weights([source.weight for source in sources]), config.seq_len)]
+    for placed in config.placed_stages:
+        weights = stages[-1].weights
+        if placed.stage.weights:
+            of_name = placed.stage.weight_of
+            weights = integer_weights([of_name.get(source.resolved_name, 0.0) for source in sources])
+        elif not placed.changes_length:
+            continue  # mixture and length go on
+        stages.append(MixtureStage(placed.first_sample, weights, placed.seq_len))
     return tuple(stages)
 
 

@@ -31,6 +31,7 @@ from tests.helpers.training_case import make_config
 from tests.helpers.waiting import DEADLINE_S
 
 BATCH = 8
+SEQ_LEN = make_config().model.seq_len
 VOCAB_SIZE = 61
 
 
@@ -96,13 +97,13 @@ def mixed(rank_pool: RankPool, tmp_path: Path) -> Mixed:
 def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     web, code, books = ({"name": name} for name in ("web", "code", "books"))
     assert mixed.train(3, {**web, "weight": 0.75}, {**code, "weight": 0.25})[0] == ExitCode.OK
-    assert mixed.stream(3).stages == (MixtureStage(0, (3, 1)),)
+    assert mixed.stream(3).stages == (MixtureStage(0, (3, 1), SEQ_LEN),)
 
     exit_code, output = mixed.train(5, books, {**web, "weight": 3.0})
     assert exit_code == ExitCode.OK, output
     found = mixed.stream(5)
     assert [source.name for source in found.sources] == ["web", "code", "books"]
-    assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (3, 0, 1)))
+    assert found.stages == (MixtureStage(0, (3, 1), SEQ_LEN), MixtureStage(3 * BATCH, (3, 0, 1), SEQ_LEN))
     assert f"from sample {3 * BATCH} on, the mixture is web 75 %, books 25 %" in output
     assert "sources until step 5: web" in output
 
@@ -111,7 +112,7 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     shutil.copytree(mixed.root / "web", moved.parent)
     exit_code, output = mixed.train(6, {**books, "weight": 0.0}, code, {"name": "web", "path": str(moved)})
     assert exit_code == ExitCode.OK, output
-    assert mixed.stream(6).stages[-1] == MixtureStage(5 * BATCH, (1, 1, 0))
+    assert mixed.stream(6).stages[-1] == MixtureStage(5 * BATCH, (1, 1, 0), SEQ_LEN)
 
     # each step has the losses of the sources of its own mixture
     sources = mixed.sources_by_step()
@@ -132,19 +133,22 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
 def test_planned_stages_begin_at_their_tokens_after_any_stop(rank_pool: RankPool, tmp_path: Path) -> None:
     web, code = {"name": "web", "weight": 3.0}, {"name": "code"}
     runs = [Mixed(rank_pool, tmp_path / name) for name in ("stops", "does not stop")]
-    seq_len = make_config().model.seq_len
     for run in runs:
         run.stages = {
             # in the middle of a step, and at the beginning of one
-            "data_stage": {"after_tokens": 11 * seq_len - 5, "weights": "code=1"},
-            "data_stage-2": {"after_tokens": 3 * BATCH * seq_len, "weights": "code=1, web=1"},
+            "data_stage": {"after_tokens": 11 * SEQ_LEN - 5, "weights": "code=1"},
+            "data_stage-2": {"after_tokens": 3 * BATCH * SEQ_LEN, "weights": "code=1, web=1"},
         }
     for steps in (1, 3, 5):
         exit_code, output = runs[0].train(steps, web, code)
         assert exit_code == ExitCode.OK, output
     assert runs[1].train(5, web, code)[0] == ExitCode.OK
 
-    stages = (MixtureStage(0, (3, 1)), MixtureStage(11, (0, 1)), MixtureStage(3 * BATCH, (1, 1)))
+    stages = (
+        MixtureStage(0, (3, 1), SEQ_LEN),
+        MixtureStage(11, (0, 1), SEQ_LEN),
+        MixtureStage(3 * BATCH, (1, 1), SEQ_LEN),
+    )
     assert [run.stream(5).stages for run in runs] == [stages, stages]
     assert runs[0].digests(5) == runs[1].digests(5) != runs[1].digests(4)
 
@@ -187,7 +191,7 @@ def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) ->
     done = run_forked(words, environment={**os.environ, **worker}, timeout_s=DEADLINE_S)
     assert done.returncode == ExitCode.OK, done.stderr
     found = mixed.stream(5, branch="branch-0002")
-    assert found.stages == (MixtureStage(0, (3, 1)), MixtureStage(3 * BATCH, (1, 1)))
+    assert found.stages == (MixtureStage(0, (3, 1), SEQ_LEN), MixtureStage(3 * BATCH, (1, 1), SEQ_LEN))
     assert found.skipped == ((3 * BATCH, 5 * BATCH),)
 
     # the job died before the first checkpoint of the branch, and its next start has another plan
@@ -197,7 +201,7 @@ def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) ->
     exit_code, output = mixed.train(4, {**web, "weight": 2.0}, code)
     assert exit_code == ExitCode.OK, output
     again = mixed.stream(4, branch="branch-0002")
-    assert again.stages == (*found.stages, MixtureStage(5 * BATCH, (2, 1)))
+    assert again.stages == (*found.stages, MixtureStage(5 * BATCH, (2, 1), SEQ_LEN))
     assert again.skipped == found.skipped
 
 

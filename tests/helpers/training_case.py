@@ -34,7 +34,7 @@ from megatrain.contracts.process import Process
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.dataset import open_dataset
-from megatrain.data.order import SampleOrder
+from megatrain.data.order import SampleOrder, SamplePieces
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.ops.main_grad import Addition, MainGrad, main_grad_of, set_main_grad
 from megatrain.reporting import EvaluationReport, StepReport
@@ -355,9 +355,9 @@ class _OrderWithout(SampleOrder):
 
     hidden = (0, 0)
 
-    def window_starts(self, cursors: NDArray[np.int64]) -> NDArray[np.int64]:
+    def pieces(self, cursors: NDArray[np.int64]) -> SamplePieces:
         first, end = self.hidden
-        return super().window_starts(np.where(cursors >= first, cursors + (end - first), cursors))
+        return super().pieces(np.where(cursors >= first, cursors + (end - first), cursors))
 
 
 def _parameters(rank_model: RankModel) -> list[Piece]:

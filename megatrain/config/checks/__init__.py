@@ -13,6 +13,7 @@ from megatrain.config.checks.context import Context
 from megatrain.config.checks.data import data_problems
 from megatrain.config.checks.fp8 import fp8_problems
 from megatrain.config.checks.kernels import kernels_problems
+from megatrain.config.checks.lengths import length_problems
 from megatrain.config.checks.model import model_problems
 from megatrain.config.checks.optimizer import optimizer_problems, parameter_group_problems
 from megatrain.config.checks.parallel import parallel_problems
@@ -59,6 +60,7 @@ def find_problems(
         optimizer_problems,
         parameter_group_problems,
         data_problems,
+        length_problems,
         kernels_problems,
         fp8_problems,
         run_problems,

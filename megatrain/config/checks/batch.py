@@ -48,8 +48,8 @@ def batch_problems(context: Context) -> Iterator[Problem]:
     for section, stage in config.sections_of("data_stage").items():
         if stage.global_batch_size:
             of_run.append(_Sizes(f"{section}.global_batch_size", (stage.global_batch_size,)))
-            if is_rampup_sound:
-                yield from _early_stage_problems(config, section, stage)
+        if is_rampup_sound:
+            yield from _early_stage_problems(config, section, stage)
     for sizes in of_run:
         uneven = list(_division_problems(config.batch, sizes))
         yield from uneven
@@ -59,13 +59,18 @@ def batch_problems(context: Context) -> Iterator[Problem]:
 
 
 def _early_stage_problems(config: Config, section: str, stage: DataStageConfig) -> Iterator[Problem]:
-    """Yield a problem if a stage sets the batch size of steps within the ramp-up, which determines them already."""
-    batch, seq_len = config.batch, config.model.seq_len
-    if stage.after_tokens and stage.first_sample(seq_len) < batch.rampup_samples:
-        key, begin = f"{section}.global_batch_size", f"{section}.after_tokens"
+    """Yield why two rules would determine the size of the same step: the ramp-up ends where a stage sets a size.
+
+    The size of a step also follows from the length of samples.
+    """
+    batch, seq_len = config.batch, config.seq_len
+    name = "global_batch_size" if stage.global_batch_size else "seq_len"
+    size = getattr(stage, name)
+    if size and stage.after_tokens and -(-stage.after_tokens // seq_len) < batch.rampup_samples:
+        key, begin = f"{section}.{name}", f"{section}.after_tokens"
         yield Problem(
-            (begin, key, "model.seq_len", *RAMPUP_KEYS),
-            f"{begin}={stage.after_tokens} with {key}={stage.global_batch_size} begins during the ramp-up of the "
+            (begin, key, "model.seq_len", "data.seq_len", *RAMPUP_KEYS),
+            f"{begin}={stage.after_tokens} with {key}={size} begins during the ramp-up of the "
             f"batch, which lasts batch.rampup_samples={batch.rampup_samples} samples of {seq_len} tokens; use "
             f"after_tokens of at least {batch.rampup_samples * seq_len}, or a shorter ramp-up",
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from megatrain.config.batch import BatchSchedule
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
 from megatrain.config.data import (
@@ -20,6 +21,7 @@ from megatrain.config.data import (
 )
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, closest_name, unset_problems
+from megatrain.config.stages import placed_stages
 from megatrain.config.tables import kind_of
 from megatrain.config.toml_text import setting, value_text
 from megatrain.formatting import alternatives
@@ -167,32 +169,39 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig], *, are_all_known:
 
 
 def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the begins and the weights of later stages. checks/batch.py checks their batch sizes.
+    """Yield what is wrong with the begins and the weights of later stages. checks/batch.py checks their batch sizes,
+    checks/lengths.py their lengths.
 
     are_names_known: the names of all sources are known.
     """
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
     begins: dict[int, str] = {}
+    # a stage during the ramp-up is refused, so that the ramp-up, which may be wrong, does not matter here
+    without_rampup = BatchSchedule(config.batch).without_rampup.batch
+    placed = placed_stages(config.data_stages, without_rampup, config.seq_len)
     for section, stage in config.sections_of("data_stage").items():
-        begin, key, size = (f"{section}.{name}" for name in ("after_tokens", "weights", "global_batch_size"))
+        names_of_stage = ("after_tokens", "weights", "global_batch_size", "seq_len")
+        begin, key, size, length = (f"{section}.{name}" for name in names_of_stage)
         if not stage.has_effect:
             if stage.after_tokens:
-                text = f"{begin}={stage.after_tokens} does nothing without {key} or {size}; set one, or remove it"
-                yield Problem((begin, key, size), text)
+                text = f"{begin}={stage.after_tokens} does nothing without {key}, {size} or {length}"
+                yield Problem((begin, key, size, length), f"{text}; set one, or remove it")
             continue
         problem = _weights_problem(stage, names) if are_names_known and stage.weights else ""
         if problem:
             yield Problem((key, "data_source.path"), f"{setting(key, stage.weights)}{problem}")
-        first = begins.setdefault(stage.first_sample(config.model.seq_len), section)
+        own = next(one for one in placed if one.stage is stage)
+        first = begins.setdefault(own.first_sample, section)
         if not stage.after_tokens:
-            text = f"{begin}=0 is the beginning of the run; set the weights of the sources and batch.global_batch_size"
-            yield Problem((begin, key, size), f"{text} there, or a number above 0")
-        elif first != section and context.are_known("model.seq_len"):
+            text = f"{begin}=0 is the beginning of the run; set the weights of the sources, batch.global_batch_size"
+            yield Problem((begin, key, size, length), f"{text} and data.seq_len there, or a number above 0")
+        elif first != section and context.are_known("model.seq_len", "data.seq_len", "batch.global_batch_size"):
             yield Problem(
                 (begin, f"{first}.after_tokens"),
                 f"{begin}={stage.after_tokens} begins in the sample of [{first}], too (samples have "
-                f"model.seq_len={config.model.seq_len} tokens); remove one of them, or let it begin later",
+                f"{config.seq_len} tokens at first, and a stage with another length begins with a step); remove one of "
+                "them, or let it begin later",
             )
 
 

@@ -26,6 +26,7 @@ from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, order_of
+from megatrain.data.parts import PartSizes
 from megatrain.data.reader import BatchReader, TrainingSource
 from megatrain.data.remote_path import path_or_url
 
@@ -51,6 +52,7 @@ class LoaderPlan:
     """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
 
     prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples.
+    seq_len: the tokens of the longest samples of the run.
     """
 
     steps: StepSequence
@@ -82,7 +84,7 @@ class LoaderPlan:
         """
         found = [self._open_source(number, prefix) if prefix else None for number, prefix in enumerate(self.prefixes)]
         mixture = Mixture.of(self.stream)
-        return BatchReader(tuple(found), mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
+        return BatchReader.of(found, mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
 
     def _open_source(self, number: int, prefix: str) -> TrainingSource:
         dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size)
@@ -94,7 +96,8 @@ class LoaderPlan:
                 f"{identity.num_tokens} tokens and digest {identity.digest or 'unknown'} when this round began; the "
                 "files were replaced during the run: restore them, or start the job again"
             )
-        order = order_of(dataset, self.seq_len, self.order_seed, is_packed=self.is_packed)
+        sizes = PartSizes(self.stream.block_tokens, self.stream.part_tokens)
+        order = order_of(dataset, self.seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
         return TrainingSource(identity, dataset, order)
 
     def to_json(self) -> str:
@@ -143,7 +146,7 @@ def loader_plan(
         prefixes=tuple("" if one is None else str(one.dataset.prefix.absolute()) for one in reader.sources),
         stream=stream,
         vocab_size=vocab_size,
-        seq_len=reader.seq_len,
+        seq_len=max(stage.seq_len for stage in stream.stages) or opened.order.seq_len,
         order_seed=opened.order.seed,
         is_packed=isinstance(opened.order, PackedOrder),
         has_document_mask=reader.has_document_mask,

@@ -25,8 +25,8 @@ _SLOT_LINE_WORDS = _LINE_BYTES // WORD_BYTES
 class RingLayout:
     """The sizes of a ring.
 
-    max_microbatches: the most of any step and replica, with empty ones. Legend: M max_microbatches, B micro-batch, S
-    sequence.
+    max_microbatches: the most of any step and replica, with empty ones. seq_len: of the longest samples.
+    Legend: M max_microbatches, B micro-batch, S sequence.
     """
 
     depth: int
@@ -77,7 +77,7 @@ class RingLayout:
     def content_words(self) -> int:
         """The words of the largest batch in a slot: see slot_content.py."""
         per_sample = 3 + self.seq_len * (3 if self.has_document_mask else 2)
-        return self.max_microbatches * (2 + self.micro_batch_size * per_sample)
+        return self.max_microbatches * (3 + self.micro_batch_size * per_sample)
 
     @property
     def slot_bytes(self) -> int:

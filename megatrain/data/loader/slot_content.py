@@ -25,7 +25,7 @@ class SlotContent:
         self._max_microbatches, self._slot_bytes = layout.max_microbatches, layout.slot_bytes
         per_sample = (layout.micro_batch_size,)
         per_token = (layout.seq_len, layout.micro_batch_size)
-        self._sums_M2 = self._next((2,))
+        self._numbers_M3 = self._next((3,))
         self._sample_MB = self._next(per_sample)
         self._num_labels_MB = self._next(per_sample)
         self._source_MB = self._next(per_sample)
@@ -43,14 +43,16 @@ class SlotContent:
         """Store a batch and return its number of micro-batches."""
         count = len(batch.microbatches)
         self._source_MB[:count] = 0 if batch.sources is None else batch.sources.source_MB
+        # samples may be shorter than those for which the slot has room
+        seq_len = batch.seq_len
         for number, one in enumerate(batch.microbatches):
-            self._sums_M2[number] = one.squared_lengths, one.num_documents
+            self._numbers_M3[number] = seq_len, one.squared_lengths, one.num_documents
             self._sample_MB[number] = one.sample_B
             self._num_labels_MB[number] = one.num_labels_B
-            self._tokens_MSB[number] = one.tokens_SB
-            self._labels_MSB[number] = one.labels_SB
+            self._tokens_MSB[number, :seq_len] = one.tokens_SB
+            self._labels_MSB[number, :seq_len] = one.labels_SB
             if self._document_MSB is not None and one.document_SB is not None:
-                self._document_MSB[number] = one.document_SB
+                self._document_MSB[number, :seq_len] = one.document_SB
         return count
 
     def batch(self, count: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
@@ -59,15 +61,16 @@ class SlotContent:
         plan: of the step that was stored. source_names: the names of all sources.
         """
         num_labels_MB, source_MB = self._num_labels_MB[:count].copy(), self._source_MB[:count].copy()
+        seq_len = int(self._numbers_M3[0, 0])
         microbatches = [
             MicroBatch(
-                tokens_SB=self._tokens_MSB[number],
-                labels_SB=self._labels_MSB[number],
-                document_SB=None if self._document_MSB is None else self._document_MSB[number],
+                tokens_SB=self._tokens_MSB[number, :seq_len],
+                labels_SB=self._labels_MSB[number, :seq_len],
+                document_SB=None if self._document_MSB is None else self._document_MSB[number, :seq_len],
                 sample_B=self._sample_MB[number].copy(),
                 num_labels_B=num_labels_MB[number],
-                squared_lengths=int(self._sums_M2[number, 0]),
-                num_documents=int(self._sums_M2[number, 1]),
+                squared_lengths=int(self._numbers_M3[number, 1]),
+                num_documents=int(self._numbers_M3[number, 2]),
             )
             for number in range(count)
         ]

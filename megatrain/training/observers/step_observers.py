@@ -58,9 +58,7 @@ def step_observers(
     receivers = [callback.on_step for callback in callbacks]
     if reporter is not None:
         receivers.insert(0, reporter.step)
-    reports = [] if not receivers else [
-        StepReports(receivers, recorder, memory, seq_len=config.model.seq_len, world_size=layout.world_size)
-    ]  # fmt: skip
+    reports = [StepReports(receivers, recorder, memory, world_size=layout.world_size)] if receivers else []
     return (
         ExchangeTimeouts(rank_model.mesh, config.runtime),
         Heartbeat(recorder),

@@ -36,7 +36,6 @@ class StepValues(StepObserver):
     """Writes loss, gradient norm, tokens, documents, bad samples, FLOPs and memory of each step to the black box."""
 
     def __init__(self, config: Config, rank_model: RankModel, recorder: Recorder, memory: DeviceMemory) -> None:
-        self._seq_len = config.model.seq_len
         self._world_size = rank_model.mesh.layout.world_size
         self._num_replaced = 0 if config.data.bad_samples == "replace" else None
         self._is_on_gpu = rank_model.device.type == "cuda"
@@ -46,7 +45,7 @@ class StepValues(StepObserver):
 
     def after_step(self, done: CompletedStep) -> str:
         record = self._recorder.record_value
-        num_tokens = done.batch.global_batch_size * self._seq_len
+        num_tokens, seq_len = done.batch.num_tokens, done.batch.seq_len
         record(StepValue.LOSS, done.outcome.loss)
         record(StepValue.GRAD_NORM, done.outcome.grad_norm)
         record(StepValue.TOKENS, num_tokens)
@@ -56,7 +55,7 @@ class StepValues(StepObserver):
         if self._num_replaced is not None:
             self._num_replaced += len(done.batch.bad_samples)
             record(StepValue.REPLACED_SAMPLES, self._num_replaced)
-        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token)
+        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)
         if self._is_on_gpu:
@@ -73,13 +72,11 @@ class StepReports(StepObserver):
         recorder: Recorder,
         memory: DeviceMemory,
         *,
-        seq_len: int,
         world_size: int,
     ) -> None:
         self._receivers = receivers
         self._recorder = recorder
         self._memory = memory
-        self._seq_len = seq_len
         self._world_size = world_size
 
     def after_step(self, done: CompletedStep) -> str:
@@ -91,7 +88,7 @@ class StepReports(StepObserver):
             lr=done.lr,
             duration_s=done.duration_s,
             data_wait_s=summary.sum_ms(Operation.DATA_WAIT) / 1e3 if summary is not None else 0.0,
-            num_tokens=done.batch.global_batch_size * self._seq_len,
+            num_tokens=done.batch.num_tokens,
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             global_batch_size=done.batch.global_batch_size,

@@ -179,3 +179,16 @@ def test_imported_weights_begin_at_step_0() -> None:
         "changed since: model.window_size: 0 -> 8",
         "weights that were trained elsewhere, so this run begins at step 0",
     )
+
+
+def test_a_run_may_raise_the_limit_of_the_sample_length() -> None:
+    before = Config.from_dict({**BASE, "model": {**BASE["model"], "positions": "rope"}})
+    longer = replace(before, model=replace(before.model, seq_len=32))
+    now = replace(longer, data=replace(before.data, seq_len=16))
+    recorded, other = (replace(DATA, stages=(MixtureStage(0, (1,), seq_len),)) for seq_len in (16, 32))
+    assert with_sets(recorded, recorded, before, now).notes == (
+        "changed since: model.seq_len: 16 -> 32",
+        "changed since: data.seq_len: 0 -> 16",
+    )
+    with pytest.raises(CheckpointError, match=r"its first samples had 16 tokens, .* have 32; set data\.seq_len=16"):
+        with_sets(recorded, other, before, longer)

@@ -20,7 +20,7 @@ def test_manifest_round_trip() -> None:
     manifest = make_manifest(config={"profile": {"ranks": [0, 1]}})
     assert Manifest.from_json(manifest.to_json(), "m") == manifest
     assert Manifest.from_json(manifest.to_json().encode(), "m") == manifest
-    assert json.loads(manifest.to_json())["schema_version"] == 5
+    assert json.loads(manifest.to_json())["schema_version"] == 6
 
 
 DIGEST = "sha256:" + "0a" * 32
@@ -51,9 +51,9 @@ WRONG: list[tuple[str | bytes, str]] = [
     (b"\xff\xfe", r"m\.json: not UTF-8 \(invalid start byte\); the checkpoint is damaged"),
     (
         spoiled("schema_version", 1),
-        r"m\.json: schema_version=1, this program reads 5; use the program that wrote it",
+        r"m\.json: schema_version=1, this program reads 6; use the program that wrote it",
     ),
-    (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 5"),
+    (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 6"),
     (spoiled("schema_version", True), r"schema_version=True"),
     (spoiled("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
     (spoiled("step", -1), r"step=-1; expected an integer"),
@@ -63,9 +63,9 @@ WRONG: list[tuple[str | bytes, str]] = [
     (spoiled("config", []), r"config=\[\]; expected an object"),
     (spoiled("mesh", 3), r"mesh=3; expected an object"),
     (spoiled("mesh/tp_size", 0), r"mesh\.tp_size=0; expected an integer of at least 1"),
-    (spoiled("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 5"),
+    (spoiled("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 6"),
     (spoiled("versions/torch", ...), r"versions\.torch is missing; expected a string"),
-    (spoiled("loss", 1), r"loss=1; no such field in schema version 5"),
+    (spoiled("loss", 1), r"loss=1; no such field in schema version 6"),
     (spoiled("step", 2**63), r"step=9223372036854775808; expected an integer of at least 0 and below 2\^63"),
     (spoiled("step", [0] * 1000), r"step=\[0, 0, .{0,100}\.\.\.; expected an integer"),
     (spoiled("has_optimizer", 1), r"has_optimizer=1; expected true or false"),
@@ -137,13 +137,14 @@ def test_sample_stream_round_trip() -> None:
 
 def test_stages_of_no_sample_stream_are_refused() -> None:
     raw = json.loads(make_manifest(data=STREAM).to_json())
+    first = {"first_sample": 0, "seq_len": 4}
     for stages, message in [
-        ([{"first_sample": 5, "weights": [1]}], r"data\.stages.*expected a first stage at sample 0"),
+        ([{"first_sample": 5, "seq_len": 4, "weights": [1]}], r"data\.stages.*expected a first stage at sample 0"),
         ([], r"data\.stages=\[\]; expected a first stage at sample 0"),
-        ([{"first_sample": 0, "weights": [1]}] * 2, r"data\.stages.*in ascending order"),
-        ([{"first_sample": 0, "weights": []}], r"data\.stages\[0\]\.weights=\[\]; expected 1 to 2 weights"),
-        ([{"first_sample": 0, "weights": [0, 0]}], r"data\.stages\[0\]\.weights.*one of them above 0"),
-        ([{"first_sample": 0, "weights": [1.5]}], r"data\.stages\[0\]\.weights.*expected a list of integers"),
+        ([{"first_sample": 0, "seq_len": 4, "weights": [1]}] * 2, r"data\.stages.*in ascending order"),
+        ([{**first, "weights": []}], r"data\.stages\[0\]\.weights=\[\]; expected 1 to 2 weights"),
+        ([{"first_sample": 0, "seq_len": 4, "weights": [0, 0]}], r"data\.stages\[0\]\.weights.*one of them above 0"),
+        ([{**first, "weights": [1.5]}], r"data\.stages\[0\]\.weights.*expected a list of integers"),
         ([7], r"data\.stages=\[7\]; expected a list of objects"),
     ]:
         raw["data"]["stages"] = stages

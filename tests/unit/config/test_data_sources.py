@@ -54,7 +54,7 @@ PROBLEMS = {
     '[data_source]\npath = "a"\nweight = 1e-400': "data_source.weight=1e-400 is too close to 0; use a value",
     '[data_source]\npath = "a"\nweight = -1.0': "data_source.weight=-1.0 is out of range",
     '[data_source]\nprefix = "a"': r"data_source.prefix=.a. is not a known key",
-    "[data_stage]\nafter_tokens = 5": "data_stage.after_tokens=5 does nothing without data_stage.weights or ",
+    "[data_stage]\nafter_tokens = 5": "data_stage.after_tokens=5 does nothing without data_stage.weights, ",
     '[data]\ntrain = "a"\n[data_stage]\nafter_tokens = 5\nweights = "a=1"': (
         r'data_stage.weights="a=1" needs sources with names, and there is no \[\[data_source\]\]; add them, or remove'
     ),
@@ -96,7 +96,7 @@ PROBLEMS = {
     '[[data_source]]\npath = "a"\nweight = 0.0\n[[data_source]]\npath = 7': "data_source-2.path=7 must be a string",
     TWO
     + '[[data_stage]]\nafter_tokens = 17\nweights = "code=1"\n[[data_stage]]\nafter_tokens = 32\nweights = "code=1"': (
-        r"data_stage-2.after_tokens=32 begins in the sample of \[data_stage\], too \(samples have model.seq_len="
+        r"data_stage-2.after_tokens=32 begins in the sample of \[data_stage\], too \(samples have 32 tokens at"
     ),
 }
 
@@ -125,7 +125,7 @@ def test_stages_are_in_the_order_of_their_samples(tmp_path: Path) -> None:
     later = '[[data_stage]]\nafter_tokens = 900\nweights = "code=1, web/train=0.0e-400"\n'
     earlier = '[[data_stage]]\nafter_tokens = 97\nweights = " web/train = 2.5e-1,code=.75e0"\n'
     config = config_with(tmp_path, TWO + later + earlier.replace(".75e0", "0.75e0"))
-    assert [(stage.first_sample(32), stage.weight_of) for stage in config.data_stages] == [
+    assert [(placed.first_sample, placed.stage.weight_of) for placed in config.placed_stages] == [
         (4, {"web/train": 0.25, "code": 0.75}),
         (29, {"code": 1.0, "web/train": 0.0}),
     ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from megatrain.checkpoint_format.sample_stream import MixtureStage
 from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
@@ -147,6 +148,19 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
     assert plan.is_packed == (packing != "none")
     received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
     assert read_all(received, received.open_reader, ranks, layout) == whole
+
+
+def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path) -> None:
+    config = make_config(write_mixture(tmp_path), {"data": {"seq_len": 4, "balance": "cost"}})
+    begun = sample_stream(config, open_reader(config), ())
+    # a step begins at sample 14
+    stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, (1, 1), config.model.seq_len)))
+    reader, layout, ranks = open_reader(config).following(stream), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
+    plan = loader_plan(reader, stream, steps(layout, NUM_STEPS, least_slots=layout.pp_size), layout, ranks, 1)
+    lengths = [batch.seq_len for batch in read_alone(reader, plan.steps, layout, 2)]
+    assert lengths == [4, 4, 4, 16, 16, 16]
+    received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
+    assert read_all(received, received.open_reader, ranks, layout) == expected(plan, reader, ranks, layout)
 
 
 def test_peers_of_a_replica_read_its_tokens_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from megatrain.data.bins import write_bins
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.indexed import IndexedDataset, data_path
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
-from megatrain.data.loader.process import HostReads
+from megatrain.data.loader.process import RingFiller
 from megatrain.data.loader.ring import Ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.order import SampleOrder
@@ -121,7 +121,7 @@ def test_remote_samples_are_those_of_the_local_files(
     received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
     ring_layout = RingLayout.of(received)
     ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
-    reads, names = HostReads(received, ring, received.open_reader), whole.source_names
+    reads, names = RingFiller(received, ring, received.open_reader), whole.source_names
     for step, step_plan_ in enumerate(received.steps.plans()):
         for rank in range(2):
             ring.set_done(rank, step)

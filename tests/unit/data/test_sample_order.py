@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.order import SampleOrder, permuted
+from megatrain.data.order import SampleOrder
+from megatrain.data.permutation import permuted
 
 
 def keys(count: int, key: int) -> np.ndarray:

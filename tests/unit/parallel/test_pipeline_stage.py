@@ -135,7 +135,7 @@ class Stage:
         mesh: Any = SimpleNamespace(layout=Layout(pp_size=pp_size), stage=stage, links=self.links)
         recorder: Any = self.recorder
         cpu = torch.device("cpu")
-        self.pipeline = Pipeline(mesh, chunks, recorder, hidden_shape=SHAPE, dtype=torch.float32, device=cpu)
+        self.pipeline = Pipeline(mesh, chunks, recorder, hidden_size=SHAPE[2], dtype=torch.float32, device=cpu)
 
     def train(self, schedule: Schedule) -> Tensor:
         return self.pipeline.train(schedule, inputs(schedule.num_microbatches), lambda: torch.tensor(1.0)).total

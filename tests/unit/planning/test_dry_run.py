@@ -225,12 +225,25 @@ def test_each_stage_of_the_data_is_planned_with_its_batch() -> None:
     assert alone[24].largest_stage.memory.total > alone[8].largest_stage.memory.total
     rows = render(plan).partition("Batch by stage of the data")[2].splitlines()[2:5]
     # samples have 256 tokens: the steps at samples 0, 8 and 16 come before sample 20, those at 24, 48 and 72 before 79
-    assert [row.split()[:4] for row in rows] == [
-        ["0", "1", "8", "2,048"],
-        ["5,000", "4", "24", "6,144"],
-        ["20,000", "7", "8", "2,048"],
+    assert [row.split()[:5] for row in rows] == [
+        ["0", "1", "8", "256", "2,048"],
+        ["5,000", "4", "24", "256", "6,144"],
+        ["20,000", "7", "8", "256", "2,048"],
     ]
     assert [one["plan"]["num_microbatches"] for one in plan.to_dict()["later"]] == [4, 2]
+
+
+def test_each_length_of_the_data_is_planned() -> None:
+    changes = {"batch.global_batch_size": 8, "parallel.dp_size": 2}
+    stages = {"data.seq_len": 64, "data_stage.after_tokens": 5000, "data_stage.seq_len": 256}
+    plan = plan_run(Config.from_dict(with_changes({**changes, **stages})))
+    (later,) = plan.later
+    # samples have at most 256 tokens, so without stages all have as many
+    assert later.plan == plan_run(Config.from_dict(with_changes(changes)))
+    assert (plan.seq_len, plan.num_tokens_per_step, later.first_step) == (64, 512, 10)
+    assert plan.flops_per_token < later.plan.flops_per_token
+    assert plan.fullest.memory.total < later.plan.fullest.memory.total
+    assert "\n  the fullest: from token 5,000 on, " in render(plan)
 
 
 def test_middle_stages_of_other_layers_are_distinguished() -> None:

@@ -70,11 +70,15 @@ def test_line_of_an_interval_has_all_figures(
         run(
             reporter,
             clock,
-            [make_step(2, loss=2.0, num_tokens=16000, grad_norm=1.0, duration_s=1.0), make_step(3, lr=2e-4)],
+            [
+                make_step(2, loss=2.0, num_tokens=16000, global_batch_size=16, grad_norm=1.0, duration_s=1.0),
+                make_step(3, lr=2e-4),
+            ],
         )
 
     per_rank = 24000 / 3 / 4
-    flops = per_rank * training_flops_per_token(make_config().model)
+    # samples of 1,000 tokens, whatever the model takes
+    flops = per_rank * training_flops_per_token(replace(make_config().model, seq_len=1000))
     # Loss by tokens: (2 * 16000 + 3 * 8000) / 24000; the gradient norm by steps.
     assert step_lines(stream)[1] == (
         f"step 3/10 | loss 2.3333 | grad norm 0.750 | lr 2.00e-04 | 8,000 tokens/s | 2,000 tokens/s/rank | "

@@ -1,0 +1,89 @@
+"""How an epoch of a source is divided: into parts, which are read one after the other, and parts into blocks.
+
+Samples are permuted within a part. So after a change of the sample length, only the part that was begun has samples of
+the old length left; all later parts are dealt in the new length. A part consists of blocks from all over the epoch,
+chosen by a keyed permutation, so that it is a fair share of the source in any order of the file. The last part also has
+the blocks that fill no part, and the tokens that fill no block.
+Positions in a part count its tokens from 0, block after block. Pure functions: no I/O, nothing stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.data.permutation import permuted
+
+Int64 = NDArray[np.int64]
+
+
+class PartSizes(NamedTuple):
+    """Tokens of a block and of a part, which is a multiple of it. Both 0: an epoch is one part and one block."""
+
+    block_tokens: int = 0
+    part_tokens: int = 0
+
+
+WHOLE = PartSizes()
+
+
+@dataclass(frozen=True, slots=True)
+class EpochParts:
+    """The parts of an epoch with `num_tokens` tokens."""
+
+    num_tokens: int
+    sizes: PartSizes
+
+    @property
+    def num_blocks(self) -> int:
+        """The whole blocks of the epoch."""
+        return self.num_tokens // self.sizes.block_tokens if self.sizes.block_tokens else 0
+
+    @property
+    def num_parts(self) -> int:
+        return max(1, self.num_tokens // self.sizes.part_tokens) if self.sizes.part_tokens else 1
+
+    def num_tokens_of(self, part: int) -> int:
+        """Return the number of tokens of a part."""
+        last = self.num_parts - 1
+        return self.sizes.part_tokens if part < last else self.num_tokens - last * self.sizes.part_tokens
+
+    def tokens_of(self, parts: Int64) -> Int64:
+        """Return the number of tokens of each part. Shapes: all [N]."""
+        last = self.num_parts - 1
+        return np.where(parts < last, self.sizes.part_tokens, self.num_tokens_of(last))
+
+    def num_tokens_from(self, part: int) -> int:
+        """Return the number of tokens of this part and all later ones; 0 if there is none."""
+        return self.num_tokens - part * self.sizes.part_tokens if part < self.num_parts else 0
+
+    def samples_from(self, part: int, seq_len: int) -> int:
+        """Return how many samples of a length this part and all later ones have; only the last may be shorter.
+
+        seq_len: if the epoch has several parts, a divisor of their blocks.
+        """
+        return -(-self.num_tokens_from(part) // seq_len)
+
+    def located(self, indices: Int64, seq_len: int, first_part: int = 0) -> tuple[Int64, Int64]:
+        """Return the part of each sample from `first_part` on, and its number in the part. Shapes: all [N]."""
+        per_part = self.sizes.part_tokens // seq_len
+        if not per_part:
+            return np.full_like(indices, first_part), indices
+        parts = np.minimum(indices // per_part, self.num_parts - 1 - first_part)
+        return parts + first_part, indices - parts * per_part
+
+    def places(self, parts: Int64, positions: Int64, keys: NDArray[np.uint64]) -> Int64:
+        """Return where positions of parts are in the epoch, counted from its first token. Shapes: all [N].
+
+        keys: those of the epoch's permutation of blocks.
+        """
+        if not self.num_blocks:
+            return positions
+        block_tokens = self.sizes.block_tokens
+        blocks, within = np.divmod(parts * self.sizes.part_tokens + positions, block_tokens)
+        is_whole = blocks < self.num_blocks
+        blocks[is_whole] = permuted(blocks[is_whole], self.num_blocks, keys[is_whole])
+        return blocks * block_tokens + within
