@@ -116,12 +116,12 @@ def _memory(plan: RunPlan) -> list[str]:
 
 
 def _batches(plan: RunPlan) -> list[str]:
-    """Return a row for each stage of the data: its begin, its batch, and what a rank then needs at most."""
-    begins: list[tuple[int, int, RunPlan]] = [
+    """Return a row for each stage of the data: its start, its batch, and the memory of the rank that needs most."""
+    starts: list[tuple[int, int, RunPlan]] = [
         (0, 0, plan),
         *((one.after_tokens, one.first_step, one.plan) for one in plan.later),
     ]
-    fullest = max(begins, key=lambda begin: begin[2].largest_stage.memory.total)
+    fullest = max(starts, key=lambda start: start[2].largest_stage.memory.total)
     rows = [
         [
             f"{after_tokens:,}",
@@ -135,14 +135,14 @@ def _batches(plan: RunPlan) -> list[str]:
             bytes_text(one.largest_stage.memory.total),
             one.largest_stage.name,
         ]
-        for after_tokens, first_step, one in begins
+        for after_tokens, first_step, one in starts
     ]
     heads = ["from token", "from step", "batch", "tokens a sample", "tokens a step", "micro-batches"]
     heads += ["bubble", "idle", "memory", "in stage"]
     return [
         "Batch by stage of the data (memory: of the rank that needs most; other sections are about the first row)",
         *_table(heads, rows, num_left=0),
-        f"  the fullest: from token {fullest[0]:,} on, {bytes_text(fullest[2].largest_stage.memory.total)}",
+        f"  most memory: from token {fullest[0]:,} on, {bytes_text(fullest[2].largest_stage.memory.total)}",
     ]
 
 

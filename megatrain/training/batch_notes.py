@@ -68,7 +68,6 @@ def length_notes(
         planned = [one for one in config.placed_stages if one.changes_length and one.first_sample <= sample][-1]
         yield (
             f"from step {step + 1} on, samples have {seq_len:,} tokens: at sample {sample:,}, after {tokens:,} tokens "
-            f"(after_tokens={planned.stage.after_tokens:,}, rounded up to a whole step); {assembled:,} of these "
-            "samples "
-            "are taken from windows of the length before, the rest of what data.part_tokens shuffles together"
+            f"(after_tokens={planned.stage.after_tokens:,}, rounded up to a whole step); {assembled:,} of them consist "
+            "of windows of the length before, the rest of the part of the data (data.part_tokens) that was begun"
         )

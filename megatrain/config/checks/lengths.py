@@ -118,7 +118,6 @@ def _change_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem
         if value != allowed:
             yield Problem(
                 (key, other),
-                f"{key}={seq_len} changes the sample length, which {setting(other, value)} cannot follow: {reason}; "
-                "use "
-                f"{setting(other, allowed)}, or one length for the whole run",
+                f"{key}={seq_len} changes the sample length, but {setting(other, value)} allows one only: {reason}; "
+                f"use {setting(other, allowed)}, or one length for the whole run",
             )

@@ -113,14 +113,13 @@ RULES: Rules = {
         ("--data.block_tokens=64",),
         (
             "data.block_tokens=64 does nothing with data.part_tokens=0; set both, or use 0 for both "
-            "(--data.block_tokens "
-            f"{PLACE}"
+            f"(--data.block_tokens {PLACE}"
         ),
     ),
     "packing": (
         (*STAGE, "--data.packing=best_fit", "--data.has_document_mask=true"),
         (
-            'data_stage.seq_len=32 changes the sample length, which data.packing="best_fit" cannot follow: the samples '
+            'data_stage.seq_len=32 changes the sample length, but data.packing="best_fit" allows one only: the samples '
             "of another length are other bins of the same documents, some of which were read; use "
             f'data.packing="none", or one length for the whole run (--data_stage.seq_len {PLACE}'
         ),
@@ -128,11 +127,9 @@ RULES: Rules = {
     "offload": (
         (*STAGE, "--parallel.offload_layers=1"),
         (
-            "data_stage.seq_len=32 changes the sample length, which parallel.offload_layers=1 cannot follow: which "
-            "tensors "
-            "wait in host memory follows from one length; use parallel.offload_layers=0, or one length for the whole "
-            "run "
-            f"(--data_stage.seq_len {PLACE}"
+            "data_stage.seq_len=32 changes the sample length, but parallel.offload_layers=1 allows one only: which "
+            "tensors wait in host memory follows from one length; use parallel.offload_layers=0, or one length for the "
+            f"whole run (--data_stage.seq_len {PLACE}"
         ),
     ),
     "ramp-up": (

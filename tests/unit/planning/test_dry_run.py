@@ -243,7 +243,7 @@ def test_each_length_of_the_data_is_planned() -> None:
     assert (plan.seq_len, plan.num_tokens_per_step, later.first_step) == (64, 512, 10)
     assert plan.flops_per_token < later.plan.flops_per_token
     assert plan.fullest.memory.total < later.plan.fullest.memory.total
-    assert "\n  the fullest: from token 5,000 on, " in render(plan)
+    assert "\n  most memory: from token 5,000 on, " in render(plan)
 
 
 def test_middle_stages_of_other_layers_are_distinguished() -> None:
