@@ -20,9 +20,12 @@ from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsSeen:
-    """The checkpoints of a run at the last poll. `survey` None: there was no poll yet, or `problem` has the reason."""
+    """The checkpoints at `location`, a path or URL, at the last poll.
 
-    place: str = ""
+    `survey` is None before the first poll, and after a poll that failed: `problem` has the reason.
+    """
+
+    location: str = ""
     survey: Survey | None = None
     problem: str = ""
 
@@ -43,7 +46,7 @@ class JobFacts:
     """The evidence of the newest stuck round, from etcd."""
     config: Config | None = None
     standing: RunStanding | None = None
-    """The standing of a recorded job, from its directory."""
+    """The state of a recorded job, as its directory shows it."""
     reported_step: int | None = None
     """The last step that rank 0 of a recorded job reported. It is known even if events expired or were never
     streamed."""
