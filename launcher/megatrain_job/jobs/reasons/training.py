@@ -115,7 +115,7 @@ def _budget(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator
     budget = configured_budget(_config(snapshot), incidents, standing.progress.max_step, now_s)
     if budget is None or not budget.is_half_used:
         return
-    began_s = (budget.recent or budget.fruitless)[0].moments.detected
+    began_s = (budget.recent or budget.without_new_step)[0].moments.detected
     if budget.is_used_up:
         yield Reason(ReasonCode.RESTART_LIMIT, f"the next failure ends the job: {budget.text()}", began_s)
     else:
