@@ -14,7 +14,7 @@ from megatrain_dashboard.sources.series_builder import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds_and_hosts import RoundSeen
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.notes import Note
-from megatrain_job.jobs.run_standing import RunStanding
+from megatrain_job.jobs.run_state import RunState
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 
@@ -45,7 +45,7 @@ class JobFacts:
     evidence: tuple[HangEvidence, ...] = ()
     """The evidence of the newest stuck round, from etcd."""
     config: Config | None = None
-    standing: RunStanding | None = None
+    run_state: RunState | None = None
     """The state of a recorded job, as its directory shows it."""
     reported_step: int | None = None
     """The last step that rank 0 of a recorded job reported. It is known even if events expired or were never
