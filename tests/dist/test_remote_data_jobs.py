@@ -11,6 +11,7 @@ from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.training_case import make_config, on_layout
 
 
+@pytest.mark.slow(kept=["host"])
 @pytest.mark.parametrize("loader", ["thread", "host"])
 def test_job_on_urls_trains_as_on_the_local_files(
     loader: str, jobs: TrainingJobs, all_data: Tables, tmp_path: Path

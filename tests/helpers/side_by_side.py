@@ -16,7 +16,7 @@ SHARED_JOBS = (
 )
 """The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
 _LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"
-_FORKING = ("forked_program", "run_forked", "writer_process")
+_FORKING = ("forked_program", "run_forked", "writer_process", "crash_at", "executor_process", "forked_launch")
 """A file that names one of these starts processes from the fork server, which takes seconds to load torch."""
 _ENOUGH_TESTS = 2
 """A process begins a test when it knows the next one."""

@@ -223,6 +223,7 @@ def use(directory: Path) -> None:
     cache.whole(BLOCK, Source())
 
 
+@pytest.mark.slow
 def test_cache_is_valid_after_a_kill_at_any_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     counting = Killer(-1)
     sys.settrace(counting)
