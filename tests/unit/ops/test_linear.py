@@ -123,4 +123,4 @@ def test_add_product_refuses_what_does_not_fit() -> None:
     assert_refused(operator, (total[:4], grad, x, True), r"total must have shape \[5, 7\], got \[4, 7\]")
     assert_refused(operator, (total, grad[:2], x, True), r"with the same T, got \[2, 5\] and \[3, 7\]")
     assert_refused(operator, (total, grad.float(), x, True), "grad and x must have the same dtype")
-    assert_refused(operator, (total.bfloat16(), grad.float(), x.float(), True), "total that or float32")
+    assert_refused(operator, (total.bfloat16(), grad.float(), x.float(), True), "total must have that dtype or float32")

@@ -242,7 +242,7 @@ def test_each_length_of_the_data_is_planned() -> None:
     assert later.plan == plan_run(Config.from_dict(with_changes(changes)))
     assert (plan.seq_len, plan.num_tokens_per_step, later.first_step) == (64, 512, 10)
     assert plan.flops_per_token < later.plan.flops_per_token
-    assert plan.fullest.memory.total < later.plan.fullest.memory.total
+    assert plan.largest_stage.memory.total < later.plan.largest_stage.memory.total
     assert "\n  most memory: from token 5,000 on, " in render(plan)
 
 
