@@ -11,6 +11,7 @@ from dataclasses import replace
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.config.batch import BatchSchedule
 from megatrain.config.stages import step_begin
+from megatrain.contracts.sample_ranges import num_kept
 
 
 def lengths_problem(
@@ -29,7 +30,7 @@ def lengths_problem(
     if len(planned) == len(recorded) + 1:
         recorded = [*recorded, (cursor, planned[-1][1])]  # it comes now
     is_same = len(recorded) == len(planned) and all(
-        length == wanted and first <= begun < first + largest
+        length == wanted and first <= begun and num_kept(first, begun, before.skipped) < largest
         for (begun, length), (first, wanted) in zip(recorded[1:], planned[1:], strict=True)
     )
     if is_same:
@@ -50,13 +51,14 @@ def with_aligned_lengths(stream: SampleStream, batches: BatchSchedule, cursor: i
     """
     found: list[MixtureStage] = []
     for stage in stream.stages:
-        moved = stage
-        if found and stage.first_sample >= cursor and stage.seq_len != found[-1].seq_len:
-            moved = replace(stage, first_sample=step_begin(batches, cursor, stage.first_sample, stream.skipped))
+        # a change that comes later takes the stages that it has passed with it
+        first = max(stage.first_sample, found[-1].first_sample) if found else stage.first_sample
+        if found and first >= cursor and stage.seq_len != found[-1].seq_len:
+            first = step_begin(batches, cursor, first, stream.skipped)
         # a stage that has no sample any more is replaced
-        while found and found[-1].first_sample >= moved.first_sample:
+        if found and found[-1].first_sample == first:
             found.pop()
-        found.append(moved)
+        found.append(replace(stage, first_sample=first))
     return replace(stream, stages=tuple(found))
 
 
