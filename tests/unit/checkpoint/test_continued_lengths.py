@@ -54,6 +54,13 @@ def test_samples_left_out_do_not_make_a_change_late() -> None:
     assert not lengths_problem(before, PLANNED, 69, 288, BATCHES)
 
 
+def test_a_change_before_skipped_samples_must_stay() -> None:
+    """Its stage stays in the stream, so the next start would find the difference."""
+    before = stream((0, 4), (40, 16), skipped=((56, 64),))
+    assert not lengths_problem(before, PLANNED, 24, 96, BATCHES)
+    assert "restore seq_len and after_tokens" in lengths_problem(before, stream((0, 4), (200, 16)), 24, 96, BATCHES)
+
+
 # (lengths, cursor, skipped) and the lengths that are kept
 ALIGNED: list[tuple[tuple[tuple[int, int], ...], int, SampleRanges, tuple[tuple[int, int], ...]]] = [
     (((0, 4), (40, 16)), 0, (), ((0, 4), (40, 16))),
