@@ -42,8 +42,8 @@ def lengths_problem(
     wanted = ", ".join(f"{length} from sample {first} on" for first, length in planned)
     return (
         f"its samples have had these tokens: {came}; by the stages of the configuration: {wanted}; restore seq_len and "
-        f"after_tokens of the stages that have begun, and let others begin after the {consumed_tokens} tokens that the "
-        f"run has read{skipping}"
+        "after_tokens of the stages that have begun, and the batch sizes before them, and let others begin after the "
+        f"{consumed_tokens} tokens that the run has read{skipping}"
     )
 
 
