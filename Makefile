@@ -14,7 +14,7 @@ NIGHTLY_ALSO ?=
 # Repeats at most three failed tests. Python always caches compiled files, because hundreds of processes run the same
 # files.
 PYTEST     := env -u PYTHONDONTWRITEBYTECODE $(VENV_PY) -m tests.run
-# Two processes more than cores, because many tests wait for servers. SUITE begins with the tests that take longest.
+# One process more than cores, because many tests wait for servers. SUITE begins with the tests that take longest.
 SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/docs tests/unit
 

@@ -83,8 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # a bare GPU machine has torch and pytest, but not xdist
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return two processes more than there are cores, for `-n auto`: many tests wait for a server."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Return a process more than there are cores, for `-n auto`: many tests wait for a server."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

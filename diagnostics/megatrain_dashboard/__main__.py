@@ -1,6 +1,6 @@
 """`python -m megatrain_dashboard`: the dashboard of a running job. A launch starts it.
 
-The settings come from the command line only, so that the page never listens before its access rules are set.
+All settings come from the command line, so the access rules are known before the server listens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.stop_signals import stopped_by_signals
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.arguments import add_dashboard_arguments, given_settings
-from megatrain_dashboard.command import ended
+from megatrain_dashboard.command import finish_serving
 from megatrain_dashboard.program import checked_settings, serve_live
 from megatrain_job.commands.etcd_flags import add_etcd_arguments, etcd_flags
 from megatrain_job.coordination.client import EtcdClient
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with EtcdClient(etcd_flags(args).settings(os.environ)) as client:
             section = decode(DashboardConfig, args.section, "--section")
             settings = checked_settings(section, given_settings(args))
-            return ended(serve_live(client, keys, RunDirectory(args.run), settings, stop, _logger.info))
+            return finish_serving(serve_live(client, keys, RunDirectory(args.run), settings, stop, _logger.info))
     except MegatrainError as error:
         print(f"megatrain dashboard: {error}", file=sys.stderr)
         return error.exit_code

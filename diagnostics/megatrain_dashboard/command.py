@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.replay and not named_job(args):
         runs, etcd = _all_jobs(args)
         settings = program.checked_settings(DashboardConfig(), given)
-        return ended(program.serve_jobs(runs, etcd, settings, stop, print_note))
+        return finish_serving(program.serve_jobs(runs, etcd, settings, stop, print_note))
     if args.runs is not None:
         raise JobLocationError(
             f"--runs={args.runs} lists all jobs, but another argument names one; leave one of them out"
@@ -87,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
         has_ended = program.serve_recorded(RunDirectory(found), settings, stop, print_note)
     else:
         with opened_job(args, is_patient=True) as job:
-            directory, section = _of_record(job, args.run)
+            directory, section = _recorded_run_and_section(job, args.run)
             settings = program.checked_settings(section, given)
             # the launch's own page stays announced, because it outlives this one
             is_announced = job.client.get(job.keys.dashboard) is None
             has_ended = program.serve_live(
                 job.client, job.keys, RunDirectory(directory), settings, stop, print_note, is_announced=is_announced
             )
-    return ended(has_ended)
+    return finish_serving(has_ended)
 
 
 def _all_jobs(args: argparse.Namespace) -> tuple[Path | None, EtcdSettings | None]:
@@ -123,8 +123,11 @@ def _all_jobs(args: argparse.Namespace) -> tuple[Path | None, EtcdSettings | Non
     return runs, etcd
 
 
-def ended(has_ended: bool) -> int:
-    """Return the exit code; where a request is still being computed, end the process instead of waiting for it."""
+def finish_serving(has_ended: bool) -> int:
+    """Return the exit code after serving. `has_ended`: whether every thread has ended; if not, the process exits here.
+
+    A thread that still computes a response would delay the normal end of the process.
+    """
     if not has_ended:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -132,7 +135,7 @@ def ended(has_ended: bool) -> int:
     return int(ExitCode.OK)
 
 
-def _of_record(job: OpenJob, named: Path | None) -> tuple[Path, DashboardConfig]:
+def _recorded_run_and_section(job: OpenJob, named: Path | None) -> tuple[Path, DashboardConfig]:
     """Return the run directory and the section of a job. Raises: JobLocationError, ConfigError, CoordinationError."""
     item = job.client.get(job.keys.record)
     if item is None:

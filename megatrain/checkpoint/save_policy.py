@@ -26,20 +26,20 @@ class SaveInterval:
         self._settings = settings
         self._clock = clock
         self._since = clock()
-        self._stall_s = 0.0
+        self._pause_s = 0.0
 
     @property
     def length_s(self) -> float:
         """The training time until the next checkpoint: longer than configured if the last one stopped training long."""
-        return max(self._settings.interval_s, self._stall_s / MAX_COST_SHARE)
+        return max(self._settings.interval_s, self._pause_s / MAX_COST_SHARE)
 
     def is_over(self, *, is_storing: bool) -> bool:
         """Return whether the next checkpoint is due. `is_storing`: whether the last one is still being stored."""
         return self._settings.is_by_time and not is_storing and self._clock() - self._since >= self.length_s
 
-    def saved(self, stall_s: float) -> None:
-        """Begin the next interval after a checkpoint that stopped training for `stall_s`."""
-        self._since, self._stall_s = self._clock(), stall_s
+    def saved(self, pause_s: float) -> None:
+        """Begin the next interval after a checkpoint that stopped training for `pause_s`."""
+        self._since, self._pause_s = self._clock(), pause_s
 
 
 def policy_notes(settings: CheckpointConfig, location: str, num_bytes: int, free_bytes: int | None) -> list[str]:
@@ -71,20 +71,20 @@ def policy_notes(settings: CheckpointConfig, location: str, num_bytes: int, free
     if free_bytes is not None and free_bytes < needed:
         notes.append(
             f"WARNING: {location} may become too small for its checkpoints: they need {bytes_text(needed)}, and "
-            f"{bytes_text(free_bytes)} are free; keep fewer (checkpoint.keep_last), or name a larger place "
+            f"{bytes_text(free_bytes)} are free; keep fewer (checkpoint.keep_last), or name a larger directory "
             "(checkpoint.directory)"
         )
     return notes
 
 
-def checkpoint_bytes(data_files: Iterable[int], described_bytes: int, tokenizer: str) -> int:
+def checkpoint_bytes(data_files: Iterable[int], metadata_bytes: int, tokenizer: str) -> int:
     """Return the size of a checkpoint's files, as `ckpt ls` shows it.
 
-    data_files: the size of each. described_bytes: of metadata and index. tokenizer: the path of the tokenizer file
-    that each checkpoint contains, with its configuration; "" without one.
+    data_files: the size of each. metadata_bytes: the size of metadata and index. tokenizer: the path of the tokenizer
+    file that each checkpoint contains, with its configuration; "" without one.
     """
     paths = (Path(tokenizer), Path(tokenizer).with_name(TOKENIZER_CONFIG_NAME)) if tokenizer else ()
-    return sum(data_files) + described_bytes + sum(path.stat().st_size for path in paths if path.exists())
+    return sum(data_files) + metadata_bytes + sum(path.stat().st_size for path in paths if path.exists())
 
 
 def free_bytes(location: str) -> int | None:

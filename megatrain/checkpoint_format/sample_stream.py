@@ -62,6 +62,7 @@ class SampleStream:
         name: str = "",
         digest: str = "",
         *,
+        seq_len: int = 0,
         validation_digest: str = "",
         tokenizer_digest: str = "",
     ) -> Self:
@@ -69,7 +70,7 @@ class SampleStream:
         return cls(
             seed,
             (StreamSource(name, num_tokens, digest),),
-            (MixtureStage(0, (1,)),),
+            (MixtureStage(0, (1,), seq_len),),
             validation_digest=validation_digest,
             tokenizer_digest=tokenizer_digest,
         )

@@ -54,7 +54,7 @@ class CudaStream:
 
 
 class NoStream:
-    """Replaces a stream if nothing is transferred."""
+    """Replaces a stream in a dry run, which transfers nothing."""
 
     def __init__(self, *, is_urgent: bool) -> None:
         pass
@@ -75,7 +75,7 @@ class _ReachedMark:
 
 
 class NewStream(Protocol):
-    """Makes a stream."""
+    """Makes a stream; its arguments are those of CudaStream."""
 
     def __call__(self, *, is_urgent: bool) -> DeviceStream: ...
 
@@ -96,8 +96,8 @@ class DeviceStreams:
         """Return the stream of a group's collectives, or of one of its links.
 
         All groups of replicas share one stream of low priority. The other groups along one axis share a stream of high
-        priority, because the next kernel of the stage waits for their exchanges. Groups along the stages communicate
-        only at the end of a step.
+        priority, because the next kernel of the stage waits for their exchanges. Groups along the stages share one too:
+        they communicate only at the end of a step.
         """
         name = f"{group.name} {link}" if link else "replicas" if group.is_of_replicas else group.axis
         if name not in self._streams:

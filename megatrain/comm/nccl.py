@@ -4,9 +4,9 @@ An exchange is launched when it is submitted. Waiting for it makes the compute s
 does not order exchanges and does not limit the time of a wait: NCCL's monitor enforces the group's timeout. The two
 ranks of a link connect at their first message, which link_warmup.py sends before training.
 Streams have priorities. Exchanges that the next kernel waits for are urgent: collectives of tensor parallelism and
-messages between stages. Gradients and parameters, which travel between replicas, are large and needed later. Their
-stream has low priority, since otherwise a message would wait for a whole bucket. The order of launches does not
-matter, so CUDA_DEVICE_MAX_CONNECTIONS may have any value.
+messages between stages. Gradients and parameters, which replicas exchange, are large and needed later. Their stream
+has low priority, since otherwise a message would wait for a whole bucket. The order of launches does not matter, so
+CUDA_DEVICE_MAX_CONNECTIONS may have any value.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class NcclCommunicator(ProcessGroupCommunicator):
 def create_process_group(
     planned: PlannedGroup, rank: int, device: torch.device, store: dist.Store, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Create a group on GPUs whose members meet at `store`.
+    """Create a group on GPUs, whose members find each other through `store`.
 
     The members connect at once, except on links: there each pair of stages connects at its first message, on its own
     communicator. torch puts the messages of a communicator that exists from the start into one queue, where a receive

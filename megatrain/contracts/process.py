@@ -34,7 +34,7 @@ class Process:
     round: int = 0
     init_method: str | None = None
     store: str = ""
-    """The address of the store where the workers meet, for messages."""
+    """The address of the store through which the workers find each other, for messages."""
     host: str = ""
     """The launcher's name for this host; empty under torchrun or in a single process."""
     is_round_common: bool = True
@@ -75,6 +75,7 @@ def process_from_environment(environment: Mapping[str, str]) -> Process:
         init_method="env://",
         store=f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}",
         host=environment.get(HOST_VARIABLE, ""),
+        # "" would mean that torchrun counts the rounds
         round_counter=(environment.get(ROUND_COUNTER_VARIABLE) or "etcd") if has_round else "",
         rollback=_rollback(environment.get(ROLLBACK_VARIABLE, "")),
     )

@@ -1,10 +1,10 @@
 """Which replica computes which samples of a step, and in which slots of its pipeline. Pure functions: no I/O, no clock.
 
-A replica is one of the d parts that the samples of a step are dealt to (Layout.sample_share). Micro-batch k of a step
-goes to replica k mod d. So the samples of a step, and those of each micro-batch, do not depend on d, and d need not
-divide the number of micro-batches: the first replicas then have one more than the others. A slot is one pass through a
-pipeline. A replica has a slot for each of its micro-batches, and empty slots after them if its pipeline needs more.
-The samples of a step may be dealt in another order than that of their numbers (data/balance.py).
+The samples of a step are dealt to the d replicas of the model (Layout.sample_share): micro-batch k goes to replica
+k mod d. So the samples of a step, and those of each micro-batch, do not depend on d, and d need not divide the number
+of micro-batches: the first replicas then have one more than the others. A slot is one pass through a pipeline. A
+replica has a slot for each of its micro-batches, and empty slots after them if its pipeline needs more. The samples of
+a step may be dealt in another order than that of their numbers (data/balance.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_SAMPLE = -1
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """How many micro-batches of a step, and how many slots, each replica has.
+    """How the micro-batches of a step are dealt to replicas, and how many slots each replica has.
 
     least_slots: the fewest slots that the pipeline schedule allows. has_equal_slots: all replicas have the same number
     of slots, because they exchange something in each slot.
@@ -60,7 +60,7 @@ class Dealing:
 class StepPlan:
     """The samples of one step, from number `cursor` on without the `skipped` ones, and the replica that computes each.
 
-    order: the order in which the samples are dealt, as their places in the step from 0; empty: by number.
+    order: the order in which the samples are dealt, as their indices in the step from 0; empty: by number.
     Raises: ValueError when the dealt micro-batches do not hold `global_batch_size` samples, or each of them once.
     """
 
@@ -80,14 +80,14 @@ class StepPlan:
             )
         if self.order and sorted(self.order) != list(range(self.global_batch_size)):
             raise ValueError(
-                f"order has {len(self.order)} places, {len(set(self.order))} of them distinct; it must have each of "
+                f"order has {len(self.order)} indices, {len(set(self.order))} of them distinct; it must have each of "
                 f"the {self.global_batch_size} samples of the step once"
             )
 
     @property
     def samples(self) -> list[int]:
         """The numbers of the samples of the step, ascending."""
-        return [position_after(self.cursor, place, self.skipped) for place in range(self.global_batch_size)]
+        return [position_after(self.cursor, index, self.skipped) for index in range(self.global_batch_size)]
 
     def slots(self, replica: int) -> list[tuple[int, ...]]:
         """Return the numbers of the samples in each slot of a replica, in order. Slots without samples are last.
@@ -97,9 +97,9 @@ class StepPlan:
         dealing, size = self.dealing, self.micro_batch_size
         if not 0 <= replica < dealing.num_replicas:
             raise ValueError(f"replica {replica} is not one of the {dealing.num_replicas} replicas of this plan")
-        places = self.order or range(self.global_batch_size)
+        indices = self.order or range(self.global_batch_size)
         own = [
-            tuple(position_after(self.cursor, place, self.skipped) for place in places[first : first + size])
+            tuple(position_after(self.cursor, index, self.skipped) for index in indices[first : first + size])
             for first in range(replica * size, self.global_batch_size, dealing.num_replicas * size)
         ]
         return [*own, *[()] * (dealing.num_slots(replica) - len(own))]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatrain.data.corpus import Corpus, CorpusDocument, CorpusPlace
+from megatrain.data.corpus import Corpus, CorpusDocument, CorpusPosition
 
 BLOCK_BYTES = 1 << 20
 _BLOCK_DOCUMENTS = 4096
@@ -26,7 +26,7 @@ class DocumentBlock:
     """
 
     documents: tuple[CorpusDocument, ...]
-    end: CorpusPlace
+    end: CorpusPosition
     skipped: Mapping[str, int]
     file_bytes: int
 
@@ -36,7 +36,7 @@ class DocumentBlock:
 
 
 def blocks(
-    corpus: Corpus, file_sizes: Sequence[int], skipped: Counter[str], first: CorpusPlace
+    corpus: Corpus, file_sizes: Sequence[int], skipped: Counter[str], first: CorpusPosition
 ) -> Iterator[DocumentBlock]:
     """Yield the documents of the corpus from `first` on, which is the end of a block.
 
@@ -59,4 +59,4 @@ def _block(
 ) -> DocumentBlock:
     last = documents[-1]
     file_bytes = sum(file_sizes[: last.file]) + corpus.files[last.file].file.position()
-    return DocumentBlock(tuple(documents), CorpusPlace(last.file, last.record + 1), dict(skipped), file_bytes)
+    return DocumentBlock(tuple(documents), CorpusPosition(last.file, last.record + 1), dict(skipped), file_bytes)

@@ -83,6 +83,7 @@ def build(
         corpus.check_complete()
     versions = [found.file.version() for found in corpus.files]
     digest = _digest(corpus, versions, options)
+    # `staging` becomes the output; `kept` is left for the next build if this one is killed
     with resumable_directory(output, FILE_NAMES, is_forced, digest) as (staging, kept):
         source, tokenizer = build_tokenizer(corpus, options, kept, report)
         (staging / TOKENIZER_CONFIG_NAME).write_text(tokenizer_config(tokenizer.end), encoding="utf-8")
@@ -210,7 +211,7 @@ def _write_split(
 
 
 class BuildProgress:
-    """The progress, the rate and the remaining time of a build.
+    """The progress, the rate and the remaining time of the first pass of a build.
 
     The rate is measured from the construction on. The work of an earlier, killed build counts as progress, but not for
     the rate.
@@ -226,7 +227,7 @@ class BuildProgress:
         self._num_tokens = 0
 
     def after(self, file_bytes: int, text_bytes: int, num_tokens: int) -> str | None:
-        """Count a block; return a line of text if the last line is at least some seconds old.
+        """Count a block; return a line for the log if the last line is at least _PROGRESS_INTERVAL_S old, else None.
 
         file_bytes: bytes of files read so far, in all. text_bytes, num_tokens: the size of the block.
         """

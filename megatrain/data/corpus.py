@@ -18,14 +18,14 @@ _NUM_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusPlace:
-    """A place between two records of a corpus: before record `record` of its file `file`."""
+class CorpusPosition:
+    """A position between two records of a corpus: before record `record` of its file `file`."""
 
     file: int
     record: int
 
 
-START = CorpusPlace(0, 0)
+START = CorpusPosition(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Corpus:
     text_key: str
     left_out: Mapping[str, Sequence[str]]
 
-    def documents(self, skipped: Counter[str] | None = None, first: CorpusPlace = START) -> Iterator[CorpusDocument]:
+    def documents(self, skipped: Counter[str] | None = None, first: CorpusPosition = START) -> Iterator[CorpusDocument]:
         """Yield every document that has text, in order from `first` on.
 
         `skipped` counts, by reason, the records without text from `first` on. If `first` is START, it also counts the

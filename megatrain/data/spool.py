@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.blocks import DocumentBlock
-from megatrain.data.corpus import START, CorpusPlace
+from megatrain.data.corpus import START, CorpusPosition
 from megatrain.data.tokenizing import DOCUMENT_DTYPE, TokenizedBlock
 
 _TOKENS, _DOCUMENTS, _PROGRESS = "tokens", "documents", "progress.json"
@@ -35,7 +35,7 @@ class SpoolProgress:
 
     token_bytes: int = 0
     documents: int = 0
-    place: CorpusPlace = START
+    place: CorpusPosition = START
     skipped: Mapping[str, int] = field(default_factory=dict)
     file_bytes: int = 0
     is_complete: bool = False
@@ -103,7 +103,7 @@ def _read_progress(directory: Path) -> SpoolProgress:
     """Return the progress of a killed build, or that of a new build if there is none or its files are damaged."""
     try:
         values = json.loads((directory / _PROGRESS).read_bytes())
-        progress = SpoolProgress(**{**values, "place": CorpusPlace(**values["place"])})
+        progress = SpoolProgress(**{**values, "place": CorpusPosition(**values["place"])})
         sizes = [(directory / name).stat().st_size for name in (_TOKENS, _DOCUMENTS)]
     except (OSError, ValueError, KeyError, TypeError):
         return SpoolProgress()

@@ -34,8 +34,8 @@ def make_topic(name: str = "incident/one", **changes: Any) -> Topic:
         ranks=(3,),
         step=1234,
         cost="no step completed since",
-        goes_on="the job responds with restart and continues by itself",
-        acts="no action is needed",
+        activity="the job responds with restart and continues by itself",
+        action="no action is needed",
         runbook="worker-ended.md",
         route="incidents/one",
     )
@@ -45,7 +45,7 @@ def make_topic(name: str = "incident/one", **changes: Any) -> Topic:
 def over(topic: Topic, at_unix_s: float = NOW_S) -> Topic:
     """Return a topic as it ends."""
     return replace(topic, stage=Stage.CLOSED, ended_unix_s=at_unix_s, ready_unix_s=0.0, cost="3.2 s, 4 steps lost",
-                   goes_on="the job trains again since step 1,230")  # fmt: skip
+                   activity="the job trains again since step 1,230")  # fmt: skip
 
 
 def make_message(*topics: Topic, **changes: Any) -> Message:

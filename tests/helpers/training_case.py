@@ -295,7 +295,7 @@ def _training_data(config: Config, orders: Orders) -> tuple[BatchReader, SampleS
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = BatchReader.of_one(dataset, order, config.data.has_document_mask, balanced_cost(config))
-    return reader, SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed)
+    return reader, SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed, seq_len=config.seq_len)
 
 
 def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, Recorder]:

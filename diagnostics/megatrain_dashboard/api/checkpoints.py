@@ -65,7 +65,9 @@ def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> C
     survey = seen.survey
     if survey is None:
         reason = printable(seen.problem) or "the checkpoints have not been read yet"
-        return CheckpointsDocument(place=seen.place, resume_reason=reason, branches=(), checkpoints=(), num_elsewhere=0)
+        return CheckpointsDocument(
+            place=seen.location, resume_reason=reason, branches=(), checkpoints=(), num_elsewhere=0
+        )
     candidate = survey.resume.candidate
     resumed = None if candidate is None else (candidate.branch, candidate.step)
     skipped = "".join(f"; {problem}" for problem in survey.resume.skipped)
@@ -76,7 +78,7 @@ def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> C
     ]
     newest = sorted(shown, key=lambda checkpoint: (checkpoint.written_unix_s or 0.0, checkpoint.step), reverse=True)
     return CheckpointsDocument(
-        place=seen.place,
+        place=seen.location,
         resume_reason=printable(f"{survey.resume.reason}{skipped}"),
         branches=tuple(
             BranchDocument(

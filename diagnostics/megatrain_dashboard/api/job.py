@@ -25,7 +25,7 @@ from megatrain_diagnostics.analysis.timeline import lane_of
 
 
 class RoundDocument(Document):
-    """A round that ranks reported; `hosts` by first rank."""
+    """A round that ranks reported, with the range of its streamed steps."""
 
     number: int
     began_unix_s: float | None
@@ -70,7 +70,7 @@ class JobDocument(Document):
 JobParts = tuple[LayoutDocument | None, tuple[RoundDocument, ...], tuple[OperationDocument, ...]]
 
 
-def job_facts(source: JobSource) -> JobParts:
+def job_parts(source: JobSource) -> JobParts:
     """Return layout, rounds and operations of a job."""
     try:
         layout = layout_document(source.roster(None).layout)
@@ -117,7 +117,7 @@ def router(parts: DashboardParts) -> APIRouter:
         """Return the identity of the job and the rights of the caller, which a page needs first."""
         caller, source, settings = caller_of(request), parts.source, parts.settings
         reason = why_not_act(caller, is_enabled=settings.enable_actions, is_recorded=source.is_recorded)
-        layout, rounds, operations = job_facts(source)
+        layout, rounds, operations = job_parts(source)
         return document_response(
             JobDocument(
                 job=source.job,

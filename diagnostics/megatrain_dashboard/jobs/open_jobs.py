@@ -33,7 +33,7 @@ from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_dashboard.sources.runs.etcd_polls import EtcdAccess
 from megatrain_dashboard.sources.runs.job_seen import JobSeen
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.jobs.run_standing import RunStanding
+from megatrain_job.jobs.run_state import RunState
 
 _logger = logging.getLogger(__name__)
 MAX_OPEN = 8
@@ -43,8 +43,8 @@ _SWEEP_S = 15.0
 _FIRST_POLL_S = 10.0
 
 
-_Origin = EtcdAccess | RunStanding | None
-"""The etcd that holds a job; else the job's standing as its directory shows it."""
+_Origin = EtcdAccess | RunState | None
+"""The etcd that holds a job; else the state of the job as its directory shows it."""
 
 
 @dataclass(slots=True)
@@ -187,4 +187,4 @@ class OpenJobs:
 def _origin(seen: JobSeen) -> _Origin:
     if seen.snapshot is not None:
         return seen.access
-    return None if seen.summary is None else seen.summary.standing
+    return None if seen.summary is None else seen.summary.run_state

@@ -25,11 +25,14 @@ NUM_DOWNLOADS = 2
 """Limit of the files that are made while they are sent. Their source data stays in memory until the client has read
 all of it."""
 _MAX_S = 600.0
-"""A connection that needs longer for the largest table is too slow for tables of that size."""
+"""Time limit of a download, long enough for the largest table over a slow connection."""
 
 
 class HeavyQueries:
-    """Lets a few requests through at a time. All methods run on one event loop."""
+    """Lets `num_running` requests run and `num_waiting` wait for up to `wait_s`, and refuses all others with 503.
+
+    All methods run on one event loop.
+    """
 
     def __init__(
         self,

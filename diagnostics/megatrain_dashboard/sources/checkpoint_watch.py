@@ -28,10 +28,12 @@ _Signature = tuple[tuple[str, int], ...]
 class CheckpointWatch:
     """Watches until `close`."""
 
-    def __init__(self, place: Callable[[], str], changed: Callable[[], None], *, period_s: float = _PERIOD_S) -> None:
-        """`place`: returns the path or URL of the checkpoints. `changed`: called when a poll has found a change."""
-        self._place, self._changed, self._period_s = place, changed, period_s
-        self._seen = CheckpointsSeen(place())
+    def __init__(
+        self, location: Callable[[], str], changed: Callable[[], None], *, period_s: float = _PERIOD_S
+    ) -> None:
+        """`location`: returns the path or URL of the checkpoints. `changed`: called when a poll has found a change."""
+        self._location, self._changed, self._period_s = location, changed, period_s
+        self._seen = CheckpointsSeen(location())
         self._signature: _Signature | None = None
         self.has_polled = threading.Event()
         """Set after the first poll."""
@@ -50,18 +52,18 @@ class CheckpointWatch:
 
     def _run(self) -> None:
         while True:
-            place = self._place()
-            is_far = "://" in place
-            self._poll(place, is_far=is_far)
+            location = self._location()
+            is_far = "://" in location
+            self._poll(location, is_far=is_far)
             self.has_polled.set()
             if self._closed.wait(_FAR_PERIOD_S if is_far else self._period_s):
                 return
 
-    def _poll(self, place: str, *, is_far: bool) -> None:
-        signature = None if is_far else _signature(Path(place))
-        if signature is not None and signature == self._signature and self._seen.place == place:
+    def _poll(self, location: str, *, is_far: bool) -> None:
+        signature = None if is_far else _signature(Path(location))
+        if signature is not None and signature == self._signature and self._seen.location == location:
             return
-        seen = read_checkpoints(place)
+        seen = read_checkpoints(location)
         # the signature is from before the survey, so the next poll sees changes that were made during it
         self._signature = signature if not seen.problem else None
         if seen != self._seen:
@@ -69,12 +71,12 @@ class CheckpointWatch:
             self._changed()
 
 
-def read_checkpoints(place: str) -> CheckpointsSeen:
+def read_checkpoints(location: str) -> CheckpointsSeen:
     """Return all checkpoints below a path or URL, or why they cannot be listed."""
     try:
-        return CheckpointsSeen(place, survey(open_location(place)))
+        return CheckpointsSeen(location, survey(open_location(location)))
     except (CheckpointError, OSError) as error:
-        return CheckpointsSeen(place, problem=str(error)[:_MAX_SHOWN_ERROR])
+        return CheckpointsSeen(location, problem=str(error)[:_MAX_SHOWN_ERROR])
 
 
 def _signature(checkpoints: Path) -> _Signature:

@@ -14,15 +14,18 @@ from megatrain_dashboard.sources.series_builder import EMPTY, SeriesSnapshot
 from megatrain_diagnostics.store.rounds_and_hosts import RoundSeen
 from megatrain_job.jobs.assessment import Assessment
 from megatrain_job.jobs.notes import Note
-from megatrain_job.jobs.run_standing import RunStanding
+from megatrain_job.jobs.run_state import RunState
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsSeen:
-    """The checkpoints of a run at the last poll. `survey` None: there was no poll yet, or `problem` has the reason."""
+    """The checkpoints at `location`, a path or URL, at the last poll.
 
-    place: str = ""
+    `survey` is None before the first poll, and after a poll that failed: `problem` has the reason.
+    """
+
+    location: str = ""
     survey: Survey | None = None
     problem: str = ""
 
@@ -42,8 +45,8 @@ class JobFacts:
     evidence: tuple[HangEvidence, ...] = ()
     """The evidence of the newest stuck round, from etcd."""
     config: Config | None = None
-    standing: RunStanding | None = None
-    """The standing of a recorded job, from its directory."""
+    run_state: RunState | None = None
+    """The state of a recorded job, as its directory shows it."""
     reported_step: int | None = None
     """The last step that rank 0 of a recorded job reported. It is known even if events expired or were never
     streamed."""

@@ -52,7 +52,7 @@ class RecordedJob(RunSource):
             damaged_incidents=history.files.damaged,
             cases=tuple(cases_of_audit(history.files.entries)),
             config=self._config,
-            standing=self._summary.standing,
+            run_state=self._summary.run_state,
             reported_step=self._summary.outline.last_step,
             rounds=history.rounds,
             series=history.series,

@@ -19,9 +19,12 @@ from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 _logger = logging.getLogger(__name__)
 MAX_RANKS = 4
 """Evidence is returned for at most this many ranks or hosts of a finding, the worst first."""
-_NUM_NOW = 3
+_IDLE = 0x1
+"""This bit of the throttle reasons means that the GPU has no work, so it explains no slowness."""
+_NUM_CURRENT = 3
 """The current clock is the median of this many newest readings, because clocks fluctuate."""
-_OF_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
+_CAUSES_IN_GPU = frozenset({Cause.COMPUTE, Cause.STAGE, Cause.UNKNOWN})
+"""Causes of a finding that a low clock or a fault of the GPU may explain."""
 _ERRORS = ("rx_errors", "tx_errors", "symbol_errors")
 
 
@@ -45,7 +48,7 @@ def device_evidence(finding: Finding, gpus: Gpus, links: NetworkLinks) -> tuple[
     """Return the evidence as sentences with numbers, if any. The rows must be of the finding's round."""
     if finding.cause is Cause.NETWORK:
         return _of_links(finding, links)
-    if finding.cause not in _OF_GPU:
+    if finding.cause not in _CAUSES_IN_GPU:
         return ()
     sentences = []
     for rank in finding.ranks[:MAX_RANKS]:
@@ -56,30 +59,31 @@ def device_evidence(finding: Finding, gpus: Gpus, links: NetworkLinks) -> tuple[
 
 
 def _of_gpu(rows: Gpus, first_step: int) -> str:
-    who = f"its {gpu_name(int(rows.gpu[-1]), str(rows.host[-1]), int(rows.rank[-1]))}"
+    """Return a sentence about the clock of one GPU, from its readings by time; the finding begins at `first_step`."""
+    subject = f"its {gpu_name(int(rows.gpu[-1]), str(rows.host[-1]), int(rows.rank[-1]))}"
     if rows.error[-1]:
-        return f"{who} does not answer its driver: {rows.error[-1]}"
+        return f"{subject} does not answer its driver: {rows.error[-1]}"
     is_before = rows.step < first_step
     before = _median(rows.sm_clock_mhz[is_before])
     usual = before if not np.isnan(before) else _median(rows.max_sm_clock_mhz)
-    now = _median(rows.sm_clock_mhz[~is_before][-_NUM_NOW:])
+    now = _median(rows.sm_clock_mhz[~is_before][-_NUM_CURRENT:])
     if np.isnan(now) or np.isnan(usual):
-        return f"{who}: its SM clock is not known; {_state(rows)}"
+        return f"{subject}: its SM clock is not known; {_state(rows)}"
     share = 1.0 - now / usual
     if share < LIMITS.clock_drop:
         what = "as before" if not np.isnan(before) else f"of {mhz_text(usual)}"
-        return f"{who}: SM clock {mhz_text(now)} {what}, {_state(rows)}: the clock is not the cause"
+        return f"{subject}: SM clock {mhz_text(now)} {what}, {_state(rows)}: the clock is not the cause"
     is_low = ~(rows.sm_clock_mhz >= (1.0 - LIMITS.clock_drop) * usual) & ~np.isnan(rows.sm_clock_mhz)
     since = rows.step[is_low & ((~is_before) | (rows.step < 0))]
     when = f" since step {since[0]}" if len(since) and not np.isnan(before) and since[0] >= 0 else ""
     limit = f"reported if it drops by {100 * LIMITS.clock_drop:.0f} % or more"
-    return f"{who}: SM clock {mhz_text(usual)} -> {mhz_text(now)}{when} ({limit}), {_state(rows)}"
+    return f"{subject}: SM clock {mhz_text(usual)} -> {mhz_text(now)}{when} ({limit}), {_state(rows)}"
 
 
 def _state(rows: Gpus) -> str:
     """Return the temperature of the GPU and why it is throttled, from the newest reading."""
     bits = rows.throttle_reasons[-1]
-    reasons = "throttle reasons not known" if np.isnan(bits) else throttle_text(int(bits) & ~1) or "not throttled"
+    reasons = "throttle reasons not known" if np.isnan(bits) else throttle_text(int(bits) & ~_IDLE) or "not throttled"
     heat, limit = rows.temperature_c[-1], rows.slowdown_temperature_c[-1]
     if np.isnan(heat):
         return reasons
@@ -100,6 +104,7 @@ def _of_links(finding: Finding, links: NetworkLinks) -> tuple[str, ...]:
 
 
 def _of_link(rows: NetworkLinks) -> str:
+    """Return the problem of one link, from its readings by time, as the rest of a sentence; empty without one."""
     best, now = np.nanmax(np.append(rows.speed_mbps, 0.0)), rows.speed_mbps[-1]
     grown = {name: int(_grown(getattr(rows, name))) for name in (*_ERRORS, "downs")}
     errors = sum(grown[name] for name in _ERRORS)
@@ -115,7 +120,7 @@ def _of_link(rows: NetworkLinks) -> str:
 
 
 def _grown(values: Float64) -> float:
-    """Return by how much a counter grew; after a reset it counts from zero."""
+    """Return by how much a counter grew over its readings, in order; after a reset it counts from zero."""
     known = values[~np.isnan(values)]
     steps = np.diff(known)
     return float(np.where(steps >= 0.0, steps, known[1:]).sum())

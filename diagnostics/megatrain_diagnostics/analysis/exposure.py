@@ -27,11 +27,11 @@ from megatrain_diagnostics.analysis.window_pieces import (
     Windows,
     covered_ns,
     cut_windows,
-    gap_ends,
-    lanes_of,
     piece_times,
+    pieces_at,
     pieces_of,
-    places_of,
+    rank_indices,
+    run_ends,
 )
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans
 
@@ -123,12 +123,12 @@ def expose(spans: Spans, exchanges: Exchanges, windows: Windows) -> Exposure:
         none = np.zeros((0, num), dtype=np.int64)
         return Exposure(windows, none, none, *(np.zeros_like(spans.start_ns) for _ in range(4)))
     arrived = exchanges.arrived_ns(spans)
-    lane = lanes_of(spans, windows)
+    rank_index = rank_indices(spans, windows)
     awaited = awaited_since_ns(spans)
-    grid = cut_windows(spans, (arrived, awaited), lane, windows)
-    low, high = pieces_of(spans, lane, grid)
+    grid = cut_windows(spans, (arrived, awaited), rank_index, windows)
+    low, high = pieces_of(spans, rank_index, grid)
     owner = _paint_layers(spans, low, high, len(grid.begin))
-    blamed = _held_up_by(spans, (low, places_of(awaited, lane, grid), high), owner, grid)
+    blamed = _held_up_by(spans, (low, pieces_at(awaited, rank_index, grid), high), owner, grid)
     # a piece of compute that waits for an exchange is exposed communication, not work that overlaps with it
     is_worked = (owner != _INDEX[Category.OTHER]) & (blamed == ABSENT)
     category = _categories(spans, owner, blamed)
@@ -208,7 +208,7 @@ def _held_up_by(
     is_attended = (spans.flags[rows].astype(np.int64) >> ATTENDED_SHIFT) & ATTENDED_MASK != 0
     attended = _painted(rows[is_attended], awaited, high, len(owner))
     in_gaps = np.where(attended != ABSENT, attended, in_gaps)
-    gap_end = gap_ends(owner, grid)
+    gap_end = run_ends(owner, grid)
     open_there = np.flatnonzero((owner == _INDEX[Category.OTHER]) & (in_gaps != ABSENT) & (grid.window != ABSENT))
     # if an exchange ends after the gap, the rank did not wait for it
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]

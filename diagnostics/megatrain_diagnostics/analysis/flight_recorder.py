@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.analysis.hang import RankStanding
+from megatrain_diagnostics.analysis.hang import RankActivity
 from megatrain_job.failures.hang import Position
 
 _NONE_YET = -1
@@ -126,14 +126,14 @@ def flight_groups(dumps: Sequence[FlightDump], num_ranks: int) -> dict[str, tupl
     return {group: tuple(sorted(ranks)) for group, ranks in sorted(found.items())}
 
 
-def flight_standings(dumps: Iterable[FlightDump]) -> dict[int, RankStanding]:
+def flight_activities(dumps: Iterable[FlightDump]) -> dict[int, RankActivity]:
     """Return rank -> its positions in groups, and the newest call that has started and is not completed."""
     found = {}
     for dump in dumps:
         open_calls = [call for call in dump.calls if not call.is_over]
         # calls that wait in a queue of the GPU are not in flight
         in_flight = [call for call in open_calls if call.has_started] or open_calls
-        found[dump.rank] = RankStanding(dump.rank, dump.positions, in_flight[-1].name if in_flight else "")
+        found[dump.rank] = RankActivity(dump.rank, dump.positions, in_flight[-1].name if in_flight else "")
     return found
 
 

@@ -22,8 +22,8 @@ from megatrain_job.failures.hang import IMMOBILE, HangReport, Position, closest,
 
 
 @dataclass(frozen=True, slots=True)
-class RankStanding:
-    """The position of one rank. `positions`: key of a group (`group_key`), such as "dp:0+4x2" -> position in it."""
+class RankActivity:
+    """What one rank does in a hang. `positions`: key of a group (`group_key`), such as "dp:0+4x2" -> position in it."""
 
     rank: int
     positions: Mapping[str, Position]
@@ -51,13 +51,13 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HangFinding:
-    """The culprit, and the ranks that wait. `report`: the result from the standings alone."""
+    """The culprit, and the ranks that wait. `report`: the result from the activities alone."""
 
     report: HangReport
     culprit: Culprit
-    """The culprit in the incident of the round; without an incident, the one from the standings."""
+    """The culprit in the incident of the round; without an incident, the one from the activities."""
     suspects: tuple[Suspect, ...]
-    """The ranks of the recorded culprit; without an incident, the suspects from the standings."""
+    """The ranks of the recorded culprit; without an incident, the suspects from the activities."""
     hosts: tuple[str, ...]
     waiting: frozenset[int]
     silent: frozenset[int]
@@ -83,7 +83,7 @@ def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
     }
 
 
-def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
+def activities_of_spans(spans: Spans, roster: Roster) -> dict[int, RankActivity]:
     """Return the positions of ranks from their spans: for each group the newest begun and the newest ended exchange."""
     rows = np.flatnonzero((spans.round == roster.round) & (spans.group > 0))
     positions: dict[int, dict[str, Position]] = {int(rank): {} for rank in np.unique(spans.rank)}
@@ -94,7 +94,7 @@ def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
             positions[rank][key] = Position(entered, finished)
     busy = _innermost(spans, roster.round)
     return {
-        rank: RankStanding(
+        rank: RankActivity(
             rank,
             found,
             in_flight=operation_name(int(spans.operation[busy[rank]])) if rank in busy else "",
@@ -106,28 +106,28 @@ def standings_of_spans(spans: Spans, roster: Roster) -> dict[int, RankStanding]:
 
 
 def find_hang(
-    standings: Mapping[int, RankStanding],
+    activities: Mapping[int, RankActivity],
     groups: Mapping[str, Sequence[int]],
     roster: Roster,
     silent: Iterable[int] = (),
     recorded: Culprit | None = None,
 ) -> HangFinding:
-    """Return which ranks hold up the job. `silent`: ranks without data, in addition to those without a standing.
+    """Return which ranks hold up the job. `silent`: ranks without data, in addition to those without an activity.
 
-    `recorded`: the culprit in the incident of this round, which replaces the one from the standings; None: no incident.
+    `recorded`: the culprit in the incident of this round, which replaces the one from `activities`; None: no incident.
     """
     world = range(roster.layout.world_size)
-    all_silent = {*silent, *(rank for rank in world if rank not in standings)}
+    all_silent = {*silent, *(rank for rank in world if rank not in activities)}
     report = hang_suspects(
-        {rank: standing.positions for rank, standing in standings.items()},
+        {rank: activity.positions for rank, activity in activities.items()},
         groups,
         all_silent,
-        [rank for rank, standing in standings.items() if standing.is_busy],
-        {rank: standing.process_state for rank, standing in standings.items() if standing.process_state is not None},
+        [rank for rank, activity in activities.items() if activity.is_busy],
+        {rank: activity.process_state for rank, activity in activities.items() if activity.process_state is not None},
     )
     culprit = culprit_of_positions(report, roster.host_of) if recorded is None else recorded
     suspected = report.suspects if recorded is None else _ranks_of(recorded, roster)
-    suspects = tuple(_suspect(rank, standings, report, roster, culprit.reason) for rank in suspected if rank in world)
+    suspects = tuple(_suspect(rank, activities, report, roster, culprit.reason) for rank in suspected if rank in world)
     return HangFinding(
         report=report,
         culprit=culprit,
@@ -135,7 +135,7 @@ def find_hang(
         hosts=culprit.hosts or tuple(dict.fromkeys(suspect.host for suspect in suspects if suspect.host)),
         waiting=frozenset(report.waits_for),
         silent=frozenset(rank for rank in report.silent if rank in world),
-        in_flight={rank: standing.in_flight for rank, standing in sorted(standings.items()) if standing.in_flight},
+        in_flight={rank: activity.in_flight for rank, activity in sorted(activities.items()) if activity.in_flight},
     )
 
 
@@ -170,23 +170,23 @@ def _ranks_of(culprit: Culprit, roster: Roster) -> tuple[int, ...]:
 
 
 def _suspect(
-    rank: int, standings: Mapping[int, RankStanding], report: HangReport, roster: Roster, reason: str
+    rank: int, activities: Mapping[int, RankActivity], report: HangReport, roster: Roster, reason: str
 ) -> Suspect:
-    at, standing = roster.coordinate(rank), standings.get(rank)
+    at, activity = roster.coordinate(rank), activities.get(rank)
     missed = closest(entry for entry in report.missing if rank in entry.held_up_by)
-    process = None if standing is None or standing.process_state is None else IMMOBILE.get(standing.process_state)
+    process = None if activity is None or activity.process_state is None else IMMOBILE.get(activity.process_state)
     if process is not None:
         evidence = (
             process
             if missed is None
             else (f"{process}; {len(missed.waiting)} wait for it in collective {missed.sequence} of {missed.group}")
         )
-    elif standing is None or rank in report.silent:
+    elif activity is None or rank in report.silent:
         evidence = "logs nothing"
     elif missed is None:
         evidence = reason
     else:
         verb = "never entered" if rank in missed.absent else "does not wait for the end of"
         evidence = f"{verb} collective {missed.sequence} of {missed.group}; {len(missed.waiting)} wait in it"
-    doing = "" if standing is None else standing.in_flight or standing.phase
-    return Suspect(rank, roster.host_of(rank), at, -1 if standing is None else standing.step, doing, evidence)
+    doing = "" if activity is None else activity.in_flight or activity.phase
+    return Suspect(rank, roster.host_of(rank), at, -1 if activity is None else activity.step, doing, evidence)

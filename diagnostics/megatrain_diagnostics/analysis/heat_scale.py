@@ -28,10 +28,16 @@ _SPREAD_FLOOR = 0.01
 _TAIL = 0.001
 """Fraction of the cells beyond each end of the colour range, so that one extreme value does not make all others look
 alike."""
-_MIN_ABOVE, _WIDTH_OF_NOISE, _BELOW, _Z_ABOVE = 0.2, 8.0, 0.25, 8.0
-"""For values relative to peers, the colour range goes from slightly below the peers to values that are not due to
-chance, because the map should show slow ranks. A value three spreads above its peers is in the middle of the range; the
-page paints all lower values with the same colour."""
+_MIN_ABOVE = 0.2
+"""With scale `relative`, the colour range reaches at least this far above 1, which is a value equal to the peers."""
+_WIDTH_OF_NOISE = 8.0
+"""With scale `relative`, the range reaches this many standard deviations of typical cells above 1: to values that are
+not due to chance, because the map shows slow ranks."""
+_Z_ABOVE = 8.0
+"""With scale `z`, the range ends this many spreads above the peers."""
+_BELOW = 0.25
+"""How far the range reaches below the peers, as a fraction of its reach above them. So the middle of the range is three
+spreads above the peers; the page paints all lower values with the same colour."""
 
 
 class Scale(StrEnum):
@@ -141,6 +147,6 @@ def codes(values: Floats, low: float, high: float) -> NDArray[np.uint8]:
 def _tails(found: Floats) -> tuple[float, float]:
     """Return two values: a fraction _TAIL of the values lies below the first, and above the second."""
     last = len(found) - 1
-    places = (min(last, int(_TAIL * len(found))), max(0, last - int(_TAIL * len(found))))
-    parted = np.partition(found, places)
-    return float(parted[places[0]]), float(parted[places[1]])
+    indices = (min(last, int(_TAIL * len(found))), max(0, last - int(_TAIL * len(found))))
+    parted = np.partition(found, indices)
+    return float(parted[indices[0]]), float(parted[indices[1]])

@@ -1,4 +1,4 @@
-"""Finds groups, links and hosts that are slower than others of their kind, and single exchanges that were hot spots.
+"""Finds groups, links and hosts that are slower than others of their kind, and single exchanges that took much longer.
 
 Exchanges of equal kind, operation and size are compared. A group or link is slow if its median transfer time is more
 than 10 % above the median over the groups of its kind (Greyhound); a kind needs at least three groups. A host is
@@ -19,11 +19,13 @@ from megatrain_diagnostics.events.tables import Float64, Int64, Spans
 
 SLOW_EXCESS = 0.1
 _MIN_GROUPS = 3
+"""A kind of exchange needs at least this many groups for a comparison."""
 _MIN_EXCHANGES = 3
 _MAX_SLOW = 20
 _MAX_HOT = 10
 _MAX_UNEQUAL = 10
 _UNEQUAL_BYTES = 0.1
+"""A load is unequal if it exceeds the mean of its group by more than this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,11 @@ class SlowLinks:
 def find_slow_links(
     spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_s: Float64, classes: Int64, roster: Roster
 ) -> SlowLinks:
-    """Return the slow ones of the chosen exchanges. `classes`: a number per exchange, equal if they are comparable."""
+    """Return the slow ones of the chosen exchanges.
+
+    `chosen`: indices of exchanges. `classes`: a number for each of them, equal for exchanges of equal kind, operation
+    and size. Shapes: chosen, transfer_s and classes [chosen exchanges].
+    """
     slow: list[SlowGroup] = []
     compared: list[GroupMembers] = []
     hot: list[HotSpot] = []
@@ -112,7 +118,7 @@ def find_slow_links(
             if seconds > expected * (1.0 + SLOW_EXCESS):
                 operation = operation_name(int(exchanges.operation[chosen[own[0]]]))
                 hosts = _hosts(members, roster)
-                slow.append(SlowGroup(members.name, operation, _shown(members), hosts, count, seconds, expected))
+                slow.append(SlowGroup(members.name, operation, tuple(members.ranks), hosts, count, seconds, expected))
     slow.sort(key=lambda slow_group: -slow_group.excess)
     return SlowLinks(
         groups=tuple(slow[:_MAX_SLOW]),
@@ -141,20 +147,20 @@ def _hot_spots(
     """Return the outliers: more than twice the median, and more than ten spreads above it."""
     spread = float(np.median(np.abs(transfer_s - median)))
     limit = median + max(median, 10.0 * spread)
-    places = np.flatnonzero(transfer_s > limit)
-    worst = places[np.argsort(-transfer_s[places])][:_MAX_HOT]
+    outliers = np.flatnonzero(transfer_s > limit)
+    worst = outliers[np.argsort(-transfer_s[outliers])][:_MAX_HOT]
     found = []
-    for place in worst.tolist():
-        number = int(chosen[place])
+    for index in worst.tolist():
+        number = int(chosen[index])
         members = exchanges.groups[int(exchanges.group_of[number])]
         found.append(
             HotSpot(
                 step=int(exchanges.step[number]),
                 group=members.name,
                 operation=operation_name(int(exchanges.operation[number])),
-                ranks=_shown(members),
+                ranks=tuple(members.ranks),
                 num_bytes=int(spans.num_bytes[exchanges.parts[exchanges.first[number]]]),
-                transfer_s=float(transfer_s[place]),
+                transfer_s=float(transfer_s[index]),
                 expected_s=median,
             )
         )
@@ -196,17 +202,13 @@ def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequenc
     found = []
     _, of_member = np.unique(members[:, :2], axis=0, return_inverse=True)
     means = np.bincount(of_member.reshape(-1), weights=loads) / np.bincount(of_member.reshape(-1))
-    for place in np.flatnonzero(loads > means[of_member.reshape(-1)] * (1.0 + _UNEQUAL_BYTES)).tolist():
-        mean = means[of_member.reshape(-1)[place]]
-        group_index, operation, rank = members[place].tolist()
+    for index in np.flatnonzero(loads > means[of_member.reshape(-1)] * (1.0 + _UNEQUAL_BYTES)).tolist():
+        mean = means[of_member.reshape(-1)[index]]
+        group_index, operation, rank = members[index].tolist()
         name = exchanges.groups[group_index].name
-        found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[place]), int(mean)))
+        found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[index]), int(mean)))
     return sorted(found, key=lambda load: load.mean_bytes - load.num_bytes)[:_MAX_UNEQUAL]
 
 
 def _hosts(members: GroupMembers, roster: Roster) -> tuple[str, ...]:
     return tuple(dict.fromkeys(host for host in map(roster.host_of, members.ranks) if host))
-
-
-def _shown(members: GroupMembers) -> tuple[int, ...]:
-    return tuple(members.ranks)

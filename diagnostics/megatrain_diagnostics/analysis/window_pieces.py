@@ -14,7 +14,7 @@ from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
 
 ABSENT = -1
-"""Index that means: no window, no rank with windows, or no span."""
+"""An index that means: no window, no rank with windows, or no span."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,16 +44,19 @@ class Grid:
     """Position of each rank's base on the axis."""
 
 
-def lanes_of(spans: Spans, windows: Windows) -> Int64:
+def rank_indices(spans: Spans, windows: Windows) -> Int64:
     """Return for each span the index of its rank among the ranks with windows; -1: the rank has no window."""
     ranks = np.unique(windows.rank)
     # searchsorted returns an index after the end for larger ranks
-    place = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
-    return np.where(ranks[place] == spans.rank, place, ABSENT)
+    index = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
+    return np.where(ranks[index] == spans.rank, index, ABSENT)
 
 
-def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, windows: Windows) -> Grid:
-    """Return the grid with cuts at each span's start and end, and at its times in each array of `moments_ns`."""
+def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], rank_index: Int64, windows: Windows) -> Grid:
+    """Return the grid with cuts at each span's start and end, and at its times in each array of `moments_ns`.
+
+    Shapes: rank_index and each array of moments_ns [spans]. rank_index: from `rank_indices`.
+    """
     ranks, first = np.unique(windows.rank, return_index=True)
     base = windows.begin_ns[first]
     limit = np.maximum.reduceat(windows.end_ns, first)  # windows are ordered by rank: one run for each rank
@@ -61,20 +64,20 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
     offset = np.concatenate(([0], np.cumsum(limit - base + 1)))[:-1]
     of_window = np.searchsorted(ranks, windows.rank)
 
-    def on_axis(times_ns: Int64, place: Int64) -> Int64:
+    def on_axis(times_ns: Int64, index: Int64) -> Int64:
         # times outside the rank's windows are clipped to them, so that they are not in the range of another rank
-        placed: Int64 = offset[place] + np.clip(times_ns, base[place], limit[place]) - base[place]
+        placed: Int64 = offset[index] + np.clip(times_ns, base[index], limit[index]) - base[index]
         return placed
 
-    has = np.flatnonzero(lane != ABSENT)
+    has = np.flatnonzero(rank_index != ABSENT)
     shift = offset[of_window] - base[of_window]
     begins, ends = windows.begin_ns + shift, windows.end_ns + shift
     marks = [
         begins,
         ends,
-        on_axis(spans.start_ns[has], lane[has]),
-        on_axis(end_ns(spans)[has], lane[has]),
-        *(on_axis(moment_ns[has], lane[has]) for moment_ns in moments_ns),
+        on_axis(spans.start_ns[has], rank_index[has]),
+        on_axis(end_ns(spans)[has], rank_index[has]),
+        *(on_axis(moment_ns[has], rank_index[has]) for moment_ns in moments_ns),
     ]
     cuts = np.unique(np.concatenate(marks))
     begin, length = cuts[:-1], np.diff(cuts)
@@ -84,19 +87,19 @@ def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], lane: Int64, window
     return Grid(begin, length, window, base, limit, offset)
 
 
-def pieces_of(spans: Spans, lane: Int64, grid: Grid) -> tuple[Int64, Int64]:
+def pieces_of(spans: Spans, rank_index: Int64, grid: Grid) -> tuple[Int64, Int64]:
     """Return the range of pieces that each span covers, [first, last); empty for spans without a window."""
     # the end of an open span is not known, so it lasts to the end of the rank's windows
-    last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(lane, 0)], end_ns(spans))
-    return places_of(spans.start_ns, lane, grid), places_of(last, lane, grid)
+    last = np.where(spans.duration_ns == NO_DURATION, grid.rank_limit[np.maximum(rank_index, 0)], end_ns(spans))
+    return pieces_at(spans.start_ns, rank_index, grid), pieces_at(last, rank_index, grid)
 
 
-def places_of(times_ns: Int64, lane: Int64, grid: Grid) -> Int64:
+def pieces_at(times_ns: Int64, rank_index: Int64, grid: Grid) -> Int64:
     """Return the piece that begins at each span's time, which is one of the cuts; 0 for spans without a window."""
-    rank = np.maximum(lane, 0)  # spans without a window look up any rank; the last line discards the result
+    rank = np.maximum(rank_index, 0)  # spans without a window look up any rank; the last line discards the result
     base, limit, offset = grid.rank_base[rank], grid.rank_limit[rank], grid.rank_offset[rank]
     found = np.searchsorted(grid.begin, offset + np.clip(times_ns, base, limit) - base).astype(np.int64)
-    return np.where(lane == ABSENT, 0, found)
+    return np.where(rank_index == ABSENT, 0, found)
 
 
 def covered_ns(grid: Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64) -> Int64:
@@ -107,8 +110,10 @@ def covered_ns(grid: Grid, is_chosen: NDArray[np.bool_], low: Int64, high: Int64
     return lengths
 
 
-def gap_ends(owner: NDArray[np.int8], grid: Grid) -> Int64:
+def run_ends(owner: NDArray[np.int8], grid: Grid) -> Int64:
     """Return for each piece the end of its run of pieces with the same owner and rank, in ns of its rank's time.
+
+    owner: a number for each piece, such as its category. Shapes: owner and result [pieces].
 
     A run also ends at the end of a window without an adjacent next window, because the time after it is not known.
     """

@@ -3,6 +3,8 @@
 There are two forms. On the wire, operations and kinds of values are numbers, so that up to a million rows a second need
 no look-up. In files they are names, as text with a dictionary, so that other Parquet readers need no list of the
 numbers. The metadata of both forms contains the table's name and the version of its schema.
+
+In this module, `kind` is the class of a table, except in the column `kind` of step values.
 """
 
 from __future__ import annotations
@@ -110,8 +112,8 @@ def from_arrow(kind: type[TableType], data: pa.RecordBatch | pa.Table) -> TableT
     """
     check_columns(kind, data.schema)
     columns: dict[str, Any] = {}
-    for place, (name, dtype) in enumerate(columns_of(kind).items()):
-        array = _one_chunk(data.column(place))
+    for index, (name, dtype) in enumerate(columns_of(kind).items()):
+        array = _one_chunk(data.column(index))
         if array.null_count:
             raise DataError(f"{kind.NAME}.{name}: {array.null_count} rows without a value")
         if name in _NAMES and array.type != pa.uint8():
@@ -126,8 +128,8 @@ def check_columns(kind: type[Table], schema: pa.Schema) -> None:
     wanted = columns_of(kind)
     if schema.names != list(wanted):
         raise DataError(f"{kind.NAME}: columns {schema.names}; expected {list(wanted)}")
-    for place, (name, dtype) in enumerate(wanted.items()):
-        found = schema.field(place).type
+    for index, (name, dtype) in enumerate(wanted.items()):
+        found = schema.field(index).type
         is_name = name in _NAMES and (
             pa.types.is_string(found) or (pa.types.is_dictionary(found) and pa.types.is_string(found.value_type))
         )

@@ -22,7 +22,7 @@ from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory
-from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_groups, flight_standings, known_ranks
+from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_activities, flight_groups, known_ranks
 from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
@@ -145,7 +145,7 @@ def _of_dumps(directory: Path, args: argparse.Namespace) -> HangAnswer:
         if not is_certain:
             unseen = f"ranks above {num_ranks - 1} without a dump are not counted"
             problems = (*problems, f"the dumps do not show how many ranks the job had: {unseen}")
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps, roster.layout.world_size), roster)
+    finding = find_hang(flight_activities(dumps), flight_groups(dumps, roster.layout.world_size), roster)
     place = f"Flight Recorder dumps in {directory}"
     return HangAnswer(place, roster, finding, stacks_of(source, roster), disagreements(dumps), problems)
 

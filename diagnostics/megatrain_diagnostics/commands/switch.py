@@ -55,7 +55,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def operation_list(text: str) -> tuple[str, ...]:
-    """Parse "gc,tp-all-gather"."""
+    """Return the sorted names of operations in a list such as "gc,tp-all-gather". Raises: ArgumentTypeError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = [operation.value for operation in Operation]
     for name in names:

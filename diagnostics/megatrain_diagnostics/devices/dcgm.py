@@ -38,7 +38,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "power_w": ("POWER_USAGE",),
     "power_limit_w": ("ENFORCED_POWER_LIMIT", "POWER_MGMT_LIMIT"),
 }
-"""Field of a reading -> fields of DCGM; the first one that exists is used."""
+"""Field of a reading, a real number -> fields of DCGM; the first one that exists is used."""
 _COUNTS: Mapping[str, tuple[str, ...]] = {
     "throttle_reasons": ("CLOCKS_EVENT_REASONS", "CLOCK_THROTTLE_REASONS"),
     "corrected_errors": ("ECC_SBE_VOL_TOTAL",),
@@ -50,7 +50,7 @@ _COUNTS: Mapping[str, tuple[str, ...]] = {
     "pcie_replays": ("PCIE_REPLAY_COUNTER",),
     "last_xid": ("XID_ERRORS",),
 }
-_YES: Mapping[str, str] = {
+_FLAGS: Mapping[str, str] = {
     "is_page_retirement_pending": "RETIRED_PENDING",
     "is_row_remap_pending": "ROW_REMAP_PENDING",
     "has_row_remap_failed": "ROW_REMAP_FAILURE",
@@ -139,7 +139,7 @@ def reading_of(samples: Iterable[Sample]) -> DriverReading:
     """Return the GPUs in the samples of `read_samples`. Raises: ValueError if no sample is of a GPU."""
     by_gpu: dict[str, dict[str, float]] = {}
     labels_of: dict[str, Mapping[str, str]] = {}
-    for gpu, labels, field, value in _values(list(samples)):
+    for gpu, labels, field, value in _values(samples):
         if gpu in by_gpu or len(by_gpu) < _MAX_GPUS:
             by_gpu.setdefault(gpu, {})[field] = value
             labels_of.setdefault(gpu, labels)
@@ -178,7 +178,7 @@ def fetched(url: str) -> str:
 def _gpu(index: int, labels: Mapping[str, str], fields: Mapping[str, float]) -> GpuReading:
     found: dict[str, Any] = {name: _first(fields, names) for name, names in _NUMBERS.items()}
     found |= {name: _whole(_first(fields, names)) for name, names in _COUNTS.items()}
-    found |= {name: None if field not in fields else fields[field] > 0 for name, field in _YES.items()}
+    found |= {name: None if field not in fields else fields[field] > 0 for name, field in _FLAGS.items()}
     used, utilization = _first(fields, ("FB_USED",)), _first(fields, ("GPU_UTIL",))
     parts = [fields.get(name) for name in ("FB_USED", "FB_FREE", "FB_RESERVED")]
     total = _first(fields, ("FB_TOTAL",))
@@ -199,13 +199,16 @@ def _gpu(index: int, labels: Mapping[str, str], fields: Mapping[str, float]) -> 
 
 
 def _first(fields: Mapping[str, float], names: Iterable[str]) -> float | None:
+    """Return the first of these fields that exists; a negative value is not a reading of any of them."""
     return next((value for name in names if (value := fields.get(name)) is not None and value >= 0.0), None)
 
 
 def _sum(fields: Mapping[str, float], names: Iterable[str]) -> float | None:
+    """Return the sum of those of these fields that exist, as in `_first`; None without any."""
     found = [fields[name] for name in names if fields.get(name, -1.0) >= 0.0]
     return sum(found) if found else None
 
 
 def _whole(value: float | None) -> int | None:
+    # DCGM's numbers for "no value" lie just below 2**63
     return int(value) if value is not None and value < 2.0**62 else None

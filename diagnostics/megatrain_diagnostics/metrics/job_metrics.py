@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class AssessmentSource(Protocol):
-    """The part of the controller that the metrics use."""
+    """The part of the daemon's controller that the metrics use."""
 
     @property
     def assessment(self) -> StragglerAssessment: ...

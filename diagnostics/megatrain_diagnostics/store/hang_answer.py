@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.flight_recorder import Disagreement
-from megatrain_diagnostics.analysis.hang import HangFinding, find_hang, roster_groups, standings_of_spans
+from megatrain_diagnostics.analysis.hang import HangFinding, activities_of_spans, find_hang, roster_groups
 from megatrain_diagnostics.analysis.hang_grid import rank_letters
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
 from megatrain_diagnostics.events.roster import Roster, make_roster
@@ -49,7 +49,7 @@ def answer_of_evidence(
     this round's incident, here and below.
     """
     roster = evidence_roster(filed, source)
-    finding = find_hang(filed.standings, {**filed.groups}, roster, filed.silent, recorded)
+    finding = find_hang(filed.activities, {**filed.groups}, roster, filed.silent, recorded)
     return HangAnswer(place, roster, finding, stacks or stacks_of(source, roster), (), filed.problems)
 
 
@@ -58,7 +58,7 @@ def answer_of_spans(
 ) -> HangAnswer:
     """Return the answer from the spans of a round, starting at `first_step`."""
     spans = source.read(Spans, Where((roster.round,), first_step))
-    finding = find_hang(standings_of_spans(spans, roster), roster_groups(roster), roster, recorded=recorded)
+    finding = find_hang(activities_of_spans(spans, roster), roster_groups(roster), roster, recorded=recorded)
     return HangAnswer("spans", roster, finding, stacks_of(source, roster), (), source.problems())
 
 
@@ -88,5 +88,5 @@ def stacks_of(source: EventSource | None, roster: Roster) -> StackFinding:
 
 def _flat_roster(filed: FiledEvidence) -> Roster:
     """Return a roster in which all ranks are data-parallel replicas, for evidence without a layout."""
-    known = {*filed.standings, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
+    known = {*filed.activities, *filed.silent, *(rank for ranks in filed.groups.values() for rank in ranks)}
     return Roster(filed.round, Layout(dp_size=1 + max(known, default=0)), {}, {})

@@ -21,10 +21,10 @@ from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
-from megatrain_diagnostics.analysis.hang import RankStanding, group_key
+from megatrain_diagnostics.analysis.hang import RankActivity, group_key
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_job.failures.hang import Position
-from megatrain_job.failures.hang_standing import standing_of
+from megatrain_job.failures.hang_activity import activity_of
 
 _ROUND = re.compile(r"round-(\d+)$")
 _RANK_AT_END = re.compile(r"(\d+)(\.json)?$")
@@ -42,7 +42,7 @@ class FiledEvidence:
     round: int
     roster: Roster | None
     """None if no file has the layout."""
-    standings: Mapping[int, RankStanding]
+    activities: Mapping[int, RankActivity]
     groups: Mapping[str, tuple[int, ...]]
     silent: tuple[int, ...] = ()
     problems: tuple[str, ...] = ()
@@ -83,10 +83,10 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
     if not boxes:
         raise DataError(f"{directory}: no black box of round {number} of job {job}")
     roster = _roster(number, boxes, problems)
-    standings = {box.identity.rank: _standing(box) for box in boxes if box.identity.layout == roster.layout}
+    activities = {box.identity.rank: _activity(box) for box in boxes if box.identity.layout == roster.layout}
     groups = _groups(boxes, roster.layout.world_size)
     pids = {box.identity.rank: box.identity.pid for box in boxes if _runs_here(box)}
-    return FiledEvidence(number, roster, standings, groups, (), tuple(problems), pids)
+    return FiledEvidence(number, roster, activities, groups, (), tuple(problems), pids)
 
 
 def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEvidence | None:
@@ -111,10 +111,10 @@ def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEv
             raise
         problems.append(str(error))
     of_executors = executors_evidence(round_number, reports)
-    standings = {**({} if boxes is None else boxes.standings), **of_executors.standings}
+    activities = {**({} if boxes is None else boxes.activities), **of_executors.activities}
     groups = {**({} if boxes is None else boxes.groups), **of_executors.groups}
     roster = None if boxes is None else boxes.roster
-    return FiledEvidence(round_number, roster, standings, groups, of_executors.silent, tuple(problems))
+    return FiledEvidence(round_number, roster, activities, groups, of_executors.silent, tuple(problems))
 
 
 def kept_rounds(run: RunDirectory) -> dict[int, Path]:
@@ -127,13 +127,13 @@ def executors_evidence(round_number: int, reports: Sequence[HangEvidence]) -> Fi
     groups: dict[str, tuple[int, ...]] = {}
     for evidence in reports:
         groups.update(_reported_groups(evidence))
-    standings = {
-        rank_evidence.rank: _reported_standing(rank_evidence, is_after_halt=evidence.is_after_halt)
+    activities = {
+        rank_evidence.rank: _reported_activity(rank_evidence, is_after_halt=evidence.is_after_halt)
         for evidence in reports
         for rank_evidence in evidence.ranks
     }
     silent = tuple(sorted({rank for evidence in reports for rank in evidence.silent}))
-    return FiledEvidence(round_number, None, standings, groups, silent)
+    return FiledEvidence(round_number, None, activities, groups, silent)
 
 
 def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]]:
@@ -194,22 +194,22 @@ def _roster(round_number: int, boxes: Iterable[BlackBox], problems: list[str]) -
     return Roster(round_number, layout, hosts, groups, by_layout[layout][0].identity.branch)
 
 
-def _standing(box: BlackBox) -> RankStanding:
+def _activity(box: BlackBox) -> RankActivity:
     progress = box.progress
-    standing = standing_of(box.records, progress, box.groups)
+    activity = activity_of(box.records, progress, box.groups)
     positions = {}
     for group in box.groups.values():
         if group.stride:
             awaited = None
-            if standing.awaited_group is not None:
-                awaited = standing.awaited if standing.awaited_group == group.number else 0
+            if activity.awaited_group is not None:
+                awaited = activity.awaited if activity.awaited_group == group.number else 0
             key = group_key(group.name, group.first_rank, group.num_ranks, group.stride)
-            positions[key] = Position(standing.entered[group.number], group.left, awaited)
-    return RankStanding(
+            positions[key] = Position(activity.entered[group.number], group.left, awaited)
+    return RankActivity(
         box.identity.rank,
         positions,
-        in_flight=standing.in_flight,
-        is_busy=standing.is_busy,
+        in_flight=activity.in_flight,
+        is_busy=activity.is_busy,
         step=-1 if progress.current_step is None else progress.current_step,
         phase=progress.phase.name.lower().replace("_", "-"),
         process_state=_state_here(box),
@@ -251,7 +251,7 @@ def _groups(boxes: Iterable[BlackBox], world_size: int) -> dict[str, tuple[int, 
     return found
 
 
-def _reported_standing(rank_evidence: RankEvidence, *, is_after_halt: bool) -> RankStanding:
+def _reported_activity(rank_evidence: RankEvidence, *, is_after_halt: bool) -> RankActivity:
     def awaited(group: str) -> int | None:
         if not rank_evidence.awaited_group:
             return 0 if rank_evidence.is_on_device else None
@@ -260,7 +260,7 @@ def _reported_standing(rank_evidence: RankEvidence, *, is_after_halt: bool) -> R
     positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in rank_evidence.positions.items()}
     # after a halt, a dead rank may have been killed by the halt; but a halt suspends no process (state T)
     state = rank_evidence.process_state if rank_evidence.process_state in _STOPPED or not is_after_halt else None
-    return RankStanding(
+    return RankActivity(
         rank_evidence.rank,
         positions,
         rank_evidence.in_flight,

@@ -36,6 +36,7 @@ SUFFIX = ".parquet"
 DAMAGED_SUFFIX = ".parquet.damaged"
 """The writer renames a damaged segment to this suffix; it is kept for inspection, and readers skip it."""
 AHEAD_KEY = b"megatrain_ahead_ns"
+"""Footer entry with `Segment.ahead_ns`."""
 _ROWS_OF_GROUP = 131_072
 """Rows of a row group: a DuckDB thread reads whole row groups, and skips row groups by their statistics."""
 _ROWS_OF_OPERATION_GROUP = 16_384
@@ -47,6 +48,7 @@ _CHECKED_ROWS = 65_536
 _LEVEL = 1  # of zstd: with level 3, files are 4 % smaller, but writing takes 1.4 times as long
 _NAME = re.compile(r"(\d{12,18})-(\d{12,18})\.([0-9a-f]{8})\.parquet")
 _BOUNDED = ("round", "rank", "step", "start_ns", "at_ns")
+"""Columns whose bounds select segments: readers filter by them."""
 
 
 class StoreError(MegatrainError):
@@ -85,7 +87,7 @@ class Segment:
     """Size before compression."""
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
-    """The latest time of its rows minus the time of writing by the daemon's clock, in ns."""
+    """The latest time of its rows minus the time of writing by the daemon's clock, in ns; above 0: from the future."""
 
 
 def parse_name(name: str) -> SegmentName | None:
@@ -158,10 +160,10 @@ def read_footer(path: Path) -> Segment:
 def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead_ns: int) -> Path:
     """Write the rows of a table, in file form, atomically and durably. Raises: StoreError.
 
-    Sums of steps are sorted by operation: a heat map needs one operation, and skips the row groups of other operations.
+    Totals of steps are sorted by operation: a heat map needs one operation, and skips the row groups of the others.
     """
-    is_of_sums = kind_of(table.schema) is StepTotals
-    if is_of_sums:
+    is_of_totals = kind_of(table.schema) is StepTotals
+    if is_of_totals:
         table = _by_operation(table)
     delta = [name for name in _DELTA_COLUMNS if name in table.schema.names]
     sink = pa.BufferOutputStream()
@@ -171,7 +173,7 @@ def write_segment(directory: Path, first: int, last: int, table: pa.Table, ahead
         sink,
         compression="zstd",
         compression_level=_LEVEL,
-        row_group_size=_ROWS_OF_OPERATION_GROUP if is_of_sums else _ROWS_OF_GROUP,
+        row_group_size=_ROWS_OF_OPERATION_GROUP if is_of_totals else _ROWS_OF_GROUP,
         use_dictionary=[name for name in table.schema.names if name not in delta],
         column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
     )

@@ -31,7 +31,7 @@ _ANSWER_S = 2.0
 _POLL_S = 0.02
 _MAX_BYTES = 1 << 20
 """Limit of the size of one dump; faulthandler writes at most 100 threads of 100 frames."""
-_APART_S = 10.0
+_MIN_INTERVAL_S = 10.0
 """Least time between two dumps of a host."""
 _STATES = {"T": "stopped (T)", "t": "stopped by a debugger (t)", "Z": "dead (Z)", "X": "dead (X)", "": "gone"}
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$")
@@ -82,13 +82,13 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
 
     All processes are signalled before any answer is read, so the call takes about two seconds at most.
     """
-    asked = [(target, *_ask(target.pid)) for target in targets]
+    asked = [(target, *_request_dump(target.pid)) for target in targets]
     deadline = time.monotonic() + _ANSWER_S
     rows: list[tuple[Any, ...]] = []
     for target, file, offset, problem in asked:
-        threads = _answer(file, offset, deadline) if file is not None else []
+        threads = _read_dump(file, offset, deadline) if file is not None else []
         if not threads:
-            problem = problem or f"no answer within {_ANSWER_S:g} s, {process_words(target.pid)}"
+            problem = problem or f"no answer within {_ANSWER_S:g} s, {process_state_text(target.pid)}"
             threads = [ThreadStack(MAIN_THREAD, problem)]
         at_ns = clock_ns()
         rows += [(target, at_ns, thread) for thread in threads]
@@ -107,8 +107,8 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
     )
 
 
-def process_words(pid: int) -> str:
-    """Return the state of a process in words: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
+def process_state_text(pid: int) -> str:
+    """Return the state of a process as text: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
     state = _state(pid)
     if state in _STATES:
         return f"process is {_STATES[state]}"
@@ -148,7 +148,7 @@ class StackWatch:
         """`targets`: the processes to ask; `send` takes the rows."""
         self._host, self._targets, self._send, self._clock_ns = host, targets, send, clock_ns
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._dumped_s = -_APART_S
+        self._dumped_s = -_MIN_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
         self._thread.start()
 
@@ -166,7 +166,7 @@ class StackWatch:
     def _run(self) -> None:
         while self._asked.get():
             now_s = time.monotonic()
-            if now_s - self._dumped_s < _APART_S:
+            if now_s - self._dumped_s < _MIN_INTERVAL_S:
                 continue
             self._dumped_s = now_s
             try:
@@ -179,13 +179,13 @@ class StackWatch:
                 self._send(Stacks, stacks)
 
 
-def _ask(pid: int) -> tuple[Path | None, int, str]:
+def _request_dump(pid: int) -> tuple[Path | None, int, str]:
     """Request the stacks of a process; return the file and the offset of its answer, or None and the reason."""
     if _state(pid) in _STATES:
-        return None, 0, process_words(pid)
+        return None, 0, process_state_text(pid)
     try:
         file = _stacks_file(pid)
-        if file is None or not _catches(pid):
+        if file is None or not _handles_signal(pid):
             return None, 0, "the process does not support stack dumps"
         size = file.stat().st_size
         os.kill(pid, STACKS_SIGNAL)
@@ -194,7 +194,7 @@ def _ask(pid: int) -> tuple[Path | None, int, str]:
         return None, 0, f"the stack dump cannot be requested: {error.strerror}"
 
 
-def _answer(file: Path, offset: int, deadline: float) -> list[ThreadStack]:
+def _read_dump(file: Path, offset: int, deadline: float) -> list[ThreadStack]:
     """Return the dump that begins at `offset`: when it is complete, or the part written until the deadline."""
     text, is_quiet = "", False
     while True:
@@ -222,7 +222,7 @@ def _stacks_file(pid: int) -> Path | None:
     return None
 
 
-def _catches(pid: int) -> bool:
+def _handles_signal(pid: int) -> bool:
     """Return whether a process has a handler for the signal; without a handler the signal would kill it."""
     for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("SigCgt:"):

@@ -34,7 +34,7 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange, Range
 from megatrain_job.jobs.own_etcd import ENDPOINT_FILE, OwnEtcd, read_job, read_own_etcd
-from megatrain_job.jobs.run_standing import recorded_exit_code
+from megatrain_job.jobs.run_state import recorded_exit_code
 
 Answer = TypeVar("Answer")
 RUNS = Path("runs")

@@ -14,13 +14,13 @@ MAX_LINE_BYTES: Final = 16 * 1024
 
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 
-_OF_OTHERS = re.compile(
+_OTHER_RANKS = re.compile(
     r"\bEDAC\b|\bDIMM|mcelog|\bcsrow|\bCPU_SrcID|\bIPMI|\bbank[ :=#_]*\d|"
     r"\braid|megaraid|\bmdadm|\bmegasas|"
     r"\bslurm(?:ctld|d|dbd|stepd)\b|\b(?:sched|select|priority|topology)/\w+: |\bnode rank\b|\bhydra\b",
     re.IGNORECASE,
 )
-"""Lines in which "rank 3" is a part of a memory module, a disk of an array, or a place in a scheduler's order."""
+"""Lines in which "rank 3" is a part of a memory module, a disk of an array, or a position in a scheduler's order."""
 _RANK_IN_TEXT = re.compile(r"\brank[ =:]+(\d+)\b", re.IGNORECASE)
 _RANK = (
     re.compile(r"\[rank ?:?(\d+)\]", re.IGNORECASE),
@@ -92,7 +92,7 @@ def rank_of_line(line: str) -> str | None:
     for pattern in _RANK:
         found = pattern.search(line)
         if found is not None:
-            return None if pattern is _RANK_IN_TEXT and _OF_OTHERS.search(line) else found[1]
+            return None if pattern is _RANK_IN_TEXT and _OTHER_RANKS.search(line) else found[1]
     return None
 
 

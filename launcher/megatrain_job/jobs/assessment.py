@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from megatrain_job.jobs.health import Health, Reason, ReasonCode, health_of
 from megatrain_job.jobs.host_view import HostView
-from megatrain_job.jobs.job_state import OVER, JobProgress, JobState, Standing, standing_of
+from megatrain_job.jobs.job_state import OVER, JobActivity, JobProgress, JobState, activity_of
 from megatrain_job.jobs.reasons.coordination import reasons_of_coordination
 from megatrain_job.jobs.reasons.diagnosis import reasons_of_diagnosis
 from megatrain_job.jobs.reasons.saves import reasons_of_saves
@@ -52,23 +52,23 @@ def assess(snapshot: JobSnapshot, now_s: float, unreachable: Unreachable | None 
 
     unreachable: why no state newer than this snapshot is known, if etcd is unavailable.
     """
-    standing = standing_of(snapshot)
-    health = health_of(_reasons(snapshot, standing, now_s, unreachable))
+    activity = activity_of(snapshot)
+    health = health_of(_reasons(snapshot, activity, now_s, unreachable))
     return Assessment(
-        standing.state, standing.headline, standing.since_unix_s, standing.progress, health, standing.views
+        activity.state, activity.headline, activity.since_unix_s, activity.progress, health, activity.views
     )  # fmt: skip
 
 
 def _reasons(
-    snapshot: JobSnapshot, standing: Standing, now_s: float, unreachable: Unreachable | None
+    snapshot: JobSnapshot, activity: JobActivity, now_s: float, unreachable: Unreachable | None
 ) -> Iterator[Reason]:
     if snapshot.end is not None:
         yield from reasons_of_end(snapshot, snapshot.end)
         return
     if unreachable is not None:
         yield unreachable.reason
-    yield from reasons_of_training(snapshot, standing, now_s)
-    yield from reasons_of_hosts(standing)
-    yield from reasons_of_saves(snapshot, standing, now_s)
+    yield from reasons_of_training(snapshot, activity, now_s)
+    yield from reasons_of_hosts(activity)
+    yield from reasons_of_saves(snapshot, activity, now_s)
     yield from reasons_of_coordination(snapshot, now_s)
-    yield from reasons_of_diagnosis(snapshot, standing, now_s)
+    yield from reasons_of_diagnosis(snapshot, activity, now_s)

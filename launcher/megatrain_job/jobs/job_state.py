@@ -51,7 +51,7 @@ class JobProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobActivity:
     """The activity of a job. `headline` has more details than `state`; since_unix_s: when `state` began."""
 
     state: JobState
@@ -70,14 +70,14 @@ class Standing:
         return tuple(view for view in self.views if view.part is not None)
 
 
-def standing_of(snapshot: JobSnapshot) -> Standing:
+def activity_of(snapshot: JobSnapshot) -> JobActivity:
     """Return the activity of a job."""
     views = host_views(snapshot)
     progress = _progress(views)
     state, headline, since_s = _state(snapshot, views, progress)
     may_run = snapshot.newest_round is not None and snapshot.newest_halt is None
     is_there = bool(snapshot.hosts) and snapshot.end is None
-    return Standing(
+    return JobActivity(
         state, headline, since_s, progress, views, is_live=is_there and may_run, is_waiting=is_there and not may_run
     )
 

@@ -16,10 +16,14 @@ _PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """Unrequested restarts: within the last hour, and consecutive ones without a new step."""
+    """Restarts that nobody requested. `recent`: within the last hour.
+
+    `without_new_step`: the newest restarts in a row after which no new step was completed. `per_hour` and
+    `without_progress`: the limits of their numbers.
+    """
 
     recent: tuple[Incident, ...]
-    fruitless: tuple[Incident, ...]
+    without_new_step: tuple[Incident, ...]
     per_hour: int
     without_progress: int
 
@@ -34,15 +38,15 @@ class RestartBudget:
 
     def _reaches(self, parts: int) -> bool:
         """Return whether at least 1/`parts` of a limit is used."""
-        pairs = ((self.recent, self.per_hour), (self.fruitless, self.without_progress))
+        pairs = ((self.recent, self.per_hour), (self.without_new_step, self.without_progress))
         return any(used and parts * len(used) >= limit for used, limit in pairs)
 
     def text(self) -> str:
         """Return how many restarts are used, for the limit that is more nearly reached."""
-        if len(self.recent) * self.without_progress >= len(self.fruitless) * self.per_hour:
+        if len(self.recent) * self.without_progress >= len(self.without_new_step) * self.per_hour:
             return f"{len(self.recent)} of {self.per_hour} restarts within an hour are used ({_PER_HOUR})"
         return (
-            f"{len(self.fruitless)} of {self.without_progress} restarts in a row have led to no new step "
+            f"{len(self.without_new_step)} of {self.without_progress} restarts in a row have led to no new step "
             f"({_WITHOUT_PROGRESS})"
         )
 
@@ -53,7 +57,7 @@ def restart_budget(
     """Return how many restarts are used. incidents: oldest first; last_step: newest completed step."""
     restarts = [incident for incident in incidents if is_automatic(incident)]
     recent = tuple(restart for restart in restarts if restart.moments.detected >= now_s - HOUR_S)
-    return RestartBudget(recent, _fruitless(restarts, last_step), per_hour, without_progress)
+    return RestartBudget(recent, _without_new_step(restarts, last_step), per_hour, without_progress)
 
 
 def configured_budget(
@@ -82,7 +86,7 @@ def _is_limit(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
-def _fruitless(restarts: Sequence[Incident], last_step: int | None) -> tuple[Incident, ...]:
+def _without_new_step(restarts: Sequence[Incident], last_step: int | None) -> tuple[Incident, ...]:
     """Return the consecutive restarts, up to now, after which no new step was completed."""
     best, streak = -1, list[Incident]()
     for incident in restarts:

@@ -1,7 +1,7 @@
 """`megatrain status --watch`: redraws on each change, and each second because ages are shown, until the job is over.
 
 A watch signals changes; the whole state is then read again, so that each drawing shows one revision. If the output is
-not a terminal, the state is printed only when it differs in more than steps and times (`_gist`).
+not a terminal, the state is printed only when it differs in more than steps and times (`_compared_state`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIN_PAUSE_S = 0.2
 
 
 class LiveView:
-    """Draws one job on one output."""
+    """Draws one job on one output. `is_all`: all hosts and reasons, as with `megatrain status --all`."""
 
     def __init__(
         self,
@@ -88,25 +88,25 @@ class LiveView:
         return True
 
     def _draw(self, snapshot: JobSnapshot, known_s: float, problem: str) -> None:
-        if not self._is_terminal and _is_left(self._output):
+        if not self._is_terminal and _has_lost_reader(self._output):
             raise BrokenPipeError  # the next change, and with it the next write, may be hours away
         now_s = self._now()
         if not snapshot.exists:
             lines: Sequence[str] = [f"job {snapshot.job!r}: etcd has no job of this name yet"]
-            gist: object = lines
+            compared: object = lines
         else:
             answer = assess(snapshot, now_s)
             lines = status_lines(snapshot, answer, now_s, is_all=self._is_all)
-            gist = _gist(answer)
+            compared = _compared_state(answer)
         if problem:
             age = age_text(known_s, now_s)
             lines = [f"etcd does not answer; this is the state of {age} ago ({short(problem, 120)})", *lines]
         if self._is_terminal:
             self._redraw(lines)
-        elif (gist, bool(problem)) != self._shown:
+        elif (compared, bool(problem)) != self._shown:
             self._output.write("\n".join(["", time_text(now_s), *map(printable, lines), ""]))
             self._output.flush()
-        self._shown = (gist, bool(problem))
+        self._shown = (compared, bool(problem))
 
     def _redraw(self, lines: Sequence[str]) -> None:
         size = shutil.get_terminal_size()
@@ -119,7 +119,7 @@ class LiveView:
         self._output.flush()
 
 
-def _is_left(output: TextIO) -> bool:
+def _has_lost_reader(output: TextIO) -> bool:
     """Return whether the reader of a pipe has gone."""
     try:
         number = output.fileno()
@@ -130,7 +130,7 @@ def _is_left(output: TextIO) -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def _gist(answer: Assessment) -> tuple[object, ...]:
-    """Return the part of the state that is printed again when it changes: not the steps, because they always change."""
+def _compared_state(answer: Assessment) -> tuple[object, ...]:
+    """Return the part of the state whose changes are printed: without steps and times, which always change."""
     hosts = tuple((view.host, view.state) for view in answer.hosts)
     return (answer.state, tuple((reason.code, reason.hosts, reason.ranks) for reason in answer.health.reasons), hosts)

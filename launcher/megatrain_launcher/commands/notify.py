@@ -76,8 +76,8 @@ def _test_topic(now_s: float, stage: Stage) -> Topic:
         began_unix_s=now_s,
         ready_unix_s=now_s,
         ended_unix_s=now_s if stage is Stage.CLOSED else None,
-        goes_on="this receiver gets a message when something happens to the job",
-        acts="no action is needed",
+        activity="this receiver gets a message when something happens to the job",
+        action="no action is needed",
         runbook="notifications.md",
         route="overview",
     )

@@ -20,13 +20,13 @@ from megatrain_job.jobs.assessment import Assessment, assess
 from megatrain_job.jobs.documents import incident_document, status_document
 from megatrain_job.jobs.health import HealthLevel
 from megatrain_job.jobs.job_state import JobState
-from megatrain_job.jobs.run_standing import (
+from megatrain_job.jobs.run_state import (
     LastKnown,
     RunKind,
-    RunStanding,
+    RunState,
     read_facts,
     read_last_known,
-    run_standing,
+    run_state_of,
 )
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
 from megatrain_launcher.commands.live_view import LiveView
@@ -123,14 +123,14 @@ def _from_directory(args: argparse.Namespace, error: MegatrainError) -> int:
     if run is None:
         raise error
     last, now_s = read_last_known(run), time.time()
-    standing = run_standing(read_facts(run), last)
-    if standing.kind is RunKind.UNREACHABLE:
+    state = run_state_of(read_facts(run), last)
+    if state.kind is RunKind.UNREACHABLE:
         print_note(str(error).partition("\n")[0])
     if args.is_json:
-        print_json(_document(run, standing, last, now_s))
+        print_json(_document(run, state, last, now_s))
     else:
-        print_lines(_lines(run, standing, last, now_s))
-    return int(_OF_KIND[standing.kind])
+        print_lines(_lines(run, state, last, now_s))
+    return int(_OF_KIND[state.kind])
 
 
 def _run_directory(args: argparse.Namespace) -> Path | None:
@@ -143,7 +143,7 @@ def _run_directory(args: argparse.Namespace) -> Path | None:
         return run_at(name) or (Path(name) if "/" in name else None)
 
 
-def _lines(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> list[str]:
+def _lines(run: Path, state: RunState, last: LastKnown, now_s: float) -> list[str]:
     found = [("run", str(run))]
     if last.saved_step is not None and last.saved_unix_s is not None:
         found.append(("checkpoint", f"step {last.saved_step:,}, {age_text(last.saved_unix_s, now_s)} ago"))
@@ -153,14 +153,14 @@ def _lines(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> l
         found.append(
             ("last incident", f"{incident.incident_id}, {age} ago, {incident.state}: {short(incident.reason)}")
         )
-    return [f"{run}: {standing.headline}", "", *facts(found)]
+    return [f"{run}: {state.headline}", "", *facts(found)]
 
 
-def _document(run: Path, standing: RunStanding, last: LastKnown, now_s: float) -> dict[str, object]:
+def _document(run: Path, state: RunState, last: LastKnown, now_s: float) -> dict[str, object]:
     return {
-        "kind": str(standing.kind),
-        "headline": standing.headline,
-        "exit_code": standing.exit_code,
+        "kind": str(state.kind),
+        "headline": state.headline,
+        "exit_code": state.exit_code,
         "at_unix_s": now_s,
         "run_directory": str(run),
         "checkpoint_step": last.saved_step,

@@ -15,7 +15,7 @@ from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.contracts.records.rounds import MAX_SKIPPED_STEPS, Round
 from megatrain.formatting import count_text, names_text, seconds_text
 from megatrain_job.jobs.restart_budget import HOUR_S
-from megatrain_launcher.driver.economy import balance_of
+from megatrain_launcher.driver.eviction_balance import balance_of
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import last_step

@@ -49,14 +49,14 @@ class Prober:
         for host in hosts:
             if host.liveness_port and (host.host, host.session) not in self._contacted:
                 self._contacted.add((host.host, host.session))
-                self._pool.submit(self._reach, host)
+                self._pool.submit(self._contact, host)
 
     def start(self, probe: Probe) -> None:
         with self._lock:
             if (probe.host, probe.session) in self._under_way:
                 return
             self._under_way.add((probe.host, probe.session))
-        self._pool.submit(self._ask, probe)
+        self._pool.submit(self._probe, probe)
 
     def take(self) -> tuple[ProbeResult, ...]:
         """Return the results that arrived since the last call."""
@@ -68,14 +68,14 @@ class Prober:
         """Cancel the queued probes and wait for the running ones, about a second at most."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _reach(self, host: HostRecord) -> None:
+    def _contact(self, host: HostRecord) -> None:
         liveness, detail = self._reader.ask(host.address, host.liveness_port, host.session)
         if liveness is not Liveness.ALIVE:
             _logger.info(
                 "host %s is registered, but %s; its death would be detected only when its lease ends", host.host, detail
             )
 
-    def _ask(self, probe: Probe) -> None:
+    def _probe(self, probe: Probe) -> None:
         liveness, detail = self._reader.ask(probe.address, probe.port, probe.session)
         with self._lock:
             self._under_way.discard((probe.host, probe.session))

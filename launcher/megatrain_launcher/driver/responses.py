@@ -303,10 +303,10 @@ def _limit_restarts(
             f"recovery.restarts_per_hour={policy.restarts_per_hour} ({_ids(budget.recent)})"
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)
-    if len(budget.fruitless) >= policy.restarts_without_progress:
+    if len(budget.without_new_step) >= policy.restarts_without_progress:
         reason = (
-            f"{response.reason}; {len(budget.fruitless)} restarts in a row completed no new step, "
-            f"recovery.restarts_without_progress={policy.restarts_without_progress} ({_ids(budget.fruitless)})"
+            f"{response.reason}; {len(budget.without_new_step)} restarts in a row completed no new step, "
+            f"recovery.restarts_without_progress={policy.restarts_without_progress} ({_ids(budget.without_new_step)})"
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)
     return response

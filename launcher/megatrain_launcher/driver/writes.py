@@ -30,12 +30,16 @@ _MAX_OPERATIONS = 100
 _NUM_ROUNDS, _NUM_INCIDENTS, _NUM_VERDICTS = 50, 500, 500
 """How many of each are kept in etcd."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
+"""Actions that must not wait for the next transaction if this one is full."""
 _SECOND = (UpdateIncident, CordonHost, RecordOutcome)
 _NUMBERED = ("rounds", "halts", "deadlines", "evidence", "commands")
+"""Directories of keys whose first part is a number: of a round, or of a command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
+    """A transaction: the operations are carried out if all conditions hold."""
+
     conditions: tuple[Compare, ...]
     operations: tuple[Operation, ...]
 

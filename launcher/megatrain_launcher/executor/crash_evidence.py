@@ -46,8 +46,8 @@ _SAME_BOOT_NS = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class BoxPlaces:
-    """Where the ranks of a job write their black boxes. `directory` is None if black boxes are off."""
+class BoxPaths:
+    """The paths of the black boxes of a job's ranks. `directory` is None if black boxes are off."""
 
     directory: Path | None
     job: str
@@ -96,9 +96,9 @@ class BoxPlaces:
 class CrashEvidence:
     """Keeps the evidence of broken rounds, in a separate thread, until `close`."""
 
-    def __init__(self, places: BoxPlaces, num_ranks: int) -> None:
-        """Keep the boxes of `places`; `num_ranks` is the job's size."""
-        self.places = places
+    def __init__(self, box_paths: BoxPaths, num_ranks: int) -> None:
+        """Keep the boxes at `box_paths`; `num_ranks` is the job's size."""
+        self.box_paths = box_paths
         self._max_rounds = max(2, min(_MAX_ROUNDS_KEPT, _MAX_BOXES_KEPT // max(1, num_ranks)))
         self._written: HangEvidence | None = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -106,7 +106,7 @@ class CrashEvidence:
         self._thread.start()
 
     def directory(self, round_number: int) -> Path:
-        return self.places.run.incidents / f"round-{round_number:06d}"
+        return self.box_paths.run.incidents / f"round-{round_number:06d}"
 
     def keep_positions(self, evidence: HangEvidence) -> None:
         """Queue the ranks' positions to be written, unless earlier positions take precedence (`counts`)."""
@@ -120,7 +120,7 @@ class CrashEvidence:
 
     def sweep(self) -> None:
         """Queue the boxes of dead processes of this run to be copied and freed, including those of other executors."""
-        for path in self.places.leftovers():
+        for path in self.box_paths.leftovers():
             try:
                 with BlackBoxReader(path) as reader:
                     identity, clock = reader.identity, reader.clock
@@ -173,7 +173,7 @@ class CrashEvidence:
 
     def _thin_out(self) -> None:
         with suppress(OSError):
-            kept = sorted(self.places.run.incidents.glob("round-[0-9]*"))
+            kept = sorted(self.box_paths.run.incidents.glob("round-[0-9]*"))
             for directory in kept[: -self._max_rounds]:
                 shutil.rmtree(directory, ignore_errors=True)
 

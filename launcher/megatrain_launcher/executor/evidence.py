@@ -14,7 +14,7 @@ from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.host_records import GpuErrorRecord, HangEvidence, RankEvidence, RankPosition
-from megatrain_job.failures.hang_standing import standing_of
+from megatrain_job.failures.hang_activity import activity_of
 from megatrain_launcher.executor.progress import RankWatch
 
 _NS = 1_000_000_000
@@ -89,20 +89,20 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
         progress.completed_ns or 0,
         *(record.start_ns + (record.duration_ns or 0) for record in tail),
     )
-    standing = standing_of(tail, progress, table)
-    awaited = table.get(standing.awaited_group or 0)
+    activity = activity_of(tail, progress, table)
+    awaited = table.get(activity.awaited_group or 0)
     evidence = RankEvidence(
         rank=rank,
-        positions={group_name(group): RankPosition(standing.entered[group.number], group.left) for group in groups},
+        positions={group_name(group): RankPosition(activity.entered[group.number], group.left) for group in groups},
         process_state=process_state(pid),
         step=-1 if progress.current_step is None else progress.current_step,
         phase=progress.phase.name.lower().replace("_", "-"),
         newest_unix_s=reader.clock.unix_of(newest_ns) / _NS,
-        in_flight=standing.in_flight,
+        in_flight=activity.in_flight,
         awaited_group=group_name(awaited) if awaited is not None and awaited.stride else "",
-        awaited=standing.awaited,
-        is_busy=standing.is_busy,
-        is_on_device=standing.is_on_device,
+        awaited=activity.awaited,
+        is_busy=activity.is_busy,
+        is_on_device=activity.is_on_device,
         is_at_storage=_is_at_storage(progress),
     )
     return evidence, {group_name(group): (group.first_rank, group.num_ranks, group.stride) for group in groups}

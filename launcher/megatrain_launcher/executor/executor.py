@@ -96,7 +96,10 @@ def _run_parts(
         def status() -> HostStatus:
             view = orders.view()
             problems = (orders.problem, membership.problem, local.standby.problem, local.logs.problem)
-            more = (local.crash.places.problem, *(thread.problem for thread in (driver, runner) if thread is not None))
+            more = (
+                local.crash.box_paths.problem,
+                *(thread.problem for thread in (driver, runner) if thread is not None),
+            )
             problem = "; ".join(
                 problem for problem in (*problems, *more, *(program.problem for program in programs)) if problem
             )
@@ -110,7 +113,7 @@ def _run_parts(
         closing.callback(check_queue.close)
         follower = _start_follower(settings, joined, writer, check_queue)
         closing.callback(follower.close)
-        events = EventParts(settings.host, local.state, local.crash.places, local.crash, lambda: membership.session)
+        events = EventParts(settings.host, local.state, local.crash.box_paths, local.crash, lambda: membership.session)
         rounds = RoundAgent(
             _agent_settings(settings, local, client.gateway.cluster_id),
             orders,
@@ -194,7 +197,7 @@ def _start_follower(
         state=joined.local.state,
         orders=joined.orders,
         membership=joined.membership,
-        places=joined.local.crash.places,
+        box_paths=joined.local.crash.box_paths,
         phase_timeouts=settings.config.phase_timeouts,
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),

@@ -62,7 +62,7 @@ class StopView:
 
 
 def next_stop_action(view: StopView) -> StopAction:
-    """Return the next action of a stop."""
+    """Return the next action of a stop. Pure function: it reads no clock."""
     if not view.is_training:
         waited_s = 0.0 if view.idle_since_s is None else view.now_s - view.idle_since_s
         if not view.has_trained or view.saved_here_at_s is not None or waited_s > END_S:
@@ -182,9 +182,9 @@ class ExecutorControl:
         view, now = self._parts.orders.view(), time.monotonic()
         if self._stop is None:
             _logger.warning("host %s stops: %s", self._parts.host, self._stop_reason)
-            self._stop = _Stop(self._stop_reason, now, has_trained=bool(view.taken))
+            self._stop = _Stop(self._stop_reason, now, has_trained=bool(view.taken_round))
         stop = self._stop
-        if view.taken:
+        if view.taken_round:
             stop.has_trained, stop.idle_since = True, None
         elif stop.idle_since is None:
             stop.idle_since = now
@@ -194,9 +194,9 @@ class ExecutorControl:
 
         action = next_stop_action(
             StopView(
-                is_training=bool(view.taken),
+                is_training=bool(view.taken_round),
                 has_trained=stop.has_trained,
-                is_halted=self._parts.orders.is_halted(view.taken),
+                is_halted=self._parts.orders.is_halted(view.taken_round),
                 asked_at_s=since(stop.asked),
                 saved_here_at_s=since(stop.saved_here),
                 idle_since_s=since(stop.idle_since),

@@ -181,17 +181,17 @@ class HostStatusBuilder:
         """Return this host's current status. `orders` must have been read before the call."""
         with self._lock:
             known = self._round
-            if known is None or (orders.taken > known.number):
+            if known is None or (orders.taken_round > known.number):
                 return self._idle_status(session, orders, problem)
-            if known.is_stopped and orders.taken != known.number and orders.newest_halt > known.number:
+            if known.is_stopped and orders.taken_round != known.number and orders.newest_halt > known.number:
                 return self._idle_status(session, orders, problem)
             return self._round_status(known, session, orders, problem)
 
     def _idle_status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
         """Return the status without workers: before the first round, between rounds, or before workers start."""
         phase, number = HostPhase.PARKED, orders.newest_halt
-        if orders.taken:
-            phase, number = HostPhase.STARTING, orders.taken
+        if orders.taken_round:
+            phase, number = HostPhase.STARTING, orders.taken_round
         elif number and orders.named_in == number:
             phase = HostPhase.STOPPED
         return HostStatus(

@@ -20,7 +20,7 @@ from megatrain.contracts.records.rounds import JobRecord, LostLaunch
 from megatrain.run_files.run_directory import safe_name
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_record import claim_job, record_of
 from megatrain_launcher.executor.lost_launch import find_lost_launch
@@ -99,9 +99,9 @@ def _open_local(settings: ExecutorSettings, closing: ExitStack) -> LocalParts:
     wakers = Wakers()
     state = HostStatusBuilder(settings.host, wakers.wake)
     # these parts are closed in reverse order
-    places = _box_places(settings)
-    places.make()
-    crash = CrashEvidence(places, settings.max_hosts * settings.num_workers)
+    box_paths = _box_paths(settings)
+    box_paths.make()
+    crash = CrashEvidence(box_paths, settings.max_hosts * settings.num_workers)
     closing.callback(crash.close)
     closing.callback(crash.sweep)
     crash.sweep()
@@ -155,9 +155,9 @@ def _host_record(settings: ExecutorSettings, local: LocalParts) -> HostRecord:
     )
 
 
-def _box_places(settings: ExecutorSettings) -> BoxPlaces:
+def _box_paths(settings: ExecutorSettings) -> BoxPaths:
     directory = settings.config.telemetry.black_box_directory
-    return BoxPlaces(Path(directory) if directory else None, settings.config.job.name, settings.run_directory)
+    return BoxPaths(Path(directory) if directory else None, settings.config.job.name, settings.run_directory)
 
 
 def _newest_command(client: EtcdClient, keys: JobKeys) -> int:

@@ -35,9 +35,9 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class OrdersView:
-    """The orders at one time. `taken`: the round that this host starts, runs or stops; 0: none."""
+    """The orders at one time. `taken_round`: the round that this host starts, runs or stops; 0: none."""
 
-    taken: int
+    taken_round: int
     newest: Round | None
     newest_halt: int
     """The highest number of a halted round; 0: none."""

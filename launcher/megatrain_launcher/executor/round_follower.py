@@ -23,7 +23,7 @@ from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.host_view import stall_text
 from megatrain_launcher.executor.control_pages import ControlPages
-from megatrain_launcher.executor.crash_evidence import BoxPlaces
+from megatrain_launcher.executor.crash_evidence import BoxPaths
 from megatrain_launcher.executor.evidence import hang_evidence, is_running
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder, Running
 from megatrain_launcher.executor.membership import Membership
@@ -58,7 +58,7 @@ class CommandTracker:
 
     @property
     def obeyed(self) -> int:
-        """The number up to which every command to this host is completed."""
+        """The number up to which every command to this host is completed: `obeyed_command` of its status."""
         return min(self._open) - 1 if self._open else self._seen
 
     def take(self, commands: Iterable[HostCommand]) -> list[HostCommand]:
@@ -85,13 +85,13 @@ class CommandTracker:
 
 @dataclass(frozen=True, slots=True)
 class FollowerParts:
-    """The inputs and outputs of the follower."""
+    """The inputs and outputs of the follower. `box_paths`: the black boxes that it reads."""
 
     host: str
     state: HostStatusBuilder
     orders: OrderState
     membership: Membership
-    places: BoxPlaces
+    box_paths: BoxPaths
     phase_timeouts: PhaseTimeouts
     fence_rule: FenceRule
     recording: DiagSettings
@@ -107,12 +107,12 @@ class FollowerParts:
 class _Followed:
     """The round that is currently followed."""
 
-    def __init__(self, running: Running, places: BoxPlaces) -> None:
+    def __init__(self, running: Running, box_paths: BoxPaths) -> None:
         part = running.assignment.part
         self.running = running
         self.number = running.assignment.round.number
         self.num_ranks = part.num_workers
-        paths = places.paths(self.number, range(part.first_rank, part.first_rank + part.num_workers))
+        paths = box_paths.paths(self.number, range(part.first_rank, part.first_rank + part.num_workers))
         pids = {part.first_rank + local_rank: pid for local_rank, pid in running.pids.items()}
         self.progress = RoundProgress(paths, pids, running.started_unix_s)
         self.pages = ControlPages(self.number)
@@ -162,18 +162,18 @@ class RoundFollower:
             self._change_round()
             if self._followed is not None:
                 self._poll(self._followed)
-            self._obey_new_commands()
+            self._carry_out_new_commands()
             self._wake.wait(_POLL_S)
             self._wake.clear()
-        self._forget()
+        self._stop_following()
 
     def _change_round(self) -> None:
         running = self._parts.state.running()
         number = 0 if running is None else running.assignment.round.number
         if self._followed is not None and self._followed.number != number:
-            self._forget()
+            self._stop_following()
         if running is not None and self._followed is None:
-            self._followed = _Followed(running, self._parts.places)
+            self._followed = _Followed(running, self._parts.box_paths)
             self._log_deadlines(number)
 
     def _log_deadlines(self, number: int) -> None:
@@ -184,7 +184,7 @@ class RoundFollower:
         )
         _logger.info(text, number, limits.silent_s, limits.save_s, self._parts.fence_rule.join_timeout_s)
 
-    def _forget(self) -> None:
+    def _stop_following(self) -> None:
         """Stop following a round that is over; its commands to save count as completed."""
         if self._followed is not None:
             self._followed.progress.close()
@@ -197,12 +197,12 @@ class RoundFollower:
         self._parts.state.set_progress(followed.number, found)
         self._mark_checkpoints_done(found.obeyed_command)
         living = unfinished(ranks, followed.progress)
-        self._watch_for_stall(followed, living)
+        self._check_for_stall(followed, living)
         if living:
-            self._watch_the_lease(followed, step_silence(living, time.monotonic_ns()))
+            self._check_lease(followed, step_silence(living, time.monotonic_ns()))
         self._write_pages(followed)
 
-    def _watch_for_stall(self, followed: _Followed, living: Mapping[int, Progress]) -> None:
+    def _check_for_stall(self, followed: _Followed, living: Mapping[int, Progress]) -> None:
         stall = find_stall(living, self._parts.phase_timeouts, time.monotonic_ns(), time.time())
         is_sure = stall is None or followed.suspected is not None
         followed.suspected = stall
@@ -214,7 +214,7 @@ class RoundFollower:
         elif stall is None:
             self._parts.state.set_stall(followed.number, None)
 
-    def _watch_the_lease(self, followed: _Followed, silence: StepSilence) -> None:
+    def _check_lease(self, followed: _Followed, silence: StepSilence) -> None:
         """Stop the workers if the job may have continued without this host; two consecutive checks must agree."""
         limits = self._limits(followed.number)
         action, reason = fence(limits, self._lease(), silence)
@@ -254,7 +254,7 @@ class RoundFollower:
         followed.pages.set_recording(self._parts.orders.diag_settings() or self._parts.recording)
         followed.pages.write(paths, max(1, valid_until_ns), time.time())
 
-    def _obey_new_commands(self) -> None:
+    def _carry_out_new_commands(self) -> None:
         with self._tracker_lock:
             fresh = self._tracker.take(self._parts.orders.commands_after(self._tracker.seen))
         for command in fresh:
@@ -270,20 +270,20 @@ class RoundFollower:
                 case _:
                     self._mark_done(command.number)
         if fresh:
-            self._report_obeyed()
+            self._report_completed()
 
     def _mark_done(self, number: int) -> None:
         """Record that a command is completed, and report the number up to which all commands are."""
         with self._tracker_lock:
             self._tracker.mark_done(number)
-        self._report_obeyed()
+        self._report_completed()
 
     def _mark_checkpoints_done(self, up_to: int) -> None:
         with self._tracker_lock:
             self._tracker.mark_checkpoints_done(up_to)
-        self._report_obeyed()
+        self._report_completed()
 
-    def _report_obeyed(self) -> None:
+    def _report_completed(self) -> None:
         with self._tracker_lock:
             obeyed = self._tracker.obeyed
         self._parts.state.set_obeyed(obeyed)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.progress import RoundProgress, host_progress
@@ -18,7 +18,7 @@ from megatrain_launcher.interfaces import Assignment, WorkerEnd
 class EventParts:
     host: str
     state: HostStatusBuilder
-    places: BoxPlaces
+    box_paths: BoxPaths
     crash: CrashEvidence
     session: Callable[[], str]
 
@@ -74,6 +74,6 @@ class WorkerEvents:
 
     def _paths(self, assignment: Assignment) -> dict[int, Path]:
         part = assignment.part
-        return self._parts.places.paths(
+        return self._parts.box_paths.paths(
             assignment.round.number, range(part.first_rank, part.first_rank + part.num_workers)
         )

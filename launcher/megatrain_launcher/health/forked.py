@@ -45,13 +45,15 @@ def measurements(output: str) -> list[dict[str, Any]]:
     return found
 
 
-def run_part(part: str, functions: Sequence[Callable[[], Mapping[str, Any]]], deadline_s: float) -> None:
-    """Run each function in a child, which prints the result; print an error for each child that does not."""
+def run_part(part: str, functions: Sequence[Callable[[], Mapping[str, Any]]], timeout_s: float) -> None:
+    """Run each function in a child, which prints the result or its error; print an error for each child that a signal
+    or the timeout ended. Last, print which fraction of the cores other processes used meanwhile.
+    """
     before = _Load.now()
     sys.stdout.flush()
     sys.stderr.flush()
     children = {_fork(part, number, function): number for number, function in enumerate(functions)}
-    for number, how in sorted(_wait(children, deadline_s).items()):
+    for number, how in sorted(_wait(children, timeout_s).items()):
         if how:
             print_measurement(part=part, number=number, error=how)
     print_measurement(part=f"{part}-load", others_busy=_Load.now().others_since(before))
@@ -78,11 +80,13 @@ def _fork(part: str, number: int, function: Callable[[], Mapping[str, Any]]) -> 
     raise AssertionError("unreachable: the child has exited")
 
 
-def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
-    """Wait for all children until the deadline; return how each ended, empty if it printed a result or an error."""
+def _wait(children: dict[int, int], timeout_s: float) -> dict[int, str]:
+    """Wait for all children for at most `timeout_s`; return by number how each ended, empty if it printed its result or
+    its error.
+    """
     ends: dict[int, str] = {}
     left = dict(children)
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + timeout_s
     has_failed = False
     while left:
         for pid in list(left):
@@ -98,7 +102,7 @@ def _wait(children: dict[int, int], deadline_s: float) -> dict[int, str]:
             for pid, number in left.items():
                 os.kill(pid, signal.SIGKILL)
                 # after a failure, the others may only wait for the failed child, so they get no error
-                ends[number] = "" if has_failed else f"no end within {deadline_s:g} s"
+                ends[number] = "" if has_failed else f"no end within {timeout_s:g} s"
             _reap(left)
             break
         if left:

@@ -21,6 +21,8 @@ def measure_all_reduce(
 ) -> dict[str, float]:
     """Return wait_s, the time until all ranks were connected, and reduce_s, the best of REPETITIONS all-reduces.
 
+    kind: "cuda", or anything else for the CPU. index: the GPU of this rank.
+
     Communication: gloo or NCCL, among all ranks of `make_store`'s store; blocks up to the timeout.
     Raises: RuntimeError when ranks do not connect, a rank is lost, or a sum is wrong.
     """

@@ -30,7 +30,7 @@ from megatrain_job.jobs.own_etcd import (
     read_own_etcd,
     read_password,
 )
-from megatrain_job.jobs.run_standing import EXIT_CODE_FILE
+from megatrain_job.jobs.run_state import EXIT_CODE_FILE
 from megatrain_launcher.etcd.place import make_private
 from megatrain_launcher.etcd.process import EtcdProcess
 

@@ -12,7 +12,7 @@ from importlib import resources
 from megatrain.config.config import Config
 from megatrain.contracts.errors import FlagError
 from megatrain.contracts.network_address import is_loopback
-from megatrain_job.jobs.run_standing import EXIT_CODE_FILE
+from megatrain_job.jobs.run_state import EXIT_CODE_FILE
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, DEFAULT_PRELOAD, LaunchFlags
 
 _FILES = {"slurm": "slurm.sbatch", "jobset": "jobset.yaml", "trainjob": "trainjob.yaml"}

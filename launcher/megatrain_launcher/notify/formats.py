@@ -191,8 +191,8 @@ def _topic_document(message: Message, topic: Topic) -> dict[str, Any]:
         "began_unix_s": topic.began_unix_s,
         "ended_unix_s": topic.ended_unix_s,
         "lost": topic.cost,
-        "now": topic.goes_on,
-        "who_acts": topic.acts,
+        "now": topic.activity,
+        "who_acts": topic.action,
         "page": message.links.page_of(topic),
         "runbook": message.links.runbook_of(topic),
     }

@@ -95,10 +95,10 @@ class Message:
         yield "since", f"{time_text(topic.began_unix_s)}, {age_text(topic.began_unix_s, self.now_unix_s)} ago"
         if topic.cost:
             yield "lost", topic.cost
-        if topic.goes_on:
-            yield "now", topic.goes_on
-        if topic.acts:
-            yield "who acts", topic.acts
+        if topic.activity:
+            yield "now", topic.activity
+        if topic.action:
+            yield "who acts", topic.action
         page, runbook = self.links.page_of(topic), self.links.runbook_of(topic)
         if page:
             yield "page", page

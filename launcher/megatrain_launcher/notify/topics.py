@@ -22,7 +22,7 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 JUDGED_S = 1.5
 """An incident whose response is not chosen within this time is sent with the facts known so far."""
 SETTLED_S = 30.0
-_PASSING = frozenset(
+_OFTEN_BRIEF = frozenset(
     {
         ReasonCode.STUCK,
         ReasonCode.BROKEN,
@@ -47,7 +47,7 @@ _PASSING = frozenset(
 others are sent at once."""
 _MAX_CHARS = 600
 
-OF_INCIDENTS = frozenset(
+_IN_OTHER_TOPICS = frozenset(
     {
         ReasonCode.RECOVERING,
         ReasonCode.REQUESTED,
@@ -105,9 +105,9 @@ class Topic:
     """The last step that was completed before the topic began."""
     cost: str = ""
     """Time and steps lost, as far as they are known."""
-    goes_on: str = ""
+    activity: str = ""
     """The present activity of the job."""
-    acts: str = ""
+    action: str = ""
     """The person or program that must act, and the action."""
     runbook: str = ""
     """A page of docs/runbooks."""
@@ -149,7 +149,7 @@ def _topics(
         yield _of_end(snapshot.end)
         return  # the message about its end covers everything else that is wrong with a finished job
     for reason in health.reasons:
-        if reason.code not in OF_INCIDENTS:
+        if reason.code not in _IN_OTHER_TOPICS:
             yield _of_reason(reason, first_seen.get(reason.code, now_s))
 
 
@@ -175,23 +175,25 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         round_text = "" if incident.next_round is None else f" as round {incident.next_round}"
         return replace(
             topic,
-            goes_on=f"the job responds with {incident.action} and continues by itself{round_text}",
-            acts=f"{_NOTHING}; a second message comes when it trains again",
+            activity=f"the job responds with {incident.action} and continues by itself{round_text}",
+            action=f"{_NOTHING}; a second message comes when it trains again",
         )
     if incident.state is IncidentState.HELD:
         is_over = OVER_NOTE in incident.notes or not is_of_newest_round
-        topic = replace(topic, cost="nothing: training continues", goes_on="hosts are held, no host is evicted")
+        topic = replace(topic, cost="nothing: training continues", activity="hosts are held, no host is evicted")
         if not is_over:
-            return replace(topic, stage=Stage.OPEN, acts="check etcd and the network of these hosts")
+            return replace(topic, stage=Stage.OPEN, action="check etcd and the network of these hosts")
         return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")
     if incident.state is IncidentState.STOPPED:
         return _closed(topic, moments.halted or moments.detected, "the job ended with this incident")
     return _closed(topic, moments.first_step or moments.detected, _trains_again(incident))
 
 
-def _closed(topic: Topic, ended_unix_s: float, goes_on: str) -> Topic:
-    acts = f"check {names_text(topic.hosts, most=4)} when there is time" if topic.hosts else _NOTHING
-    return replace(topic, stage=Stage.CLOSED, ended_unix_s=ended_unix_s, ready_unix_s=0.0, goes_on=goes_on, acts=acts)
+def _closed(topic: Topic, ended_unix_s: float, activity: str) -> Topic:
+    action = f"check {names_text(topic.hosts, most=4)} when there is time" if topic.hosts else _NOTHING
+    return replace(
+        topic, stage=Stage.CLOSED, ended_unix_s=ended_unix_s, ready_unix_s=0.0, activity=activity, action=action
+    )
 
 
 def _trains_again(incident: Incident) -> str:
@@ -211,8 +213,8 @@ def _of_verdict(job: str, outcome: VerdictOutcome, verdict: HostVerdict) -> Topi
         hosts=verdict.hosts,
         ranks=verdict.ranks,
         step=verdict.last_step,
-        goes_on="the job continues unchanged until a person decides",
-        acts=f"decide: `megatrain job approve {job} --verdict {outcome.verdict_id}`, or `dismiss`",
+        activity="the job continues unchanged until a person decides",
+        action=f"decide: `megatrain job approve {job} --verdict {outcome.verdict_id}`, or `dismiss`",
         runbook="verdict.md",
         route="stragglers",
     )
@@ -228,8 +230,8 @@ def _of_end(end: JobEnd) -> Topic:
         what=_sentence(f"the job is over {exit_text(end.exit_code)}: {end.reason}"),
         began_unix_s=end.created_unix_s,
         ready_unix_s=end.created_unix_s,
-        goes_on="nothing is running",
-        acts=_NOTHING
+        activity="nothing is running",
+        action=_NOTHING
         if is_expected
         else "fix the cause, then start the job again: it resumes from its newest checkpoint",
         runbook="" if is_expected else "stopped-by-the-brake.md",
@@ -239,7 +241,7 @@ def _of_end(end: JobEnd) -> Topic:
 
 def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
     began_s = first_seen_s if reason.since_unix_s is None else min(first_seen_s, reason.since_unix_s)
-    is_of_restarts, settles_s = reason.code in _OF_RESTARTS, SETTLED_S if reason.code in _PASSING else 0.0
+    is_of_restarts, settles_s = reason.code in _OF_RESTARTS, SETTLED_S if reason.code in _OFTEN_BRIEF else 0.0
     is_red = reason.level is HealthLevel.RED
     return Topic(
         # the restart budget leads to the restart limit: one topic, sent again when its level rises
@@ -252,7 +254,7 @@ def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
         ready_unix_s=first_seen_s + settles_s,
         hosts=reason.hosts,
         ranks=reason.ranks,
-        acts="look at it now" if is_red else "look at it today",
+        action="look at it now" if is_red else "look at it today",
         runbook=reason.runbook,
         route="incidents" if is_of_restarts else "overview",
     )
@@ -283,8 +285,8 @@ def gone_topic(name: str, mark: str, now_s: float) -> Topic:
         began_unix_s=now_s,
         ready_unix_s=0.0,
         ended_unix_s=now_s,
-        goes_on=_GONE_TEXTS[event],
-        acts=_NOTHING,
+        activity=_GONE_TEXTS[event],
+        action=_NOTHING,
     )
 
 

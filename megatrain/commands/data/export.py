@@ -28,7 +28,7 @@ def add_verb(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises: DataError."""
+    """Export the documents. Raises: DataError."""
     from megatrain.data.export import exported, write_records
     from megatrain.data.indexed import IndexedDataset
 

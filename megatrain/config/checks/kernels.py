@@ -9,7 +9,7 @@ from megatrain.config.config import Config
 from megatrain.config.problem import Problem
 from megatrain.config.toml_text import setting, value_text
 
-_ORDER = "a backward must follow its forward"
+_BACKWARD_FOLLOWS = "a backward must follow its forward"
 
 
 def kernels_problems(context: Context) -> Iterator[Problem]:
@@ -40,13 +40,13 @@ def _recording_problems(config: Config) -> Iterator[Problem]:
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
         ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be recorded"),
-        ("parallel.pp_size", parallel.pp_size, 1, _ORDER),
+        ("parallel.pp_size", parallel.pp_size, 1, _BACKWARD_FOLLOWS),
         ("parallel.zero_stage", parallel.zero_stage, 1, "ZeRO-2 sums each micro-batch in different memory"),
         ("parallel.offload_layers", parallel.offload_layers, 0, "copies to host memory cannot be recorded"),
         ("data.has_document_mask", config.data.has_document_mask, False, "each micro-batch has different documents"),
     ]
     if parallel.pp_size == 1:
-        rules.append(("parallel.schedule", parallel.schedule, "1f1b", _ORDER))
+        rules.append(("parallel.schedule", parallel.schedule, "1f1b", _BACKWARD_FOLLOWS))
     for key, found, needed, reason in rules:
         if found != needed:
             yield Problem(

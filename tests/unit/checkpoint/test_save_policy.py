@@ -93,7 +93,7 @@ TWO_KINDS = (
 )
 SMALL_DISK = (
     "WARNING: /runs may become too small for its checkpoints: they need 14 GB, and 10 GB are free; keep fewer "
-    "(checkpoint.keep_last), or name a larger place (checkpoint.directory)"
+    "(checkpoint.keep_last), or name a larger directory (checkpoint.directory)"
 )
 THREE = "the newest 3 are kept (checkpoint.keep_last), 7 GB each: up to 28 GB in /runs, where 100 GB are free"
 ALL = "all of them are kept (checkpoint.keep_last), 7 GB each in /runs"

@@ -80,7 +80,7 @@ def test_plans_that_cannot_be_dealt_are_refused() -> None:
         StepPlan(0, 10, 3, Dealing(3, 2))
     with pytest.raises(ValueError, match="replica 2 is not one of the 2 replicas of this plan"):
         StepPlan(0, 9, 3, Dealing(3, 2)).slots(2)
-    message = "order has 3 places, 2 of them distinct; it must have each of the 3 samples of the step once"
+    message = "order has 3 indices, 2 of them distinct; it must have each of the 3 samples of the step once"
     with pytest.raises(ValueError, match=re.escape(message)):
         StepPlan(0, 3, 1, Dealing(3, 2), order=(0, 1, 1))
 

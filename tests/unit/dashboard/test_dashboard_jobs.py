@@ -26,7 +26,7 @@ from megatrain_diagnostics.analysis.effective_time import Restart
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.assessment import assess
-from megatrain_job.jobs.run_standing import read_facts, run_standing
+from megatrain_job.jobs.run_state import read_facts, run_state_of
 from megatrain_job.jobs.snapshot import read_job
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_record, make_stall, make_status
@@ -116,10 +116,10 @@ def test_rows_say_what_status_says(tmp_path: Path) -> None:
         rows = rows_of(tmp_path)
         assert (rows["lives"].severity, rows["lives"].state) == ("red", "unreachable")
         for name, row in rows.items():
-            standing = run_standing(read_facts(tmp_path / name))
-            assert row.headline == standing.headline
-            assert row.level == standing.health.level.value
-            assert [reason.text for reason in row.reasons] == [reason.text for reason in standing.health.reasons]
+            state = run_state_of(read_facts(tmp_path / name))
+            assert row.headline == state.headline
+            assert row.level == state.health.level.value
+            assert [reason.text for reason in row.reasons] == [reason.text for reason in state.health.reasons]
     for name, (_, expected) in KINDS.items():
         assert (rows[name].severity, rows[name].level, rows[name].state) == expected, name
     assert counts_of(list(rows.values())).model_dump() == {"red": 3, "amber": 0, "green": 0, "ended": 3}

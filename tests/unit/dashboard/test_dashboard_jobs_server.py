@@ -221,7 +221,7 @@ def test_internal_error_in_a_job_shows_no_details(many: ServedJobs, monkeypatch:
     def broken(_: object) -> object:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("megatrain_dashboard.api.job.job_facts", broken)
+    monkeypatch.setattr("megatrain_dashboard.api.job.job_parts", broken)
     response = ask(many.port, "/jobs/a/api/v1/job")
     response.assert_refused(500, "internal error")
     assert b"secret" not in response.body

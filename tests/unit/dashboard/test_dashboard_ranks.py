@@ -14,7 +14,7 @@ from megatrain.contracts.layout import Layout
 from megatrain_dashboard.api.ranks.picture_view import STATES, HangPicture, rank_states, ranks_picture
 from megatrain_dashboard.api.ranks.route import router
 from megatrain_dashboard.responses.binary import unpack
-from megatrain_diagnostics.analysis.hang import RankStanding
+from megatrain_diagnostics.analysis.hang import RankActivity
 from megatrain_diagnostics.analysis.waiting import Awaited, waiting_arrows
 from megatrain_diagnostics.events.tables import StepTotals, joined, select
 from megatrain_diagnostics.store.daemon_state import DaemonState, ranges_of, scores_text
@@ -135,8 +135,8 @@ def test_hang_is_drawn_with_its_culprit(tmp_path: Path) -> None:
     job = SyntheticJob(LAYOUT)
     source = PictureSource(stored_events(tmp_path, job.ranks(), job.step(5)[0]))
     group = "dp:0+8x1"
-    standings = {
-        rank: RankStanding(
+    activities = {
+        rank: RankActivity(
             rank,
             {group: Position(3, 3) if rank == 5 else Position(4, 3)},
             in_flight="forward-compute" if rank == 5 else "grads-reduce-scatter",
@@ -144,7 +144,7 @@ def test_hang_is_drawn_with_its_culprit(tmp_path: Path) -> None:
         )
         for rank in range(8)
     }
-    source.evidence = FiledEvidence(1, job.roster(), standings, {group: tuple(range(8))})
+    source.evidence = FiledEvidence(1, job.roster(), activities, {group: tuple(range(8))})
 
     fields, arrays = asked(source)
 

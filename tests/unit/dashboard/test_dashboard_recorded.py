@@ -23,7 +23,7 @@ from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, Ve
 from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.checkpoints import checkpoints_document
-from megatrain_dashboard.api.stragglers.route import economy_of
+from megatrain_dashboard.api.stragglers.route import remedy_cost_of
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache
 from megatrain_dashboard.settings import DashboardSettings
@@ -311,9 +311,9 @@ def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
 
 
 def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
-    economy = economy_of(page.source, NOW_S, 2)
-    assert (economy.remaining_steps, economy.cost_text) == (120, "measured")
-    assert economy.cost_s == pytest.approx(30.5 + 10)
+    remedy_cost = remedy_cost_of(page.source, NOW_S, 2)
+    assert (remedy_cost.remaining_steps, remedy_cost.cost_text) == (120, "measured")
+    assert remedy_cost.cost_s == pytest.approx(30.5 + 10)
 
 
 def test_uncommitted_checkpoint_is_damaged_unless_being_written(own_run: RunDirectory) -> None:

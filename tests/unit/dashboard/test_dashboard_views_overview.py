@@ -22,7 +22,7 @@ from megatrain_dashboard.sources.checkpoint_watch import read_checkpoints
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.series_builder import COLUMNS, SeriesSnapshot
 from megatrain_diagnostics.store.daemon_state import DaemonState, scores_text
-from megatrain_job.jobs.run_standing import RunFacts, run_standing
+from megatrain_job.jobs.run_state import RunFacts, run_state_of
 from megatrain_job.jobs.snapshot import JobSnapshot
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.checkpoint_tree import make_manifest, put_main
@@ -181,7 +181,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     consumed = make_manifest().consumed_tokens
     assert overview(facts=saved).tokens == consumed + 100 * 40
     # of a recorded run whose last steps were not streamed a checkpoint tells how far it came
-    short = replace(saved, series=series(1100), standing=run_standing(RunFacts(is_run=True)))
+    short = replace(saved, series=series(1100), run_state=run_state_of(RunFacts(is_run=True)))
     found = overview_document(OverviewInputs(NOW_S, short, is_recorded=True))
     assert (found.step, found.tokens) == (1200, consumed)
 

@@ -15,7 +15,7 @@ from megatrain.contracts.records.host_verdict import Cause
 from megatrain.contracts.records.record import encode
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.stragglers.whatif_reader import WhatIfReader
-from megatrain_dashboard.api.stragglers.whatif_view import Economy, whatif_document
+from megatrain_dashboard.api.stragglers.whatif_view import RemedyCost, whatif_document
 from megatrain_dashboard.app import make_app
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.recorded_job import RecordedJob
@@ -121,7 +121,7 @@ def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(source: RecordedJob
     finding = replace(FINDING, gain_s=0.5)
     again = replace(finding, cause=Cause.NETWORK, gain_s=0.1)
     for remaining, cost_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
-        document = whatif_document(3, result, [finding, again], [], Economy(remaining, cost_s, "here"))
+        document = whatif_document(3, result, [finding, again], [], RemedyCost(remaining, cost_s, "here"))
         assert [action.action for action in document.actions].count("evict") == 1
         first = document.actions[0]
         assert (first.action, first.target, first.is_worth_it) == ("evict", "host-1", is_worth_it), cost_s
@@ -132,7 +132,7 @@ def test_a_replay_that_takes_longer_than_its_step_is_reported(source: RecordedJo
     result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
     for measured_part, is_reported in ((1.0, False), (1.2, True)):
         measured_s = {step: value / measured_part for step, value in result.without_gaps_s.items()}
-        document = whatif_document(3, replace(result, measured_s=measured_s), [], [], Economy(None, 1.0, "here"))
+        document = whatif_document(3, replace(result, measured_s=measured_s), [], [], RemedyCost(None, 1.0, "here"))
         assert document.slowdown == pytest.approx(document.replayed_s / document.ideal_s)
         assert document.replayed_s == pytest.approx(document.measured_s * measured_part)
         assert any("A replayed step" in note for note in document.notes) == is_reported, measured_part

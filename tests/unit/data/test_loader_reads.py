@@ -164,8 +164,9 @@ def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool) 
     # a step begins at sample 14
     stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, weights, config.model.seq_len)))
     reader, layout, ranks = open_reader(config).following(stream), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
-    sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
-    plan = loader_plan(reader, stream, sequence, layout, ranks, DataConfig(prefetch=1))
+    plan = loader_plan(
+        reader, stream, steps(layout, NUM_STEPS, least_slots=layout.pp_size), layout, ranks, DataConfig(prefetch=1)
+    )
     lengths = [batch.seq_len for batch in read_alone(reader, plan.steps, layout, 2)]
     assert lengths == [4, 4, 4, 16, 16, 16]
     received = LoaderPlan.from_json(plan.to_json().encode(), "plan")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.data.blocks import BLOCK_BYTES, DocumentBlock
-from megatrain.data.corpus import CorpusDocument, CorpusPlace
+from megatrain.data.corpus import CorpusDocument, CorpusPosition
 from megatrain.data.tokenizer import TokenizerSource, byte_tokenizer, load_tokenizer, train_tokenizer
 from megatrain.data.tokenizing import MAX_THREADS, default_workers, tokenized
 from tests.helpers.processes import ChildProcesses
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> TokenizerSource:
 
 def block(number: int) -> DocumentBlock:
     document = CorpusDocument("a.txt", number, f"text {number}", num_bytes=6, file=0)
-    return DocumentBlock((document,), CorpusPlace(0, number + 1), {}, 0)
+    return DocumentBlock((document,), CorpusPosition(0, number + 1), {}, 0)
 
 
 def test_threads_encode_at_the_same_time_in_one_process(source: TokenizerSource) -> None:

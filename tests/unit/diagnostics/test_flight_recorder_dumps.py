@@ -19,8 +19,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.flight_recorder import (
     disagreements,
+    flight_activities,
     flight_groups,
-    flight_standings,
     known_ranks,
     parse_dump,
 )
@@ -44,14 +44,14 @@ def golden(rank: int) -> dict[str, Any]:
 
 def test_missing_rank_is_found_in_gloo_dumps() -> None:
     dumps, problems = read_dumps(GOLDEN)
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
+    finding = find_hang(flight_activities(dumps), flight_groups(dumps, 3), NO_RANKS)
 
     assert problems == ()
     assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.report.confidence is Confidence.CERTAIN
     assert finding.report.missing[0].sequence == 4
     assert dumps[0].titles == {"1": "1:dp"}
-    assert flight_standings(dumps)[0].in_flight == "all_reduce"
+    assert flight_activities(dumps)[0].in_flight == "all_reduce"
     assert {entry["state"] for entry in golden(0)["entries"]} == {"scheduled"}
 
 
@@ -68,7 +68,7 @@ def test_rank_whose_gpu_stays_behind_all_hosts_is_found(tmp_path: Path) -> None:
         dump["pg_status"]["1"] |= {"last_enqueued_collective": "6", "last_started_collective": str(newest)}
         (tmp_path / f"trace_{rank}.json").write_text(json.dumps(dump))
     dumps, _ = read_dumps(tmp_path)
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
+    finding = find_hang(flight_activities(dumps), flight_groups(dumps, 3), NO_RANKS)
 
     assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.report.missing[0].sequence == 4
@@ -98,7 +98,7 @@ def test_analyser_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.Ca
     assert sequence is not None
 
     dumps, _ = read_dumps(GOLDEN)
-    report = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS).report
+    report = find_hang(flight_activities(dumps), flight_groups(dumps, 3), NO_RANKS).report
     assert report.suspects == tuple(int(rank) for rank in missing[1].split(","))
     assert report.missing[0].sequence == int(sequence[1])
 
@@ -109,7 +109,7 @@ def test_members_without_a_dump_count(tmp_path: Path) -> None:
         dump["pg_config"] = {"1": {"name": "1", "desc": "dp", "ranks": "[0, 1, 2]"}}
         (tmp_path / f"trace_{rank}").write_text(json.dumps(dump))
     dumps, _ = read_dumps(tmp_path)
-    finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
+    finding = find_hang(flight_activities(dumps), flight_groups(dumps, 3), NO_RANKS)
     assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.suspects[0].evidence == "logs nothing"
 
@@ -142,7 +142,7 @@ def test_default_group_has_all_ranks_though_one_left_no_dump(tmp_path: Path) -> 
             (directory / f"trace_{rank}.json").write_text(json.dumps(dump))
         dumps, _ = read_dumps(directory)
         assert known_ranks(dumps) == (3, True), directory.name
-        finding = find_hang(flight_standings(dumps), flight_groups(dumps, 3), NO_RANKS)
+        finding = find_hang(flight_activities(dumps), flight_groups(dumps, 3), NO_RANKS)
         assert [suspect.rank for suspect in finding.suspects] == [1], (directory.name, finding.report)
         assert finding.silent == (frozenset() if lost is None else {lost}), directory.name
 

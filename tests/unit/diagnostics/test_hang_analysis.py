@@ -1,4 +1,4 @@
-"""The rank that holds up a job, from spans and standings: real layouts, thousands of ranks, and silent ranks."""
+"""The rank that holds up a job, from spans and activities: real layouts, thousands of ranks, and silent ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.hang import (
-    RankStanding,
+    RankActivity,
+    activities_of_spans,
     find_hang,
     group_key,
     roster_groups,
-    standings_of_spans,
 )
 from megatrain_diagnostics.analysis.hang_grid import grid_lines, rank_letters
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
@@ -56,25 +56,25 @@ def make_spans(rows: list[Mapping[str, Any]]) -> Spans:
     )  # fmt: skip
 
 
-def stuck(roster: Roster, late: int) -> dict[int, RankStanding]:
+def stuck(roster: Roster, late: int) -> dict[int, RankActivity]:
     """Return a job whose rank `late` never entered its tensor group: that group waits there, all others in dp."""
     row = set(roster.layout.ranks_along(late, "tp"))
-    standings = {}
+    activities = {}
     for rank in range(roster.layout.world_size):
         is_in_row = rank in row
         tp = Position(7, 7) if rank == late or not is_in_row else Position(8, 7)
         dp = Position(5, 5) if is_in_row else Position(6, 5)
         positions = {key(roster, rank, TP): tp, key(roster, rank, DP): dp, key(roster, rank, PP): Position(3, 3)}
-        standings[rank] = RankStanding(rank, positions, "forward-compute" if rank == late else "tp-all-gather", 9)
-    return standings
+        activities[rank] = RankActivity(rank, positions, "forward-compute" if rank == late else "tp-all-gather", 9)
+    return activities
 
 
 @pytest.mark.slow
 def test_late_rank_of_12288_is_found() -> None:
     roster = make_roster(Layout(tp_size=8, pp_size=8, dp_size=192))
     groups = roster_groups(roster)
-    standings = stuck(roster, 7001)
-    finding = find_hang(standings, groups, roster)
+    activities = stuck(roster, 7001)
+    finding = find_hang(activities, groups, roster)
 
     (suspect,) = finding.suspects
     assert (suspect.rank, suspect.host, suspect.step, suspect.doing) == (7001, "host-875", 9, "forward-compute")
@@ -91,17 +91,17 @@ def test_late_rank_of_12288_is_found() -> None:
 def test_twice_as_many_ranks_are_twice_the_work() -> None:
     def search(dp_size: int) -> Callable[[], object]:
         roster = make_roster(Layout(tp_size=8, pp_size=4, dp_size=dp_size))
-        groups, standings = roster_groups(roster), stuck(roster, 101)
-        return lambda: find_hang(standings, groups, roster)
+        groups, activities = roster_groups(roster), stuck(roster, 101)
+        return lambda: find_hang(activities, groups, roster)
 
     assert_grows_linearly(search, 12)
 
 
 def test_a_rank_without_any_record_is_the_suspect_of_the_others() -> None:
     roster = make_roster(Layout(tp_size=2, pp_size=2, dp_size=2))
-    standings = stuck(roster, 5)
-    del standings[5]
-    finding = find_hang(standings, roster_groups(roster), roster)
+    activities = stuck(roster, 5)
+    del activities[5]
+    finding = find_hang(activities, roster_groups(roster), roster)
 
     assert [suspect.rank for suspect in finding.suspects] == [5]
     assert finding.suspects[0].evidence == "logs nothing"
@@ -111,15 +111,15 @@ def test_a_rank_without_any_record_is_the_suspect_of_the_others() -> None:
 
 def test_stopped_process_is_the_suspect() -> None:
     roster = make_roster(Layout(dp_size=4), hosts_of=2)
-    standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
-    standings[3] = RankStanding(3, {key(roster, 3, DP): Position(5, 4)}, process_state="T")
-    finding = find_hang(standings, roster_groups(roster), roster)
+    activities = {rank: RankActivity(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
+    activities[3] = RankActivity(3, {key(roster, 3, DP): Position(5, 4)}, process_state="T")
+    finding = find_hang(activities, roster_groups(roster), roster)
 
     assert ([suspect.rank for suspect in finding.suspects], finding.hosts) == ([3], ("host-1",))
     assert finding.report.confidence is Confidence.CERTAIN
 
-    standings[3] = RankStanding(3, {key(roster, 3, DP): Position(4, 4)}, process_state="T")
-    finding = find_hang(standings, roster_groups(roster), roster)
+    activities[3] = RankActivity(3, {key(roster, 3, DP): Position(4, 4)}, process_state="T")
+    finding = find_hang(activities, roster_groups(roster), roster)
 
     assert {rank: tuple(others) for rank, others in finding.report.waits_for.items()} == {0: (3,), 1: (3,), 2: (3,)}
     assert finding.waiting == {0, 1, 2}
@@ -129,14 +129,14 @@ def test_stopped_process_is_the_suspect() -> None:
 
 def test_culprit_of_the_incident_is_the_suspect() -> None:
     roster = make_roster(Layout(dp_size=4), hosts_of=2)
-    standings = {rank: RankStanding(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
-    standings[0] = RankStanding(0, {key(roster, 0, DP): Position(4, 4)})
+    activities = {rank: RankActivity(rank, {key(roster, rank, DP): Position(5, 4)}) for rank in range(4)}
+    activities[0] = RankActivity(0, {key(roster, 0, DP): Position(4, 4)})
     recorded = Culprit((), ("host-1",), "host-1 is gone", incident="20260101-1")
-    finding = find_hang(standings, roster_groups(roster), roster, recorded=recorded)
+    finding = find_hang(activities, roster_groups(roster), roster, recorded=recorded)
 
     assert ([suspect.rank for suspect in finding.suspects], finding.hosts) == ([2, 3], ("host-1",))
     assert (finding.culprit, finding.report.suspects) == (recorded, (0,))
-    report = find_hang(standings, roster_groups(roster), roster, recorded=Culprit(reason="no rank is named"))
+    report = find_hang(activities, roster_groups(roster), roster, recorded=Culprit(reason="no rank is named"))
     assert report.suspects == ()
 
 
@@ -152,7 +152,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     rows.append({"rank": 1, "operation": Operation.DATA_WAIT.number, "duration_ns": NO_DURATION, "step": 4})
     rows.append({"rank": 1, "group": DP, "collective": 77, "round": 2})
     rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that is not in its table
-    found = standings_of_spans(make_spans(rows), roster)
+    found = activities_of_spans(make_spans(rows), roster)
 
     assert found[0].positions == {key(roster, 0, DP): Position(5, 4), key(roster, 0, TP): Position(9, 9)}
     assert (found[0].in_flight, found[0].is_busy) == ("dp-all-reduce", False)
@@ -175,7 +175,7 @@ def test_earlier_exchange_of_a_computing_rank_breaks_the_cycle() -> None:
         {"rank": 1, "group": 2, "collective": 7, "operation": 5},
     ]
     rows.sort(key=lambda row: row.get("operation") == Operation.FORWARD_COMPUTE.number)
-    finding = find_hang(standings_of_spans(make_spans(rows), roster), roster_groups(roster), roster)
+    finding = find_hang(activities_of_spans(make_spans(rows), roster), roster_groups(roster), roster)
 
     assert [suspect.rank for suspect in finding.suspects] == [1]
     assert finding.report.confidence is Confidence.LIKELY

@@ -22,7 +22,7 @@ from megatrain_diagnostics.streamer.stacks import (
     StackWatch,
     collect_stacks,
     parse_dump,
-    process_words,
+    process_state_text,
     targets_in,
 )
 from tests.helpers.source_tree import ROOT
@@ -105,7 +105,7 @@ def test_process_with_a_held_gil_dumps_its_stacks(start: Start) -> None:
 def test_unresponsive_process_is_reported_and_not_ended(start: Start) -> None:
     stopped, bare, gone, deaf = start(WORKER, "sleeps"), start(BARE), start(BARE), start(DEAF)
     os.kill(stopped.pid, signal.SIGSTOP)
-    wait_until(lambda: "(T)" in process_words(stopped.pid), "the stop")
+    wait_until(lambda: "(T)" in process_state_text(stopped.pid), "the stop")
     gone.kill()
     gone.wait()
     stacks = collect_stacks(

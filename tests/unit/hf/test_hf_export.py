@@ -236,7 +236,7 @@ def test_a_parameter_of_another_shape_is_named(tmp_path: Path) -> None:
     model = tiny("llama")
     parameters = random_parameters(model) | {"loss_head.norm.weight": torch.ones(31)}
 
-    with pytest.raises(CheckpointError, match=r"loss_head\.norm\.weight has shape \(31,\).*asks for \(32,\)"):
+    with pytest.raises(CheckpointError, match=r"loss_head\.norm\.weight has shape \(31,\).*requires \(32,\)"):
         export(parameters, model, tmp_path / "model")
 
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.telemetry.recorder import open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
-from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.progress import RankWatch, RoundProgress
 from megatrain_launcher.health.storage import _free_bytes, judge_shared_memory
@@ -28,11 +28,11 @@ IDENTITY = Identity("demo", "main", ROUND, RANK, Layout(dp_size=4), os.getpid(),
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> BoxPlaces:
+def places(tmp_path: Path) -> BoxPaths:
     place = everybodys_place(tmp_path)
     run = RunDirectory(tmp_path / "run")
     run.create()
-    return BoxPlaces(place, "demo", run)
+    return BoxPaths(place, "demo", run)
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def foreign(path: Path, make: Callable[[Path], object]) -> None:
     as_other_user(act)
 
 
-def own_box(places: BoxPlaces) -> Path:
+def own_box(places: BoxPaths) -> Path:
     return places.paths(ROUND, range(RANK, RANK + 1))[RANK]
 
 
-def test_foreign_black_box_is_reported(places: BoxPlaces, far_box: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_black_box_is_reported(places: BoxPaths, far_box: bytes, caplog: pytest.LogCaptureFixture) -> None:
     path = own_box(places)
     foreign(path, lambda path: path.write_bytes(far_box))
     watch = RankWatch(path, RANK, os.getpid())
@@ -79,7 +79,7 @@ def test_foreign_black_box_is_reported(places: BoxPlaces, far_box: bytes, caplog
     progress.close()
 
 
-def test_directory_of_another_user_is_a_problem_of_the_host(places: BoxPlaces, far_box: bytes) -> None:
+def test_directory_of_another_user_is_a_problem_of_the_host(places: BoxPaths, far_box: bytes) -> None:
     places.make()
     assert places.problem == ""
     assert isinstance(_free_bytes(places.directory), int)
@@ -93,7 +93,7 @@ def test_directory_of_another_user_is_a_problem_of_the_host(places: BoxPlaces, f
     assert f"belongs to user {OTHER_USER}" in finding.detail
 
 
-def test_foreign_directory_has_no_black_box_of_a_rank(places: BoxPlaces, caplog: pytest.LogCaptureFixture) -> None:
+def test_foreign_directory_has_no_black_box_of_a_rank(places: BoxPaths, caplog: pytest.LogCaptureFixture) -> None:
     foreign(own_box(places), lambda path: path.touch())
     with caplog.at_level(logging.WARNING):
         recorder = open_recorder(IDENTITY, directory=str(places.directory), run_key=places.run.key, num_records=256)
@@ -104,7 +104,7 @@ def test_foreign_directory_has_no_black_box_of_a_rank(places: BoxPlaces, caplog:
     assert own_box(places).stat().st_size == 0
 
 
-def test_control_page_is_not_written_into_a_foreign_file(places: BoxPlaces, far_box: bytes, tmp_path: Path) -> None:
+def test_control_page_is_not_written_into_a_foreign_file(places: BoxPaths, far_box: bytes, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(far_box)
     foreign(own_box(places), lambda path: path.symlink_to(victim))
@@ -114,7 +114,7 @@ def test_control_page_is_not_written_into_a_foreign_file(places: BoxPlaces, far_
     assert victim.read_bytes() == far_box
 
 
-def test_foreign_black_box_is_no_evidence(places: BoxPlaces, far_box: bytes) -> None:
+def test_foreign_black_box_is_no_evidence(places: BoxPaths, far_box: bytes) -> None:
     foreign(own_box(places), lambda path: path.write_bytes(far_box))
     keeper = CrashEvidence(places, 4)
     keeper.sweep()

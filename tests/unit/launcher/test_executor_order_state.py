@@ -59,7 +59,7 @@ def test_round_with_the_session_of_the_host_is_assigned(orders: OrderState) -> N
     assignment = orders.next_assignment(0)
     assert assignment is not None
     assert (assignment.round.number, assignment.part.first_rank) == (1, 2)
-    assert (orders.view().taken, orders.stop_reason(1)) == (1, "")
+    assert (orders.view().taken_round, orders.stop_reason(1)) == (1, "")
 
 
 def test_rounds_that_a_host_may_not_start_are_waited_out() -> None:
@@ -171,14 +171,14 @@ def test_new_session_waits_for_the_end_of_old_workers(orders: OrderState) -> Non
     assert not orders.begin_session("2")  # the workers of round 1 are still being stopped
     waiter = threading.Thread(target=lambda: orders.next_assignment(1))
     waiter.start()
-    wait_until(lambda: orders.view().taken == 0, "the agent to come back")
+    wait_until(lambda: orders.view().taken_round == 0, "the agent to come back")
     assert orders.begin_session("2")
     assert not orders.begin_session("3")  # one life is enough
     write_round(orders, 3, "a", "b", session="1")
-    assert orders.view().taken == 0
+    assert orders.view().taken_round == 0
     write_round(orders, 4, "a", "b", session="2")
     waiter.join(DEADLINE_S)
-    assert orders.view().taken == 4
+    assert orders.view().taken_round == 4
 
 
 ACTIONS = st.lists(

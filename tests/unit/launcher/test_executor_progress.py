@@ -24,7 +24,7 @@ from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
-from megatrain_launcher.executor.crash_evidence import BoxPlaces, CrashEvidence
+from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence, process_state
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView
@@ -42,7 +42,7 @@ NOW_S = 1_700_000_000.0
 class Boxes:
     """The black boxes of a tiny job in which this process is every rank."""
 
-    places: BoxPlaces
+    places: BoxPaths
 
     @property
     def directory(self) -> Path:
@@ -67,7 +67,7 @@ def boxes(tmp_path: Path) -> Boxes:
     (tmp_path / "boxes").mkdir()
     run = RunDirectory(tmp_path / "run")
     run.create()
-    return Boxes(BoxPlaces(tmp_path / "boxes", "demo", run))
+    return Boxes(BoxPaths(tmp_path / "boxes", "demo", run))
 
 
 @pytest.fixture
@@ -403,7 +403,7 @@ def test_only_the_newest_broken_rounds_are_kept(
 
 
 def test_missing_black_boxes_are_no_problem(tmp_path: Path) -> None:
-    places = BoxPlaces(None, "demo", RunDirectory(tmp_path))
+    places = BoxPaths(None, "demo", RunDirectory(tmp_path))
     assert places.paths(1, range(2)) == {}
     assert places.leftovers() == []
     found = host_progress({}, 2, 5.0)

@@ -17,8 +17,8 @@ from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
 PART = RoundHost("a", "1", "127.0.0.1", 4, 2)
 ASSIGNMENT = Assignment(Round(3, 8, (PART,), "127.0.0.1", 1, "a test", "d", 0.0), PART)
-ORDERS = OrdersView(taken=3, newest=ASSIGNMENT.round, newest_halt=2, named_in=3, end=None)
-IDLE = replace(ORDERS, taken=0)
+ORDERS = OrdersView(taken_round=3, newest=ASSIGNMENT.round, newest_halt=2, named_in=3, end=None)
+IDLE = replace(ORDERS, taken_round=0)
 HALTED = replace(ORDERS, newest_halt=3)
 STALL = Stall("step", 7, 6.0, 5.0, 1000.0, (4,))
 NETWORK = Verdict(

@@ -32,7 +32,7 @@ NASTY = 'a <!channel> & "quotes" \\ `x` *y* <https://evil.example|click> ' + "lo
 MESSAGES = {
     "opened": make_message(),
     "recovered": make_message(over(make_topic())),
-    "nasty": make_message(make_topic(what=NASTY, hosts=("<host>",), goes_on=NASTY)),
+    "nasty": make_message(make_topic(what=NASTY, hosts=("<host>",), activity=NASTY)),
     "many": make_message(*(make_topic(f"incident/{number}") for number in range(20)), num_waiting=7),
     "no links": make_message(links=PageLinks()),
     "ended": make_message(make_topic("end/1", event=Event.END, level=HealthLevel.RED, hosts=(), ranks=(), step=None)),

@@ -39,8 +39,8 @@ def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
     assert topic.where == "host-2 (rank 3)"
     assert (topic.step, topic.cost) == (1234, "3.2 s, 4 steps lost")
     assert topic.what == "a worker ended: rank 3 on host-2 was killed by SIGKILL (9)"
-    assert topic.goes_on == "the job trains again since step 1,230"
-    assert topic.acts == "check host-2 when there is time"
+    assert topic.activity == "the job trains again since step 1,230"
+    assert topic.action == "check host-2 when there is time"
     assert topic.ended_unix_s == make_incident().moments.first_step
 
 
@@ -69,7 +69,7 @@ def test_an_incident_that_is_not_judged_is_sent_a_moment_later() -> None:
 
 
 def test_end_of_a_job_has_the_level_of_its_exit_code() -> None:
-    for code, level, acts in [
+    for code, level, action in [
         (ExitCode.OK, GREEN, "no action is needed"),
         (ExitCode.SAVED_AND_STOPPED, GREEN, "no action is needed"),
         (ExitCode.FAILURE, RED, "fix the cause, then start the job again"),
@@ -79,7 +79,7 @@ def test_end_of_a_job_has_the_level_of_its_exit_code() -> None:
         found = topics(reason, end=JobEnd(int(code), "so it was decided", NOW_S, 2))
         assert set(found) == {"incident", "end"}, "the end says all"
         assert found["end"].level is level, code
-        assert found["end"].acts.startswith(acts), code
+        assert found["end"].action.startswith(action), code
         assert "so it was decided" in found["end"].what, code
 
 

@@ -88,7 +88,7 @@ def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, dri
         agent.start()
         spoiled = proxy.num_spoiled
         wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again")
-        assert (taken, orders.view().taken) == ([], 0)
+        assert (taken, orders.view().taken_round) == ([], 0)
         proxy.conduct = Conduct.PASS
         agent.join(DEADLINE_S)
         assert taken == [1]

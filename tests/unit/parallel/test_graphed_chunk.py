@@ -76,7 +76,10 @@ def test_another_form_of_microbatch_is_refused(
 def test_documents_are_not_recorded() -> None:
     context = TokenContext(torch.zeros(2), 8, pack_documents(torch.zeros(8, 2)))
 
-    with pytest.raises(ValueError, match=r"cannot be cloned, .* use data\.has_document_mask=false"):
+    with pytest.raises(
+        ValueError,
+        match=r"cannot be cloned, because their bounds differ between micro-batches; use data\.has_document_mask=false",
+    ):
         context.clone()
 
 

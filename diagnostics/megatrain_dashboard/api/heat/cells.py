@@ -22,6 +22,7 @@ from megatrain_diagnostics.store.step_cells import newest_stored_steps
 MAX_RAW_CELLS = 24_000_000
 """Ranks x steps of one request: 2,000 steps of 12,288 ranks, which take 0.6 GB of memory."""
 _MAX_KEPT_CELLS = 2_600_000
+"""Results with more cells are not cached: about 21 MB of values."""
 _NUM_KEPT = 2
 _MAX_DEFAULT_STEPS = 1000
 _MAX_MISSING = 3
@@ -34,7 +35,11 @@ class TooManyCellsError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class HeatQuery:
-    """Selects cells. `version` grows when new events arrive."""
+    """Selects the cells of a subject. `version` grows when new events arrive, so that cached cells are not reused.
+
+    `first` and `last`: the steps, both included; None: not given. `max_cells`: limit of ranks x steps if `first` is not
+    given.
+    """
 
     subject: Subject
     first: int | None
@@ -43,7 +48,7 @@ class HeatQuery:
     version: int
     from_step: int | None = None
     to_step: int | None = None
-    """Used where `first` and `last` are not given: the newest steps between these, as many as `max_cells` allow."""
+    """If `first` and `last` are not given: the newest steps between these bounds, as many as `max_cells` allows."""
 
 
 class HeatCellReader:
@@ -56,7 +61,7 @@ class HeatCellReader:
         self._peers: tuple[Roster, Peers] | None = None
 
     def read(self, roster: Roster, query: HeatQuery) -> HeatCells:
-        """Return the cells of the given steps; without given steps the newest ones, as many as `max_cells` allow.
+        """Return the cells of the given steps; without given steps the newest ones, as many as `max_cells` allows.
 
         Raises: DataError; TooManyCellsError.
         """
@@ -89,13 +94,13 @@ class HeatCellReader:
 
     def _read(self, roster: Roster, query: HeatQuery) -> HeatCells:
         bounds = (query.first, query.last, query.from_step, query.to_step)
-        quick = self._newest(roster, query) if bounds == (None,) * 4 else None
-        steps, values = quick or self._named(roster, query)
+        newest = self._read_newest(roster, query) if bounds == (None,) * 4 else None
+        steps, values = newest or self._read_requested(roster, query)
         first = steps[0] if steps else 0
         per_pass = query.subject.per_pass(self._events, roster, steps)
         return HeatCells(roster, self._peers_of(roster), query.subject, first, values, per_pass)
 
-    def _newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
+    def _read_newest(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats] | None:
         """Return the newest steps as found in the footers of segments, which saves a query; None: the footers may be
         wrong.
 
@@ -104,15 +109,16 @@ class HeatCellReader:
         bounds = self._events.bounds(StepTotals, Where((roster.round,)), "step")
         if bounds is None:
             return None
-        steps = range(max(0, bounds[1] - self._most(roster, query) + 1), bounds[1] + 1)
+        steps = range(max(0, bounds[1] - self._max_steps(roster, query) + 1), bounds[1] + 1)
         values = self._cells(roster, query, steps)
         with_values = np.flatnonzero((~np.isnan(values)).sum(axis=1) >= min(2, roster.layout.world_size))
         if not len(with_values) or with_values[-1] < len(steps) - _MAX_MISSING:
             return None
         return steps[with_values[0] : with_values[-1] + 1], values[with_values[0] : with_values[-1] + 1]
 
-    def _named(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats]:
-        steps = self._steps(roster, query)
+    def _read_requested(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats]:
+        """Return the steps that the query selects, and their cells. Raises: DataError; TooManyCellsError."""
+        steps = self._requested_steps(roster, query)
         num_ranks = roster.layout.world_size
         if len(steps) * num_ranks > MAX_RAW_CELLS:
             raise TooManyCellsError(
@@ -124,10 +130,11 @@ class HeatCellReader:
     def _cells(self, roster: Roster, query: HeatQuery, steps: range) -> Floats:
         return query.subject.cells(self._events, roster, steps)
 
-    def _steps(self, roster: Roster, query: HeatQuery) -> range:
+    def _requested_steps(self, roster: Roster, query: HeatQuery) -> range:
+        """Return the range of steps that the query selects; missing bounds follow from the stored steps."""
         if query.first is not None and query.last is not None:
             return range(query.first, query.last + 1)
-        most = self._most(roster, query)
+        most = self._max_steps(roster, query)
         if query.first is not None:
             most = max(1, MAX_RAW_CELLS // roster.layout.world_size)
         least = query.from_step if query.first is None else query.first
@@ -138,7 +145,7 @@ class HeatCellReader:
         first = int(stored[0]) if query.first is None else query.first
         return range(max(first, int(stored[-1]) - most + 1), int(stored[-1]) + 1)
 
-    def _most(self, roster: Roster, query: HeatQuery) -> int:
+    def _max_steps(self, roster: Roster, query: HeatQuery) -> int:
         """Return how many steps are shown where the request names none."""
         return max(1, min(_MAX_DEFAULT_STEPS, query.max_cells // roster.layout.world_size))
 

@@ -1,6 +1,6 @@
 """Makes the rows of /jobs. Pure functions: no I/O and no clock.
 
-`assess` judges a job whose state is in etcd, and `run_standing` judges all others.
+`assess` judges a job whose state is in etcd, and `run_state_of` judges all others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatrain_dashboard.sources.runs.job_seen import JobSeen, TimeSpent, incide
 from megatrain_dashboard.sources.runs.metrics_history import Outline
 from megatrain_job.jobs.assessment import Assessment, assess
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain_job.jobs.run_standing import RunKind
+from megatrain_job.jobs.run_state import RunKind
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 FRESH_FAILURE_S = 86_400.0
@@ -40,7 +40,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowStanding:
+class _RowState:
     """The state of a job, from etcd or from its run directory."""
 
     state: str
@@ -69,7 +69,7 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
     summary = seen.summary
     snapshot, spent = seen.snapshot, time_of(seen, now_s)
     assessment = None if snapshot is None or seen.poll is None else assess(snapshot, now_s, seen.poll.unreachable)
-    standing = _standing(seen, assessment)
+    row_state = _row_state(seen, assessment)
     outline = _NOTHING if summary is None else summary.outline
     step, train_steps = _step(assessment, outline), _train_steps(seen, snapshot)
     step_s = outline.step_s
@@ -77,15 +77,15 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
         step_s = assessment.progress.median_step_s
     saved_step, saved_s = _saved(seen, snapshot)
     newest = None if snapshot is None else snapshot.newest_round
-    reasons = standing.health.reasons
-    is_going = not standing.is_over and step is not None and train_steps is not None and step_s is not None
+    reasons = row_state.health.reasons
+    is_going = not row_state.is_over and step is not None and train_steps is not None and step_s is not None
     return JobRow(
         name=seen.name,
         job=snapshot.job if snapshot is not None else summary.job if summary is not None else seen.name,
-        severity=_severity(seen, standing, spent, now_s),
-        level=standing.health.level.value,
-        state=standing.state,
-        headline=standing.headline,
+        severity=_severity(seen, row_state, spent, now_s),
+        level=row_state.health.level.value,
+        state=row_state.state,
+        headline=row_state.headline,
         reasons=tuple(
             RowReason(code=reason.code.value, level=reason.level.value, text=reason.text)
             for reason in reasons[:_MAX_REASONS]
@@ -93,7 +93,7 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
         num_reasons=len(reasons),
         problems=() if summary is None else summary.problems,
         is_live=snapshot is not None,
-        is_over=standing.is_over,
+        is_over=row_state.is_over,
         step=step,
         train_steps=train_steps,
         remaining_s=max(0, (train_steps or 0) - (step or 0)) * (step_s or 0.0) if is_going else None,
@@ -127,27 +127,27 @@ def why_not_opened(seen: JobSeen) -> str:
     return ""
 
 
-def _standing(seen: JobSeen, assessment: Assessment | None) -> _RowStanding:
+def _row_state(seen: JobSeen, assessment: Assessment | None) -> _RowState:
     if assessment is not None:
-        return _RowStanding(str(assessment.state), assessment.headline, assessment.health, assessment.is_over)
+        return _RowState(str(assessment.state), assessment.headline, assessment.health, assessment.is_over)
     if seen.summary is None:
         unreachable = None if seen.poll is None else seen.poll.unreachable
         why = "etcd has no record of it" if unreachable is None else unreachable.why
         health = Health() if unreachable is None else Health((unreachable.reason,))
-        return _RowStanding(str(RunKind.UNREACHABLE), why, health, is_over=False)
+        return _RowState(str(RunKind.UNREACHABLE), why, health, is_over=False)
     summary = seen.summary
     if not summary.facts.is_run and summary.problems:
         reason = Reason(ReasonCode.RECORD_UNREADABLE, summary.problems[0])
-        return _RowStanding("damaged", summary.problems[0], Health((reason,)), is_over=True)
-    found = summary.standing
+        return _RowState("damaged", summary.problems[0], Health((reason,)), is_over=True)
+    found = summary.run_state
     is_over = found.kind not in (RunKind.RUNNING, RunKind.UNREACHABLE)
-    return _RowStanding(found.state, found.headline, found.health, is_over)
+    return _RowState(found.state, found.headline, found.health, is_over)
 
 
-def _severity(seen: JobSeen, standing: _RowStanding, spent: TimeSpent, now_s: float) -> Severity:
-    level = standing.health.level
+def _severity(seen: JobSeen, row_state: _RowState, spent: TimeSpent, now_s: float) -> Severity:
+    level = row_state.health.level
     has_launch = seen.snapshot is not None or (seen.summary is not None and seen.summary.facts.is_held)
-    if has_launch and not standing.is_over:
+    if has_launch and not row_state.is_over:
         return _SEVERITY_OF[level]
     last_s = _last_sign_s(seen, spent)
     if level is HealthLevel.GREEN or last_s is None or now_s - last_s >= FRESH_FAILURE_S:

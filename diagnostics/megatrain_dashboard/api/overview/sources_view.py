@@ -14,11 +14,16 @@ from megatrain_dashboard.sources.window import Window
 from megatrain_diagnostics.events.tables import Int64
 
 _LINE_POINTS = 32
+"""Limit of the points of `SourceDocument.line`."""
 _TENTHS = 10
+"""Parts of the window: `loss` is the mean of the last part, `change` its difference from the first part."""
 
 
 def sources_document(read: MetricsRecords, *, window: Window, name: str = "", points: int) -> SourcesDocument:
-    """Return the losses in the window, and the series of the source `name`, of at most `points` entries."""
+    """Return the losses in the window, and the series of the source `name`, of at most `points` entries.
+
+    Without `name`, or with an unknown one, the series is that of the source whose loss rose most or fell least.
+    """
     found = source_losses(read.records, window.first_step, window.last_step)
     sources = _sources(found)
     stride, bins = _bins(found.steps, points)

@@ -55,7 +55,7 @@ class OverviewInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _OverviewStanding:
+class _OverviewState:
     """The state of the job, from etcd or from its run directory."""
 
     state: str
@@ -73,24 +73,24 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
     snapshot, facts, series = given.snapshot, given.facts, given.facts.series
     unreachable = Unreachable(given.etcd_problem) if given.etcd_problem else None
     assessment = None if snapshot is None else assess(snapshot, given.now_s, unreachable)
-    standing = _standing(given, assessment)
+    job_state = _overview_state(given, assessment)
     step = completed_step(assessment, facts)
     step_s = newest_step_s(series)
     if step_s is None and assessment is not None:
         step_s = assessment.progress.median_step_s
     train_steps = None if facts.config is None else facts.config.train.steps
-    is_over = given.is_recorded or standing.state in OVER
+    is_over = given.is_recorded or job_state.state in OVER
     own = _incidents(given)
     opened = [incident for incident in own if incident.state is IncidentState.OPEN] if not given.is_recorded else []
     ratio, ratio_last_hour = _ratios(given, own)
     newest = None if snapshot is None else snapshot.newest_round
     return OverviewDocument(
         at_unix_s=given.now_s,
-        state=standing.state,
-        level=standing.level.value,
-        reasons=tuple(_reason(reason) for reason in standing.reasons[:_MAX_REASONS]),
-        headline=standing.headline,
-        since_unix_s=standing.since_unix_s,
+        state=job_state.state,
+        level=job_state.level.value,
+        reasons=tuple(_reason(reason) for reason in job_state.reasons[:_MAX_REASONS]),
+        headline=job_state.headline,
+        since_unix_s=job_state.since_unix_s,
         round=newest.number if newest is not None else _shown_round(facts),
         step=step,
         last_step_unix_s=_last_step_unix_s(assessment, series),
@@ -109,7 +109,7 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
         num_open_incidents=len(opened),
         num_incidents=len(facts.incidents),
         open_incident=opened[-1].incident_id if opened else "",
-        next_action=_next(given, assessment, standing, step, step_s),
+        next_action=_next(given, assessment, job_state, step, step_s),
         diagnosis=_diagnosis(given),
     )
 
@@ -151,18 +151,18 @@ def _newest_median(series: SeriesSnapshot, name: str) -> float | None:
     return float(np.median(known)) if len(known) else None
 
 
-def _standing(given: OverviewInputs, assessment: Assessment | None) -> _OverviewStanding:
+def _overview_state(given: OverviewInputs, assessment: Assessment | None) -> _OverviewState:
     if given.is_recorded:
-        found = given.facts.standing
+        found = given.facts.run_state
         assert found is not None, "a recorded job has one"
-        return _OverviewStanding(found.state, found.headline, None, found.health.reasons)
+        return _OverviewState(found.state, found.headline, None, found.health.reasons)
     if assessment is None:
         unknown = Unreachable(given.etcd_problem or "etcd has not answered yet")
-        return _OverviewStanding(_UNKNOWN, unknown.why, None, (unknown.reason,))
+        return _OverviewState(_UNKNOWN, unknown.why, None, (unknown.reason,))
     reasons = assessment.health.reasons
     if given.etcd_problem and not assessment.is_over:
-        return _OverviewStanding(_UNKNOWN, given.etcd_problem, None, reasons)
-    return _OverviewStanding(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
+        return _OverviewState(_UNKNOWN, given.etcd_problem, None, reasons)
+    return _OverviewState(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
 
 
 def _reason(reason: Reason) -> ReasonDocument:
@@ -235,12 +235,12 @@ def _host_counts(assessment: Assessment | None, num_hosts: int) -> HostCounts:
 def _next(
     given: OverviewInputs,
     assessment: Assessment | None,
-    standing: _OverviewStanding,
+    job_state: _OverviewState,
     step: int | None,
     step_s: float | None,
 ) -> NextAction:
     if given.is_recorded or given.snapshot is None or assessment is None:
-        return NextAction(what=NOTHING, why=standing.headline, verdict_id="")
+        return NextAction(what=NOTHING, why=job_state.headline, verdict_id="")
     if given.etcd_problem:
         return NextAction(what="not known", why=given.etcd_problem, verdict_id="")
     return next_action(given.snapshot, assessment, given.facts.cases, given.facts.config, step=step, step_s=step_s)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.incident import IncidentKind
 from megatrain_dashboard.sources.protocol import JobSource
-from megatrain_diagnostics.analysis.hang import RankStanding
+from megatrain_diagnostics.analysis.hang import RankActivity
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.hang_answer import HangAnswer, answer_of_evidence, answer_of_spans
@@ -52,13 +52,13 @@ def _is_stalled(snapshot: JobSnapshot | None, round_number: int) -> bool:
     return any(status.stall is not None and status.round == round_number for status in snapshot.statuses.values())
 
 
-def standings_of(source: JobSource, round_number: int) -> Mapping[int, RankStanding]:
+def activities_of(source: JobSource, round_number: int) -> Mapping[int, RankActivity]:
     """Return the positions of ranks from black boxes, else from executors; empty where the round has neither."""
     try:
         kept = source.kept_evidence(round_number)
     except DataError:
         return {}
     if kept is not None:
-        return kept.standings
+        return kept.activities
     evidence = [item for item in source.facts().evidence if item.round == round_number]
-    return executors_evidence(round_number, evidence).standings if evidence else {}
+    return executors_evidence(round_number, evidence).activities if evidence else {}

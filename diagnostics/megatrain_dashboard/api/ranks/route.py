@@ -13,7 +13,7 @@ from starlette.responses import Response
 from megatrain.contracts.errors import DataError
 from megatrain.run_files.run_directory import kept_black_box
 from megatrain_dashboard.api.ranks.document import HangDocument, RankDocument
-from megatrain_dashboard.api.ranks.hang_source import hang_of, standings_of
+from megatrain_dashboard.api.ranks.hang_source import activities_of, hang_of
 from megatrain_dashboard.api.ranks.picture_view import HangPicture, ranks_picture
 from megatrain_dashboard.api.ranks.view import RankInputs, hang_document, rank_document
 from megatrain_dashboard.parts import DashboardParts
@@ -147,7 +147,7 @@ def rank_inputs(source: JobSource, roster: Roster, rank: int) -> RankInputs:
         step=None if newest is None else newest.last,
         score=float(scores[rank]) if scores is not None and rank < len(scores) else None,
         least_score=None if not is_judged or state is None or state.thresholds is None else state.thresholds.score,
-        standing=standings_of(source, roster.round).get(rank),
+        activity=activities_of(source, roster.round).get(rank),
         black_box=_black_box(source, roster.round, rank),
         findings=state.findings if state is not None and is_judged else (),
         suspects=() if answer is None else answer.finding.suspects,

@@ -22,7 +22,7 @@ from megatrain_dashboard.api.ranks.document import (
     StackDocument,
 )
 from megatrain_diagnostics.analysis.findings import Finding
-from megatrain_diagnostics.analysis.hang import RankStanding, Suspect
+from megatrain_diagnostics.analysis.hang import RankActivity, Suspect
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Spans, Stacks
 from megatrain_diagnostics.store.hang_answer import HangAnswer
@@ -37,7 +37,7 @@ _MAX_CLUSTER_FRAMES = 64
 
 @dataclass(frozen=True, slots=True)
 class RankInputs:
-    """The data of one rank. `spans`: the spans of its newest recorded step. `standing`: its position in a hang."""
+    """The data of one rank. `spans`: the spans of its newest recorded step. `activity`: what it does in a hang."""
 
     rank: int
     roster: Roster
@@ -48,7 +48,7 @@ class RankInputs:
     """The newest step in its sums."""
     score: float | None = None
     least_score: float | None = None
-    standing: RankStanding | None = None
+    activity: RankActivity | None = None
     black_box: str = ""
     findings: tuple[Finding, ...] = ()
     suspects: tuple[Suspect, ...] = ()
@@ -56,17 +56,17 @@ class RankInputs:
 
 def rank_document(given: RankInputs) -> RankDocument:
     """Return the document of a rank."""
-    roster, rank, standing = given.roster, given.rank, given.standing
+    roster, rank, activity = given.roster, given.rank, given.activity
     return RankDocument(
         round=roster.round,
         rank=rank,
         host=roster.host_of(rank),
         place=dict(roster.coordinate(rank)),
         pid=given.pid,
-        step=given.step if standing is None or standing.step < 0 else standing.step,
+        step=given.step if activity is None or activity.step < 0 else activity.step,
         operation=_operation(given),
-        phase="" if standing is None else standing.phase,
-        process_state="" if standing is None else standing.process_state or "",
+        phase="" if activity is None else activity.phase,
+        process_state="" if activity is None else activity.process_state or "",
         score=given.score,
         least_score=given.least_score,
         groups=tuple(
@@ -76,9 +76,9 @@ def rank_document(given: RankInputs) -> RankDocument:
             for (of_rank, _), group in sorted(roster.groups.items())
             if of_rank == rank
         ),
-        positions=() if standing is None else tuple(
+        positions=() if activity is None else tuple(
             RankPositionDocument(group=group, entered=position.entered, left=position.finished)
-            for group, position in sorted(standing.positions.items())
+            for group, position in sorted(activity.positions.items())
         ),
         stacks=_newest_stacks(given.stacks),
         black_box=given.black_box,
@@ -87,8 +87,8 @@ def rank_document(given: RankInputs) -> RankDocument:
 
 
 def _operation(given: RankInputs) -> str:
-    if given.standing is not None and given.standing.in_flight:
-        return given.standing.in_flight
+    if given.activity is not None and given.activity.in_flight:
+        return given.activity.in_flight
     if not len(given.spans.rank):
         return ""
     return operation_name(int(given.spans.operation[np.argmax(given.spans.sequence)]))

@@ -1,4 +1,4 @@
-"""Types of stragglers: which ranks or hosts are slow and why, what that costs, and what each remedy gains and costs."""
+"""The documents about stragglers: which ranks or hosts are slow and why, and what each remedy gains and costs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class StragglersDocument(Document):
     round: int
     source: str
     is_enough: bool
+    """Whether enough steps were compared and each rank has peers. If so, and `findings` is empty, no rank is slow."""
     headline: str
     first_step: int | None
     last_step: int | None
@@ -52,7 +53,9 @@ class StragglersDocument(Document):
     """The scores at the last step, the highest first, at most 100."""
     thresholds: ThresholdsDocument | None
     silent_ranks: tuple[int, ...]
+    """Ranks without any event in the steps of the search."""
     unjudged_ranks: tuple[int, ...]
+    """Ranks that are compared with no other rank, because none does the same work."""
 
 
 class PartDocument(Document):
@@ -82,7 +85,9 @@ class WhatIfDocument(Document):
     steps: tuple[int, ...]
     slowdown: float
     launch_slowdown: float
+    """The measured time of a step divided by its time without gaps between operations, which S does not include."""
     waste: float
+    """The fraction of all GPU-hours that is lost to stragglers."""
     measured_s: float
     """The average time of a step."""
     replayed_s: float
@@ -91,7 +96,9 @@ class WhatIfDocument(Document):
     ideal_s: float
     """The time of a replayed step in which every operation takes the typical time of operations of its kind."""
     m_w: float
+    """M_W: the fraction of the slowdown that would disappear if the slowest 3 % of the workers were ideal."""
     m_s: float
+    """M_S: the fraction of the slowdown that would disappear if the last stage were ideal."""
     worst_ranks: tuple[int, ...]
     by_operation: tuple[PartDocument, ...]
     by_stage: tuple[PartDocument, ...]

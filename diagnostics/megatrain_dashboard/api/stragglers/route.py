@@ -13,7 +13,7 @@ from megatrain.contracts.errors import DataError
 from megatrain_dashboard.api.stragglers.document import StragglersDocument, WhatIfDocument
 from megatrain_dashboard.api.stragglers.view import stragglers_of_daemon, stragglers_of_events
 from megatrain_dashboard.api.stragglers.whatif_reader import WhatIfReader
-from megatrain_dashboard.api.stragglers.whatif_view import Economy, whatif_document
+from megatrain_dashboard.api.stragglers.whatif_view import RemedyCost, whatif_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.errors import not_found
@@ -96,7 +96,7 @@ def router(parts: DashboardParts) -> APIRouter:
                     replayed.result,
                     _findings(source, roster),
                     [host for host in hosts if host],
-                    economy_of(source, parts.clock(), roster.round),
+                    remedy_cost_of(source, parts.clock(), roster.round),
                     replayed.notes,
                 )
             )
@@ -128,7 +128,7 @@ def _findings(source: JobSource, roster: Roster) -> Sequence[Finding]:
     return [finding for finding in found.findings if finding.key not in found.ended]
 
 
-def economy_of(source: JobSource, now_s: float, round_number: int) -> Economy:
+def remedy_cost_of(source: JobSource, now_s: float, round_number: int) -> RemedyCost:
     """Return the cost of a restart, and the number of steps that remain after a round, over which a gain counts."""
     facts, snapshot = source.facts(), source.snapshot()
     measured = measured_restart_cost_s(facts.incidents)
@@ -139,8 +139,8 @@ def economy_of(source: JobSource, now_s: float, round_number: int) -> Economy:
         step = next((last + 1 for number, _, last in facts.series.reached if number == round_number), step)
     remaining = None if config is None or step is None else max(0, config.train.steps - step)
     if measured is not None:
-        return Economy(remaining, measured, "measured")
-    return Economy(remaining, default_s, f"diagnostics.restart_price_s={default_s:g}")
+        return RemedyCost(remaining, measured, "measured")
+    return RemedyCost(remaining, default_s, f"diagnostics.restart_price_s={default_s:g}")
 
 
 def _computed(source: JobSource, roster: Roster) -> bytes:

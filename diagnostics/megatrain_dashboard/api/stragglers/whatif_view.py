@@ -22,8 +22,8 @@ _MAX_ACTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Economy:
-    """The numbers by which a remedy is judged. `remaining_steps` None: not known."""
+class RemedyCost:
+    """What a remedy costs, which is a restart, and the number of steps over which its gain counts; None: not known."""
 
     remaining_steps: int | None
     cost_s: float
@@ -35,7 +35,7 @@ def whatif_document(
     result: WhatIf,
     findings: Sequence[Finding],
     worst_hosts: Sequence[str],
-    economy: Economy,
+    remedy_cost: RemedyCost,
     notes: Iterable[str] = (),
 ) -> WhatIfDocument:
     """Return the document. `findings`: those that hold now. `worst_hosts`: the hosts of the result's worst ranks."""
@@ -59,7 +59,7 @@ def whatif_document(
         slowdown_by_step=tuple(result.slowdown_by_step[step] for step in steps),
         by_cause=_by_cause(findings),
         advice="" if findings else advice(result),
-        actions=tuple(_actions(result, findings, worst_hosts, economy))[:_MAX_ACTIONS],
+        actions=tuple(_actions(result, findings, worst_hosts, remedy_cost))[:_MAX_ACTIONS],
         notes=(*notes, *_fit(measured_s, replayed_s), *result.notes),
     )
 
@@ -101,31 +101,31 @@ def _by_cause(findings: Sequence[Finding]) -> tuple[PartDocument, ...]:
 
 
 def _actions(
-    result: WhatIf, findings: Sequence[Finding], worst_hosts: Sequence[str], economy: Economy
+    result: WhatIf, findings: Sequence[Finding], worst_hosts: Sequence[str], remedy_cost: RemedyCost
 ) -> Iterable[ActionBalance]:
     """Yield the remedies: first those for findings, and last doing nothing."""
     named: set[str] = set()
     for finding in findings:
         if finding.cause.is_of_host and finding.hosts and not named.issuperset(finding.hosts):
             named.update(finding.hosts)
-            yield _balance("evict", names_text(finding.hosts), finding.gain_s, economy)
+            yield _balance("evict", names_text(finding.hosts), finding.gain_s, remedy_cost)
     gain_s = result.workers.tori - result.workers.trem
     if worst_hosts and result.workers.rem >= MIN_PART_EXPLAINED and not named.issuperset(worst_hosts):
-        yield _balance("evict", names_text(worst_hosts), gain_s, economy)
+        yield _balance("evict", names_text(worst_hosts), gain_s, remedy_cost)
     gain_s = result.last_stage.tori - result.last_stage.trem
     if result.has_stages and gain_s > 0.0:
-        yield _balance("move layers off the last stage with parallel.layers_per_chunk", "", gain_s, economy)
+        yield _balance("move layers off the last stage with parallel.layers_per_chunk", "", gain_s, remedy_cost)
     yield ActionBalance(
         action="nothing", target="", gain_s_per_step=0.0, gain_s=0.0, price_s=0.0, is_worth_it=None,
         text="costs nothing and gains nothing",
     )  # fmt: skip
 
 
-def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy) -> ActionBalance:
+def _balance(action: str, target: str, gain_s_per_step: float, remedy_cost: RemedyCost) -> ActionBalance:
     gain_s_per_step = max(0.0, gain_s_per_step)
-    steps = economy.remaining_steps
+    steps = remedy_cost.remaining_steps
     gain_s = None if steps is None else gain_s_per_step * steps
-    cost = f"a restart costs {seconds_text(economy.cost_s)} ({economy.cost_text})"
+    cost = f"a restart costs {seconds_text(remedy_cost.cost_s)} ({remedy_cost.cost_text})"
     rest = "the number of remaining steps is not known" if steps is None or gain_s is None else (
         f"over {count_text(steps, 'step')} {seconds_text(gain_s)}"
     )  # fmt: skip
@@ -134,7 +134,7 @@ def _balance(action: str, target: str, gain_s_per_step: float, economy: Economy)
         target=target,
         gain_s_per_step=gain_s_per_step,
         gain_s=gain_s,
-        price_s=economy.cost_s,
-        is_worth_it=None if gain_s is None else gain_s > economy.cost_s,
+        price_s=remedy_cost.cost_s,
+        is_worth_it=None if gain_s is None else gain_s > remedy_cost.cost_s,
         text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {cost}",
     )

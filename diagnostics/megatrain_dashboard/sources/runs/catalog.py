@@ -34,7 +34,7 @@ from megatrain_dashboard.sources.runs.run_summary import RunSummary, Signature, 
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.etcd_job import EtcdPoll
-from megatrain_job.jobs.run_standing import RunKind, read_facts
+from megatrain_job.jobs.run_state import RunKind, read_facts
 
 _logger = logging.getLogger(__name__)
 PERIOD_S = 2.0
@@ -133,7 +133,7 @@ class JobCatalog:
     def _summary(self, root: Path) -> RunSummary:
         """Return the summary of a directory. It is read again where files changed, or where the job's lock changed."""
         signature, known = signature_of(root), self._summaries.get(root)
-        if known is not None and known[0] == signature and known[1].standing.kind in (RunKind.ENDED, RunKind.KILLED):
+        if known is not None and known[0] == signature and known[1].run_state.kind in (RunKind.ENDED, RunKind.KILLED):
             return known[1]
         if known is not None and known[0] == signature and read_facts(root) == known[1].facts:
             return known[1]

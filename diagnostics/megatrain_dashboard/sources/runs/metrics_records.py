@@ -26,8 +26,9 @@ _PIECE_BYTES = 8192
 """A piece holds about twenty records of a run with one source of data."""
 _LINES_PER_PIECE = 4
 """A piece holds at least this many of the newest lines, which are long where a run has many sources."""
-_PROBE = 8
-"""The newest lines are searched in the last bytes of the file: as many as may be read, divided by this number."""
+_PROBE_DIVISOR = 8
+"""The size of a piece follows from the newest lines: this fraction (1 / 8) of the limit is read at the end of the file
+to find them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +58,19 @@ def read_metrics_records(
             lines = os.pread(file.fileno(), size, 0).split(b"\n")
             return MetricsRecords(tuple(map(_record, lines)))
         begin, end = 0, size
-        piece = _piece_bytes(file.fileno(), size, most_bytes // _PROBE)
+        piece = _piece_bytes(file.fileno(), size, most_bytes // _PROBE_DIVISOR)
         if begin_s is not None:
-            begin = _place_before(file.fileno(), size, piece, begin_s)
+            begin = _offset_before(file.fileno(), size, piece, begin_s)
         if end_s is not None:
             # the record at `end_s` begins at most one piece later, and a piece is longer than a record
-            end = min(size, _place_before(file.fileno(), size, piece, end_s) + 2 * piece)
-        most_bytes -= most_bytes // _PROBE
+            end = min(size, _offset_before(file.fileno(), size, piece, end_s) + 2 * piece)
+        most_bytes -= most_bytes // _PROBE_DIVISOR
         is_sampled = end - begin > most_bytes
-        places = (
+        offsets = (
             np.linspace(begin, end - piece, most_bytes // piece).astype(np.int64).tolist() if is_sampled else [begin]
         )
         length = piece if is_sampled else end - begin
-        lines = [line for place in places for line in _whole_lines(file.fileno(), size, place, length)]
+        lines = [line for offset in offsets for line in _whole_lines(file.fileno(), size, offset, length)]
     return MetricsRecords(tuple(map(_record, lines)), is_sampled)
 
 
@@ -103,7 +104,7 @@ def _piece_bytes(descriptor: int, size: int, probe: int) -> int:
     return min(max(_PIECE_BYTES, _LINES_PER_PIECE * max(map(len, newest))), _LINES_PER_PIECE * probe // 2)
 
 
-def _place_before(descriptor: int, size: int, piece: int, at_s: float) -> int:
+def _offset_before(descriptor: int, size: int, piece: int, at_s: float) -> int:
     """Return an offset at most one piece before the first record at or after `at_s`; records before it are earlier."""
     low, high = 0, size
     while high - low > piece:
@@ -121,10 +122,10 @@ def _first_time(part: bytes) -> float:
     return next((at_s for at_s in times if math.isfinite(at_s)), math.inf)
 
 
-def _whole_lines(descriptor: int, size: int, place: int, length: int) -> list[bytes]:
+def _whole_lines(descriptor: int, size: int, offset: int, length: int) -> list[bytes]:
     """Return the lines of a part of the file, without incomplete lines at its ends."""
-    lines = os.pread(descriptor, length, place).split(b"\n")
-    return lines[0 if place == 0 else 1 : len(lines) if place + length >= size else -1]
+    lines = os.pread(descriptor, length, offset).split(b"\n")
+    return lines[0 if offset == 0 else 1 : len(lines) if offset + length >= size else -1]
 
 
 def _record(line: bytes) -> Record:

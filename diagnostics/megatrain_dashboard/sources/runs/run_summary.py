@@ -18,14 +18,14 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.run_files import read_config
 from megatrain_dashboard.sources.runs.metrics_history import Outline, outline_of, read_metrics_history
 from megatrain_job.jobs.own_etcd import COORDINATION_DIRECTORY, ENDPOINT_FILE
-from megatrain_job.jobs.run_standing import (
+from megatrain_job.jobs.run_state import (
     EXIT_CODE_FILE,
     LastKnown,
     RunFacts,
-    RunStanding,
+    RunState,
     read_facts,
     read_last_known,
-    run_standing,
+    run_state_of,
 )
 
 HISTORY_BYTES = 256 * 1024
@@ -47,7 +47,7 @@ class RunSummary:
 
     root: Path
     facts: RunFacts
-    standing: RunStanding
+    run_state: RunState
     job: str
     """The name in its configuration; else the name of the directory."""
     outline: Outline = field(default_factory=Outline)
@@ -98,7 +98,7 @@ def read_run_summary(root: Path) -> RunSummary:
     return RunSummary(
         root=root,
         facts=facts,
-        standing=run_standing(facts, last),
+        run_state=run_state_of(facts, last),
         job=root.name if config is None else config.job.name,
         outline=outline,
         last=last,

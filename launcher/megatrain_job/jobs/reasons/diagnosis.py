@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megatrain.contracts.records.diag_records import DaemonReport
 from megatrain.formatting import age_text, count_text, names_text
 from megatrain_job.jobs.health import Reason, ReasonCode
-from megatrain_job.jobs.job_state import JobState, Standing
+from megatrain_job.jobs.job_state import JobActivity, JobState
 from megatrain_job.jobs.snapshot import JobSnapshot
 
 BEGIN_S = 30.0
@@ -19,11 +19,11 @@ _BEHIND_S = 60.0
 _BEHIND_STEPS = 5.0
 
 
-def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
+def reasons_of_diagnosis(snapshot: JobSnapshot, activity: JobActivity, now_s: float) -> Iterator[Reason]:
     """Yield the reasons that concern the diagnosis of the job. A job without streamers has no diagnosis."""
-    is_streamed = any(view.status is not None and view.status.is_streamed for view in standing.members)
+    is_streamed = any(view.status is not None and view.status.is_streamed for view in activity.members)
     began_s = _began(snapshot)
-    if not is_streamed or not standing.is_live or now_s - began_s < BEGIN_S:
+    if not is_streamed or not activity.is_live or now_s - began_s < BEGIN_S:
         return
     report = snapshot.daemon_report
     if not snapshot.daemon_session:
@@ -31,10 +31,10 @@ def reasons_of_diagnosis(snapshot: JobSnapshot, standing: Standing, now_s: float
         text = "the diagnostics daemon does not run: nothing new is recorded, and stragglers are not found"
         yield Reason(ReasonCode.DAEMON_SILENT, text, since_s)
     elif report is not None and report.session == snapshot.daemon_session:
-        yield from _of_report(report, standing, now_s)
+        yield from _of_report(report, activity, now_s)
 
 
-def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterator[Reason]:
+def _of_report(report: DaemonReport, activity: JobActivity, now_s: float) -> Iterator[Reason]:
     if now_s - report.at_unix_s > _SILENT_S:
         text = f"the diagnostics daemon has not reported for {age_text(report.at_unix_s, now_s)}: it hangs"
         yield Reason(ReasonCode.DAEMON_SILENT, text, report.at_unix_s)
@@ -49,13 +49,13 @@ def _of_report(report: DaemonReport, standing: Standing, now_s: float) -> Iterat
     if report.num_silent_ranks:
         who = count_text(report.num_silent_ranks, "rank")
         yield Reason(ReasonCode.RANK_SILENT, f"no events of {who} in the newest steps: {report.silent_ranks}")
-    yield from _devices(report, standing)
-    yield from _behind(report, standing)
+    yield from _devices(report, activity)
+    yield from _behind(report, activity)
 
 
-def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
+def _devices(report: DaemonReport, activity: JobActivity) -> Iterator[Reason]:
     """Yield the problems of GPUs and links of the hosts that train; health checks cover the other hosts."""
-    members = {view.host for view in standing.members}
+    members = {view.host for view in activity.members}
     for device in report.devices:
         if device.host in members:
             yield Reason(ReasonCode(device.kind.value), device.text, device.since_unix_s, (device.host,), device.ranks)
@@ -65,13 +65,13 @@ def _devices(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
         yield Reason(ReasonCode.GPU_DEGRADED, text)
 
 
-def _behind(report: DaemonReport, standing: Standing) -> Iterator[Reason]:
+def _behind(report: DaemonReport, activity: JobActivity) -> Iterator[Reason]:
     """Yield the reason if hosts complete steps whose events do not arrive."""
-    newest_s, heard_s = standing.progress.last_step_unix_s, report.heard_unix_s
-    if standing.state is not JobState.TRAINING or newest_s is None:
+    newest_s, heard_s = activity.progress.last_step_unix_s, report.heard_unix_s
+    if activity.state is not JobState.TRAINING or newest_s is None:
         return
-    limit_s = max(_BEHIND_S, _BEHIND_STEPS * (standing.progress.median_step_s or 0.0))
-    firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
+    limit_s = max(_BEHIND_S, _BEHIND_STEPS * (activity.progress.median_step_s or 0.0))
+    firsts = [view.status.milestones.first_step_unix_s for view in activity.members if view.status is not None]
     since_s = (
         heard_s if heard_s is not None else max((moment_s for moment_s in firsts if moment_s is not None), default=None)
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from megatrain.contracts.records.host_records import DiskSpace, HostSaves
 from megatrain.formatting import age_text, bytes_text, count_text, seconds_text
 from megatrain_job.jobs.health import Reason, ReasonCode
-from megatrain_job.jobs.job_state import JobState, Standing
+from megatrain_job.jobs.job_state import JobActivity, JobState
 from megatrain_job.jobs.reasons.training import number_of
 from megatrain_job.jobs.snapshot import JobSnapshot
 
@@ -22,31 +22,31 @@ _MIN_FREE_PART = 0.01
 _MIN_FREE_SAVES = 2
 
 
-def reasons_of_saves(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
+def reasons_of_saves(snapshot: JobSnapshot, activity: JobActivity, now_s: float) -> Iterator[Reason]:
     """Yield the reasons that concern checkpoints and the space for them."""
     saves_by_host = {
         view.host: view.status.saves
-        for view in standing.members
+        for view in activity.members
         if view.status is not None and view.status.saves is not None
     }
     yield from _failures(saves_by_host)
     if snapshot.report is not None and snapshot.report.checkpoint_damage:
         hint = "`megatrain job checkpoint` saves now"
         yield Reason(ReasonCode.CHECKPOINT_DAMAGED, f"{snapshot.report.checkpoint_damage}; {hint}")
-    yield from _age(snapshot, standing, saves_by_host, now_s)
-    yield from _disks(standing)
+    yield from _age(snapshot, activity, saves_by_host, now_s)
+    yield from _disks(activity)
 
 
-def _period_s(config: Mapping[str, str], standing: Standing) -> float | None:
+def _period_s(config: Mapping[str, str], activity: JobActivity) -> float | None:
     """Return the period of checkpoints in seconds; None if none are due, or the period is not known yet.
 
     If checkpoints are due by time, rank 0 sets the period: longer than configured if checkpoints cost much time.
     """
     interval = number_of(config, "checkpoint.interval")
     if interval is not None:
-        median_step_s = standing.progress.median_step_s
+        median_step_s = activity.progress.median_step_s
         return None if median_step_s is None else interval * median_step_s
-    intervals_s = [view.status.save_interval_s for view in standing.members if view.status is not None]
+    intervals_s = [view.status.save_interval_s for view in activity.members if view.status is not None]
     in_force = max((interval_s for interval_s in intervals_s if interval_s is not None), default=None)
     return number_of(config, "checkpoint.interval_s") if in_force is None else in_force
 
@@ -66,17 +66,17 @@ def _failures(saves_by_host: Mapping[str, HostSaves]) -> Iterator[Reason]:
 
 
 def _age(
-    snapshot: JobSnapshot, standing: Standing, saves_by_host: Mapping[str, HostSaves], now_s: float
+    snapshot: JobSnapshot, activity: JobActivity, saves_by_host: Mapping[str, HostSaves], now_s: float
 ) -> Iterator[Reason]:
     """Yield the reason if a checkpoint is overdue.
 
     The time counts from the round's first step at the earliest: nothing could be saved before.
     """
     config = {} if snapshot.record is None else snapshot.record.config
-    period_s = _period_s(config, standing)
-    firsts = [view.status.milestones.first_step_unix_s for view in standing.members if view.status is not None]
+    period_s = _period_s(config, activity)
+    firsts = [view.status.milestones.first_step_unix_s for view in activity.members if view.status is not None]
     began_s = max((moment_s for moment_s in firsts if moment_s is not None), default=None)
-    if period_s is None or began_s is None or standing.state is not JobState.TRAINING:
+    if period_s is None or began_s is None or activity.state is not JobState.TRAINING:
         return
     saved = max(
         ((saves.saved_unix_s, saves.saved_step) for saves in saves_by_host.values() if saves.saved_unix_s is not None),
@@ -94,13 +94,13 @@ def _age(
     yield Reason(ReasonCode.CHECKPOINT_OLD if is_old else ReasonCode.SAVE_LATE, text, since_s)
 
 
-def _disks(standing: Standing) -> Iterator[Reason]:
+def _disks(activity: JobActivity) -> Iterator[Reason]:
     """Yield a reason for each directory on a disk that is nearly full, or soon will be.
 
     If hosts report different space for a directory, the least counts.
     """
     least: dict[str, tuple[str, DiskSpace, int]] = {}
-    for view in standing.views:
+    for view in activity.views:
         status = view.status
         for disk in () if status is None else status.disks:
             num_bytes = 0 if status is None or status.saves is None else status.saves.num_bytes

@@ -13,7 +13,7 @@ from megatrain.formatting import age_text, ranks_text, seconds_text
 from megatrain_job.jobs.health import Reason, ReasonCode
 from megatrain_job.jobs.host_view import HostState
 from megatrain_job.jobs.incident_phrases import current_phase
-from megatrain_job.jobs.job_state import JobState, Standing, open_incident
+from megatrain_job.jobs.job_state import JobActivity, JobState, open_incident
 from megatrain_job.jobs.restart_budget import configured_budget
 from megatrain_job.jobs.snapshot import JobSnapshot
 
@@ -45,32 +45,32 @@ def reasons_of_end(snapshot: JobSnapshot, end: JobEnd) -> Iterator[Reason]:
     )  # fmt: skip
 
 
-def reasons_of_training(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
+def reasons_of_training(snapshot: JobSnapshot, activity: JobActivity, now_s: float) -> Iterator[Reason]:
     """Yield the reasons why a job does not train, and a reason if half of its allowed restarts are used."""
     incident = open_incident(snapshot)
-    if standing.state is JobState.NOT_RUNNING:
+    if activity.state is JobState.NOT_RUNNING:
         yield Reason(ReasonCode.NOT_RUNNING, "no executor is registered, and no end of the job is recorded")
-    elif standing.is_waiting and (late := _late(snapshot, standing, incident, now_s)) is not None:
+    elif activity.is_waiting and (late := _late(snapshot, activity, incident, now_s)) is not None:
         yield late
-    elif standing.state is JobState.WAITING:
-        yield Reason(ReasonCode.WAITING_FOR_HOSTS, standing.headline, standing.since_unix_s)
+    elif activity.state is JobState.WAITING:
+        yield Reason(ReasonCode.WAITING_FOR_HOSTS, activity.headline, activity.since_unix_s)
     if incident is not None:
         yield _of_incident(incident)
-    elif standing.state is JobState.RECOVERING and standing.is_waiting:
-        yield Reason(ReasonCode.RECOVERING, standing.headline, standing.since_unix_s)
-    yield from _late_step(standing, now_s)
+    elif activity.state is JobState.RECOVERING and activity.is_waiting:
+        yield Reason(ReasonCode.RECOVERING, activity.headline, activity.since_unix_s)
+    yield from _late_step(activity, now_s)
     yield from _held(snapshot, now_s)
-    yield from _budget(snapshot, standing, now_s)
+    yield from _budget(snapshot, activity, now_s)
 
 
-def _late(snapshot: JobSnapshot, standing: Standing, incident: Incident | None, now_s: float) -> Reason | None:
+def _late(snapshot: JobSnapshot, activity: JobActivity, incident: Incident | None, now_s: float) -> Reason | None:
     """Return the reason if hosts have not registered in time."""
     patience_s = number_of(_config(snapshot), _PATIENCE_KEY) or _PATIENCE_S
-    began_s = standing.since_unix_s
+    began_s = activity.since_unix_s
     if began_s is None or now_s - began_s <= patience_s:
         return None
     hosts = () if incident is None else incident.culprit_hosts
-    text = f"{standing.headline}; for longer than {_PATIENCE_KEY}={patience_s:g}"
+    text = f"{activity.headline}; for longer than {_PATIENCE_KEY}={patience_s:g}"
     return Reason(ReasonCode.LATE, text, began_s, hosts)
 
 
@@ -84,17 +84,17 @@ def _of_incident(incident: Incident) -> Reason:
     )  # fmt: skip
 
 
-def _late_step(standing: Standing, now_s: float) -> Iterator[Reason]:
-    progress = standing.progress
-    if standing.state is not JobState.TRAINING or progress.last_step_unix_s is None:
+def _late_step(activity: JobActivity, now_s: float) -> Iterator[Reason]:
+    progress = activity.progress
+    if activity.state is not JobState.TRAINING or progress.last_step_unix_s is None:
         return
-    is_training = all(view.state == HostPhase.RUNNING for view in standing.members)
+    is_training = all(view.state == HostPhase.RUNNING for view in activity.members)
     limit_s = max(_LATE_S, _LATE_STATUSES * (progress.median_step_s or 0.0))
     if is_training and now_s - progress.last_step_unix_s > limit_s:
         text = f"no step was completed for {age_text(progress.last_step_unix_s, now_s)}"
         if progress.median_step_s is not None:
             text += f", and a step takes {seconds_text(progress.median_step_s)}"
-        if all(view.status is not None and view.status.step_phase == _CHECKPOINT for view in standing.members):
+        if all(view.status is not None and view.status.step_phase == _CHECKPOINT for view in activity.members):
             text = f"training waits in a snapshot until storage has an earlier one: {text}"
             yield Reason(ReasonCode.SAVE_LATE, text, progress.last_step_unix_s)
         else:
@@ -110,38 +110,38 @@ def _held(snapshot: JobSnapshot, now_s: float) -> Iterator[Reason]:
     yield Reason(ReasonCode.HELD, text, held.moments.detected, held.culprit_hosts, held.culprit_ranks)
 
 
-def _budget(snapshot: JobSnapshot, standing: Standing, now_s: float) -> Iterator[Reason]:
+def _budget(snapshot: JobSnapshot, activity: JobActivity, now_s: float) -> Iterator[Reason]:
     incidents = (*snapshot.earlier_incidents, *snapshot.incidents)
-    budget = configured_budget(_config(snapshot), incidents, standing.progress.max_step, now_s)
+    budget = configured_budget(_config(snapshot), incidents, activity.progress.max_step, now_s)
     if budget is None or not budget.is_half_used:
         return
-    began_s = (budget.recent or budget.fruitless)[0].moments.detected
+    began_s = (budget.recent or budget.without_new_step)[0].moments.detected
     if budget.is_used_up:
         yield Reason(ReasonCode.RESTART_LIMIT, f"the next failure ends the job: {budget.text()}", began_s)
     else:
         yield Reason(ReasonCode.RESTART_BUDGET, budget.text(), began_s)
 
 
-def reasons_of_hosts(standing: Standing) -> Iterator[Reason]:
+def reasons_of_hosts(activity: JobActivity) -> Iterator[Reason]:
     """Yield the reasons that concern single hosts."""
-    for view in standing.views:
+    for view in activity.views:
         ranks = tuple(view.ranks)
         status = view.status
-        if standing.is_live and view.is_lost:
+        if activity.is_live and view.is_lost:
             what = "is lost: its lease is gone"
             if view.state == HostState.RETURNED:
                 what = "came back as another executor: only the next round can include it"
             text = f"{view.host} ({ranks_text(ranks)}) {what}"
             yield Reason(ReasonCode.HOST_LOST, text, None, (view.host,), ranks)
-        elif standing.is_live and view.part is not None and status is not None and status.failures:
+        elif activity.is_live and view.part is not None and status is not None and status.failures:
             since_s = min(failure.at_unix_s for failure in status.failures)
             yield Reason(ReasonCode.BROKEN, f"{view.host}: {view.remark}", since_s, (view.host,), ranks)
-        elif standing.is_live and view.part is not None and status is not None and status.stall is not None:
+        elif activity.is_live and view.part is not None and status is not None and status.stall is not None:
             since_s, stuck = status.stall.at_unix_s - status.stall.silent_s, status.stall.ranks or ranks
             yield Reason(ReasonCode.STUCK, f"{view.host}: {view.remark}", since_s, (view.host,), stuck)
         elif view.is_unfit:
             yield Reason(ReasonCode.HOST_UNFIT, f"{view.host} is unfit: {view.remark}", None, (view.host,))
-        elif standing.is_live and view.problem:
+        elif activity.is_live and view.problem:
             yield Reason(ReasonCode.HOST_PROBLEM, f"{view.host}: {view.problem}", None, (view.host,))
 
 

@@ -76,7 +76,7 @@ class LastKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class RunStanding:
+class RunState:
     """The state of a run if etcd does not answer. code: why a person must act; None if no action is needed."""
 
     kind: RunKind
@@ -102,30 +102,30 @@ class RunStanding:
 _NOTHING_KNOWN = LastKnown()
 
 
-def run_standing(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunStanding:
+def run_state_of(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunState:
     """Return the state that a run's directory shows.
 
     last: used if no launch on this machine recorded an end. Pure function.
     """
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:
-        return RunStanding(RunKind.NEVER_STARTED, "never started: no launch has written anything there")
+        return RunState(RunKind.NEVER_STARTED, "never started: no launch has written anything there")
     if facts.is_held:
         text = f"unreachable: its launch{who} is running, and its etcd does not answer"
-        return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
+        return RunState(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
     if facts.exit_code is not None:
         return _ended(facts.exit_code, last.incident)
     if facts.has_launch and facts.is_of_here:
         text = f"killed: its launch{who} is gone, and no end of the job is recorded; launch it again to continue"
-        return RunStanding(RunKind.KILLED, text, code=ReasonCode.NOT_RUNNING)
+        return RunState(RunKind.KILLED, text, code=ReasonCode.NOT_RUNNING)
     if last.step is not None and last.train_steps is not None and last.step >= last.train_steps:
-        return RunStanding(RunKind.ENDED, f"ended: all {count_text(last.train_steps, 'step')} are done")
+        return RunState(RunKind.ENDED, f"ended: all {count_text(last.train_steps, 'step')} are done")
     if last.incident is not None and last.incident.state is IncidentState.STOPPED:
-        return RunStanding(RunKind.ENDED, f"ended: stopped by {_incident_text(last.incident)}", code=ReasonCode.FAILED)
+        return RunState(RunKind.ENDED, f"ended: stopped by {_incident_text(last.incident)}", code=ReasonCode.FAILED)
     text = "unreachable: it was launched with an etcd elsewhere; use --rdzv-endpoint as the launch did"
     if facts.has_launch:
         text = f"unreachable: its etcd does not answer, and whether its launch{who} is running cannot be seen from here"
-    return RunStanding(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
+    return RunState(RunKind.UNREACHABLE, text, code=ReasonCode.UNREACHABLE)
 
 
 def read_facts(run: Path) -> RunFacts:
@@ -187,15 +187,15 @@ def _text(run: Path, name: str) -> str:
         return ""
 
 
-def _ended(exit_code: int, last: Incident | None) -> RunStanding:
+def _ended(exit_code: int, last: Incident | None) -> RunState:
     if exit_code == ExitCode.OK:
-        return RunStanding(RunKind.ENDED, "ended: it finished (exit code 0)", exit_code)
+        return RunState(RunKind.ENDED, "ended: it finished (exit code 0)", exit_code)
     if exit_code == ExitCode.SAVED_AND_STOPPED:
         text = f"ended: it was saved and stopped, launch it again to continue (exit code {exit_code})"
-        return RunStanding(RunKind.ENDED, text, exit_code)
+        return RunState(RunKind.ENDED, text, exit_code)
     why = "" if last is None else f"; {_incident_text(last)}"
     text = f"ended: it failed, with exit code {exit_code}{why}"
-    return RunStanding(RunKind.ENDED, text, exit_code, ReasonCode.FAILED)
+    return RunState(RunKind.ENDED, text, exit_code, ReasonCode.FAILED)
 
 
 def _incident_text(incident: Incident) -> str:

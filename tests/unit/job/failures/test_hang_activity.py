@@ -9,7 +9,7 @@ import pytest
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import GroupRecord, Phase, Progress, Record, RecordFlag
 from megatrain_job.failures.hang import Confidence, Position, hang_suspects
-from megatrain_job.failures.hang_standing import HangStanding, standing_of
+from megatrain_job.failures.hang_activity import HangActivity, activity_of
 
 DONE, BEGUN, AWAITED = RecordFlag.HOST_DONE, RecordFlag.DEVICE_BEGUN, RecordFlag.DEVICE_AWAITED
 TP, DP, LINK, STRANGE = 1, 2, 3, 4
@@ -151,9 +151,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_position_is_that_of_the_device_where_it_is_known(name: str) -> None:
     case = CASES[name]
-    found = standing_of(case.records, progress_of(case.seen_ns, *case.host_waits), case.groups)
+    found = activity_of(case.records, progress_of(case.seen_ns, *case.host_waits), case.groups)
 
-    assert found == HangStanding(case.entered, *case.awaited, case.in_flight, case.is_busy, case.is_on_device)
+    assert found == HangActivity(case.entered, *case.awaited, case.in_flight, case.is_busy, case.is_on_device)
 
 
 WAITS = ((launched(REDUCE, DONE | BEGUN | AWAITED, DP, 5),), LAST_LAUNCH_NS + 1)
@@ -180,10 +180,10 @@ def test_suspects_follow_from_devices_hosts_and_processes(name: str) -> None:
     seen, states, suspects, confidence = JOBS[name]
     positions, busy = {}, []
     for rank, (records, seen_ns) in enumerate(seen):
-        standing = standing_of(records, progress_of(seen_ns, DP, 5), GROUPS)
-        awaited = standing.awaited if standing.awaited_group == DP else 0
-        positions[rank] = {"dp": Position(standing.entered[DP], GROUPS[DP].left, awaited)}
-        busy += [rank] if standing.is_busy else []
+        activity = activity_of(records, progress_of(seen_ns, DP, 5), GROUPS)
+        awaited = activity.awaited if activity.awaited_group == DP else 0
+        positions[rank] = {"dp": Position(activity.entered[DP], GROUPS[DP].left, awaited)}
+        busy += [rank] if activity.is_busy else []
 
     report = hang_suspects(positions, {"dp": range(4)}, busy=busy, states=states)
 

@@ -20,7 +20,7 @@ from megatrain_launcher.driver.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The time that an eviction saves over the rest of the job, and its cost. `text` explains both."""
+    """The time that an eviction saves over the rest of the job, and the time that it costs. `text` explains both."""
 
     gain_s: float
     cost_s: float

@@ -1,4 +1,4 @@
-"""The position of a rank according to its black box: on its GPU, or in its CPU thread.
+"""What a rank does in a hang according to its black box: its position on its GPU, or in its CPU thread.
 
 If the CPU thread is ahead of the GPU, the position is that on the GPU. The CPU thread launches work and continues. When
 a kernel hangs on one GPU, the CPU threads of all ranks have entered the same exchanges and wait for their GPUs. Only
@@ -23,8 +23,8 @@ _SEQUENCES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class HangStanding:
-    """The position of a rank."""
+class HangActivity:
+    """What a rank does in a hang: its position in each group, and what it waits for."""
 
     entered: Mapping[int, int]
     """Group number -> the last exchange that the CPU thread has entered, or that the device has begun."""
@@ -39,7 +39,7 @@ class HangStanding:
     is_on_device: bool = False
 
 
-def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[int, GroupRecord]) -> HangStanding:
+def activity_of(records: Sequence[Record], progress: Progress, groups: Mapping[int, GroupRecord]) -> HangActivity:
     """Return the position of a rank. records: its newest ones, in order. groups: by number."""
     in_flight = [record for record in records if record.is_span and record.is_in_flight]
     entered = {number: group.entered for number, group in groups.items() if group.stride}
@@ -51,14 +51,14 @@ def standing_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
     # the CPU thread cannot hang in a span that only the accelerator executes
     held = [record for record in in_flight if not record.flags & RecordFlag.HOST_DONE] or in_flight
     operation = held[-1].operation if held else ""
-    return HangStanding(
+    return HangActivity(
         entered, progress.awaited_group or None, progress.awaited_place, operation, is_busy=is_own_work(operation)
     )
 
 
 def _on_device(
     launched: Sequence[Record], progress: Progress, entered: Mapping[int, int], groups: Mapping[int, GroupRecord]
-) -> HangStanding | None:
+) -> HangActivity | None:
     """Return the position on the device; None if it has no open work, or was not read since the last launch."""
     seen_ns = progress.device_seen_ns
     if not launched or seen_ns is None or seen_ns < max(record.launch_ns for record in launched):
@@ -71,13 +71,13 @@ def _on_device(
     awaited = _awaited(exchanges, groups)
     if awaited is not None:
         record, sequence = awaited
-        return HangStanding(begun, record.group, sequence, record.operation, is_busy=False, is_on_device=True)
+        return HangActivity(begun, record.group, sequence, record.operation, is_busy=False, is_on_device=True)
     unknown = next((record for record in launched if record.group and record.flags & RecordFlag.DEVICE_AWAITED), None)
     if unknown is not None:  # a group whose ranks are not known: the rank is not in local work
-        return HangStanding(begun, None, 0, unknown.operation, is_busy=False, is_on_device=True)
+        return HangActivity(begun, None, 0, unknown.operation, is_busy=False, is_on_device=True)
     computes = [record for record in launched if not record.group and record.flags & RecordFlag.DEVICE_BEGUN]
     operation = computes[-1].operation if computes else ""
-    return HangStanding(begun, 0, 0, operation, is_busy=True, is_on_device=True)
+    return HangActivity(begun, 0, 0, operation, is_busy=True, is_on_device=True)
 
 
 def _awaited(exchanges: Iterable[tuple[Record, int]], groups: Mapping[int, GroupRecord]) -> tuple[Record, int] | None:

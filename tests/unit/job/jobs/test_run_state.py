@@ -15,13 +15,13 @@ import pytest
 from megatrain.contracts.records.incident import IncidentState
 from megatrain.contracts.records.record import encode
 from megatrain_job.jobs.health import ReasonCode
-from megatrain_job.jobs.run_standing import (
+from megatrain_job.jobs.run_state import (
     LastKnown,
     RunFacts,
     RunKind,
     read_facts,
     read_last_known,
-    run_standing,
+    run_state_of,
 )
 from tests.helpers.launched_job import make_incident
 from tests.helpers.waiting import DEADLINE_S
@@ -46,10 +46,10 @@ STANDINGS = [
 ]  # fmt: skip
 
 
-def test_standing_follows_from_the_facts() -> None:
+def test_run_state_follows_from_the_facts() -> None:
     codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
     for facts, kind, headline in STANDINGS:
-        found = run_standing(facts)
+        found = run_state_of(facts)
         assert found.kind is kind, facts
         assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None), facts
         assert re.search(headline, found.headline), facts
@@ -87,7 +87,7 @@ WITH_RECORDS = [
 
 def test_the_last_records_of_a_run_count_without_a_launch() -> None:
     for facts, last, state, headline in WITH_RECORDS:
-        found = run_standing(facts, last)
+        found = run_state_of(facts, last)
         assert found.state == state, (facts, last)
         assert headline in found.headline, (facts, last)
         assert found.health.level == ("green" if state == "finished" else "red"), (facts, last)
@@ -119,8 +119,8 @@ def test_holder_of_a_lock_lives(run: Path, name: str) -> None:
     with (run / name).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert read_facts(run).is_held is True
-        assert run_standing(read_facts(run)).kind is RunKind.UNREACHABLE
-    assert run_standing(read_facts(run)).kind is RunKind.KILLED
+        assert run_state_of(read_facts(run)).kind is RunKind.UNREACHABLE
+    assert run_state_of(read_facts(run)).kind is RunKind.KILLED
 
 
 def test_exit_code_that_is_not_a_number_is_ignored(run: Path) -> None:
