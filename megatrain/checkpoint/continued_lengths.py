@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from megatrain.checkpoint.continued_stream import first_changeable
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.config.batch import BatchSchedule
 from megatrain.config.stages import step_begin
+from megatrain.contracts.sample_ranges import num_kept
 
 
 def lengths_problem(
@@ -21,25 +23,27 @@ def lengths_problem(
     The samples at which later stages begin follow from the lengths of all earlier samples, so the configuration must
     have the changes that came before. A change may have come up to a step later than it was planned.
     """
-    recorded, planned = (_changes(stream.stages, cursor) for stream in (before, now))
+    begin = first_changeable(before, cursor)
+    recorded, planned = (_changes(stream.stages, begin) for stream in (before, now))
     if recorded[0][1] != planned[0][1]:
         lengths = f"its first samples had {recorded[0][1]} tokens, and those of the configuration have {planned[0][1]}"
         return f"{lengths}; set data.seq_len={recorded[0][1]}"
     largest = max(batches.batch.global_batch_size, *(stage.global_batch_size for stage in batches.stages), 0)
     if len(planned) == len(recorded) + 1:
-        recorded = [*recorded, (cursor, planned[-1][1])]  # it comes now
+        recorded = [*recorded, (begin, planned[-1][1])]  # it comes now
     is_same = len(recorded) == len(planned) and all(
-        length == wanted and first <= begun < first + largest
+        length == wanted and first <= begun and num_kept(first, begun, before.skipped) < largest
         for (begun, length), (first, wanted) in zip(recorded[1:], planned[1:], strict=True)
     )
     if is_same:
         return ""
+    skipping = f" and after sample {begin - 1}, the last one that it skips" if begin > cursor else ""
     came = ", ".join(f"{length} from sample {first} on" for first, length in recorded)
     wanted = ", ".join(f"{length} from sample {first} on" for first, length in planned)
     return (
         f"its samples have had these tokens: {came}; by the stages of the configuration: {wanted}; restore seq_len and "
-        f"after_tokens of the stages that have begun, and let others begin after the {consumed_tokens} tokens that the "
-        "run has read"
+        "after_tokens of the stages that have begun, and the batch sizes before them, and let others begin after the "
+        f"{consumed_tokens} tokens that the run has read{skipping}"
     )
 
 
@@ -50,20 +54,21 @@ def with_aligned_lengths(stream: SampleStream, batches: BatchSchedule, cursor: i
     """
     found: list[MixtureStage] = []
     for stage in stream.stages:
-        moved = stage
-        if found and stage.first_sample >= cursor and stage.seq_len != found[-1].seq_len:
-            moved = replace(stage, first_sample=step_begin(batches, cursor, stage.first_sample, stream.skipped))
+        # a change that comes later takes the stages that it has passed with it
+        first = max(stage.first_sample, found[-1].first_sample) if found else stage.first_sample
+        if found and first >= cursor and stage.seq_len != found[-1].seq_len:
+            first = step_begin(batches, cursor, first, stream.skipped)
         # a stage that has no sample any more is replaced
-        while found and found[-1].first_sample >= moved.first_sample:
+        if found and found[-1].first_sample == first:
             found.pop()
-        found.append(moved)
+        found.append(replace(stage, first_sample=first))
     return replace(stream, stages=tuple(found))
 
 
-def _changes(stages: Iterable[MixtureStage], cursor: int) -> list[tuple[int, int]]:
-    """Return the first sample of each length before the cursor, and the length."""
+def _changes(stages: Iterable[MixtureStage], end: int) -> list[tuple[int, int]]:
+    """Return the first sample of each length before sample number `end`, and the length."""
     found: list[tuple[int, int]] = []
     for stage in stages:
-        if (not found or stage.first_sample < cursor) and (not found or stage.seq_len != found[-1][1]):
+        if (not found or stage.first_sample < end) and (not found or stage.seq_len != found[-1][1]):
             found.append((stage.first_sample, stage.seq_len))
     return found

@@ -54,7 +54,7 @@ def continued_stream(
     if problem:
         return ContinuedStream(now, problem=problem)
     planned = [replace(stage, weights=_placed(stage.weights, places, len(sources))) for stage in now.stages]
-    begin = max((end for _, end in before.skipped if end > cursor), default=cursor)
+    begin = first_changeable(before, cursor)
     # stages of `before` after `begin` were not reached: the job went back, or they were only planned
     stages = [stage for stage in before.stages if stage.first_sample < max(begin, 1)]
     current = [stage for stage in planned if stage.first_sample <= begin][-1]
@@ -72,6 +72,12 @@ def continued_stream(
     if problem:
         return ContinuedStream(now, problem=problem)
     return ContinuedStream(stream, tuple(notes))
+
+
+def first_changeable(stream: SampleStream, cursor: int) -> int:
+    """Return the first sample that may be in another mixture, or have another length, for a job that resumes at sample
+    `cursor`: the numbers of skipped samples refer to the stages of `stream`."""
+    return max((end for _, end in stream.skipped if end > cursor), default=cursor)
 
 
 def _recognised(

@@ -1,9 +1,10 @@
 """Parts of files in object storage, kept on a local disk that the processes of a host share.
 
 A block is one file: the CRC-32 of each page (block_sums.py), then the content. A read touches the pages that it needs
-and their sums, so it costs as little as a read of a local file. A whole file has no sums, because it is mapped. Names
-are digests of the URL, of the version of the file behind it, and of the range: another version has other blocks. The
-cache is no more than a copy: what is missing, damaged or cannot be stored is read from the source.
+and their sums, so it costs as little as a read of a local file. A whole file is mapped, so it has no sums, and it stays
+while a process maps it. Names are digests of the URL, of the version of the file behind it, and of the range: another
+version has other blocks. The cache is no more than a copy: what is missing, damaged or cannot be stored is read from
+the source.
 
 A file gets its name when it is complete. The kernel releases the locks of a process that is killed, and a temporary
 file without a lock is removed when room is made. `total` has the bytes of all files, or more after a kill; making room
@@ -28,7 +29,7 @@ import numpy as np
 
 from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.files.file_locks import is_locked, wait_and_lock
+from megatrain.contracts.files.file_locks import is_locked, lock, wait_and_lock, wait_and_share
 from megatrain.contracts.files.own_files import check_own_directory, make_own_directory
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, temporary_name
 from megatrain.data.block_sums import BLOCK_BYTES as PAGE_BYTES
@@ -37,6 +38,7 @@ from megatrain.data.block_sums import SUM_DTYPE, num_blocks
 _PART_BYTES = 8 << 20
 """A whole file is loaded in parts of this size."""
 _MISSES_UNTIL_RETRY = 64
+_WHOLE = ".whole"
 _ROOM = 8
 """Making room leaves 1/8 of the cache free, so that it is rare: it looks at all files."""
 _Load = Callable[[int, int], bytes]
@@ -118,16 +120,16 @@ class BlockCache:
         return found
 
     def fetch(self, block: FileBlock, load: _Load) -> None:
-        """Store a block for later, unless it has a file or the disk is full."""
-        if self._misses_until_retry > 0 or self._path(block).exists():
+        """Store a block for later, unless it has a file, which then counts as used, or the disk is full."""
+        if self._misses_until_retry > 0 or self._has_file(block):
             return
         with self._locked(block):
-            if not self._path(block).exists():
+            if not self._has_file(block):
                 self._store(block, load(block.offset, block.num_bytes))
 
     def whole(self, block: FileBlock, load: _Load) -> bytes | mmap.mmap:
         """Return a whole file: mapped if it can be stored, otherwise in memory. The map outlives the file."""
-        path = self._path(block).with_suffix(".whole")
+        path = self._path(block).with_suffix(_WHOLE)
         starts = range(0, block.num_bytes, _PART_BYTES)
         parts = (load(start, min(_PART_BYTES, block.num_bytes - start)) for start in starts)
         with self._locked(block):
@@ -145,6 +147,13 @@ class BlockCache:
     def _path(self, block: FileBlock) -> Path:
         name = block.name
         return self._directory / name[:2] / name
+
+    def _has_file(self, block: FileBlock) -> bool:
+        """Return whether a block has a file. Making room for others will not remove it next."""
+        with suppress(OSError):
+            os.utime(self._path(block))
+            return True
+        return False
 
     def _stored(self, block: FileBlock, offset: int, num_bytes: int) -> bytes | None:
         """Return a range of a block's file; None if there is no file, or if it is damaged there."""
@@ -208,9 +217,12 @@ class BlockCache:
             used = int(recorded) if recorded.isdigit() else self.settings.max_bytes
             if used + num_bytes > self.settings.max_bytes:
                 used = self._make_room(num_bytes)
+            has_room = used + num_bytes <= self.settings.max_bytes
             total.truncate(0)
-            total.write(b"%d" % (used + num_bytes))
+            total.write(b"%d" % (used + (num_bytes if has_room else 0)))
             total.flush()
+            if not has_room:
+                raise OSError(errno.ENOSPC, "files that are in use or incomplete take the rest of data.cache_bytes")
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with suppress(OSError):
@@ -239,7 +251,7 @@ class BlockCache:
         for _, size, path in sorted(found):
             if used <= wanted:
                 break
-            if not is_temporary_name(Path(path).name):
+            if not is_temporary_name(Path(path).name) and not _is_mapped(path):
                 Path(path).unlink(missing_ok=True)
                 used -= size
         return used
@@ -286,14 +298,30 @@ def _sums(content: bytes) -> list[int]:
 
 
 def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
-    """Return the content of a file of this size, mapped; None if there is none."""
+    """Return the content of a file of this size, mapped; None if there is none.
+
+    The map has a descriptor of its own, which shares the lock: it lasts as long as the map.
+    """
     if num_bytes == 0:
         return b""
     with suppress(OSError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == num_bytes:
             os.utime(file.fileno())
+            wait_and_share(file.fileno())
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return None
+
+
+def _is_mapped(path: str) -> bool:
+    """Return whether a process maps a whole file. If it were removed, its bytes would stay on the disk, uncounted."""
+    if not path.endswith(_WHOLE):
+        return False
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            lock(file.fileno())
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _is_left_behind(path: str) -> bool:

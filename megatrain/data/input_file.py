@@ -15,8 +15,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.url_drivers import reason
 
 _BUFFER_BYTES = 1 << 20
-_MARKS = (("ETag",), ("etag",), ("generation",), ("mtime", "ino"), ("LastModified",), ("last_modified",),
-          ("Last-Modified",), ("updated",), ("created",))  # fmt: skip
+_MARKS = (("ETag",), ("etag",), ("generation",), ("mtime", "ino"), ("modificationTime", "fileId"), ("LastModified",),
+          ("last_modified",), ("Last-Modified",), ("updated",), ("created",))  # fmt: skip
 """What drivers call the properties of a file that change with its content, the best first."""
 
 

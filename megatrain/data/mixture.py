@@ -67,11 +67,13 @@ class Mixture:
     def lengths_of(self, source: int) -> tuple[LengthChange, ...]:
         """Return the lengths of the samples of a source, each from which of its samples on. The first is 0."""
         found: list[LengthChange] = []
-        for stage, counts in zip(self.stages, _counts_before(self), strict=True):
-            if found and found[-1].first_index == counts[source]:
+        for number, (stage, counts) in enumerate(zip(self.stages, _counts_before(self), strict=True)):
+            first = int(counts[source])
+            if found and found[-1].first_index == first:
                 found.pop()  # the source has no sample of that length
-            if not found or found[-1].seq_len != stage.seq_len:
-                found.append(LengthChange(int(counts[source]), stage.seq_len))
+            is_over = number == len(self.stages) - 1 and not self._weights(number)[source]
+            if not found or (found[-1].seq_len != stage.seq_len and not is_over):
+                found.append(LengthChange(first, stage.seq_len))
         return tuple(found)
 
     def counts(self, sample: int) -> NDArray[np.int64]:

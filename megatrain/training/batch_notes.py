@@ -59,15 +59,17 @@ def length_notes(
             return
         tokens += num_kept(sample, stage.first_sample, skipped) * seq_len
         sample, seq_len = stage.first_sample, stage.seq_len
-        counts = reader.mixture.counts(sample).tolist()
+        counts, weights = reader.mixture.counts(sample).tolist(), reader.mixture.weights(sample)
         assembled = sum(
             source.order.num_assembled(count)
-            for source, count in zip(reader.sources, counts, strict=True)
-            if source is not None and isinstance(source.order, SampleOrder)
+            for source, count, weight in zip(reader.sources, counts, weights, strict=True)
+            if weight and source is not None and isinstance(source.order, SampleOrder)
         )
-        planned = [one for one in config.placed_stages if one.changes_length and one.first_sample <= sample][-1]
+        # a stage among the samples that the run leaves out may have been removed since
+        planned = [one for one in config.placed_stages if one.changes_length and one.first_sample <= sample]
+        begin = f" (after_tokens={planned[-1].stage.after_tokens:,}, rounded up to a whole step)" if planned else ""
         yield (
-            f"from step {step + 1} on, samples have {seq_len:,} tokens: at sample {sample:,}, after {tokens:,} tokens "
-            f"(after_tokens={planned.stage.after_tokens:,}, rounded up to a whole step); {assembled:,} of them consist "
-            "of windows of the length before, the rest of the part of the data (data.part_tokens) that was begun"
+            f"from step {step + 1} on, samples have {seq_len:,} tokens: at sample {sample:,}, after {tokens:,} tokens"
+            f"{begin}; {assembled:,} of them consist of windows of the length before, the rest of the part of the data "
+            "(data.part_tokens) that was begun"
         )

@@ -97,7 +97,9 @@ class LoaderPlan:
                 "files were replaced during the run: restore them, or start the job again"
             )
         sizes = PartSizes(self.stream.block_tokens, self.stream.part_tokens)
-        order = order_of(dataset, self.seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
+        # a source that ends before the longest samples may be too small for them
+        seq_len = self.stream.stages[0].seq_len or self.seq_len
+        order = order_of(dataset, seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
         return TrainingSource(identity, dataset, order)
 
     def to_json(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megatrain.checkpoint.continued_lengths import lengths_problem, with_aligned_lengths
 from megatrain.checkpoint.continued_stream import continued_stream
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
@@ -17,7 +19,7 @@ def stream(*lengths: tuple[int, int], skipped: SampleRanges = ()) -> SampleStrea
     return SampleStream(7, (StreamSource("web", 5000, "a" * 32),), stages, skipped)
 
 
-RECORDED = stream((0, 4), (40, 16))
+RECORDED = PLANNED = stream((0, 4), (40, 16))
 # (planned, cursor) and a part of the problem, "" for none
 PROBLEMS = {
     "as planned": (stream((0, 4), (40, 16)), 48, ""),
@@ -45,12 +47,28 @@ def test_lengths_of_the_past_must_stay() -> None:
         assert bool(found) == bool(expected), (case, found)
 
 
+def test_samples_left_out_do_not_make_a_change_late() -> None:
+    # the step from sample 37 on has the samples 58 to 60, too
+    before = stream((0, 4), (61, 16), skipped=((42, 58),))
+    assert before == with_aligned_lengths(replace(before, stages=PLANNED.stages), BATCHES, 37)
+    assert not lengths_problem(before, PLANNED, 69, 288, BATCHES)
+
+
+def test_a_change_before_skipped_samples_must_stay() -> None:
+    """Its stage stays in the stream, so the next start would find the difference."""
+    before = stream((0, 4), (40, 16), skipped=((56, 64),))
+    assert not lengths_problem(before, PLANNED, 24, 96, BATCHES)
+    assert "restore seq_len and after_tokens" in lengths_problem(before, stream((0, 4), (200, 16)), 24, 96, BATCHES)
+
+
 # (lengths, cursor, skipped) and the lengths that are kept
 ALIGNED: list[tuple[tuple[tuple[int, int], ...], int, SampleRanges, tuple[tuple[int, int], ...]]] = [
     (((0, 4), (40, 16)), 0, (), ((0, 4), (40, 16))),
     (((0, 4), (41, 16)), 0, (), ((0, 4), (48, 16))),
     # 3 samples are left out, so the steps from 8 on begin at 19, 27, 35, 43
     (((0, 4), (40, 16)), 8, ((10, 13),), ((0, 4), (43, 16))),
+    # a stage that the change passes begins with it
+    (((0, 4), (40, 16), (41, 16)), 8, ((10, 13),), ((0, 4), (43, 16))),
     # what came before stays
     (((0, 4), (40, 16)), 43, ((10, 13),), ((0, 4), (40, 16))),
     # no sample of a step is on both sides of it

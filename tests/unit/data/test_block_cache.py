@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.files.file_locks import wait_and_lock
 from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
 from megatrain.data.token_file import UnreadableError
 from tests.helpers.child_process import in_child
@@ -104,13 +105,17 @@ def test_a_damaged_block_is_read_from_its_source_again(
     assert len(caplog.records) == 1
 
 
-def test_the_blocks_used_longest_ago_make_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_fetched", [False, True])
+def test_the_blocks_used_longest_ago_make_room(tmp_path: Path, is_fetched: bool) -> None:
     source, cache = Source(), cache_in(tmp_path, 3 * STORED)
     blocks = [FileBlock(f"key {number}", 0, SIZE) for number in range(5)]
     for number, block in enumerate(blocks[:3]):
         cache.read(block, 0, 1, source)
         os.utime(block_file(tmp_path, block), ns=(number, number))
-    cache.read(blocks[0], 0, 1, source)  # used again
+    if is_fetched:  # used again
+        cache.fetch(blocks[0], source)
+    else:
+        cache.read(blocks[0], 0, 1, source)
     for block in blocks[3:]:
         cache.read(block, 0, 1, source)
     assert [block_file(tmp_path, block).exists() for block in blocks] == [True, False, False, True, True]
@@ -137,6 +142,32 @@ def test_a_whole_file_is_mapped_and_outlives_its_removal(tmp_path: Path) -> None
         (own(tmp_path) / name[:2] / name).unlink()
     assert [bytes(one) for one in found] == [CONTENT, CONTENT]
     assert cache.whole(FileBlock("empty", 0, 0), source) == b""
+
+
+def test_a_mapped_file_stays_and_is_counted(tmp_path: Path) -> None:
+    source, cache = Source(), cache_in(tmp_path, 3 * STORED)
+    path = block_file(tmp_path).with_suffix(".whole")
+    mapped = [cache.whole(BLOCK, source)]
+    os.utime(path, ns=(1, 1))
+    for number in range(8):
+        if number == 4:
+            assert path.exists()
+            mapped.clear()
+        cache.read(FileBlock(f"key {number}", 0, SIZE), 0, 1, source)
+        assert sum(stored(tmp_path).values()) <= 3 * STORED
+    assert not path.exists()
+
+
+def test_files_being_written_count_for_the_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_in(tmp_path, 2 * STORED)
+    unfinished = own(tmp_path) / "00" / ".other.00000000.tmp"
+    unfinished.parent.mkdir()
+    with unfinished.open("wb") as file:
+        file.truncate(STORED + 1)
+        wait_and_lock(file.fileno())
+        assert cache.read(BLOCK, 5, 6, Source()) == CONTENT[5:11]
+    assert stored(tmp_path) == {unfinished.name: STORED + 1}
+    assert "files that are in use or incomplete take the rest of data.cache_bytes" in caplog.text
 
 
 def test_without_a_disk_the_source_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

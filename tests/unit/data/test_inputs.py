@@ -207,6 +207,29 @@ def test_version_of_a_file_changes_with_its_content(tmp_path: Path) -> None:
     assert all(old != file.version() for old, file in zip(before, stores, strict=True))
 
 
+class HadoopStore:
+    """Describes a file as fsspec's webhdfs driver does: by WebHDFS's FileStatus, with `type` and `size`."""
+
+    def __init__(self) -> None:
+        self.status: dict[str, Any] = {"accessTime": 5, "modificationTime": 5, "fileId": 7, "size": 3, "type": "file"}
+
+    def invalidate_cache(self) -> None:
+        pass
+
+    def info(self, _path: str) -> dict[str, Any]:
+        return self.status
+
+
+def test_version_of_a_file_stays_when_it_is_read() -> None:
+    store = HadoopStore()
+    file = url_file("webhdfs://host/a.txt", store, "/a.txt")
+    before = file.version()
+    store.status["accessTime"] = 3_600_005
+    assert file.version() == before
+    store.status["modificationTime"] = 6
+    assert file.version() != before
+
+
 def test_position_counts_the_bytes_of_the_file_itself(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(os.urandom(100_000)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage
@@ -16,7 +17,8 @@ from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
 from megatrain.data.bins import write_bins
 from megatrain.data.dataset import open_dataset
-from megatrain.data.indexed import data_path
+from megatrain.data.indexed import data_path, token_dtype
+from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan, Share, loader_plan, shares_of
 from megatrain.data.loader.process import RingFiller
@@ -25,7 +27,7 @@ from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import BatchReader
 from megatrain.training.training_data import open_reader, sample_stream
 from tests.helpers.host_loading import content, corpus, read_alone, steps
-from tests.helpers.mixed_data import FIRST_TOKEN, write_mixture
+from tests.helpers.mixed_data import FIRST_TOKEN, VOCAB_SIZE, write_mixture
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
@@ -150,11 +152,17 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
     assert read_all(received, received.open_reader, ranks, layout) == whole
 
 
-def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path) -> None:
-    config = make_config(write_mixture(tmp_path), {"data": {"seq_len": 4, "balance": "cost"}})
+@pytest.mark.parametrize("ends_early", [False, True])
+def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool) -> None:
+    tables, weights = write_mixture(tmp_path), (1, 1)
+    if ends_early:  # a source without long samples may be too small for them
+        weights = (1, 0)
+        with IndexedWriter(tmp_path / "code", token_dtype(VOCAB_SIZE)) as writer:
+            writer.add_document(np.arange(FIRST_TOKEN["code"], FIRST_TOKEN["code"] + 20))
+    config = make_config(tables, {"data": {"seq_len": 4, "balance": "cost"}})
     begun = sample_stream(config, open_reader(config), ())
     # a step begins at sample 14
-    stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, (1, 1), config.model.seq_len)))
+    stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, weights, config.model.seq_len)))
     reader, layout, ranks = open_reader(config).following(stream), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
     plan = loader_plan(
         reader, stream, steps(layout, NUM_STEPS, least_slots=layout.pp_size), layout, ranks, DataConfig(prefetch=1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from megatrain.checkpoint_format.sample_stream import MixtureStage
 from megatrain.config.data import integer_weights
 from megatrain.data.mixture import BLOCK_SAMPLES, Mixture, quotas
+from megatrain.data.stretches import LengthChange
 
 WEIGHTS = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
 
@@ -96,6 +97,13 @@ def test_a_later_stage_does_not_change_what_is_past() -> None:
     samples = np.arange(777)
     for found, expected in zip(after.places(samples), before.places(samples), strict=True):
         assert np.array_equal(found, expected)
+
+
+def test_a_source_has_no_length_after_its_last_sample() -> None:
+    stages = (MixtureStage(0, (1, 1), 4), MixtureStage(100, (1, 0), 8), MixtureStage(200, (1, 0), 64))
+    whole, ended = (Mixture(7, stages, 2).lengths_of(source) for source in range(2))
+    assert [change.seq_len for change in whole] == [4, 8, 64]
+    assert ended == (LengthChange(0, 4),)
 
 
 @pytest.mark.slow

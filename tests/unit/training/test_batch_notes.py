@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from megatrain.checkpoint.continuation import TrainingProgress
+from megatrain.checkpoint_format.sample_stream import MixtureStage, StreamSource
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.sample_ranges import SampleRanges
-from megatrain.training.batch_notes import batch_notes
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.mixture import Mixture
+from megatrain.data.order import SampleOrder
+from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.training.batch_notes import batch_notes, length_notes
 
 SEQ_LEN = 16
 IDLE_8 = "11.1% of the slots are idle: 8 micro-batches for 3 replicas, 2 to 3 each"
@@ -37,3 +45,29 @@ def test_notes_name_idle_slots_and_the_stages_ahead() -> None:
         )
         found = list(batch_notes(config, Layout(dp_size=3), step, cursor, skipped))
         assert found == expected, (steps, step, cursor)
+
+
+def test_notes_count_samples_of_sources_that_go_on() -> None:
+    mixture = Mixture(7, (MixtureStage(0, (1, 1), 4), MixtureStage(8, (1, 1), 8), MixtureStage(24, (1, 0), 16)), 2)
+    dataset = cast(IndexedDataset, None)  # notes read no tokens
+    sources = [TrainingSource(StreamSource(name, 1000), dataset, SampleOrder(1000, 4, 7)) for name in ("web", "code")]
+    reader = BatchReader.of(sources, mixture)
+    # the stages are gone from this configuration, as for samples that the run leaves out
+    config = Config.from_dict(
+        {
+            "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 1, "num_heads": 4},
+            "batch": {"global_batch_size": 8},
+            "train": {"steps": 9},
+            "optimizer": {"lr": 1e-3},
+            "data": {"seq_len": 4},
+        }
+    )
+    web, code = mixture.counts(8).tolist()
+    # the first epoch has 996 tokens
+    first = -(-(996 - 4 * web) // 8) - (-(996 - 4 * code) // 8)
+    last = -(-(996 - 4 * web - 8 * (mixture.counts(24)[0] - web)) // 16)
+    found = [note.partition(" of them")[0] for note in length_notes(config, reader, TrainingProgress(), ())]
+    assert found == [
+        f"from step 2 on, samples have 8 tokens: at sample 8, after 32 tokens; {first}",
+        f"from step 4 on, samples have 16 tokens: at sample 24, after 160 tokens; {last}",
+    ]
