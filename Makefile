@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/docs tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help gate smoke venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-hosts test-faults-programs test-faults-pace test-faults-short test-web test-mutations check bench ci-nightly ci-deps clean
+.PHONY: help gate smoke smoke-jobs smoke-kernels venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-hosts test-faults-programs test-faults-pace test-faults-short test-web test-mutations check check-types check-text bench ci-nightly ci-deps clean
 
 help:  ## list the targets with their descriptions
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-17s %s\n", $$1, $$2 }'
@@ -61,11 +61,17 @@ test-slow: venv  ## run the slow tests: every layout, every crash point, every e
 
 test-all: test test-slow  ## run test and test-slow
 
+# Two targets side by side, because a launched job waits about as long as it computes.
 smoke: venv  ## run one test of each expensive kind: a killed rank, a page in a browser, emulated CUDA, nvcc
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target smoke-jobs smoke-kernels
+
+smoke-jobs:
 	@$(PYTEST) -- tests/faults/ranks/test_killed_rank.py \
 	  'tests/web/test_web_sample.py::test_view_of_the_sample_fits_every_screen[overview]' \
-	  'tests/web/test_web_views.py::test_view_shows_what_it_is_for[overview]' \
-	  tests/kernels/test_compiled.py::test_nvcc_compiles_a_kernel
+	  'tests/web/test_web_views.py::test_view_shows_what_it_is_for[overview]'
+
+smoke-kernels:
+	@$(PYTEST) -- tests/kernels/test_compiled.py::test_nvcc_compiles_a_kernel
 	@$(PYTEST) --kernels=emulated -- tests/unit/ops/test_normalization.py
 
 test-kernels: venv  ## test the CUDA kernels on the CPU, and compile them with nvcc (needs no GPU)
@@ -107,13 +113,19 @@ test-web: venv  ## test the dashboard in a real browser (the system's chromium)
 test-mutations: venv  ## inject small faults into the code, other ones each day, and show which of them the tests detect
 	@$(VENV_PY) -m tests.mutate $(or $(MUTATE_ARGS),--part today)
 
+# Two targets side by side, because mypy takes about as long as all others.
 check: venv  ## check format, lint, types, layers and spelling
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-text
+	@echo "make: check passed"
+
+check-types:
+	@$(VENV)/bin/mypy --no-error-summary
+
+check-text:
 	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/ruff check --quiet .
-	@$(VENV)/bin/mypy --no-error-summary
 	@$(VENV)/bin/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log >&2; exit 1; }
 	@$(VENV)/bin/codespell
-	@echo "make: check passed"
 
 bench: venv  ## run the benchmarks (BENCH_ARGS=--write: results go to docs/benchmarks)
 	@$(VENV_PY) -m benchmarks $(BENCH_ARGS)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.result import machine
+from benchmarks.machine import machine
 from benchmarks.tables import table
 
 Row = dict[str, Any]

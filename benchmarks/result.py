@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar
+from benchmarks.machine import machine, reference_ms
 from benchmarks.summary import write_summary
 from benchmarks.tables import cell, table
 
@@ -37,23 +36,6 @@ class Result:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def machine() -> dict[str, Any]:
-    """Return facts about the machine that the figures depend on."""
-    import torch
-
-    facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "system": platform.system() + " " + platform.release(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name(0)
-        facts["cuda"] = torch.version.cuda
-    return facts
-
-
 def publish(result: Result, *, is_written: bool) -> None:
     """Print the result. With is_written also write it to docs/benchmarks, replacing the previous one of this name."""
     print(f"\n{result.title}\n{table(result.rows)}")
@@ -65,7 +47,7 @@ def publish(result: Result, *, is_written: bool) -> None:
     if not is_written:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
-    date, facts = datetime.now(UTC).strftime("%Y-%m-%d"), machine()
+    date, facts = datetime.now(UTC).strftime("%Y-%m-%d"), {**machine(), "reference_ms": reference_ms()}
     record = {
         "name": result.name,
         "date": date,
@@ -96,11 +78,3 @@ def publish(result: Result, *, is_written: bool) -> None:
     (RESULTS / f"{result.name}.md").write_text("\n".join(page) + "\n")
     write_summary(RESULTS)
     print(f"written: {RESULTS / result.name}.md and .json")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

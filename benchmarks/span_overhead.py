@@ -1,4 +1,4 @@
-"""The cost of a span: the median nanoseconds of one, over blocks, compared with an empty `with` block.
+"""The cost of a span: the median nanoseconds of one, over blocks, compared with torch's own and an empty `with` block.
 
 Run alone on the machine: python -m benchmarks span_overhead [--write]
 """
@@ -9,9 +9,11 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.bars import at_most
 from benchmarks.result import Result
@@ -65,6 +67,11 @@ def cases(recorder: Recorder, group: int) -> dict[str, Callable[[], None]]:
     }
 
 
+def torch_span() -> None:
+    with record_function("span"):
+        pass
+
+
 def median_ns(case: Callable[[], None]) -> tuple[float, float]:
     """Return median and 90th percentile over blocks of the mean time of one call."""
     means = []
@@ -76,17 +83,17 @@ def median_ns(case: Callable[[], None]) -> tuple[float, float]:
     return statistics.median(means), statistics.quantiles(means, n=10)[-1]
 
 
-def measure(title: str, recorder: Recorder, group: int) -> list[dict[str, Any]]:
+def measure(title: str, cases: Mapping[str, Callable[[], None]]) -> list[dict[str, Any]]:
     """Return a row for each case."""
     rows: list[dict[str, Any]] = []
-    for name, case in cases(recorder, group).items():
+    for name, case in cases.items():
         median, slow = median_ns(case)
         rows.append({"recorder": title, "case": name, "median ns": round(median), "p90 ns": round(slow)})
     return rows
 
 
 def run() -> Result:
-    """Measure recorded spans, and spans that the control page switches off."""
+    """Measure recorded spans, spans that the control page switches off, and those of torch's profiler."""
     directory = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
     identity = Identity("span-overhead", "main", 0, 0, Layout(), os.getpid(), os.uname().nodename)
     recorder = open_recorder(identity, directory=str(directory), run_key="benchmark", num_records=RECORDS)
@@ -94,17 +101,22 @@ def run() -> Result:
     group = recorder.add_group("tp", [0])
     try:
         recorder.set_step(1)
-        rows = measure("recorded", recorder, group)
+        rows = measure("recorded", cases(recorder, group))
         write_control(path, ControlPage(span_mask=0))
         recorder.set_step(2)
-        rows += measure("switched off", recorder, group)
+        rows += measure("switched off", cases(recorder, group))
     finally:
         recorder.close()
+    bars = [at_most(f"{row['recorder']}, {row['case']}, ns", row["median ns"], BAR_NS) for row in rows]
+    slowest_ns = max(row["median ns"] for row in rows)
+    with profile(activities=[ProfilerActivity.CPU]):
+        [peer] = measure("torch's profiler", {"record_function": torch_span})
+    bars.append(at_most("slowest span / torch's", slowest_ns / peer["median ns"], 1))
     return Result(
         name="span-overhead",
         title="What a span costs",
         command="python -m benchmarks span_overhead --write",
-        rows=rows,
+        rows=[*rows, peer],
         notes=[f"mean of {SPANS_A_BLOCK} calls a block, median and p90 over {BLOCKS} blocks, black box in {directory}"],
-        bars=[at_most(f"{row['recorder']}, {row['case']}, ns", row["median ns"], BAR_NS) for row in rows],
+        bars=bars,
     )

@@ -3,8 +3,8 @@
 It ends at the first target that fails, with its exit code; with --keep-going, only if that is a preparation (ci-deps,
 venv). With --busy, N processes compute all the time beside it. With --write, the figures go to docs/benchmarks:
 seconds, tests and UNSTABLE tests of each target to suite.md and the seconds of each package to suite-packages.md, if
-all targets passed, and in any case one row for the target `test` to suite-runs.md. It starts with the machine's own
-Python, because one of the targets may be the one that installs everything else.
+all targets of a gate or nightly run passed, and in any case one row for the target `test` to suite-runs.md. It starts
+with the machine's own Python, because one of the targets may be the one that installs everything else.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from benchmarks.machine import reference_ms
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD_VARIABLE = "MEGATRAIN_SUITE_RECORD"
@@ -40,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--busy", type=int, default=0, metavar="N")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
+    speed_ms = reference_ms()
     with tempfile.TemporaryDirectory(prefix="megatrain-stages-") as directory:
         ends_at = PREPARATIONS if args.keep_going else args.targets
         with _busy_processes(args.busy):
@@ -48,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         code = next(iter(failures.values()), 0)
         if not args.write:
             return code
-        about = {"run": args.run, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": _commit()}
+        about: dict[str, Any] = {"run": args.run, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": _commit()}
+        about["reference_ms"] = speed_ms
         file = Path(directory) / "rows.json"
         file.write_text(json.dumps([{**about, "busy": args.busy, **row} for row in rows]))
         # with the environment that was installed: the pages name the version of torch

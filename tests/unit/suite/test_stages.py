@@ -89,7 +89,16 @@ def test_a_failed_target_ends_the_stages_where_it_should(
 
 def row_of(run: str, stage: str, seconds: int, busy: int = 0, **more: object) -> dict[str, Any]:
     about = {"run": run, "date": "2026-11-30", "commit": "79b8cb7937", "busy": busy, "stage": stage, "passed": 9}
-    return {**about, "seconds": seconds, "failed": 0, "unstable": "none", "packages": {}, "exit_code": 0, **more}
+    return {
+        **about,
+        "seconds": seconds,
+        "reference_ms": 120,
+        "failed": 0,
+        "unstable": "none",
+        "packages": {},
+        "exit_code": 0,
+        **more,
+    }
 
 
 def test_rows_replace_those_of_the_same_run() -> None:
@@ -123,7 +132,7 @@ def test_packages_of_a_stage_have_rows_by_their_seconds() -> None:
         ("test", "unit/data", 8),
         ("test", "dist", 5),
     ]
-    assert "packages" not in stage_rows(rows)[0]
+    assert not {"packages", "reference_ms"} & set(stage_rows(rows)[0])
 
 
 def test_newest_runs_are_kept_and_red_ones_counted() -> None:
@@ -133,7 +142,7 @@ def test_newest_runs_are_kept_and_red_ones_counted() -> None:
         stages = [row_of("gate", "check", 60), row_of("gate", "test", 300 + number, busy=2 * (number % 2), **red)]
         runs = list(recent_runs(runs, stages))
 
-    assert [run["seconds"] for run in runs] == list(range(303, 323))
+    assert [(run["seconds"], run["reference_ms"]) for run in runs] == [(number, 120) for number in range(303, 323)]
     assert [(bar.found, bar.is_met) for bar in bars_of_runs(runs)] == [
         (20, True),
         (10, True),
