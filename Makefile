@@ -136,9 +136,9 @@ gate ci-nightly: export MEGATRAIN_REQUIRE = all
 gate:  ## run what CI runs for each change, in minutes (SUITE_ARGS=--write: times go to docs/benchmarks; --busy 2: beside two busy processes)
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
-ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda and test-mutations (NIGHTLY_ALSO=test-torch-cuda adds it)
+ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda (NIGHTLY_ALSO=test-torch-cuda adds it)
 	@$(PYTHON) -m tests.stages nightly --keep-going $(SUITE_ARGS) ci-deps venv check test test-slow test-kernels test-web \
-	  $(FAULTS) test-faults-pace $(NIGHTLY_ALSO)
+	  $(FAULTS) test-faults-pace test-mutations $(NIGHTLY_ALSO)
 
 ci-deps:  ## install the Debian packages that tests use (prometheus, alertmanager, chromium)
 	@missing=""; \

@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ VARIABLE = "MEGATRAIN_FAULTS"
 PLACES = ("step", "snapshot", "evaluation", "load")
 """Where in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
 _PACE = "pace.json"
+_HOLD = "hold-loads"
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,16 @@ class FaultDirectory:
         self._num += 1
         return fault
 
+    @contextmanager
+    def loads_held(self) -> Iterator[None]:
+        """Let no rank complete a load before the block ends, so that a recovery lasts at least as long."""
+        hold = self.root / _HOLD
+        hold.touch()
+        try:
+            yield
+        finally:
+            hold.unlink()
+
     def struck_unix_s(self, number: int = 0) -> float | None:
         """Return when a fault struck, None while it has not."""
         path = self.root / f"{number:02d}.struck"
@@ -192,6 +204,8 @@ def main() -> int:
 
     def faulty_publish(checkpoints: JobCheckpoints, slots: Any) -> None:
         obey("load", round_number)
+        while (root / _HOLD).exists():
+            _pause(_POLL_S)
         publish(checkpoints, slots)
 
     def faulty_copy_out(slot: ArenaSlot) -> None:

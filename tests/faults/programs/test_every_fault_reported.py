@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -189,6 +189,11 @@ class Fault:
     """No other fault strikes its job."""
 
     @property
+    def holds_loads(self) -> bool:
+        """Whether the recovery lasts until all have reported it. With long steps it lasts long enough."""
+        return self.code == "recovering" and self.pace_s < STEP_S
+
+    @property
     def is_spent(self) -> bool:
         """Whether the job is of no use to another row afterwards."""
         return self.ends or self.is_reported_for_long or self.is_alone
@@ -265,8 +270,10 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
     with shared_jobs.borrowed(fault.kind, partial(broken_job, fault=fault), is_spent=fault.is_spent) as job:
         job.begin_row()
         struck = time.time()
-        fault.strike(job)
-        after = reported_after(job, fault, struck)
+        with job.running.faults.loads_held() if fault.holds_loads else nullcontext():
+            fault.strike(job)
+            agreed = agreement(job, fault, struck)
+        after = reported_after(job, fault, struck, agreed)
         print(f"{name}: " + ", ".join(f"{who} {late_s:.2f} s" for who, late_s in after.items()))
         fault.mend(job)
         if fault.ends:
@@ -277,18 +284,23 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
             assert job.posted() == [], "nothing that somebody has to know"
 
 
-def reported_after(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
-    """Return how many seconds after the job itself knew of a fault each place reported it, all of them the same."""
+def agreement(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
+    """Return when each place reported a fault, all of them the same."""
     views, since = job.views, struck if fault.code else time.time()
     views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree")
     agreed = views.agreement(fault.code, since, fault.who)
     assert agreed is not None
-    known = {"unreachable": struck, "": since}.get(fault.code, agreed["status"])
+    return agreed
+
+
+def reported_after(job: Broken, fault: Fault, struck: float, agreed: dict[str, float]) -> dict[str, float]:
+    """Return how many seconds after the job itself knew of a fault each place and the webhook reported it."""
+    known = struck if fault.code == "unreachable" else agreed["status"]
     if fault.topic.startswith("incident/"):
         # when the driver noticed, by its own record
         known = job.running.view.incidents()[job.num_incidents].moments.detected
     if fault.topic:
-        views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "a message to the webhook")
+        job.views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "a message to the webhook")
         agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
         check_topic(job, topic, fault)
     return {who: at - known for who, at in agreed.items()}
