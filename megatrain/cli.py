@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -158,8 +159,12 @@ def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
     return error
 
 
-def find_verbs() -> dict[str, str]:
-    """Return the module of each installed subcommand, by name. Other distributions cannot replace megatrain's."""
+@functools.cache
+def find_verbs() -> Mapping[str, str]:
+    """Return the module of each installed subcommand, by name. Other distributions cannot replace megatrain's.
+
+    Reads the metadata of all installed packages, once a process.
+    """
     verbs = dict(BUILT_IN_VERBS)
     for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         verbs.setdefault(entry_point.name, entry_point.value)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,9 @@ from tests.helpers.run_record import RunRecorder
 from tests.helpers.selection import quick_and_slow
 from tests.helpers.shared_compilation import import_share
 from tests.helpers.waiting import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.helpers.etcd_server import EtcdServers
 
 TIMEOUT_S = 300.0
 """The time limit of a test that sets none. It guards against hangs only."""
@@ -124,6 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Collect garbage from here on; what is there already stays, and need not be walked each time."""
+    # pytest adds the directory of a test again after that of another; child processes search them all for each module
+    sys.path[:] = dict.fromkeys(sys.path)
     gc.freeze()
     gc.enable()
 
@@ -149,6 +154,16 @@ def rank_pool() -> Iterator[RankPool]:
     """The one pool of rank processes that all distributed tests share. Processes start when first needed."""
     with RankPool(size=8) as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
+    """The one etcd of all tests that do it no harm; each has keys of its own in it. It starts when first needed."""
+    # here, because a bare GPU machine has not all that it imports
+    from tests.helpers.etcd_server import EtcdServers
+
+    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
+        yield servers
 
 
 @pytest.fixture

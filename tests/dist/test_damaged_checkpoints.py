@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import read_manifest, write_manifest
@@ -25,9 +24,12 @@ from tests.dist.restarts import place, step_place, steps_that_are_whole, wait_fo
 from tests.dist.training_jobs import Arrays, Run, Tables, TrainingJobs, assert_bitwise
 from tests.helpers.checkpoint_tree import manifest_path
 from tests.helpers.rank_pool import RankPool
+from tests.helpers.require import lazy_module
 from tests.helpers.saved_checkpoint import Ckpt, ckpt_runner
 from tests.helpers.train_command import run_command
 from tests.helpers.training_case import make_config, on_layout
+
+format_utils = lazy_module("torch.distributed.checkpoint.format_utils")
 
 LAYOUT = on_layout(2, 2, 2)
 STEPS = 4
@@ -65,7 +67,7 @@ def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
 def test_torch_reads_the_state_that_eight_ranks_wrote(
     trained: Trained, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    dcp_to_torch_save(step_place(trained.root, STEPS), tmp_path / "whole.pt")
+    format_utils.dcp_to_torch_save(step_place(trained.root, STEPS), tmp_path / "whole.pt")
     loaded = torch.load(tmp_path / "whole.pt", weights_only=True)
 
     shutil.copytree(trained.root / "checkpoints", tmp_path / "checkpoints")

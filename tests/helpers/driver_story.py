@@ -46,11 +46,11 @@ def drive(job: SimulatedJob) -> None:
     job.check()
 
 
-def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], limit_s: float) -> float:
+def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], limit_s: float, *, step_s: float = 0.1) -> float:
     begin_s = job.now
     while not is_met():
         assert job.now < begin_s + limit_s, job.driver.decide(job.now)
-        go_on(job, 0.1)
+        go_on(job, step_s, step_s=step_s)
     return job.now - begin_s
 
 

@@ -24,7 +24,8 @@ def import_share(arguments: Sequence[str], number: int, count: int) -> None:
     folders = [Path(argument) for argument in arguments if Path(argument).is_dir()]
     files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
     for file in files[number::count]:
-        # as pytest does for a file outside any package
-        sys.path.insert(0, str(file.parent.absolute()))
+        # as pytest does for a file outside any package; each entry is searched for every module, by child processes too
+        if sys.path[0] != (folder := str(file.parent.absolute())):
+            sys.path.insert(0, folder)
         with suppress(Exception, pytest.skip.Exception):
             import_module(file.stem)

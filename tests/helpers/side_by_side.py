@@ -15,9 +15,13 @@ SHARED_JOBS = (
     "tests/faults/programs/test_every_fault_reported.py",
 )
 """The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
-_LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"
-_FORKING = ("forked_program", "run_forked", "writer_process", "crash_at", "executor_process", "forked_launch")
-"""A file that names one of these starts processes from the fork server, which takes seconds to load torch."""
+_LAUNCHED, _RANKS, _TREES, _FAMILIES = "tests/faults/", "tests/dist/", "tests/unit/conventions/", "tests/unit/hf/"
+_NAMING = {
+    _RANKS: ("forked_program", "run_forked", "writer_process", "crash_at", "executor_process", "forked_launch"),
+    _FAMILIES: ('lazy_module("transformers', "helpers.huggingface"),
+}
+"""What stays together -> names: a file with one of them starts processes from the fork server, which takes seconds to
+load torch, or loads transformers, which takes seconds in each process."""
 _ENOUGH_TESTS = 2
 """A process begins a test when it knows the next one."""
 
@@ -37,19 +41,19 @@ class SharedFixtureScheduling(LoadScopeScheduling):
 def scope_of(nodeid: str) -> str:
     """Return the name of the tests that stay together: usually those of a file.
 
-    So do all that use the pool of ranks or the fork server, of which there is one a process, and all that read the
-    syntax trees of all files, which are made once a process. Tests of launched jobs take long and share nothing, but
-    for those of SHARED_JOBS: each is alone.
+    So do all that use the pool of ranks or the fork server, of which there is one a process, all that load
+    transformers, and all that read the syntax trees of all files, which are made once a process. Tests of launched jobs
+    take long and share nothing, but for those of SHARED_JOBS: each is alone.
     """
     file = nodeid.split("::", 1)[0]
     if file.startswith(_LAUNCHED):
         return file if file in SHARED_JOBS else nodeid
-    if file.startswith(_RANKS) or _is_forking(file):
-        return _RANKS
-    return _TREES if file.startswith(_TREES) else file
+    return _scope_of_file(file)
 
 
 @cache
-def _is_forking(file: str) -> bool:
+def _scope_of_file(file: str) -> str:
+    if file.startswith((_RANKS, _TREES)):
+        return _RANKS if file.startswith(_RANKS) else _TREES
     text = (ROOT / file).read_text(encoding="utf-8")
-    return any(name in text for name in _FORKING)
+    return next((scope for scope, names in _NAMING.items() if any(name in text for name in names)), file)

@@ -52,6 +52,8 @@ class SyntheticJob:
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
+        places = [self.layout.coordinate(rank) for rank in range(self.world_size)]
+        self._stage, self._tp, self._dp = (np.array([one[axis] for one in places]) for axis in ("pp", "tp", "dp"))
 
     @property
     def world_size(self) -> int:
@@ -81,9 +83,7 @@ class SyntheticJob:
     def step(self, step: int, extra: dict[Operation, Array] | None = None) -> tuple[StepTotals, Values]:
         """Return what all ranks stream of a step. `extra`: seconds of other operations by rank."""
         num, random = self.world_size, self._random
-        stage = np.array([self.layout.coordinate(rank)["pp"] for rank in range(num)])
-        tp = np.array([self.layout.coordinate(rank)["tp"] for rank in range(num)])
-        dp = np.array([self.layout.coordinate(rank)["dp"] for rank in range(num)])
+        stage, tp, dp = self._stage, self._tp, self._dp
         factor = np.array([self.compute_factor.get(rank, 1.0) for rank in range(num)])
         factor *= np.array([self.stage_factor.get(int(one), 1.0) for one in stage])
         # the ranks of a tensor-parallel group have the same samples

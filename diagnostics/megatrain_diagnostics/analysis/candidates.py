@@ -14,6 +14,7 @@ import numpy as np
 
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, Trace
+from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices, Peers
 
@@ -68,15 +69,15 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
     """Compare each rank with its peers in this aspect, and mark the slow ranks."""
     is_steady = aspect is Aspect.COMPUTE
     excess = window.excess[:, aspect].astype(np.float64)
-    scale = np.median(window.scale, axis=0).astype(np.float64)
+    scale = medians(window.scale, axis=0).astype(np.float64)
     count = len(window.steps)
     if is_steady:
-        middle, deficit = np.median(excess, axis=0), -np.median(window.excess[:, Aspect.WAIT], axis=0)
-        error = _MEDIAN_ERROR * MAD_TO_SIGMA * np.median(np.abs(excess - middle), axis=0) / np.sqrt(count)
+        middle, deficit = medians(excess, axis=0), -medians(window.excess[:, Aspect.WAIT], axis=0)
+        error = _MEDIAN_ERROR * MAD_TO_SIGMA * medians(np.abs(excess - middle), axis=0) / np.sqrt(count)
     else:
         middle, deficit = excess.mean(axis=0), -window.excess[:, Aspect.WAIT].mean(axis=0)
         error = np.zeros_like(middle)
-    typical = np.median(window.own[:, aspect], axis=0)[None].astype(np.float64)
+    typical = medians(window.own[:, aspect], axis=0)[None].astype(np.float64)
     reference = peers.reference(typical, window.any_reported)
     noise = np.maximum(np.maximum(reference.spread[0], error), _FLOOR * scale)
     num_seen = (excess >= thresholds.excess * scale).sum(axis=0)

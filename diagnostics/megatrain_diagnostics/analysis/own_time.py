@@ -16,6 +16,7 @@ from enum import IntEnum
 import numpy as np
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
+from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.analysis.peers import Floats, Indices
 from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, StepRow
 
@@ -84,7 +85,7 @@ def per_pass(num_passes: Floats | Indices) -> Floats:
         passes = num_passes[step]
         is_known = passes > 0
         if is_known.any():
-            factors[step][is_known] = np.median(passes[is_known]) / passes[is_known]
+            factors[step][is_known] = medians(passes[is_known], axis=0) / passes[is_known]
     return factors
 
 
@@ -96,7 +97,7 @@ def is_only_training(row: StepRow) -> bool:
 def typical_step_s(row: StepRow) -> float:
     """Return the median duration of the step over the ranks that reported; 0 if no rank did."""
     found = row.of(Operation.STEP.number)[row.has_reported]
-    return float(np.median(found)) if len(found) else 0.0
+    return float(medians(found, axis=0)) if len(found) else 0.0
 
 
 def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.events.roster import Roster
 
 Floats = NDArray[np.float64]
@@ -71,19 +72,19 @@ class Peers:
             if not len(others):
                 continue
             found = values[:, others]
-            middle = np.median(found, axis=1, keepdims=True)
+            middle = medians(found, axis=1)[:, None]
             median[:, comparison.members] = middle
-            spread[:, comparison.members] = np.median(np.abs(found - middle), axis=1, keepdims=True)
+            spread[:, comparison.members] = medians(np.abs(found - middle), axis=1)[:, None]
             num_peers[comparison.members] = len(others) - (comparison.members is comparison.references)
         return Reference(median, MAD_TO_SIGMA * spread, num_peers)
 
     def stage_medians(self, values: Floats, has_reported: Flags) -> Floats:
         """Return the median of each stage; 0 if no rank reported. Shapes: values [ranks]; result [stages]."""
-        medians = np.zeros(self.num_stages)
+        by_stage = np.zeros(self.num_stages)
         for stage in range(self.num_stages):
             found = values[(self.stage_of == stage) & has_reported]
-            medians[stage] = np.median(found) if len(found) else 0.0
-        return medians
+            by_stage[stage] = medians(found, axis=0) if len(found) else 0.0
+        return by_stage
 
 
 def _comparisons(ranks: Indices, hosts: list[str]) -> list[Comparison]:

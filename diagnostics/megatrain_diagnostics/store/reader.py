@@ -57,24 +57,11 @@ class StoredEvents:
         self, directory: Path, *, num_threads: int | None = None, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     ) -> None:
         self._catalog = Catalog(directory)
+        self._num_threads = num_threads or os.cpu_count() or 1
+        self._memory_limit_bytes = memory_limit_bytes
         self._most_answer_bytes = memory_limit_bytes // 2
-        self._connection = duckdb.connect(
-            ":memory:",
-            config={
-                "threads": num_threads or os.cpu_count() or 1,
-                "memory_limit": f"{memory_limit_bytes}B",
-                # no extension is downloaded, and no temporary file is written
-                "autoinstall_known_extensions": False,
-                "autoload_known_extensions": False,
-                "temp_directory": "",
-            },
-        )
         self._lock = threading.Lock()
-        self._connection.execute("SET parquet_metadata_cache = true")
-        self._connection.execute("SET enable_progress_bar = false")  # the bar would mix with the output of commands
-        for column in ("operation", "kind"):
-            names = ", ".join(f"'{name}'" for name in names_of(column) or ())
-            self._connection.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")
+        self._database: duckdb.DuckDBPyConnection | None = None
 
     @property
     def directory(self) -> Path:
@@ -136,8 +123,7 @@ class StoredEvents:
             source = f"SELECT * FROM read_parquet(${len(values) + 1}, hive_partitioning = false)"
             is_late = threading.Event()
             try:
-                with self._lock:
-                    cursor = self._connection.cursor()
+                cursor = self._cursor()
                 with cursor, _interrupted(cursor, timeout_s, is_late):
                     asked = cursor.sql(f"WITH segments AS ({source}) {sql}", params=[*values, files])
                     return self._answer(asked)
@@ -146,6 +132,13 @@ class StoredEvents:
                     raise TooSlowError(f"{self.directory}: no answer within {timeout_s:g} s") from error
                 self._explain(segments, error)
         raise DataError(f"{self.directory}: segments of {kind.NAME} changed during each of {_NUM_TRIES} reads")
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        """Return a cursor of the database. The first query opens it: that takes 30 ms, and many are never asked."""
+        with self._lock:
+            if self._database is None:
+                self._database = _open_database(self._num_threads, self._memory_limit_bytes)
+            return self._database.cursor()
 
     def _answer(self, asked: duckdb.DuckDBPyRelation) -> pa.Table:
         """Return all rows of the answer. Raises: DataError when they exceed half of DuckDB's memory limit."""
@@ -168,6 +161,27 @@ class StoredEvents:
             self._catalog.set_aside(path, f"{fault}; it was set aside")
         if not gone and not broken:
             raise DataError(f"{self.directory}: events cannot be read: {error}") from error
+
+
+def _open_database(num_threads: int, memory_limit_bytes: int) -> duckdb.DuckDBPyConnection:
+    """Return a database in memory that knows the names of operations and kinds."""
+    database = duckdb.connect(
+        ":memory:",
+        config={
+            "threads": num_threads,
+            "memory_limit": f"{memory_limit_bytes}B",
+            # no extension is downloaded, and no temporary file is written
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "temp_directory": "",
+        },
+    )
+    database.execute("SET parquet_metadata_cache = true")
+    database.execute("SET enable_progress_bar = false")  # the bar would mix with the output of commands
+    for column in ("operation", "kind"):
+        names = ", ".join(f"'{name}'" for name in names_of(column) or ())
+        database.execute(f"CREATE TYPE {column}_name AS ENUM ({names})")
+    return database
 
 
 @contextmanager

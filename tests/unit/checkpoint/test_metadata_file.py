@@ -13,16 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from megatrain.checkpoint.gathered_items import stored_by_ranks
 from megatrain.checkpoint.image import ItemsJson, plan_image
@@ -33,6 +23,10 @@ from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor,
 from megatrain.contracts.errors import CheckpointError
 from megatrain.parallel.boxes import Box, boxes_of_range
 from megatrain.parallel.sharding import FlatShard
+from tests.helpers.require import lazy_module
+
+dcp = lazy_module("torch.distributed.checkpoint")
+format_utils = lazy_module("torch.distributed.checkpoint.format_utils")
 
 
 def file_name(rank: int) -> str:
@@ -101,7 +95,7 @@ def written(directory: Path, max_item_bytes: int = 64 << 20) -> Path:
 
 @pytest.mark.parametrize("max_item_bytes", [24, 64 << 20])
 def test_stock_torch_makes_one_file_of_it(tmp_path: Path, max_item_bytes: int) -> None:
-    dcp_to_torch_save(written(tmp_path, max_item_bytes), tmp_path / "whole.pt")
+    format_utils.dcp_to_torch_save(written(tmp_path, max_item_bytes), tmp_path / "whole.pt")
     loaded = torch.load(tmp_path / "whole.pt", weights_only=True)
 
     assert set(loaded) == set(WHOLE)
@@ -138,6 +132,15 @@ def test_our_reader_finds_the_same(tmp_path: Path) -> None:
 
 
 def test_torch_unpickles_what_it_would_have_written_itself() -> None:
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
     tensors = {
         f"model.{number}.weight-\u00e9": StoredTensor(
             f"model.{number}.weight-\u00e9", dtype, shape, (StoredItem((0,) * len(shape), shape, file, offset, length),)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from megatrain.checkpoint.block_writer import BLOCK_BYTES, BlockThreads
 from megatrain.checkpoint.image import ImageItem, plan_image
@@ -27,6 +26,9 @@ from megatrain.contracts.errors import CheckpointError, SaveError
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 from tests.helpers.checkpoint_tree import make_manifest, manifest_path
+from tests.helpers.require import lazy_module
+
+format_utils = lazy_module("torch.distributed.checkpoint.format_utils")
 
 WHOLE = {
     "model.word": torch.arange(60.0).view(5, 12),
@@ -64,7 +66,7 @@ def test_stock_torch_reads_what_was_planned_without_memory(tmp_path: Path, max_i
         ".metadata", "index.json", "tokenizer.json", *(f"r000002-rank-{number:05d}.distcp" for number in range(3)),
     }  # fmt: skip
     assert set(os.listdir(tmp_path / "saved")) == {*manifest.files, manifest_path(tmp_path / "saved").name, "COMMIT"}
-    dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
+    format_utils.dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
     loaded = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert loaded.keys() == WHOLE.keys()
     for key, whole in WHOLE.items():

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.distributed import checkpoint as dcp
 
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.verification import verify_checkpoint
@@ -32,6 +31,9 @@ from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.checkpoint_format.stored_tensors import StoredItem, StoredTensor, StoredTensors
 from tests.helpers.checkpoint_tree import make_manifest
 from tests.helpers.data_files import FILES, image_of, put_data_file
+from tests.helpers.require import lazy_module
+
+dcp = lazy_module("torch.distributed.checkpoint")
 
 
 def boxes() -> dict[str, list[tuple[tuple[int, ...], torch.Tensor]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ LONGEST_PAUSE_S = 0.05
 WAITS = {"communicate", "join", "next", "poll", "result", "settimeout", "wait"}
 """Methods whose last argument by position may be a limit."""
 LIMIT_WORDS = ("DEADLINE", "PATIENCE", "TIMEOUT")
+SPELLED = re.compile(
+    rf"\b(?:{'|'.join(sorted(OPTIONS))})\s*=|(?<![\"'])\.(?:{'|'.join(sorted(WAITS))})\(|\bDeadline\("
+    rf"|(?i:{'|'.join(LIMIT_WORDS)})\w*\s*[:=]"
+)
+"""What each limit of a wait has in its text; to join strings is no wait."""
 
 EXCEPTIONS = {
     "tests/conftest.py": "pytest's own limit of a test, which this file multiplies by the patience",
@@ -108,9 +114,14 @@ def programs_in(path: Path) -> Iterator[ast.AST]:
                 continue
 
 
+def may_limit(path: Path) -> bool:
+    """Return whether a file may limit a wait: such a call, option or name is spelled in it."""
+    return SPELLED.search(path.read_text(encoding="utf-8")) is not None
+
+
 def files_with_own_limits() -> dict[str, list[int]]:
     found = {}
-    for path in python_files("tests"):
+    for path in filter(may_limit, python_files("tests")):
         lines = [*own_limits(nodes(path, ast.Call, ast.Assign, ast.AnnAssign)), *own_limits(programs_in(path))]
         if lines:
             found[relative(path)] = lines

@@ -260,12 +260,6 @@ def test_actions_over_http(tmp_path: Path) -> None:
     assert len(harness.backend.done) == 1
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
-
-
 @pytest.fixture
 def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
     with EtcdClient(EtcdSettings.of(etcd.urls)) as one:

@@ -17,48 +17,16 @@ import pytest
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.data.worker_pool import BLOCKS_PER_WORKER, in_processes, in_threads
 from tests.helpers.child_process import in_child
+from tests.helpers.pool_work import BAD, end, hang, hold, kill_self, refuse, square
 from tests.helpers.processes import ChildProcesses
 from tests.helpers.thread_starts import no_thread_starts
 
-BAD = 5
 NUM_WORKERS = 2
 
 Pool = Callable[[Callable[[int], Any], Iterable[int], int], Generator[tuple[int, Any]]]
 processes: Pool = partial(in_processes, task="counts", hint="count again")
 threads: Pool = partial(in_threads, task="counts", hint="count again")
 both = pytest.mark.parametrize("pool", [threads, processes], ids=["threads", "processes"])
-
-
-def square(number: int) -> int:
-    return number * number
-
-
-def refuse(number: int) -> int:
-    if number == BAD:
-        raise DataError(f"cannot count {number}")
-    return number
-
-
-def end(how: Callable[[], object], number: int) -> int:
-    if number == BAD:
-        how()
-    return os.getpid()
-
-
-def hang(number: int) -> int:
-    while number:
-        signal.pause()
-    return number
-
-
-def hold(path: Path, number: int) -> None:
-    """Keep a named pipe open for writing until this process dies."""
-    with path.open("wb"):
-        hang(1)
-
-
-def kill_self(number: int) -> None:
-    os.kill(os.getpid(), number)
 
 
 @pytest.fixture(autouse=True)

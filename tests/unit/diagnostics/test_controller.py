@@ -30,12 +30,6 @@ START_S = 1_800_000_000.0
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
-
-
 @pytest.fixture
 def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
     with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
@@ -47,7 +41,7 @@ class Stream:
 
     def __init__(self, client: EtcdClient, config: DiagnosticsConfig | None = None) -> None:
         self.client = client
-        self.keys = JobKeys(f"job-{next(_numbers)}")
+        self.keys = JobKeys(f"controlled-{next(_numbers)}")
         self.config = config or DiagnosticsConfig()
         self.controller = self.new_controller()
         self.step = 0

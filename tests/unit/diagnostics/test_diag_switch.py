@@ -17,6 +17,7 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import JobRecord
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_proxy import EtcdProxy
 from tests.helpers.etcd_server import EtcdServers
 
@@ -25,10 +26,11 @@ Switch = Callable[..., DiagSettings]
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdClient]:
-    """An etcd with a job whose configuration streams one step in 7."""
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as client:
-        yield client
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    """A client of an etcd with a job whose configuration streams one step in 7."""
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
+        one.delete(KeyRange.prefix(KEYS.prefix))
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ OWN_WORK = {Op.FORWARD_COMPUTE: 20.0, Op.BACKWARD_COMPUTE: 40.0, Op.BACKWARD_WEI
             Op.OPTIMIZER: 4.0}  # fmt: skip
 """In ms per step."""
 TRANSFERS = {Op.GRADS_REDUCE_SCATTER: 6.0, Op.FORWARD_RECV: 2.0}
+USUAL = {**OWN_WORK, **TRANSFERS}
+GROUPS = [LAYOUT.ranks_along(rank, "dp") for rank in range(LAYOUT.world_size)]
+"""Ranks that reduce their gradients together, by rank."""
 Costs = Callable[[Op, int, int], float]
 
 
@@ -46,18 +49,19 @@ class Job:
         now_ns = BASE_NS
         for step in range(self.num_steps):
             spent = [self._spent(rank, step, random) for rank in range(LAYOUT.world_size)]
-            step_ms = max(sum(one.values()) for one in spent)
+            busy_ms = [sum(one.values()) for one in spent]
+            step_ms = max(busy_ms)
             for rank, own in enumerate(spent):
-                of_group = max(sum(spent[member].values()) for member in LAYOUT.ranks_along(rank, "dp"))
-                wait = of_group - sum(own.values())
+                of_group = max(busy_ms[member] for member in GROUPS[rank])
+                wait = of_group - busy_ms[rank]
                 sums = {**own, Op.GRADS_REDUCE_SCATTER: own[Op.GRADS_REDUCE_SCATTER] + wait,
                         Op.PP_ALL_REDUCE: step_ms - of_group, Op.STEP: step_ms - own[Op.DATA_WAIT]}  # fmt: skip
                 if step in self.checkpoints:
                     sums[Op.CHECKPOINT] = 300.0
                     sums[Op.STEP] += 200.0  # the transfer of a snapshot slows the next step
-                for operation, amount in sums.items():
-                    for name, value in zip(columns, (rank, step, operation.number, now_ns, amount * 1e6), strict=True):
-                        columns[name].append(value)
+                rows = [(rank, step, operation.number, now_ns, amount * 1e6) for operation, amount in sums.items()]
+                for name, added in zip(columns, zip(*rows, strict=True), strict=True):
+                    columns[name] += added
                 for name, value in zip(values, (rank, step, StepValue.MODEL_FLOPS, now_ns, self.work(step)),
                                        strict=True):  # fmt: skip
                     values[name].append(value)
@@ -66,10 +70,10 @@ class Job:
         return MemoryEvents({**tables, StepTotals: totals(columns), Values: with_keys(Values, values)})
 
     def _spent(self, rank: int, step: int, random: np.random.Generator) -> Mapping[Op, float]:
-        usual = {**OWN_WORK, **TRANSFERS}
+        factors = (1.0 + self.noise * random.standard_normal(len(USUAL))).tolist()
         return {
-            operation: amount * (1.0 + self.noise * random.standard_normal()) + self.cost(operation, rank, step)
-            for operation, amount in usual.items()
+            operation: amount * factor + self.cost(operation, rank, step)
+            for (operation, amount), factor in zip(USUAL.items(), factors, strict=True)
         }
 
 

@@ -1,4 +1,4 @@
-"""One etcd for all tests of the launcher that do it no harm; each has jobs of its own in it."""
+"""Jobs in the etcd that all tests share: each test of the launcher has its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.registered_host import TIMES
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_a_lost_host_is_awaited_only_if_steps_need_it(
     job = begin(policy_of(num_microbatches, 3, num_hosts), num_hosts)
     job.hosts["host-0"].kill()
     job.hosts["host-0"].lose_lease()
-    took_s = go_on_until(job, goes_on(job, 2), 2 * SHRINK_AFTER_S)
+    took_s = go_on_until(job, goes_on(job, 2), 2 * SHRINK_AFTER_S, step_s=0.5)
     assert len(members(job, 2)) == num_hosts - 1
     assert (took_s >= SHRINK_AFTER_S) == is_waiting
 

@@ -100,7 +100,7 @@ def test_vanished_lease_while_steps_advance_is_held() -> None:
     lost = members(job, 1)[1]
     job.hosts[lost].is_connected = False
     job.hosts[lost].lose_lease()
-    go_on(job, 60.0)
+    go_on(job, 60.0, step_s=0.5)
     assert list(job.rounds()) == [1]
     (incident,) = incidents(job)
     assert (incident.kind, incident.state, incident.culprit_hosts) == ("control-plane", "held", (lost,))
@@ -242,7 +242,7 @@ def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
         job.hosts[name].act(job.now)
         job.hosts[name].kill()
         job.hosts[name].lose_lease()
-    go_on(job, 20.0)
+    go_on(job, 20.0, step_s=0.5)
     assert all(stuck.session not in [part.session for part in one.hosts] for n, one in job.rounds().items() if n > 1)
 
 
@@ -251,10 +251,10 @@ def test_missing_hosts_are_named_then_the_job_ends() -> None:
     lost = members(job, 1)[1]
     job.hosts[lost].kill()
     job.hosts[lost].lose_lease()
-    go_on(job, 20.0)
+    go_on(job, 20.0, step_s=0.5)
     assert f"{lost} (gone since" in job.driver.decide(job.now).reason
     assert "UTC" in job.driver.decide(job.now).reason
-    go_on(job, 45.0)
+    go_on(job, 45.0, step_s=0.5)
     end = ended(job)
     assert end is not None
     assert end.exit_code == 1
@@ -267,9 +267,9 @@ def test_elastic_job_shrinks_after_a_while_and_grows_again() -> None:
     lost = members(job, 1)[1]
     job.hosts[lost].kill()
     job.hosts[lost].lose_lease()
-    go_on(job, 25.0)
+    go_on(job, 25.0, step_s=0.5)
     assert list(job.rounds()) == [1]
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 30.0)
+    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 30.0, step_s=0.5)
     assert len(members(job, 2)) == 1
     job.hosts[lost].start(job.now)
     go_on(job, 9.0)
@@ -335,7 +335,7 @@ def test_host_must_pass_its_check_although_a_spare_goes_on() -> None:
     go_on(job, 5.0)
     job.hosts[other].kill()
     job.hosts[other].lose_lease()
-    go_on(job, 30.0)
+    go_on(job, 30.0, step_s=0.5)
     assert list(job.rounds()) == [1, 2], "there is no other host, and this one is not known to be fit"
     (command,) = records_of(job, HostCommand, "commands")
     report = CheckReport(name, job.hosts[name].session, job.now, ())

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatrain_launcher.driver.evictions import EvictionReason
-from tests.helpers.source_tree import ROOT, nodes, python_files
+from tests.helpers.source_tree import ROOT, naming, nodes, python_files
 
 RUNBOOK = ROOT / "docs" / "runbooks" / "host-evicted-or-cordoned.md"
-MODULES = [path for path in python_files("launcher/megatrain_launcher/driver") if path.stem != "evictions"]
+NAMES = ("EvictionReason", "EVICT")
+MODULES = [
+    path for path in naming(python_files("launcher/megatrain_launcher/driver"), *NAMES) if path.stem != "evictions"
+]
 WORDED_ELSEWHERE = {
     ("verdict_actions", "_incident"): "outcome_rules has its text: a verdict that waits has the reason too"
 }

@@ -216,7 +216,7 @@ def test_driver_evicts_the_host_whose_gpu_hangs_and_is_broken(
     for part, found in zip(cluster.rounds()[1].hosts, reports.values(), strict=True):
         own = replace(found, host=part.host, session=part.session)
         cluster.etcd.put(KEYS.evidence(1, part.host), encode(own))
-    go_on_until(cluster, lambda: 2 in cluster.rounds() and cluster.is_training(), 60.0)
+    go_on_until(cluster, lambda: 2 in cluster.rounds() and cluster.is_training(), 60.0, step_s=0.5)
 
     (incident,) = incidents(cluster)
     named = () if culprit is None else (first[culprit],)

@@ -16,6 +16,7 @@ def test_ranks_and_conventions_stay_together_and_others_do_not() -> None:
     assert len(scopes("tests/dist/test_*.py")) == 1
     assert scope_of("tests/unit/checkpoint/test_writer.py::test_one") in scopes("tests/dist/test_*.py")
     assert len(scopes("tests/unit/conventions/test_*.py")) == 1
+    assert scope_of("tests/unit/model/test_frequencies.py::test_one") in scopes("tests/unit/hf/test_hf_export.py")
     assert set(scopes("tests/unit/suite/test_*.py").values()) == {1}
     file = "tests/unit/suite/test_side_by_side.py"
     assert scope_of(f"{file}::test_one") == scope_of(f"{file}::test_two[case]") == file

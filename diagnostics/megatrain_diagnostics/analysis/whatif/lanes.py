@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import ranks_text
+from megatrain_diagnostics.analysis.medians import median
 from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
 from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobShape, OperationTable
 
@@ -92,14 +93,6 @@ def make_lanes(table: OperationTable, shape: JobShape) -> Lanes:
         ranks=_ranks(table, num_dp, num_stages),
         notes=tuple(notes),
     )
-
-
-def median(values: Floats) -> float:
-    """Return the median of all values. np.median is slower: it first loads masked arrays, a tenth of the run time."""
-    middle = values.size // 2
-    lower = middle - 1 + values.size % 2
-    parted = np.partition(values, (lower, middle), axis=None)
-    return float(parted[lower] + parted[middle]) / 2.0
 
 
 @dataclass(slots=True, eq=False)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain_diagnostics.analysis.medians import median
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.dependencies import Dependencies, find_dependencies
-from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, make_lanes, median
+from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, make_lanes
 from megatrain_diagnostics.analysis.whatif.operations import Floats, JobShape, OperationTable
 from megatrain_diagnostics.replay import evaluate_replicas
 

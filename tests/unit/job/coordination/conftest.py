@@ -1,4 +1,4 @@
-"""One etcd for all tests that do it no harm, and the rule that no thread outlives its test."""
+"""Keys in the etcd that all tests share, and the rule that no thread outlives its test."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.etcd_server import EtcdServers
 
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
-        yield servers
 
 
 @pytest.fixture

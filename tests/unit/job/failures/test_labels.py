@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from megatrain_job.failures.verdict import LABELS, Label, label_row
-from tests.helpers.source_tree import ROOT
+from tests.helpers.source_tree import ROOT, naming, nodes, python_files, relative
 
 TABLE = ROOT / "launcher" / "megatrain_job" / "failures" / "verdict.py"
 
@@ -30,11 +30,11 @@ def test_unknown_label_counts_against_no_host() -> None:
 
 
 def test_code_outside_the_table_lists_and_compares_no_labels() -> None:
-    files = [path for path in (ROOT / "launcher").rglob("*.py") if "rules" not in path.parts and path != TABLE]
+    files = [path for path in python_files("launcher") if "rules" not in path.parts and path != TABLE]
     found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
+        f"{relative(path)}:{node.lineno}"
+        for path in naming(files, "Label")
+        for node in nodes(path, ast.Compare, ast.Tuple, ast.List, ast.Set)
         if (isinstance(node, ast.Compare) and any(map(_is_label, [node.left, *node.comparators])))
         or (isinstance(node, ast.Tuple | ast.List | ast.Set) and sum(map(_is_label, node.elts)) > 1)
     ]
