@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
-from megatrain.checkpoint.job import RestoreResult
+from megatrain.checkpoint.job_restore import RestoreResult
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box.operations import Operation, StepValue
