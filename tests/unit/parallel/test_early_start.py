@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.bucket import WriteCounts
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.write_counts import WriteCounts
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
 from tests.helpers.single_rank import gradients_by_name, make_config, microbatches, random_tokens, single_rank_model
