@@ -17,8 +17,8 @@ from megatrain.config.data import (
     DataConfig,
     DataSourceConfig,
     DataStageConfig,
-    ValidationSetConfig,
 )
+from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, closest_name, unset_problems
 from megatrain.config.stages import placed_stages
