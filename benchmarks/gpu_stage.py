@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_target
-from benchmarks.gpu_record import GpuRecord, Row, GpuStage
+from benchmarks.gpu_record import GpuRecord, GpuStage, Row
 from benchmarks.gpu_target import GpuTarget
 from megatrain.ops.extension import load_extension, missing_capability
 from megatrain.training.device_settings import set_allocator, use_expandable_segments
