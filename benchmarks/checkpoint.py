@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import as_written
-from benchmarks.checkpoint_ranks import BUCKET_SIZE, Places, SaveFigures, StepFigures, measure_saves, measure_steps
+from benchmarks.checkpoint_ranks import (
+    BUCKET_SIZE,
+    BenchmarkPlaces,
+    SaveFigures,
+    SaveStepFigures,
+    measure_saves,
+    measure_steps,
+)
 from benchmarks.checkpoint_state import state_tables
 from benchmarks.result import Result
 from tests.helpers.rank_pool import RankPool
@@ -55,7 +62,10 @@ def run(size_gb: float = 1.0, storage: str = "") -> Result:
         file_system = _file_system(places.storage)
         saves: list[SaveFigures] = pool.run(measure_saves, NUM_RANKS, tables, ROUNDS, places, timeout_s=_TIMEOUT_S)
     with _places(storage) as places, RankPool(NUM_STEP_RANKS) as pool:
-        steps: StepFigures = pool.run(measure_steps, NUM_STEP_RANKS, tables, ROUNDS, places, timeout_s=_TIMEOUT_S)[0]
+        figures: list[SaveStepFigures] = pool.run(
+            measure_steps, NUM_STEP_RANKS, tables, ROUNDS, places, timeout_s=_TIMEOUT_S
+        )
+    steps = figures[0]
     options = "" if size_gb == 1.0 else f" --size-gb {size_gb:g}"
     rows = [*_save_rows(saves), *_restore_rows(saves), *_step_rows(steps)]
     return Result(
@@ -132,7 +142,7 @@ def _restore_rows(ranks: Sequence[SaveFigures]) -> list[Row]:
     return rows
 
 
-def _step_rows(steps: StepFigures) -> list[Row]:
+def _step_rows(steps: SaveStepFigures) -> list[Row]:
     beside, alone = _Times(tuple(steps.beside[1:])), _Times(tuple(steps.alone[1:]))
     return [
         _Times(tuple(1e3 * value for value in alone.values)).row("step without stage 2", "ms"),
@@ -143,7 +153,7 @@ def _step_rows(steps: StepFigures) -> list[Row]:
     ]
 
 
-def _notes(steps: StepFigures) -> list[str]:
+def _notes(steps: SaveStepFigures) -> list[str]:
     beside = "until COMMIT"
     if steps.num_unfinished:
         beside = f"until COMMIT, but for {steps.num_unfinished} that were cut off"
@@ -182,13 +192,13 @@ def _count_row(what: str, value: float, bar: str = "", unit: str = "count") -> R
 
 
 @contextmanager
-def _places(storage: str) -> Iterator[Places]:
+def _places(storage: str) -> Iterator[BenchmarkPlaces]:
     """Make temporary directories. They are removed when the writer that was started has ended."""
     with (
         tempfile.TemporaryDirectory(prefix="megatrain-benchmark-", dir=storage or _disk_directory()) as disk,
         tempfile.TemporaryDirectory(prefix="megatrain-benchmark-", dir=_SHARED_MEMORY) as memory,
     ):
-        yield Places(Path(disk), Path(memory))
+        yield BenchmarkPlaces(Path(disk), Path(memory))
         wait_until(lambda: not any(Path(memory).glob("megatrain-arena*")), "the end of the writer")
 
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.checkpoint_sides import (
+    CheckpointSide,
     PlainWrite,
     SharedBuffers,
-    Side,
     TensorCopies,
     TorchAsyncSave,
     TorchSave,
@@ -60,7 +60,7 @@ _STEP_TABLES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class BenchmarkPlaces:
     """Directories of one measurement, empty at first. `storage`: on a disk; `memory`: for arenas and copies."""
 
     storage: Path
@@ -85,7 +85,9 @@ class SaveFigures:
     restore_bytes_read: int = 0
 
 
-def measure_saves(context: RankContext, tables: dict[str, Any], num_rounds: int, places: Places) -> SaveFigures:
+def measure_saves(
+    context: RankContext, tables: dict[str, Any], num_rounds: int, places: BenchmarkPlaces
+) -> SaveFigures:
     """Run one rank of all measurements except that of the step."""
     mesh, config = _join(context, tables, places)
     state = build_state(config, mesh, BUCKET_SIZE)
@@ -105,7 +107,7 @@ def measure_saves(context: RankContext, tables: dict[str, Any], num_rounds: int,
     return figures
 
 
-def _sides(state: RankState, ours: TwoStages, places: Places) -> list[Side]:
+def _sides(state: RankState, ours: TwoStages, places: BenchmarkPlaces) -> list[CheckpointSide]:
     buffers = SharedBuffers(places.memory, copy_bytes(state))
     return [
         TensorCopies(state, buffers),
@@ -119,7 +121,7 @@ def _sides(state: RankState, ours: TwoStages, places: Places) -> list[Side]:
     ]
 
 
-def _take_turns(sides: list[Side], num_rounds: int, figures: SaveFigures) -> None:
+def _take_turns(sides: list[CheckpointSide], num_rounds: int, figures: SaveFigures) -> None:
     """Run all sides once to warm up and then num_rounds times, in alternating order."""
     for number in range(num_rounds + 1):
         for side in sides if number % 2 == 0 else reversed(sides):
@@ -175,7 +177,7 @@ def _drop_from_page_cache(directory: Path) -> None:
 
 
 def _restore_from_memory(
-    config: Config, mesh: Mesh, state: RankState, places: Places, num_rounds: int, figures: SaveFigures
+    config: Config, mesh: Mesh, state: RankState, places: BenchmarkPlaces, num_rounds: int, figures: SaveFigures
 ) -> None:
     """Do what the workers of a job do after earlier workers crashed: plan, enter the arena, copy."""
     for number in range(num_rounds + 1):
@@ -195,7 +197,7 @@ def _restore_from_memory(
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
+class SaveStepFigures:
     """Mean seconds of a step, one value for each block; the first block is the warm-up. `alone` has as many steps."""
 
     beside: list[float]
@@ -208,14 +210,16 @@ class StepFigures:
     """The number of blocks that ended before storage had the checkpoint."""
 
 
-def measure_steps(context: RankContext, tables: dict[str, Any], num_rounds: int, places: Places) -> StepFigures:
+def measure_steps(
+    context: RankContext, tables: dict[str, Any], num_rounds: int, places: BenchmarkPlaces
+) -> SaveStepFigures:
     """Train with the real step on two ranks, with and without a writer that brings a state to storage meanwhile."""
     mesh, config = _join(context, tables, places)
     state = build_state(config, mesh, BUCKET_SIZE)
     checkpoints = _job(config, mesh, state, places)
     checkpoints.restore()
     steps = _Steps(mesh)
-    figures = StepFigures([], [], [], [], 0)
+    figures = SaveStepFigures([], [], [], [], 0)
     num_unfinished = 0
     for number in range(num_rounds + 1):
         step = number + 1
@@ -289,7 +293,7 @@ class _Steps:
         return outcome.agreed.stop
 
 
-def _join(context: RankContext, tables: dict[str, Any], places: Places) -> tuple[Mesh, Config]:
+def _join(context: RankContext, tables: dict[str, Any], places: BenchmarkPlaces) -> tuple[Mesh, Config]:
     """Join the other ranks, which are all data-parallel, in a connected world group, which torch's checkpoints need."""
     device, size = torch.device("cpu"), context.world_size
     process = Process(context.rank, size, context.rank, size, 0, context.init_method)
@@ -304,7 +308,7 @@ def _join(context: RankContext, tables: dict[str, Any], places: Places) -> tuple
     return mesh, Config.from_dict({**tables, "checkpoint": checkpoint, "parallel": parallel})
 
 
-def _job(config: Config, mesh: Mesh, state: RankState, places: Places) -> JobCheckpoints:
+def _job(config: Config, mesh: Mesh, state: RankState, places: BenchmarkPlaces) -> JobCheckpoints:
     return JobCheckpoints(
         config,
         mesh,

@@ -11,8 +11,10 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,7 +36,7 @@ Windows = dict[str, tuple[float, float]]
 """By name of a phase: when this rank began and ended the phase, on the clock that all processes of a machine share."""
 
 
-class Side(ABC):
+class CheckpointSide(ABC):
     """One way to store or copy the state."""
 
     name: str
@@ -86,7 +88,7 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-class TensorCopies(Side):
+class TensorCopies(CheckpointSide):
     """Copies each tensor to its own place, as checkpoints must. The views are made beforehand."""
 
     name = "copy, tensor by tensor"
@@ -106,7 +108,7 @@ class TensorCopies(Side):
         return {"copy": (started, time.perf_counter())}
 
 
-class WholeCopy(Side):
+class WholeCopy(CheckpointSide):
     """Copies the same number of bytes in one call, so that libc can choose its method for large copies."""
 
     name = "copy, one memcpy a rank"
@@ -122,7 +124,7 @@ class WholeCopy(Side):
         return {"copy": (started, time.perf_counter())}
 
 
-class TwoStages(Side):
+class TwoStages(CheckpointSide):
     """megatrain's side: JobCheckpoints.take, and then a wait for COMMIT."""
 
     name = "megatrain"
@@ -149,7 +151,7 @@ class TwoStages(Side):
         shutil.rmtree(Path(self._checkpoints.directory) / step_directory_name(number), ignore_errors=True)
 
 
-class TorchSave(Side):
+class TorchSave(CheckpointSide):
     """dcp.save of the same plain tensors, with one key for each box and its default writer, which syncs."""
 
     name = "dcp.save"
@@ -168,7 +170,7 @@ class TorchSave(Side):
         shutil.rmtree(self._directory / f"save-{number}")
 
 
-class TorchAsyncSave(Side):
+class TorchAsyncSave(CheckpointSide):
     """dcp.async_save of the same tensors. `keeps_stager`: reuse the memory of the previous save, unlike the default."""
 
     def __init__(self, state: RankState, directory: Path, *, keeps_stager: bool) -> None:
@@ -182,9 +184,9 @@ class TorchAsyncSave(Side):
 
     def run(self, number: int) -> Windows:
         started = time.perf_counter()
-        future = dcp.async_save(self._tensors, checkpoint_id=self._place(number), async_stager=self._stager)
+        saved = dcp.async_save(self._tensors, checkpoint_id=self._place(number), async_stager=self._stager)
         returned = time.perf_counter()
-        future.result()
+        cast("Future[Any]", saved).result()
         return {"stall": (started, returned), "save": (started, time.perf_counter())}
 
     def remove(self, number: int) -> None:
@@ -206,7 +208,7 @@ def torch_state(state: RankState) -> dict[str, Tensor]:
     }
 
 
-class PlainWrite(Side):
+class PlainWrite(CheckpointSide):
     """Writes the bytes to new files and syncs them: one process writes all, or every rank writes its own."""
 
     def __init__(self, buffers: SharedBuffers, directory: Path, *, is_alone: bool) -> None:

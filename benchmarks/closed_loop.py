@@ -20,7 +20,7 @@ from benchmarks.bars import Bar, at_most, must_hold
 from benchmarks.result import Result
 from megatrain.contracts.records.host_verdict import VerdictConfidence
 from tests.helpers.closed_loop import SPARE, ClosedLoop, closed_loop
-from tests.helpers.paced_train import Pace, Slowness
+from tests.helpers.paced_train import Slowness, StepPace
 
 CALM_RUNS, SLOW_RUNS = 20, 5
 CALM_STEPS, STEPS_BEFORE, STEPS_AFTER = 60, 30, 30
@@ -131,7 +131,7 @@ def _slowed(seed: int) -> Slowed:
 def _loop(seed: int) -> Iterator[ClosedLoop]:
     root = Path(tempfile.mkdtemp(prefix="megatrain-closed-loop-"))
     try:
-        with closed_loop(root, pace=Pace(noise=NOISES[seed % len(NOISES)], seed=seed)) as loop:
+        with closed_loop(root, pace=StepPace(noise=NOISES[seed % len(NOISES)], seed=seed)) as loop:
             yield loop
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -31,7 +31,7 @@ HELP_BAR, STATUS_BAR = 6.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class TimedCommand:
     """A command, the name of the one that its seconds are divided by, and its exit code."""
 
     name: str
@@ -45,15 +45,15 @@ def run() -> Result:
     with tempfile.TemporaryDirectory(prefix="command-line-") as name:
         finished = _finished_run(Path(name))
         commands = [
-            Command("python -c pass", ["-c", "pass"]),
-            Command("megatrain --help", ["-m", "megatrain", "--help"]),
-            Command("megatrain status, finished run", ["-m", "megatrain", "status", str(finished)],
+            TimedCommand("python -c pass", ["-c", "pass"]),
+            TimedCommand("megatrain --help", ["-m", "megatrain", "--help"]),
+            TimedCommand("megatrain status, finished run", ["-m", "megatrain", "status", str(finished)],
                     code=StatusCode.ENDED),
-            Command("megatrain config check", ["-m", "megatrain", "config", "check", LARGE]),
-            Command("megatrain config check --dry-run, 175B on 12,288 ranks",
+            TimedCommand("megatrain config check", ["-m", "megatrain", "config", "check", LARGE]),
+            TimedCommand("megatrain config check --dry-run, 175B on 12,288 ranks",
                     ["-m", "megatrain", "config", "check", LARGE, "--dry-run"]),
-            Command("import torch", ["-c", "import torch"]),
-            Command("what a rank imports", ["-c", "import megatrain.training.worker"], "import torch"),
+            TimedCommand("import torch", ["-c", "import torch"]),
+            TimedCommand("what a rank imports", ["-c", "import megatrain.training.worker"], "import torch"),
         ]  # fmt: skip
         seconds, processor_s = _measure(commands)
     rows = [_row(command, seconds, processor_s) for command in commands]
@@ -93,7 +93,7 @@ def _finished_run(directory: Path) -> Path:
     return finished
 
 
-def _measure(commands: Sequence[Command]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _measure(commands: Sequence[TimedCommand]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return the seconds and the processor seconds of each round of each command."""
     seconds: dict[str, list[float]] = {command.name: [] for command in commands}
     processor_s: dict[str, list[float]] = {command.name: [] for command in commands}
@@ -114,7 +114,7 @@ def _children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _row(command: Command, seconds: dict[str, list[float]], processor_s: dict[str, list[float]]) -> dict[str, Any]:
+def _row(command: TimedCommand, seconds: dict[str, list[float]], processor_s: dict[str, list[float]]) -> dict[str, Any]:
     own = seconds[command.name]
     return {
         "command": command.name,

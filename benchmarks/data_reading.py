@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bars import Bar, at_least
-from benchmarks.data_reading_sides import OURS, PEER, SEQ_LEN, VOCAB_SIZE, Case, Reading, reading_process
+from benchmarks.data_reading_sides import OURS, PEER, SEQ_LEN, VOCAB_SIZE, Reading, ReadingCase, reading_process
 from benchmarks.result import Result
 from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
@@ -28,8 +28,8 @@ ROUND_SAMPLES = 960
 BAR = 2.0
 SEED = 1
 CASES = {
-    OURS: [Case(has_documents, batch) for has_documents in (False, True) for batch in (1, 4)],
-    PEER: [Case(has_documents, 1) for has_documents in (False, True)],
+    OURS: [ReadingCase(has_documents, batch) for has_documents in (False, True) for batch in (1, 4)],
+    PEER: [ReadingCase(has_documents, 1) for has_documents in (False, True)],
 }
 
 
@@ -39,7 +39,7 @@ def run(million_tokens: float, num_rounds: int = ROUNDS, round_samples: int = RO
         prefix = Path(name) / "tokens"
         num_documents = _write_tokens(prefix, round(million_tokens * 1e6))
         sides = {side: processes.enter_context(reading_process(side, prefix)) for side in CASES}
-        readings: dict[tuple[str, Case], list[Reading]] = {}
+        readings: dict[tuple[str, ReadingCase], list[Reading]] = {}
         for turn in range(num_rounds):
             for side in list(CASES)[:: 1 if turn % 2 == 0 else -1]:
                 for case in CASES[side]:
@@ -78,15 +78,15 @@ def _write_tokens(prefix: Path, num_tokens: int) -> int:
     return num_documents
 
 
-Readings = Mapping[tuple[str, Case], Sequence[Reading]]
+Readings = Mapping[tuple[str, ReadingCase], Sequence[Reading]]
 
 
 def _rates(some: Sequence[Reading]) -> list[float]:
     return [one.num_samples / one.seconds for one in some]
 
 
-def _ratio(side: str, case: Case, readings: Readings) -> float:
-    peer = readings[PEER, Case(case.has_documents, 1)]
+def _ratio(side: str, case: ReadingCase, readings: Readings) -> float:
+    peer = readings[PEER, ReadingCase(case.has_documents, 1)]
     return statistics.median(_rates(readings[side, case])) / statistics.median(_rates(peer))
 
 
@@ -97,7 +97,7 @@ def _bars(readings: Readings) -> list[Bar]:
     ]
 
 
-def _row(side: str, case: Case, readings: Readings) -> dict[str, Any]:
+def _row(side: str, case: ReadingCase, readings: Readings) -> dict[str, Any]:
     some = readings[side, case]
     rates = _rates(some)
     return {

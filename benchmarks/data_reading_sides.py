@@ -23,7 +23,7 @@ SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReadingCase:
     """How samples are read. has_documents: with what the side has against attention over documents' ends."""
 
     has_documents: bool
@@ -43,12 +43,12 @@ class Reading:
     cpu_s: float
 
 
-Read = Callable[[Case, int, int], None]
+Read = Callable[[ReadingCase, int, int], None]
 """Reads samples: the case, the number of the first one, and how many."""
 
 
 @contextmanager
-def reading_process(side: str, prefix: Path) -> Iterator[Callable[[Case, int, int], Reading]]:
+def reading_process(side: str, prefix: Path) -> Iterator[Callable[[ReadingCase, int, int], Reading]]:
     """Yield what reads samples of the token files at `prefix` in a process of a side, and measures it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -56,7 +56,7 @@ def reading_process(side: str, prefix: Path) -> Iterator[Callable[[Case, int, in
     process.start()
     theirs.close()
 
-    def read(case: Case, first: int, count: int) -> Reading:
+    def read(case: ReadingCase, first: int, count: int) -> Reading:
         ours.send((case, first, count))
         reading: Reading = ours.recv()
         return reading
@@ -89,7 +89,7 @@ def _batch_reader(prefix: Path) -> Read:
     dataset = open_dataset(prefix, VOCAB_SIZE)
     order = SampleOrder(dataset.num_tokens, SEQ_LEN, SEED)
 
-    def read(case: Case, first: int, count: int) -> None:
+    def read(case: ReadingCase, first: int, count: int) -> None:
         reader = BatchReader.of_one(dataset, order, case.has_documents)
         for cursor in range(first, first + count, STEP_SAMPLES):
             dealing = Dealing(STEP_SAMPLES // case.micro_batch_size, 1)
@@ -118,7 +118,7 @@ def _gpt_dataset(prefix: Path) -> Read:
     for has_documents in (False, True):
         dataset(has_documents)  # builds its index
 
-    def read(case: Case, first: int, count: int) -> None:
+    def read(case: ReadingCase, first: int, count: int) -> None:
         samples = dataset(case.has_documents)
         for number in range(first, first + count):
             samples[number % len(samples)]

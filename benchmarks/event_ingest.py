@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow.dataset
 
 from benchmarks.bars import at_least, must_hold
-from benchmarks.event_ingest_hosts import RANKS_A_HOST, Orders
+from benchmarks.event_ingest_hosts import RANKS_A_HOST, IngestOrders
 from benchmarks.process_memory import peak_resident_mb
 from benchmarks.result import Result
 from megatrain.contracts.records.job_keys import JobKeys
@@ -82,7 +82,7 @@ def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, 
         place = Path(directory)
         with _daemon(place / "run", etcd.urls[0]) as daemon:
             _wait_for_record(EtcdSettings.of(etcd.urls))
-            orders = Orders(
+            orders = IngestOrders(
                 endpoint=etcd.urls[0], job=JOB, directory=str(place / "spools"), num_hosts=HOSTS, batch_rows=batch_rows,
                 rows_per_s=rate, seconds=seconds,
             )  # fmt: skip

@@ -30,7 +30,7 @@ _FULL_BYTES = 12 << 20
 _LAST_ACKNOWLEDGEMENT_S = 60.0
 
 
-class Orders(TypedDict):
+class IngestOrders(TypedDict):
     endpoint: str
     job: str
     directory: str
@@ -42,7 +42,7 @@ class Orders(TypedDict):
 
 
 def main() -> int:
-    orders: Orders = json.loads(sys.stdin.readline())
+    orders: IngestOrders = json.loads(sys.stdin.readline())
     with ExitStack() as closing:
         client = closing.enter_context(EtcdClient(EtcdSettings.of(orders["endpoint"])))
         finder = WatchedDaemon(client, JobKeys(orders["job"]))
@@ -83,7 +83,7 @@ def made_rows(first_rank: int, num_rows: int) -> Spans:
     return from_columns(Spans, columns)
 
 
-def _stream(orders: Orders, senders: list[Sender], tables: list[Spans]) -> dict[str, Any]:
+def _stream(orders: IngestOrders, senders: list[Sender], tables: list[Spans]) -> dict[str, Any]:
     began, cpu = time.monotonic(), time.process_time()
     num_batches = 0
     for number in _turns(orders, senders, began):
@@ -109,7 +109,7 @@ def _stream(orders: Orders, senders: list[Sender], tables: list[Spans]) -> dict[
     }
 
 
-def _turns(orders: Orders, senders: list[Sender], began: float) -> Iterator[int]:
+def _turns(orders: IngestOrders, senders: list[Sender], began: float) -> Iterator[int]:
     """Yield the number of the host that sends next, whenever a batch is due."""
     num_batches = 0
     while (elapsed_s := time.monotonic() - began) < orders["seconds"]:

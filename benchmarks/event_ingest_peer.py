@@ -28,7 +28,7 @@ _IN_FLIGHT = 256
 """Batches in flight: as many bytes as the windows of all hosts of megatrain's side."""
 
 
-class _Server(flight.FlightServerBase):
+class _PeerServer(flight.FlightServerBase):
     def __init__(self, directory: Path) -> None:
         super().__init__("grpc://127.0.0.1:0")
         self._directory, self._num_files = directory, 0
@@ -96,7 +96,7 @@ def _send(port: int, batch_rows: int, seconds: float, answers: Any) -> None:
 
 def main() -> int:
     orders = json.loads(sys.stdin.readline())
-    server = _Server(Path(orders["directory"]))
+    server = _PeerServer(Path(orders["directory"]))
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     print("ready", flush=True)

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_devices import check_devices
-from benchmarks.gpu_record import Record, Stage
+from benchmarks.gpu_record import GpuRecord, GpuStage
 from benchmarks.result import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +65,7 @@ CLEAN_SUMMARY = {
     "memcheck": "ERROR SUMMARY: 0 errors",
     "racecheck": "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
 }
-Run = Callable[[Stage, float], None]
+Run = Callable[[GpuStage, float], None]
 """Runs a stage in at most the given number of seconds."""
 
 
@@ -87,11 +87,11 @@ def main() -> int:
     chosen = dict(found for name, found in runs.items() if args.stages is None or name in args.stages)
     command = "python3 -m benchmarks.gpu" + (" --rehearse" if args.rehearse else "")
     if args.stages is None:
-        Record.begin(args.output, command)
+        GpuRecord.begin(args.output, command)
     else:
-        Record.resume(args.output, command, chosen)
+        GpuRecord.resume(args.output, command, chosen)
     run_all(chosen, args.output, args.budget_s)
-    record = Record.read(args.output)
+    record = GpuRecord.read(args.output)
     print((args.output / "gpu.md").read_text())
     return int(any(stage["failed"] for stage in record.document["stages"].values()))
 
@@ -127,7 +127,7 @@ def stages(output: Path, *, is_rehearsal: bool = False) -> dict[str, Run]:
     }
 
 
-def not_rehearsed(stage: Stage, timeout_s: float) -> None:
+def not_rehearsed(stage: GpuStage, timeout_s: float) -> None:
     """Note that this stage is part of a measurement only."""
     stage.change(note="not part of a rehearsal")
 
@@ -137,7 +137,7 @@ def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
     started, is_built = time.perf_counter(), True
     for name, run in runs.items():
         began = time.perf_counter() - started
-        stage = Record.read(output).stage(name)
+        stage = GpuRecord.read(output).stage(name)
         if not is_built:
             stage.fail("not started: the kernels were not built")
             continue
@@ -150,14 +150,14 @@ def run_all(runs: Mapping[str, Run], output: Path, budget_s: float) -> None:
             stage.fail(f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - started - began
         # the record is read again, because the processes of the stage have written it
-        stage = Record.read(output).stage(name)
+        stage = GpuRecord.read(output).stage(name)
         stage.change(seconds=round(seconds, 1))
         is_built = name != BUILD or not stage.content["failed"]
         print(f"{name}: {began + seconds:.0f} s", flush=True)
 
 
 def run_in_child(
-    output: Path, module: str, name: str, stage: Stage, timeout_s: float, *, is_rehearsal: bool = False
+    output: Path, module: str, name: str, stage: GpuStage, timeout_s: float, *, is_rehearsal: bool = False
 ) -> None:
     """Run a stage in a process of its own. After each figure that the process did not survive, start another one."""
     deadline = time.perf_counter() + timeout_s
@@ -167,7 +167,7 @@ def run_in_child(
     before = ""
     while True:
         code, log = run_command(command, deadline - time.perf_counter(), environment)
-        stage = Record.read(output).stage(name)
+        stage = GpuRecord.read(output).stage(name)
         if stage.content["is_done"]:
             return
         if code is None:
@@ -179,7 +179,7 @@ def run_in_child(
         before = json.dumps(stage.content)
 
 
-def build(stage: Stage, timeout_s: float) -> None:
+def build(stage: GpuStage, timeout_s: float) -> None:
     """Compile the kernels for this machine's GPU, at the place from which later processes load them."""
     major, minor = torch.cuda.get_device_capability()
     architecture = f"{major}.{minor}{'a' if major >= 9 else ''}"
@@ -190,7 +190,7 @@ def build(stage: Stage, timeout_s: float) -> None:
         stage.fail(log[-3000:] if code is not None else f"not built after {timeout_s:.0f} s")
 
 
-def check(tests: Sequence[str], stage: Stage, timeout_s: float, *, is_rehearsal: bool = False) -> None:
+def check(tests: Sequence[str], stage: GpuStage, timeout_s: float, *, is_rehearsal: bool = False) -> None:
     """Run these tests on the kernels, in a rehearsal in plain torch."""
     kernels = "reference" if is_rehearsal else "cuda"
     code, log = run_command(pytest_command(*tests, kernels=kernels), min(timeout_s, CHECKS_S), quiet_pytest())
@@ -203,7 +203,7 @@ def check(tests: Sequence[str], stage: Stage, timeout_s: float, *, is_rehearsal:
         stage.fail(f"exit code {code}: {log[-1500:]}")
 
 
-def sanitize(stage: Stage, timeout_s: float) -> None:
+def sanitize(stage: GpuStage, timeout_s: float) -> None:
     """Run tests of the kernels under compute-sanitizer. A tool fails unless its summary reports no errors."""
     if shutil.which("compute-sanitizer") is None:
         stage.change(note="not measured: compute-sanitizer is not on this machine")

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.gpu_record import Stage
+from benchmarks.gpu_record import GpuStage
 from benchmarks.gpu_stage import fill
-from benchmarks.gpu_target import Target
+from benchmarks.gpu_target import GpuTarget
 from megatrain.ops.quantization import E4M3
 
 CEILINGS = "Ceilings"
 BANDWIDTH = "copy, TB/s"
 
 
-def ceilings(stage: Stage, target: Target) -> None:
+def ceilings(stage: GpuStage, target: GpuTarget) -> None:
     """Measure each ceiling. Needs no kernels of megatrain."""
     measured: dict[str, Callable[[], float]] = {
         BANDWIDTH: lambda: copy_bandwidth(target) / 1e12,
@@ -29,14 +29,14 @@ def ceilings(stage: Stage, target: Target) -> None:
         fill(stage, found, name, measure, is_ours=False)
 
 
-def copy_bandwidth(target: Target) -> float:
+def copy_bandwidth(target: GpuTarget) -> float:
     """Return bytes a second, read and written, of a copy on the device: the ceiling of memory-bound work."""
     source = torch.empty(target.copy_bytes, dtype=torch.int8, device=target.device)
     copy = torch.empty_like(source)
     return 2 * source.numel() / target.seconds_of(lambda: copy.copy_(source))
 
 
-def product_flops(target: Target) -> float:
+def product_flops(target: GpuTarget) -> float:
     """Return FLOP a second of a product of two square bf16 matrices of random numbers."""
     size = target.product_size
     a, b = (torch.randn(size, size, device=target.device, dtype=torch.bfloat16) for _ in range(2))
@@ -44,7 +44,7 @@ def product_flops(target: Target) -> float:
     return 2 * size**3 / target.seconds_of(lambda: torch.mm(a, b, out=out))
 
 
-def fp8_product_flops(target: Target, *, is_fast: bool) -> float:
+def fp8_product_flops(target: GpuTarget, *, is_fast: bool) -> float:
     """Return FLOP a second of a product of two square matrices in 8 bits with one scale each, and a bf16 result.
 
     is_fast: sums are kept in fewer bits, as in forward.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_record import Stage
+from benchmarks.gpu_record import GpuStage
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = "gpu-devices.jsonl"
@@ -33,7 +33,7 @@ FIELDS: Mapping[str, tuple[str, float, float]] = {
 """nvidia-smi's field -> (our field, the factor from nvidia-smi's unit to ours, the greatest difference in our unit)."""
 
 
-def check_devices(stage: Stage, timeout_s: float) -> None:
+def check_devices(stage: GpuStage, timeout_s: float) -> None:
     """Compare each GPU's newest reading with nvidia-smi, and keep the readings beside the record."""
     if shutil.which("nvidia-smi") is None:
         stage.change(note="not checked: nvidia-smi is not on this machine")

@@ -43,7 +43,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OperatorCase:
     """One measurement. `theirs` makes the plain torch form, given a wrapper: `compiled`, or one that does nothing."""
 
     name: str
@@ -58,7 +58,7 @@ def compiled(operation: Operation) -> Operation:
     return torch.compile(operation, dynamic=False)
 
 
-def cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     """Yield the cases. Each makes its tensors when its work is requested."""
     yield from _norm_cases(sizes, device)
     yield from _activation_cases(sizes, device)
@@ -104,12 +104,12 @@ def _ways_to_add(tokens: int, rows: int, columns: int, device: torch.device) -> 
 
 
 def _pair(name: str, ours: Operation, theirs: Operation, make: Callable[[], list[Tensor]], bytes_each: tuple[int, int],
-          ) -> Iterator[Case]:  # fmt: skip
+          ) -> Iterator[OperatorCase]:  # fmt: skip
     """Yield the forward and the backward case of one operation."""
-    yield Case(
+    yield OperatorCase(
         f"{name} forward", bytes_each[0], lambda: _forward(ours, make()), lambda wrap: _forward(wrap(theirs), make())
     )
-    yield Case(
+    yield OperatorCase(
         f"{name} backward", bytes_each[1], lambda: _backward(ours, make()), lambda wrap: _backward(wrap(theirs), make())
     )
 
@@ -124,7 +124,7 @@ def _forward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
 
 def _backward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
     leaves = [one.requires_grad_() if one.is_floating_point() else one for one in inputs]
-    kept: dict[str, object] = {}
+    kept: dict[str, list[Tensor]] = {}
 
     def work() -> None:
         # the graph is made on the stream that is recorded, because backward runs on the stream of its forward
@@ -143,7 +143,7 @@ def _draw(device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat16
     return torch.randn(*shape, device=device, dtype=dtype)
 
 
-def _norm_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _norm_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     tokens, hidden = sizes.tokens, sizes.hidden
     matrix = 2 * tokens * hidden
 
@@ -176,7 +176,7 @@ def _norm_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     )
 
 
-def _activation_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _activation_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     tokens, ffn = sizes.tokens, sizes.ffn
     matrix = 2 * tokens * ffn
 
@@ -202,7 +202,7 @@ def _activation_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     )
 
 
-def _residual_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _residual_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     tokens, hidden, groups = sizes.tokens, sizes.hidden, sizes.kv_heads
     head_dim = hidden // sizes.heads
     rows = sizes.heads // groups + 2
@@ -224,7 +224,7 @@ def _residual_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         return turned(q), turned(k), v.contiguous()
 
     product_bytes = 2 * tokens * groups * rows * head_dim
-    yield Case(
+    yield OperatorCase(
         "rotary forward, with the split of q, k and v",
         2 * product_bytes,
         lambda: _forward(ours, [_draw(device, tokens, 1, groups, rows, head_dim)]),
@@ -239,7 +239,7 @@ def _residual_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     )
 
 
-def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     tokens, vocab, hidden = sizes.tokens, sizes.vocab_size, sizes.hidden
     logits_bytes = 2 * tokens * vocab
     labels = torch.randint(0, vocab, (tokens,), device=device)
@@ -254,13 +254,13 @@ def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         lse = local_statistics(logits, labels, 0, vocab)[0]
         return lambda: logits_gradient_(logits, labels, lse, grad, 0, vocab, CROSS_ENTROPY_ALONE)
 
-    yield Case(
+    yield OperatorCase(
         "cross entropy forward",
         logits_bytes,
         lambda: _forward(lambda logits: summed_cross_entropy(logits, labels, vocab), [_draw(device, tokens, vocab)]),
         lambda wrap: _forward(wrap(eager_loss), [_draw(device, tokens, vocab)]),
     )
-    yield Case(
+    yield OperatorCase(
         "cross entropy backward, in place",
         2 * logits_bytes,
         our_gradient,
@@ -275,7 +275,7 @@ def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     )
 
 
-def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     count = sizes.num_weights
     rows = count // sizes.hidden
 
@@ -325,14 +325,14 @@ def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
         return step
 
-    yield Case(
+    yield OperatorCase(
         "AdamW, 30 bytes a weight, beside torch's fused one and a copy", 30 * count, our_adamw, their_adamw,
         why_not_compiled="one kernel already",
     )  # fmt: skip
-    yield Case("AdamW, 30 bytes a weight, beside plain operations", 30 * count, our_adamw, their_plain_adamw)
-    yield Case("LAMB, 42 bytes a weight in its two passes", 42 * count, our_lamb, None)
+    yield OperatorCase("AdamW, 30 bytes a weight, beside plain operations", 30 * count, our_adamw, their_plain_adamw)
+    yield OperatorCase("LAMB, 42 bytes a weight in its two passes", 42 * count, our_lamb, None)
     flat = _draw(device, count, dtype=torch.float32)
-    yield Case(
+    yield OperatorCase(
         "squared norm",
         4 * count,
         lambda: lambda: square_sum(flat),
@@ -340,7 +340,7 @@ def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     )
     matrix = _draw(device, rows, sizes.hidden)
     scale = fp8_scale(matrix, E4M3)
-    yield Case(
+    yield OperatorCase(
         "FP8 quantization with the transposed copy",
         4 * count,
         lambda: lambda: fp8_quantize(matrix, scale, E4M3, True, True),

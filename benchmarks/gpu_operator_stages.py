@@ -9,14 +9,14 @@ from functools import partial
 import torch
 
 from benchmarks.gpu_ceilings import BANDWIDTH, CEILINGS, ceilings
-from benchmarks.gpu_operator_cases import Case, cases, products
-from benchmarks.gpu_record import Stage, ratio
+from benchmarks.gpu_operator_cases import OperatorCase, cases, products
+from benchmarks.gpu_record import GpuStage, ratio
 from benchmarks.gpu_stage import Work, fill, run_stage
-from benchmarks.gpu_target import Target
+from benchmarks.gpu_target import GpuTarget
 from megatrain.ops.cross_entropy import summed_cross_entropy
 
 
-def operations(stage: Stage, target: Target) -> None:
+def operations(stage: GpuStage, target: GpuTarget) -> None:
     """Time each memory-bound operation, and the same in plain torch, eager and compiled."""
     found = stage.record.stage(CEILINGS).content["found"]
     bandwidth = found[BANDWIDTH] * 1e12 if isinstance(found, dict) and isinstance(found.get(BANDWIDTH), float) else None
@@ -24,7 +24,7 @@ def operations(stage: Stage, target: Target) -> None:
         operation(stage, target, case, bandwidth)
 
 
-def operation(stage: Stage, target: Target, case: Case, bandwidth: float | None) -> None:
+def operation(stage: GpuStage, target: GpuTarget, case: OperatorCase, bandwidth: float | None) -> None:
     """Time one operation. `bandwidth`: of a copy in bytes a second, where that is known."""
     row = stage.row(operation=case.name)
     fill(stage, row, "ours, us", lambda: target.seconds_of(case.ours()) * 1e6, is_ours=True)
@@ -41,7 +41,7 @@ def operation(stage: Stage, target: Target, case: Case, bandwidth: float | None)
     stage.record.write()
 
 
-def weight_gradients(stage: Stage, target: Target) -> None:
+def weight_gradients(stage: GpuStage, target: GpuTarget) -> None:
     """Time the products that add to a sum, to see whether they are as fast as a product without addition."""
     for name, flops, ways in products(target.sizes, target.device):
         row = stage.row(**{"gradient of": name})
@@ -49,11 +49,11 @@ def weight_gradients(stage: Stage, target: Target) -> None:
             fill(stage, row, f"{way}, TFLOP/s", partial(_rate, target, flops, make), is_ours=way == "ours")
 
 
-def _rate(target: Target, flops: int, make: Callable[[], Callable[[], object]]) -> float:
+def _rate(target: GpuTarget, flops: int, make: Callable[[], Callable[[], object]]) -> float:
     return flops / target.seconds_of(make()) / 1e12
 
 
-def loss_memory(stage: Stage, target: Target) -> None:
+def loss_memory(stage: GpuStage, target: GpuTarget) -> None:
     """Measure the peak memory of cross entropy, relative to its logits."""
     tokens, vocab = target.sizes.tokens, target.sizes.vocab_size
     labels = torch.randint(0, vocab, (tokens,), device=target.device)

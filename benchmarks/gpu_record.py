@@ -17,7 +17,7 @@ from benchmarks.tables import table
 Row = dict[str, Any]
 
 
-class Record:
+class GpuRecord:
     """The document of one run in `directory`."""
 
     def __init__(self, directory: Path, document: dict[str, Any]) -> None:
@@ -64,16 +64,16 @@ class Record:
             unfinished.write_text(text)
             unfinished.replace(self.directory / name)
 
-    def stage(self, name: str) -> Stage:
+    def stage(self, name: str) -> GpuStage:
         """Return the part of one stage, which is empty until the stage has a result."""
         empty = {"seconds": 0.0, "found": [], "failed": [], "note": "", "is_done": False}
-        return Stage(self, self.document["stages"].setdefault(name, empty))
+        return GpuStage(self, self.document["stages"].setdefault(name, empty))
 
 
-class Stage:
+class GpuStage:
     """One stage of a record. `content` has its time, its rows or facts, and its failures. All changes go to disk."""
 
-    def __init__(self, record: Record, content: dict[str, Any]) -> None:
+    def __init__(self, record: GpuRecord, content: dict[str, Any]) -> None:
         self.record = record
         self.content = content
 

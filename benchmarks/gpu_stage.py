@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_target
-from benchmarks.gpu_record import Record, Row, Stage
-from benchmarks.gpu_target import Target
+from benchmarks.gpu_record import GpuRecord, GpuStage, Row
+from benchmarks.gpu_target import GpuTarget
 from megatrain.ops.extension import load_extension, missing_capability
-from megatrain.training.allocator import set_allocator, use_expandable_segments
+from megatrain.training.device_settings import set_allocator, use_expandable_segments
 
 RUNNING = "running"
 OUT_OF_MEMORY = "out of memory"
-Work = Callable[[Stage, Target], None]
+Work = Callable[[GpuStage, GpuTarget], None]
 
 
 class BrokenDeviceError(Exception):
@@ -41,7 +41,7 @@ def run_stage(
     parser.add_argument("--output", type=Path, required=True, help="directory of gpu.json")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with tiny sizes")
     args = parser.parse_args(arguments)
-    stage = Record.read(args.output).stage(args.stage)
+    stage = GpuRecord.read(args.output).stage(args.stage)
     problem = "" if args.rehearse or args.stage in without_kernels else missing_kernels()
     if problem:
         # otherwise the plain PyTorch forms would be measured under the kernels' names
@@ -65,7 +65,7 @@ def missing_kernels() -> str:
     return missing_capability(extension.architectures, torch.cuda.get_device_capability())
 
 
-def fill(stage: Stage, row: Row, column: str, work: Callable[[], Any], *, is_ours: bool) -> None:
+def fill(stage: GpuStage, row: Row, column: str, work: Callable[[], Any], *, is_ours: bool) -> None:
     """Put the result of `work` in a row: a value in its column, or a dictionary of columns. An error is recorded too.
 
     A column that has a value is not changed, because an earlier process filled it. A column that an earlier process did

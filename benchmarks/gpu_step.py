@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.nn import functional
 
-from benchmarks.gpu_target import Target
-from benchmarks.single_rank_trainer import SingleRankTrainer
+from benchmarks.gpu_target import GpuTarget
+from benchmarks.single_rank_trainer import BenchmarkTrainer
 from megatrain.config.config import Config
 from megatrain.ops.rotary import inverse_frequencies, rotary_table
 from megatrain.telemetry.flops import mfu, training_flops_per_token
@@ -111,15 +111,13 @@ def host_bound_config(base: Config, *, cuda_graphs: bool) -> Config:
     return Config.from_dict(tables)
 
 
-def our_step(config: Config, device: torch.device) -> tuple[Step, SingleRankTrainer]:
+def our_step(config: Config, device: torch.device) -> tuple[Step, BenchmarkTrainer]:
     """Return megatrain's step, and the trainer that the caller must close."""
-    trainer = SingleRankTrainer(config, device)
+    trainer = BenchmarkTrainer(config, device)
     return lambda tokens_SB: trainer.step(tokens_SB[:-1], tokens_SB[1:]).loss, trainer
 
 
-def peer_step(
-    model: dict[str, Any], device: torch.device, wrap: Callable[[nn.Module], Callable[[Tensor, Tensor], Tensor]]
-) -> Step:
+def peer_step(model: dict[str, Any], device: torch.device, wrap: Callable[[Any], Callable[..., Any]]) -> Step:
     """Return the peer's step, by micro-batches of one sample. wrap: compiles the model, or returns it as it is."""
     with device:  # initialising all these weights on the CPU would take long
         net = PlainLlama(model)
@@ -143,7 +141,7 @@ def peer_step(
     return step
 
 
-def measure(target: Target, step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) -> StepFigures:
+def measure(target: GpuTarget, step: Step, config: Config, tokens_SB: Tensor, peak_flops: float) -> StepFigures:
     """Run warm-up and timed steps. On a CPU the memory is not measured: 0."""
     for _ in range(WARMUP):
         step(tokens_SB)
@@ -172,7 +170,7 @@ def measure(target: Target, step: Step, config: Config, tokens_SB: Tensor, peak_
     )
 
 
-def _memory_gib(target: Target) -> tuple[float, float]:
+def _memory_gib(target: GpuTarget) -> tuple[float, float]:
     """Return the peak of tensors, and what torch holds for them."""
     if not target.is_gpu:
         return 0.0, 0.0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_ceilings import product_flops
-from benchmarks.gpu_record import Row, Stage, beside
+from benchmarks.gpu_record import GpuStage, Row, beside
 from benchmarks.gpu_stage import OUT_OF_MEMORY, Work, fill, run_stage
 from benchmarks.gpu_step import (
     WARMUP,
@@ -28,7 +28,7 @@ from benchmarks.gpu_step import (
     peer_step,
     profiled_idle,
 )
-from benchmarks.gpu_target import Target
+from benchmarks.gpu_target import GpuTarget
 from megatrain.config import load_config
 from megatrain.config.config import Config
 from megatrain.telemetry.flops import peak_flops
@@ -49,7 +49,7 @@ PARITY_BOUND = 2e-2
 """The relative bound on each of ten losses in bf16. tests/gpu/test_gpu_smoke.py has the same bound for small models."""
 
 
-def whole_steps(stage: Stage, target: Target) -> None:
+def whole_steps(stage: GpuStage, target: GpuTarget) -> None:
     """Time megatrain's steps and the peer's, with one micro-batch and with several.
 
     A side that does not fit into memory is repeated with fewer layers. The other sides are not, so sides may have
@@ -61,14 +61,14 @@ def whole_steps(stage: Stage, target: Target) -> None:
         _fit(stage, target, num_microbatches, PEER, None)
 
 
-def fp8_steps(stage: Stage, target: Target) -> None:
+def fp8_steps(stage: GpuStage, target: GpuTarget) -> None:
     """Time the other ways to scale in FP8."""
     for name, fp8 in FP8_SIDES.items():
         if name != FP8:
             _fit(stage, target, 1, name, partial(our_config, fp8=fp8))
 
 
-def offload(stage: Stage, target: Target) -> None:
+def offload(stage: GpuStage, target: GpuTarget) -> None:
     """Time a model of few layers with its activations on the GPU and on the host."""
     num_layers = target.num_offload_layers
     model = model_config(num_layers, **target.model)
@@ -83,7 +83,7 @@ def offload(stage: Stage, target: Target) -> None:
 
 
 def _fit(
-    stage: Stage, target: Target, num_microbatches: int, name: str, config_of: Callable[..., Config] | None
+    stage: GpuStage, target: GpuTarget, num_microbatches: int, name: str, config_of: Callable[..., Config] | None
 ) -> None:
     """Time one side with as many layers as fit."""
     model = model_config(1, **target.model)
@@ -99,8 +99,8 @@ def _fit(
 
 
 def _side(
-    stage: Stage,
-    target: Target,
+    stage: GpuStage,
+    target: GpuTarget,
     model: dict[str, Any],
     name: str,
     config_of: Callable[..., Config] | None,
@@ -121,7 +121,7 @@ def _side(
     return row
 
 
-def host_bound_steps(stage: Stage, target: Target) -> None:
+def host_bound_steps(stage: GpuStage, target: GpuTarget) -> None:
     """Time the same steps launched by Python and replayed from CUDA graphs, and record their losses."""
     small = load_config(SMALL_MODEL, list(target.small_model)).config
     base = "launched by Python"
@@ -138,36 +138,36 @@ def host_bound_steps(stage: Stage, target: Target) -> None:
         fill(stage, stage.row(side=name), "idle", partial(_host_bound_idle, target, config, tokens), is_ours=True)
 
 
-def _host_bound_figures(target: Target, config: Config, tokens_SB: Tensor) -> dict[str, Any]:
+def _host_bound_figures(target: GpuTarget, config: Config, tokens_SB: Tensor) -> dict[str, Any]:
     with _our_side(target, config) as step:
         return asdict(measure(target, step, config, tokens_SB, _peak(target)))
 
 
-def _host_bound_idle(target: Target, config: Config, tokens_SB: Tensor) -> float | str:
+def _host_bound_idle(target: GpuTarget, config: Config, tokens_SB: Tensor) -> float | str:
     with _our_side(target, config) as step:
         for _ in range(WARMUP):
             step(tokens_SB)
         return profiled_idle(step, tokens_SB)
 
 
-def _compare(stage: Stage, column: str, base: str, same: str = "layers") -> None:
+def _compare(stage: GpuStage, column: str, base: str, same: str = "layers") -> None:
     beside(stage.content["found"], column, base, same)
     stage.record.write()
 
 
 @contextmanager
-def _our_side(target: Target, config: Config) -> Iterator[Step]:
+def _our_side(target: GpuTarget, config: Config) -> Iterator[Step]:
     step, trainer = our_step(config, target.device)
     with closing(trainer):
         yield step
 
 
 @contextmanager
-def _peer_side(target: Target, model: dict[str, Any]) -> Iterator[Step]:
+def _peer_side(target: GpuTarget, model: dict[str, Any]) -> Iterator[Step]:
     yield peer_step(model, target.device, target.compiled)
 
 
-def _peak(target: Target) -> float:
+def _peak(target: GpuTarget) -> float:
     """Return the peak FLOP/s for MFU: from the data sheet, or for an unknown device the rate of a large product."""
     return (peak_flops(torch.cuda.get_device_name()) if target.is_gpu else None) or product_flops(target)
 
@@ -177,7 +177,7 @@ def _tokens(vocab_size: int, seq_len: int, num_samples: int) -> Tensor:
     return torch.randint(0, vocab_size, (seq_len + 1, num_samples), generator=torch.Generator().manual_seed(0))
 
 
-def parity(stage: Stage, target: Target) -> None:
+def parity(stage: GpuStage, target: GpuTarget) -> None:
     """Train the 125M configuration on both devices, with short samples so that the CPU needs only seconds."""
     changes = ["--model.seq_len=256", *target.small_model, "--batch.micro_batch_size=1", "--batch.global_batch_size=1"]
     config = load_config(SMALL_MODEL, changes).config

@@ -17,7 +17,7 @@ from benchmarks.gpu_timing import Work, seconds_of, seconds_on_cpu
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class GpuTarget:
     """A device and sizes. compiled: compiles a peer's function. model: changes of the model with the width of 8B."""
 
     device: torch.device
@@ -44,14 +44,14 @@ class Target:
             torch.cuda.synchronize()
 
 
-def gpu() -> Target:
+def gpu() -> GpuTarget:
     """Return the GPU of this machine with the sizes of Llama 3 8B."""
-    return Target(torch.device("cuda"), Sizes(), seconds_of, compiled, copy_bytes=1 << 30, product_size=8192)
+    return GpuTarget(torch.device("cuda"), Sizes(), seconds_of, compiled, copy_bytes=1 << 30, product_size=8192)
 
 
-def rehearsal() -> Target:
+def rehearsal() -> GpuTarget:
     """Return this machine's CPU with tiny sizes."""
-    return Target(
+    return GpuTarget(
         torch.device("cpu"),
         Sizes(tokens=32, hidden=64, ffn=96, heads=4, kv_heads=2, vocab_size=128, num_weights=64 * 64),
         seconds_on_cpu,

@@ -17,7 +17,7 @@ from typing import Any
 from torch import distributed as dist
 
 from benchmarks.bars import at_least
-from benchmarks.group_init_ranks import OURS, SIDES, Orders, Record, create_all, load_store
+from benchmarks.group_init_ranks import OURS, SIDES, GroupInitOrders, GroupInitRecord, create_all, load_store
 from benchmarks.group_init_requests import Costs, Requests, busy_s, group_requests, nccl_requests, world_requests
 from benchmarks.result import Result
 from megatrain.contracts.layout import STAGES, Layout
@@ -100,11 +100,11 @@ def _take_turns(pool: RankPool, server: dist.TCPStore, layout: Layout, num_round
 
 def _create(
     pool: RankPool, server: dist.TCPStore, layout: Layout, side: str, name: str, *, is_counted: bool = False
-) -> tuple[list[Record], float]:
+) -> tuple[list[GroupInitRecord], float]:
     """Let all ranks create their groups. Return their records, and the seconds of the server's thread."""
-    orders = Orders(side, layout, server.port, f"{layout}/{side}/{name}", is_counted)
+    orders = GroupInitOrders(side, layout, server.port, f"{layout}/{side}/{name}", is_counted)
     busy = _others_s()
-    records: list[Record] = pool.run(create_all, layout.world_size, orders, timeout_s=_TIMEOUT_S)
+    records: list[GroupInitRecord] = pool.run(create_all, layout.world_size, orders, timeout_s=_TIMEOUT_S)
     busy = _others_s() - busy
     wrong = {name: sums for record in records for name, sums in record.sums.items() if sums[0] != sums[1]}
     if wrong:
@@ -112,7 +112,7 @@ def _create(
     return records, busy
 
 
-def seconds_of(records: list[Record]) -> float:
+def seconds_of(records: list[GroupInitRecord]) -> float:
     """Return the seconds from when the last rank began until the last rank had a result from each of its groups."""
     return max(record.ended_s for record in records) - max(record.began_s for record in records)
 

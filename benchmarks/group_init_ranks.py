@@ -67,7 +67,7 @@ class CountingStore(dist.Store):
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class GroupInitOrders:
     """One creation of all groups. port: of the store's server on this machine. prefix: of this creation's keys."""
 
     side: str
@@ -78,7 +78,7 @@ class Orders:
 
 
 @dataclass(slots=True)
-class Record:
+class GroupInitRecord:
     """The measurements of a rank: when it began and when it had a result from each of its groups (monotonic clock),
     its requests for the world group and for all other groups, and by group (members, sum), which must be equal."""
 
@@ -89,7 +89,7 @@ class Record:
     sums: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
-def create_all(context: RankContext, orders: Orders) -> Record:
+def create_all(context: RankContext, orders: GroupInitOrders) -> GroupInitRecord:
     """Wait for all ranks, create the groups, and run a collective on each."""
     if orders.side == TORCH_BARRIER:
         os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
@@ -97,7 +97,7 @@ def create_all(context: RankContext, orders: Orders) -> Record:
     # connect before the gate: torch resolves the name of the server's address, and a lost reply costs 5 s
     store: dist.Store = dist.TCPStore(_HOST, orders.port, is_master=False, timeout=_TIMEOUT)
     _pass_gate(store, context.world_size, orders.prefix)
-    record = Record(began_s=time.monotonic())
+    record = GroupInitRecord(began_s=time.monotonic())
     counts: Counter[str] = Counter()
     if orders.is_counted:
         store = counting = CountingStore(store)
@@ -143,7 +143,7 @@ def _common_first(planned: Sequence[PlannedGroup], world_size: int) -> list[Plan
 
 def _pass_gate(store: dist.Store, world_size: int, prefix: str) -> None:
     if store.add(f"{prefix}/arrived", 1) == world_size:
-        store.set(f"{prefix}/open", b"1")
+        store.set(f"{prefix}/open", "1")
     store.wait([f"{prefix}/open"], _TIMEOUT)
 
 
@@ -159,11 +159,11 @@ def load_store(context: RankContext, port: int, kind: str, num_keys: int, num_re
     store = dist.TCPStore(_HOST, port, is_master=False, timeout=_TIMEOUT)
     keys = [f"{kind}-{num_keys}/{number}" for number in range(num_keys)]
     for key in keys:
-        store.set(key, b"a" * ADDRESS_BYTES)
+        store.set(key, "a" * ADDRESS_BYTES)
     began_s = time.monotonic()
     for _ in range(num_requests):
         if kind == "set":
-            store.set(keys[0], b"a" * ADDRESS_BYTES)
+            store.set(keys[0], "a" * ADDRESS_BYTES)
         elif kind == "get":
             store.get(keys[0])
         elif kind == "add":

@@ -31,7 +31,7 @@ _POLL_S = 0.5
 _WRITERS = 4
 
 
-class Orders(TypedDict):
+class HeartbeatOrders(TypedDict):
     """The settings of a process of hosts."""
 
     endpoint: str
@@ -61,10 +61,10 @@ class Findings(TypedDict):
     """By key of a command, when it arrived: one entry for each host."""
 
 
-class Host:
+class BenchmarkHost:
     """One host, registered under its lease, with a watch of the commands."""
 
-    def __init__(self, orders: Orders, number: int, client: EtcdClient, hosts: Hosts) -> None:
+    def __init__(self, orders: HeartbeatOrders, number: int, client: EtcdClient, hosts: BenchmarkHosts) -> None:
         self.name = f"host-{number}"
         self.client = client
         self.step = 0
@@ -104,10 +104,10 @@ class Host:
                     self._hosts.note_command(change.item.key.decode(), at)
 
 
-class Hosts:
+class BenchmarkHosts:
     """All hosts of this process, and their findings."""
 
-    def __init__(self, orders: Orders) -> None:
+    def __init__(self, orders: HeartbeatOrders) -> None:
         self._orders = orders
         self._lock = threading.Lock()
         self._doubts = 0
@@ -117,12 +117,12 @@ class Hosts:
         self._heard_at: defaultdict[str, list[float]] = defaultdict(list)
         self._closed = threading.Event()
         self._stack = ExitStack()
-        self._hosts: list[Host] = []
+        self._hosts: list[BenchmarkHost] = []
         settings = EtcdSettings.of(orders["endpoint"])
         shared = None if orders["has_own_connections"] else self._stack.enter_context(EtcdClient(settings))
         for number in range(orders["first"], orders["first"] + orders["count"]):
             client = shared or self._stack.enter_context(EtcdClient(settings))
-            self._hosts.append(Host(orders, number, client, self))
+            self._hosts.append(BenchmarkHost(orders, number, client, self))
         shares = [self._hosts[number::_WRITERS] for number in range(_WRITERS)]
         self._threads = [threading.Thread(target=self._write, args=(share,)) for share in shares]
         self._threads.append(threading.Thread(target=self._look))
@@ -151,7 +151,7 @@ class Hosts:
             status_failures=self._status_failures, status_s=self._status_s, heard_at=dict(self._heard_at),
         )  # fmt: skip
 
-    def _write(self, hosts: list[Host]) -> None:
+    def _write(self, hosts: list[BenchmarkHost]) -> None:
         """Write the status of each of these hosts once a period. The writes are spread over the period."""
         period_s = self._orders["status_s"]
         randomness = random.Random(hosts[0].name if hosts else 0)
@@ -178,8 +178,8 @@ class Hosts:
 
 def main() -> None:
     threading.stack_size(_STACK_BYTES)
-    orders: Orders = json.loads(sys.stdin.readline())
-    hosts = Hosts(orders)
+    orders: HeartbeatOrders = json.loads(sys.stdin.readline())
+    hosts = BenchmarkHosts(orders)
     _say({"ready": orders["count"]})
     sys.stdin.readline()
     _say(hosts.close())

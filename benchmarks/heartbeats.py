@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import at_least, at_most, must_hold
-from benchmarks.heartbeat_hosts import Findings, Orders
+from benchmarks.heartbeat_hosts import Findings, HeartbeatOrders
 from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.records.job_keys import JobKeys
@@ -102,7 +102,7 @@ def _measure(side: str, num_hosts: int, seconds: float, recovery: RecoveryConfig
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         etcd = stack.enter_context(EtcdServers(Path(directory)))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
-        orders = Orders(
+        orders = HeartbeatOrders(
             endpoint=etcd.urls[0], job="heartbeats", first=0, count=0, has_own_connections=SIDES[side],
             ttl_s=int(recovery.lease_ttl_s), renew_s=recovery.lease_renew_s, status_s=recovery.status_interval_s,
         )  # fmt: skip
@@ -141,7 +141,7 @@ def _measure(side: str, num_hosts: int, seconds: float, recovery: RecoveryConfig
         }
 
 
-def _start_hosts(orders: Orders, num_hosts: int, stack: ExitStack) -> list[subprocess.Popen[str]]:
+def _start_hosts(orders: HeartbeatOrders, num_hosts: int, stack: ExitStack) -> list[subprocess.Popen[str]]:
     """Start the processes and wait until all hosts are registered."""
     processes = []
     for number in range(PROCESSES):

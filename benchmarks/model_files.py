@@ -32,7 +32,7 @@ SHAPE = {"hidden_size": 2560, "intermediate_size": 8960, "num_hidden_layers": 32
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedRun:
     """One run of a side: its duration, and the peak resident memory of its process."""
 
     seconds: float
@@ -47,14 +47,14 @@ def run(storage: str) -> Result:
         subprocess.run([sys.executable, "-c", _MAKE, str(source)], check=True)
         largest = max(path.stat().st_size for path in source.glob("*.safetensors"))
         _command("import-hf", source, checkpoint)  # the export's source
-        sides: dict[str, Callable[[Path], Run]] = {
+        sides: dict[str, Callable[[Path], TimedRun]] = {
             "import-hf": lambda output: _command("import-hf", source, output),
             "copy of the model's files": lambda output: _copy(source, output),
             "export-hf": lambda output: _command(
                 "export-hf", checkpoint, output, "--dtype", "bf16", "--max-shard-size", str(largest)
             ),
         }
-        runs: dict[str, list[Run]] = {side: [] for side in sides}
+        runs: dict[str, list[TimedRun]] = {side: [] for side in sides}
         for turn in range(ROUNDS):
             for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
                 _leave_page_cache(directory)
@@ -84,7 +84,7 @@ def run(storage: str) -> Result:
     )
 
 
-def _rows(runs: Mapping[str, list[Run]], moved: Mapping[str, int]) -> list[dict[str, Any]]:
+def _rows(runs: Mapping[str, list[TimedRun]], moved: Mapping[str, int]) -> list[dict[str, Any]]:
     rates = {side: moved[side] / statistics.median(one.seconds for one in all_runs) for side, all_runs in runs.items()}
     (copy,) = (rate for side, rate in rates.items() if side.startswith("copy"))
     return [
@@ -113,23 +113,23 @@ def _bars(rows: list[dict[str, Any]], largest: int) -> list[Bar]:
     ]
 
 
-def _command(verb: str, source: Path, output: Path, *options: str) -> Run:
+def _command(verb: str, source: Path, output: Path, *options: str) -> TimedRun:
     arguments = [sys.executable, "-m", "megatrain", "ckpt", verb, str(source), "--output", str(output), *options]
     began = time.perf_counter()
     child = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     assert child.returncode == 0, (arguments, child.returncode)
-    return Run(time.perf_counter() - began, usage.ru_maxrss * 1024)
+    return TimedRun(time.perf_counter() - began, usage.ru_maxrss * 1024)
 
 
-def _copy(source: Path, output: Path) -> Run:
+def _copy(source: Path, output: Path) -> TimedRun:
     began = time.perf_counter()
     output.mkdir()
     for path in sorted(source.iterdir()):
         shutil.copyfile(path, output / path.name)
         _sync(output / path.name)
-    return Run(time.perf_counter() - began, 0)
+    return TimedRun(time.perf_counter() - began, 0)
 
 
 def _sync(path: Path) -> None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, at_least, at_most, must_hold
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
-from benchmarks.overlap_trace import Trace, ideal_of_calls, sent_by_calls
+from benchmarks.overlap_trace import OverlapTrace, ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.reader import read_black_box
@@ -58,7 +58,7 @@ SHORT = {**SMALL, "num_layers": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OverlapCase:
     """One measurement. forward_s, layer_s, product_s: times of paced compute. wanted: bars for the overlapped
     fraction and for on / ideal.
     """
@@ -88,18 +88,18 @@ TP = {"tp_size": 2, "num_sequence_chunks": 4}
 PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1 << 18}
 PEERS = ("DDP", "FSDP2")
 CASES = [
-    Case("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=PEERS, block=2),
-    Case("DP, 2 ranks, 8 chunks", {"dp_size": 2, **DP, "num_chunks": 8}, 1, (0.8, 1.08), peers=PEERS, block=2),
-    Case("DP, 4 ranks, 4 chunks, paced by layer", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, layer_s=0.05),
-    Case("DP, 2 ranks, default chunks", {"dp_size": 2, **DEFAULT}, 1, (0.8, 1.08), peers=("DDP",), block=2),
-    Case("DP, 4 ranks, default chunks, paced by layer", {"dp_size": 4, **DEFAULT}, 1, (0.8, 1.08), 2, SMALL,
+    OverlapCase("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=PEERS, block=2),
+    OverlapCase("DP, 2 ranks, 8 chunks", {"dp_size": 2, **DP, "num_chunks": 8}, 1, (0.8, 1.08), peers=PEERS, block=2),
+    OverlapCase("DP, 4 ranks, 4 chunks, paced by layer", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, layer_s=0.05),
+    OverlapCase("DP, 2 ranks, default chunks", {"dp_size": 2, **DEFAULT}, 1, (0.8, 1.08), peers=("DDP",), block=2),
+    OverlapCase("DP, 4 ranks, default chunks, paced by layer", {"dp_size": 4, **DEFAULT}, 1, (0.8, 1.08), 2, SMALL,
          layer_s=0.05),
-    Case("PP, 2 stages, interleaved", {**PP, "pp_size": 2}, 8, (0.8, 1.10), 4, block=2),
-    Case("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04, block=2),
-    Case("DP 2 x PP 2, paced by layer", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, math.inf), 2, SMALL,
+    OverlapCase("PP, 2 stages, interleaved", {**PP, "pp_size": 2}, 8, (0.8, 1.10), 4, block=2),
+    OverlapCase("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04, block=2),
+    OverlapCase("DP 2 x PP 2, paced by layer", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, math.inf), 2, SMALL,
          layer_s=0.03, block=2),
-    Case("TP 2, 4 sequence chunks", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE, block=2),
-    Case("TP 2 x DP 2, paced", {**DP, **TP, "dp_size": 2, "bucket_size": 1 << 16}, 1, (0.75, math.inf), 4, SHORT,
+    OverlapCase("TP 2, 4 sequence chunks", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE, block=2),
+    OverlapCase("TP 2 x DP 2, paced", {**DP, **TP, "dp_size": 2, "bucket_size": 1 << 16}, 1, (0.75, math.inf), 4, SHORT,
          product_s=0.006, block=2),
 ]  # fmt: skip
 
@@ -145,7 +145,7 @@ class _Block:
 
     seconds: float
     steps: Sequence[int]
-    traces: Sequence[Trace]
+    traces: Sequence[OverlapTrace]
 
 
 class _Ranks:
@@ -178,7 +178,7 @@ class _Ranks:
     def block(self, side: str, num_steps: int, is_traced: bool = False) -> _Block:
         """Let all ranks train `num_steps` steps, after one that is not counted."""
         answers = self.order(what="block", side=side, num_steps=num_steps + 1, is_traced=is_traced)
-        traces = [Trace.from_dict(answer["trace"]) for answer in answers if answer["trace"]]
+        traces = [OverlapTrace.from_dict(answer["trace"]) for answer in answers if answer["trace"]]
         return _Block(max(answer["seconds"] for answer in answers), answers[0]["steps"], traces)
 
     def _tell(self, what: Mapping[str, Any]) -> int:
@@ -196,7 +196,7 @@ def is_valid(row: Mapping[str, Any]) -> bool:
     return is_steady and MIN_SHARE <= row["communication"] <= MAX_SHARE
 
 
-def bars_of(case: Case, row: Mapping[str, Any]) -> list[Bar]:
+def bars_of(case: OverlapCase, row: Mapping[str, Any]) -> list[Bar]:
     """Return the bars of a row: it is valid, enough communication is overlapped, and on / ideal is small enough."""
     hidden, of_ideal = case.wanted
     return [
@@ -206,7 +206,7 @@ def bars_of(case: Case, row: Mapping[str, Any]) -> list[Bar]:
     ]
 
 
-def _measure(case: Case) -> dict[str, Any]:
+def _measure(case: OverlapCase) -> dict[str, Any]:
     tables = {
         side: {
             "model": case.model,
@@ -307,7 +307,7 @@ def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, n
     raise AssertionError(f"no rate gives a step that is half communication; the last one was {rate / 1e6:.2f} MB/s")
 
 
-def _take_turns(ranks: _Ranks, case: Case) -> dict[str, list[_Block]]:
+def _take_turns(ranks: _Ranks, case: OverlapCase) -> dict[str, list[_Block]]:
     """Return the blocks by side, and the traced blocks of "on"."""
     sides = ["off", "on", *([TRACED] if case.is_traced else []), *case.peers]
     blocks: dict[str, list[_Block]] = {side: [] for side in sides}

@@ -24,7 +24,7 @@ def join_world(init_method: str, rank: int, world_size: int) -> None:
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
 
 
-def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> FSDPModule:
+def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> torch.nn.Module:
     """Return the model in as many groups as megatrain has chunks. Each is gathered during the one before it."""
     firsts = []
     for chunk in range(config.parallel.num_chunks):
@@ -37,7 +37,7 @@ def _fully_sharded(model: Transformer, config: Config, devices: DeviceMesh) -> F
     whole._set_unshard_async_op(True)
     for first, following in pairwise([whole, *firsts]):
         first.set_modules_to_forward_prefetch([following])
-    return whole
+    return cast(torch.nn.Module, whole)
 
 
 class PeerSide:
@@ -54,7 +54,9 @@ class PeerSide:
         if kind == "DDP":
             # megatrain's bucket size: torch's default is larger than this model, so DDP would overlap nothing
             bucket_mb = config.bucket_size(mesh.layout) * 4 / 2**20
-            self._model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb)
+            self._model: torch.nn.Module = DistributedDataParallel(
+                model, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
+            )
         else:
             self._model = _fully_sharded(model, config, init_device_mesh("cpu", (mesh.replicas.size,)))
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -27,6 +27,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.process import Process
+from megatrain.model.transformer import Transformer
 from megatrain.parallel.pipeline import PipelineChunk, PipelineInput
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.rank_model import RankModel, build_rank_model
@@ -38,7 +39,7 @@ PROBE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class OverlapJob:
     """The settings of a rank: the tables of the two sides, the kinds of peers, and the rank's place in the job."""
 
     sides: dict[str, dict[str, Any]]
@@ -56,7 +57,7 @@ class Job:
     """Paced compute: the least time of a layer's forward; its backward takes at least twice that."""
 
 
-class Side:
+class OverlapSide:
     """The rank model of one configuration."""
 
     def __init__(self, config: Config, mesh: Mesh, recorder: Recorder) -> None:
@@ -99,7 +100,7 @@ class Side:
 
 
 def main() -> None:
-    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
+    job = OverlapJob(**json.loads(Path(sys.argv[1]).read_text()))
     torch.set_num_threads(1)
     configs = {name: Config.from_dict(tables) for name, tables in job.sides.items()}
     first = next(iter(configs.values()))
@@ -124,14 +125,14 @@ def main() -> None:
         holders=first.holders,
         has_sequence_chunks=first.parallel.num_sequence_chunks > 1,
     )
-    sides: dict[str, Side | PeerSide] = {}
+    sides: dict[str, OverlapSide | PeerSide] = {}
     paces = paced_products(job.product_s, first.parallel.num_sequence_chunks)
     with patch.object(PipelineChunk, "forward", paced_forward(job.forward_s)), paces:
         for name, config in configs.items():
-            side = sides[name] = Side(config, mesh, recorder)
+            side = sides[name] = OverlapSide(config, mesh, recorder)
             if job.layer_s > 0.0:
                 for chunk in side.rank_model.pipeline.chunks:
-                    LayerPace(job.layer_s).attach(chunk.module)
+                    LayerPace(job.layer_s).attach(cast(Transformer, chunk.module))
         sides |= {kind: PeerSide(kind, first, side.inputs, mesh) for kind in job.peers}
         _obey(job, sides, mesh)
     mesh.barrier()
@@ -139,7 +140,7 @@ def main() -> None:
     recorder.close(keep=True)
 
 
-def _obey(job: Job, sides: dict[str, Side | PeerSide], mesh: Mesh) -> None:
+def _obey(job: OverlapJob, sides: dict[str, OverlapSide | PeerSide], mesh: Mesh) -> None:
     """Execute orders until the order to end."""
     directory, number_of_step, number = Path(job.directory), 0, 0
     while True:

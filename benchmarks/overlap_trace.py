@@ -29,7 +29,7 @@ _SCATTERS = (Operation.TP_REDUCE_SCATTER, Operation.GRADS_REDUCE_SCATTER)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """One exchange of a block: the group's ranks, the operation, and the bytes that this rank sends."""
 
     ranks: tuple[int, ...]
@@ -38,18 +38,18 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Trace:
+class OverlapTrace:
     """The calls of one rank in a block of steps.
 
     calls: exchange or MARK, whether it is a wait for the exchange, and the seconds of compute since the previous call.
     """
 
-    exchanges: list[Sent] = field(default_factory=list)
+    exchanges: list[SentMessage] = field(default_factory=list)
     calls: list[tuple[int, bool, float]] = field(default_factory=list)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Trace:
-        exchanges = [Sent(tuple(one["ranks"]), one["operation"], one["num_bytes"]) for one in found["exchanges"]]
+    def from_dict(cls, found: dict[str, Any]) -> OverlapTrace:
+        exchanges = [SentMessage(tuple(one["ranks"]), one["operation"], one["num_bytes"]) for one in found["exchanges"]]
         return cls(exchanges, [tuple(call) for call in found["calls"]])
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,12 +57,12 @@ class Trace:
 
 
 @contextmanager
-def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
+def traced() -> Iterator[tuple[OverlapTrace, Callable[[], None]]]:
     """Record the exchanges of this rank's groups in the block, and await each at once.
 
     Yields the trace, and a function that sets a mark.
     """
-    trace = Trace()
+    trace = OverlapTrace()
     start = Group._start
     since = time.perf_counter()
 
@@ -78,7 +78,7 @@ def traced() -> Iterator[tuple[Trace, Callable[[], None]]]:
         part = group.size - 1 if operation in _GATHERS else (group.size - 1) / group.size
         num_times = 1 if operation in _GATHERS + _SCATTERS else 2
         trace.exchanges.append(
-            Sent(group.ranks, operation.value, num_times * part * sent.numel() * sent.element_size())
+            SentMessage(group.ranks, operation.value, num_times * part * sent.numel() * sent.element_size())
         )
         call(number, False)
         pending = start(group, operation, out, sent, *rest, **named)
@@ -104,12 +104,12 @@ class _Traced(Pending):
         return self.result
 
 
-def sent_by_calls(trace: Trace) -> float:
+def sent_by_calls(trace: OverlapTrace) -> float:
     """Return the bytes that a rank sends in the block."""
     return sum(exchange.num_bytes for exchange in trace.exchanges)
 
 
-def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
+def ideal_of_calls(traces: Sequence[Sequence[OverlapTrace]], rate: float) -> float:
     """Return the seconds of a block between its marks.
 
     traces: by rank, its blocks. rate: bytes a second that a rank sends.
@@ -120,7 +120,7 @@ def ideal_of_calls(traces: Sequence[Sequence[Trace]], rate: float) -> float:
     return float(end - begin)
 
 
-def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[Trace], rate: float) -> list[int]:
+def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[OverlapTrace], rate: float) -> list[int]:
     """Add a rank's block. Each compute takes the median time over the rank's blocks. Returns the marks."""
     first = blocks[0]
     program = [call[:2] for call in first.calls]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar, at_most, must_hold
-from benchmarks.recovery_sides import FAULT_STEP, GIVE_UP_S, Outcome, Side, ours, torchrun
+from benchmarks.recovery_sides import FAULT_STEP, GIVE_UP_S, RecoveryOutcome, RecoverySide, ours, torchrun
 from benchmarks.result import Result
 from tests.helpers.waiting import wait_until
 
@@ -30,7 +30,7 @@ OURS = "megatrain"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RecoveryFault:
     """`kind`: one of step_faults; empty: the launcher of a host is killed."""
 
     title: str
@@ -41,19 +41,21 @@ class Fault:
 
 
 FAULTS = (
-    Fault("kill -9 of a rank", "kill"),
-    Fault("exception in a rank", "exception"),
-    Fault("SIGSTOP of a rank", "stop", detected_within_s=6.0, next_step_within_s=12.0),
-    Fault("C call that holds the interpreter lock", "interpreter-lock", detected_within_s=6.0, next_step_within_s=12.0),
-    Fault("kill -9 of an executor", next_step_within_s=8.0),
-    Fault("kill -9 of the driver's executor", is_driver=True, detected_within_s=5.0, next_step_within_s=6.0),
+    RecoveryFault("kill -9 of a rank", "kill"),
+    RecoveryFault("exception in a rank", "exception"),
+    RecoveryFault("SIGSTOP of a rank", "stop", detected_within_s=6.0, next_step_within_s=12.0),
+    RecoveryFault(
+        "C call that holds the interpreter lock", "interpreter-lock", detected_within_s=6.0, next_step_within_s=12.0
+    ),
+    RecoveryFault("kill -9 of an executor", next_step_within_s=8.0),
+    RecoveryFault("kill -9 of the driver's executor", is_driver=True, detected_within_s=5.0, next_step_within_s=6.0),
 )
 
 
 def run(num_runs: int = RUNS, titles: str = "") -> Result:
     """Inject every fault into every side, in turn. `titles`: only faults whose title contains this text."""
     faults = [fault for fault in FAULTS if titles in fault.title]
-    sides: list[tuple[str, Callable[[Path], AbstractContextManager[Side]]]] = [
+    sides: list[tuple[str, Callable[[Path], AbstractContextManager[RecoverySide]]]] = [
         (OURS, ours),
         ("torchrun", partial(torchrun, is_store_shared=True)),
         ("torchrun, unshared store", partial(torchrun, is_store_shared=False)),
@@ -62,7 +64,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
     rows: list[dict[str, Any]] = []
     bars: list[Bar] = []
     for fault in faults:
-        found: dict[str, list[Outcome]] = {name: [] for name, _ in sides}
+        found: dict[str, list[RecoveryOutcome]] = {name: [] for name, _ in sides}
         for number in range(num_runs):
             for name, side in sides:
                 outcome = _break(side, fault) if name == OURS else _break_peer(side, fault)
@@ -88,12 +90,12 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
     )
 
 
-def _losses(side: Callable[[Path], AbstractContextManager[Side]]) -> dict[int, float]:
+def _losses(side: Callable[[Path], AbstractContextManager[RecoverySide]]) -> dict[int, float]:
     with _directory() as root, side(root) as running:
         return running.outcome(0.0).losses
 
 
-def _break(side: Callable[[Path], AbstractContextManager[Side]], fault: Fault) -> Outcome:
+def _break(side: Callable[[Path], AbstractContextManager[RecoverySide]], fault: RecoveryFault) -> RecoveryOutcome:
     with _directory() as root, side(root) as running:
         if fault.kind:
             running.faults.fail_at(FAULTY_RANK, FAULT_STEP, fault.kind)
@@ -107,7 +109,7 @@ def _break(side: Callable[[Path], AbstractContextManager[Side]], fault: Fault) -
         return running.outcome(struck)
 
 
-def _break_peer(side: Callable[[Path], AbstractContextManager[Side]], fault: Fault) -> Outcome:
+def _break_peer(side: Callable[[Path], AbstractContextManager[RecoverySide]], fault: RecoveryFault) -> RecoveryOutcome:
     """Inject a fault into a job of the peer. A job that does not reach the fault's step in time is repeated once.
 
     Raises: TimeoutError where the second job does not reach it either.
@@ -119,7 +121,7 @@ def _break_peer(side: Callable[[Path], AbstractContextManager[Side]], fault: Fau
         return _break(side, fault)
 
 
-def _outcome_text(outcome: Outcome) -> str:
+def _outcome_text(outcome: RecoveryOutcome) -> str:
     if outcome.next_step_s is None:
         return "no further step"
     return f"next step after {outcome.next_step_s:.2f} s"
@@ -134,7 +136,9 @@ def _directory() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _row(fault: Fault, name: str, outcomes: list[Outcome], expected: dict[int, float]) -> dict[str, Any]:
+def _row(
+    fault: RecoveryFault, name: str, outcomes: list[RecoveryOutcome], expected: dict[int, float]
+) -> dict[str, Any]:
     is_ours = name == OURS
     recovered = [each for each in outcomes if each.next_step_s is not None]
     is_same = all(each.losses == expected for each in recovered)
@@ -151,7 +155,7 @@ def _row(fault: Fault, name: str, outcomes: list[Outcome], expected: dict[int, f
     }
 
 
-def _bars(fault: Fault, outcomes: list[Outcome], expected: dict[int, float]) -> list[Bar]:
+def _bars(fault: RecoveryFault, outcomes: list[RecoveryOutcome], expected: dict[int, float]) -> list[Bar]:
     """Return the bars of megatrain's recoveries. A missing value counts as infinite."""
 
     def median(values: list[float | None]) -> float:
@@ -176,7 +180,7 @@ def _spread(values: list[float | None]) -> str:
     return f"{statistics.median(known):.2f} ({min(known):.2f} to {max(known):.2f}{missing})"
 
 
-def _phases(outcomes: list[Outcome]) -> str:
+def _phases(outcomes: list[RecoveryOutcome]) -> str:
     """Return the median seconds of each phase of megatrain's recoveries."""
     names = next((list(each.phases) for each in outcomes if each.phases), [])
     parts = []

@@ -34,7 +34,7 @@ SKIPPED = "skipped: needs root and the program ip"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundNetwork:
     """The result of one run. Times are seconds since the outage began; None: it did not happen."""
 
     detected_s: float | None
@@ -161,7 +161,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
     )
 
 
-def _measure(outage: Outage) -> Found:
+def _measure(outage: Outage) -> FoundNetwork:
     root = Path(tempfile.mkdtemp(prefix="megatrain-outage-"))
     try:
         with outage_job(root, num_members=outage.num_members, has_network=outage.has_network) as job:
@@ -175,7 +175,7 @@ def _measure(outage: Outage) -> Found:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _found(job: OutageJob, outage: Outage, before: dict[str, str], began: float, back_s: float) -> Found:
+def _found(job: OutageJob, outage: Outage, before: dict[str, str], began: float, back_s: float) -> FoundNetwork:
     median_s, longest_s = job.step_times(began)
     incidents = job.recoveries()
     evicted = {host for incident in incidents for host in incident.culprit_hosts}
@@ -184,7 +184,7 @@ def _found(job: OutageJob, outage: Outage, before: dict[str, str], began: float,
     first_step = job.first_step_of_round(2) if outage.is_partition else None
     stopped = job.stopped_unix_s
     codes = job.stop()
-    return Found(
+    return FoundNetwork(
         detected_s=incidents[0].moments.detected - began if incidents else None,
         next_step_s=None if first_step is None else first_step - began,
         stopped_itself_s=None if stopped is None else stopped - began,
@@ -199,7 +199,7 @@ def _found(job: OutageJob, outage: Outage, before: dict[str, str], began: float,
     )
 
 
-def _row(outage: Outage, found: Sequence[Found]) -> dict[str, Any]:
+def _row(outage: Outage, found: Sequence[FoundNetwork]) -> dict[str, Any]:
     is_partition = outage.is_partition
     never_stopped = sum(one.longest_step_s <= 3.0 * one.median_step_s + 1.0 for one in found)
     return {
@@ -219,7 +219,7 @@ def _row(outage: Outage, found: Sequence[Found]) -> dict[str, Any]:
     }
 
 
-def _bars(outage: Outage, found: Sequence[Found]) -> list[Bar]:
+def _bars(outage: Outage, found: Sequence[FoundNetwork]) -> list[Bar]:
     """Return the bars of an outage, for the worst of its runs. A missing value counts as infinite."""
 
     def worst(seconds: Iterable[float | None]) -> float:

@@ -17,11 +17,11 @@ from megatrain.contracts.records.incident import IncidentState, phase_seconds
 from megatrain.run_files.run_directory import own_box_paths
 from megatrain_launcher.etcd.process import free_ports
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.processes import descendants
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job
+from tests.helpers.train_process import TrainJob
 from tests.helpers.waiting import wait_until
 
 STEPS = 60
@@ -35,7 +35,7 @@ GLOO_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RecoveryOutcome:
     """The result of a run with a fault. Times are seconds since the fault; None: it did not happen."""
 
     detected_s: float | None
@@ -47,26 +47,26 @@ class Outcome:
     phases: dict[str, float | None] = field(default_factory=dict)
 
 
-class Side(Protocol):
+class RecoverySide(Protocol):
     """A launcher with a training job under it."""
 
     name: str
-    job: Job
+    job: TrainJob
     faults: FaultDirectory
 
     def kill_host(self, *, is_driver: bool) -> float:
         """Kill the launcher of a host without warning; return the unix time of it."""
 
-    def outcome(self, struck_unix_s: float) -> Outcome:
+    def outcome(self, struck_unix_s: float) -> RecoveryOutcome:
         """Wait until the job is over, and return its outcome."""
 
 
-def make_job_at(root: Path) -> Job:
+def make_job_at(root: Path) -> TrainJob:
     timeouts = {"step_timeout_s": GLOO_TIMEOUT_S, "save_grace_s": 5.0}
     return make_launched_job(root, STEPS, {"runtime": timeouts, "log": {"interval": 1000}})
 
 
-def next_step_s(job: Job, struck_unix_s: float) -> float | None:
+def next_step_s(job: TrainJob, struck_unix_s: float) -> float | None:
     """Return the seconds from the fault to the first completed step after the restart; None: there was none."""
     last = 0
     for record in job.records("step"):
@@ -76,7 +76,7 @@ def next_step_s(job: Job, struck_unix_s: float) -> float | None:
     return None
 
 
-def memory_files(job: Job) -> tuple[str, ...]:
+def memory_files(job: TrainJob) -> tuple[str, ...]:
     """Return the names of files that the job left in its memory directories."""
     boxes = [path.name for path in own_box_paths(job.root / "boxes")]
     arenas = [path.name for path in job.root.glob("megatrain-arena*")]
@@ -84,7 +84,7 @@ def memory_files(job: Job) -> tuple[str, ...]:
 
 
 @contextmanager
-def ours(root: Path) -> Iterator[Side]:
+def ours(root: Path) -> Iterator[RecoverySide]:
     """Run two executors, a spare, and their own etcd."""
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
@@ -93,7 +93,7 @@ def ours(root: Path) -> Iterator[Side]:
     with EtcdServers(directory) as etcd, ExitStack() as stack:
         arguments = ("--nnodes", "2", "--spares", "1", "--nproc-per-node", "2", "--local-addr", "127.0.0.1")
         launched = stack.enter_context(LaunchedJob(job, etcd.urls, faults, arguments))
-        view = JobView.of(job, etcd.urls)
+        view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in HOSTS[:2]:
             launched.start(host)
@@ -105,10 +105,10 @@ def ours(root: Path) -> Iterator[Side]:
 @dataclass
 class _Ours:
     name: str
-    job: Job
+    job: TrainJob
     faults: FaultDirectory
     launched: LaunchedJob
-    view: JobView
+    view: LaunchedJobView
 
     def kill_host(self, *, is_driver: bool) -> float:
         driver = self.view.driver()
@@ -118,7 +118,7 @@ class _Ours:
         self.launched.executors[host].kill()
         return struck
 
-    def outcome(self, struck_unix_s: float) -> Outcome:
+    def outcome(self, struck_unix_s: float) -> RecoveryOutcome:
         living = [host for host, each in self.launched.executors.items() if each.poll() is None]
         for host in living:
             self.launched.finish(host)
@@ -127,7 +127,7 @@ class _Ours:
         is_recovered = first is not None and first.state is IncidentState.RECOVERED
         with suppress(TimeoutError):  # whatever is still there is counted below
             wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all")
-        return Outcome(
+        return RecoveryOutcome(
             detected_s=None if first is None else first.moments.detected - struck_unix_s,
             next_step_s=next_step_s(self.job, struck_unix_s) if is_recovered else None,
             named="" if first is None else ", ".join([*map(str, first.culprit_ranks), *first.culprit_hosts]),
@@ -139,7 +139,7 @@ class _Ours:
 
 
 @contextmanager
-def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[Side]:
+def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[RecoverySide]:
     """Run two agents that meet at a store of the first agent. A third agent is a spare: it waits for a place."""
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
@@ -158,7 +158,7 @@ def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[Side]:
 @dataclass
 class _Torchrun:
     name: str
-    job: Job
+    job: TrainJob
     faults: FaultDirectory
     port: int
     is_store_shared: bool
@@ -194,7 +194,7 @@ class _Torchrun:
         agent.wait()
         return struck
 
-    def outcome(self, struck_unix_s: float) -> Outcome:
+    def outcome(self, struck_unix_s: float) -> RecoveryOutcome:
         deadline = time.monotonic() + GIVE_UP_S
         with suppress(TimeoutError):
             wait_until(
@@ -204,7 +204,7 @@ class _Torchrun:
             )
         found = next_step_s(self.job, struck_unix_s)
         losses = {record["step"]: record["loss"] for record in self.job.records("step")}
-        return Outcome(None, found, "", losses, 0, ())
+        return RecoveryOutcome(None, found, "", losses, 0, ())
 
     def end(self) -> None:
         for agent in self.agents:

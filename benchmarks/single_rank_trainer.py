@@ -17,7 +17,7 @@ from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import StepOutcome, train_step
 
 
-class SingleRankTrainer:
+class BenchmarkTrainer:
     """The model of one rank on one device, with a black box as in production. `close` removes the black box."""
 
     def __init__(self, config: Config, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.bars import at_least
 from benchmarks.result import Result
-from benchmarks.single_rank_trainer import SingleRankTrainer
+from benchmarks.single_rank_trainer import BenchmarkTrainer
 from megatrain.config.config import Config
 
 SHAPE = {"seq_len": 512, "hidden_size": 512, "num_layers": 6, "num_heads": 8, "num_kv_heads": 4, "ffn_size": 1408,
@@ -85,7 +85,7 @@ def _measure(num_microbatches: int) -> dict[str, Any]:
 
 
 def _our_step(global_batch_size: int) -> Callable[[Tensor], object]:
-    trainer = SingleRankTrainer(
+    trainer = BenchmarkTrainer(
         Config.from_dict(
             {
                 "model": {**SHAPE, "norm": "rmsnorm", "mlp": "swiglu", "has_bias": False, "positions": "rope",

@@ -17,19 +17,18 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import io
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, NoReturn, TextIO, cast
+from typing import NoReturn
 
 import megatrain
 from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import printable
+from megatrain.programs.standard_streams import open_standard_streams, settle
 
 ENTRY_POINT_GROUP = "megatrain.commands"
 
@@ -57,32 +56,15 @@ _OVERRIDE = re.compile(r"--\w[\w-]*\.[^=\s]+(=.*)?", re.DOTALL)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _open_standard_files()
-    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = _watched(sys.stdout)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # escape a character that the terminal cannot show instead of raising; Python does the same for stderr
-        sys.stdout.reconfigure(errors="backslashreplace")
+    open_standard_streams()
     try:
         return run_and_report(lambda: _dispatch(arguments))
     except SystemExit as stop:  # raised by argparse after --help or a usage error; it ignores write errors
-        _settle(sys.stderr)
-        error = _settle(sys.stdout)
+        settle(sys.stderr)
+        error = settle(sys.stdout)
         if error is not None:
             return _report_lost_output(error)
         return stop.code if isinstance(stop.code, int) else int(ExitCode.FAILURE)
-
-
-def _open_standard_files() -> None:
-    """Open /dev/null for each closed descriptor of 0, 1 and 2; else the next opened file would receive the output."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
-            os.set_inheritable(number, True)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def run_and_report(action: Callable[[], int]) -> int:
@@ -93,17 +75,17 @@ def run_and_report(action: Callable[[], int]) -> int:
         return code
     except MegatrainError as error:
         _print_error(f"error: {printable(_message(error))}")
-        _settle(sys.stdout)
+        settle(sys.stdout)
         return int(error.exit_code)
     except KeyboardInterrupt:
         _print_error("interrupted")
-        _settle(sys.stdout)
+        settle(sys.stdout)
         return INTERRUPTED
     except BrokenPipeError as error:
-        _settle(sys.stdout, error)  # the reader has closed the pipe (`megatrain ... | head`)
+        settle(sys.stdout, error)  # the reader has closed the pipe (`megatrain ... | head`)
         return BROKEN_PIPE
     except OSError as error:
-        if _settle(sys.stdout) is not error:
+        if settle(sys.stdout) is not error:
             raise
         return _report_lost_output(error)
 
@@ -117,46 +99,7 @@ def _print_error(text: str) -> None:
     """Print a message on stderr. If it cannot be written, the exit code stays the same."""
     with suppress(OSError):
         print(f"megatrain: {text}", file=sys.stderr, flush=True)
-    _settle(sys.stderr)
-
-
-class _WatchedFile(io.FileIO):
-    """A file that keeps its first write error, because the streams above it may suppress the error."""
-
-    error: OSError | None = None
-
-    def write(self, buffer: Any, /) -> int:
-        try:
-            return super().write(buffer)
-        except OSError as error:
-            self.error = self.error or error
-            raise
-
-
-def _watched(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a stream with the encoding and buffering of `stdout`, over a file that keeps its first write error."""
-    file = _WatchedFile(stdout.fileno(), "w", closefd=False)
-    is_direct = stdout.write_through  # PYTHONUNBUFFERED
-    buffer = cast("io.BufferedWriter", file) if is_direct else io.BufferedWriter(file)
-    return io.TextIOWrapper(buffer, stdout.encoding, line_buffering=stdout.line_buffering, write_through=is_direct)
-
-
-def _settle(stream: TextIO, error: OSError | None = None) -> OSError | None:
-    """Flush a stream. Return the first error of a write to it, or else `error`; None if everything was written.
-
-    After an error the stream is redirected to /dev/null: else Python would flush it again at exit, and replace the exit
-    code.
-    """
-    try:
-        stream.flush()
-    except OSError as failure:
-        error = error or failure
-    buffer = getattr(stream, "buffer", None)
-    raw = getattr(buffer, "raw", buffer)
-    error = (raw.error if isinstance(raw, _WatchedFile) else None) or error
-    if error is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return error
+    settle(sys.stderr)
 
 
 @functools.cache

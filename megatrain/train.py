@@ -15,9 +15,9 @@ from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.process import Process, process_from_environment
+from megatrain.programs.stack_dumps import stacks_on_demand
 from megatrain.programs.stop_signals import StopSignals
 from megatrain.reporting.sinks import missing_packages
-from megatrain.telemetry.stack_dumps import stacks_on_demand
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
 from megatrain.training.stopping.watchdog import install_launcher_death_guard, start_watchdog
 

@@ -58,7 +58,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MutationOutcome:
     """found_by: the first test that failed; empty if none did."""
 
     drawn: Drawn
@@ -131,17 +131,17 @@ def package_of(path: str) -> str:
     return "/".join(parents[: 3 if parents[0] in ("launcher", "diagnostics") else 2])
 
 
-def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[Outcome]:
+def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[MutationOutcome]:
     """Put each mutation into a copy of the tree, run its tests, and yield the outcomes in order."""
     with _copies(NUM_COPIES) as free, ThreadPoolExecutor(NUM_COPIES) as pool:
 
-        def outcome(one: Drawn) -> Outcome:
+        def outcome(one: Drawn) -> MutationOutcome:
             tree = free.get()
             file = tree / one.path
             source = file.read_text()
             try:
                 file.write_text(mutated(source, one.mutation))
-                return Outcome(one, run_tests(one, tree))
+                return MutationOutcome(one, run_tests(one, tree))
             finally:
                 file.write_text(source)
                 free.put(tree)
@@ -149,7 +149,7 @@ def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[Outcome]:
         yield from pool.map(outcome, drawn)
 
 
-def by_package(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def by_package(outcomes: Sequence[MutationOutcome]) -> list[dict[str, Any]]:
     """Return a row for each package, and the sum."""
     rows = []
     for package in [*sorted({package_of(outcome.drawn.path) for outcome in outcomes}), ""]:
@@ -159,21 +159,21 @@ def by_package(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def lost_outcomes(before: Sequence[Outcome], now: Sequence[Outcome]) -> list[Outcome]:
+def lost_outcomes(before: Sequence[MutationOutcome], now: Sequence[MutationOutcome]) -> list[MutationOutcome]:
     """Return what was found before and is not found now."""
     found = {one.drawn for one in before if one.found_by}
     return [one for one in now if one.drawn in found and not one.found_by]
 
 
-def read_outcomes(path: Path) -> list[Outcome]:
+def read_outcomes(path: Path) -> list[MutationOutcome]:
     """Return the outcomes that --results has written."""
     return [
-        Outcome(Drawn(load["drawn"]["path"], Mutation(**load["drawn"]["mutation"])), load["found_by"])
+        MutationOutcome(Drawn(load["drawn"]["path"], Mutation(**load["drawn"]["mutation"])), load["found_by"])
         for load in json.loads(path.read_text())
     ]
 
 
-def shown(outcome: Outcome) -> str:
+def shown(outcome: MutationOutcome) -> str:
     """Return an outcome as one line."""
     path, mutation = outcome.drawn.path, outcome.drawn.mutation
     before, after = (" ".join(text.split())[:80] for text in (mutation.before, mutation.after))

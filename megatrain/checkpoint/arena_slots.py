@@ -156,7 +156,7 @@ class ArenaSlot:
         for part in self._parts:
             part.release()
         if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)
         self._contents.release()
         self._words.release()
         self._map.close()
@@ -186,7 +186,7 @@ def _headers(rank: int, num_slots: int, plan: SnapshotPlan) -> list[SlotHeader]:
 def _pin(view: memoryview) -> int:
     """Register memory with CUDA and return its address."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-    status = torch.cuda.cudart().cudaHostRegister(address, len(view), 0)  # type: ignore[no-untyped-call]
+    status = torch.cuda.cudart().cudaHostRegister(address, len(view), 0)
     if int(status) != 0:
         raise CheckpointError(f"cudaHostRegister of {len(view)} bytes of the arena failed with {status}")
     return address

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import cache
+from typing import IO, Any, cast
 
 import torch
 from torch.serialization import skip_data
@@ -18,6 +19,8 @@ from torch.utils.serialization import config
 from megatrain.checkpoint_format.item_ranges import ITEM_ALIGNMENT
 
 _DATA_RECORD = b"archive/data/0"
+_SAVE_CONFIG: Any = config
+"""torch gives this module its `patch` when it is imported, so its types lack it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ def envelope(shape: tuple[int, ...], dtype: torch.dtype) -> Envelope:
     """Return the envelope of a contiguous CPU tensor. The memory of the tensor's data is never read or written."""
     sink = _HollowSink()
     tensor = torch.empty(shape, dtype=dtype, device="cpu")  # no code touches its pages
-    with config.patch({"save.compute_crc32": False, "save.storage_alignment": ITEM_ALIGNMENT}), skip_data():
-        torch.save(tensor, sink)
+    with _SAVE_CONFIG.patch({"save.compute_crc32": False, "save.storage_alignment": ITEM_ALIGNMENT}), skip_data():
+        torch.save(tensor, cast("IO[bytes]", sink))
     content = bytes(sink.content)
     data_offset = _start_of_no_data(content) if sink.hole is None else sink.hole
     assert data_offset % ITEM_ALIGNMENT == 0

@@ -10,7 +10,7 @@ from megatrain.arena.locks import is_held
 from megatrain.arena.plans import WriterStatus
 from megatrain.contracts.errors import CheckpointError
 from megatrain.formatting import bytes_text, seconds_text
-from megatrain.programs.companion import start_companion
+from megatrain.programs.child_process import start_companion
 
 
 class HostWriter:

@@ -22,8 +22,9 @@ from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.commit import commit_problem, matching_commit
 from megatrain.checkpoint_format.lineage import Candidate, origins
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.removals import Remover, being_removed, to_remove
+from megatrain.checkpoint_format.removals import Remover, being_removed
 from megatrain.checkpoint_format.resume_point import known_damage
+from megatrain.checkpoint_format.retention import to_remove
 from megatrain.checkpoint_format.round_starts import is_superseded, newest_start, round_starts
 from megatrain.contracts.errors import CheckpointError, NewerRoundError
 

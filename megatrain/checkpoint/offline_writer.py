@@ -68,7 +68,7 @@ class ImageFile:
             self._put(bytes(item.offset - self._at))
             self._put(around.prefix)
         assert data.dtype == item.dtype
-        self._put(memoryview(data.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+        self._put(data.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         self._num_data_bytes += data.nbytes
         assert self._num_data_bytes <= around.num_data_bytes
         if self._num_data_bytes == around.num_data_bytes:

@@ -1,4 +1,4 @@
-"""Removes checkpoints, although a round may start at any time, and chooses which ones to remove.
+"""Removes checkpoints, although a round may start at any time.
 
 claims/5e1f09aa7c01b2d3.removing lists what is being removed:
 
@@ -12,8 +12,6 @@ both. The only assumption is that a read finds every file whose write has comple
 
 The remover deletes its record when the last file is gone. If the remover exits earlier or freezes in the middle of a
 removal, its record stays, because no other process can distinguish the two cases. Nothing is written to a listed step.
-
-`to_remove`, a pure function, chooses the checkpoints of a branch to remove.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from secrets import token_hex
 
@@ -34,8 +31,6 @@ from megatrain.contracts.files.json_object import JsonObject
 
 SCHEMA_VERSION = 1
 _RECORD_NAME = re.compile(r"[0-9a-f]{16}\.removing")
-
-KEPT_BY_TIME = 3
 
 
 def being_removed(checkpoints: Location) -> dict[tuple[str, int], Location]:
@@ -115,34 +110,3 @@ def removal_text(location: Location, record: Location) -> str:
         f"{location}: a process is removing this checkpoint, or ended during the removal. If {record} names a process"
         " that has ended, remove that file"
     )
-
-
-def resolved_keep_last(keep_last: int, interval: int) -> int:
-    """Return how many of the newest checkpoints a configuration keeps, 0 for all.
-
-    keep_last: -1 means all if checkpoints are taken every `interval` steps, and KEPT_BY_TIME if by time (interval 0).
-    """
-    if keep_last >= 0:
-        return keep_last
-    return 0 if interval else KEPT_BY_TIME
-
-
-def to_remove(
-    steps: Sequence[int], pinned: AbstractSet[int], needed: AbstractSet[int], keep_last: int, keep_every: int
-) -> list[int]:
-    """Return the steps to remove, oldest first.
-
-    Kept are the newest `keep_last` (0: all), the multiples of `keep_every` (0: none), the pinned ones, those that are
-    `needed` as the origin of another branch, and always the newest one.
-    Raises: ValueError when a number is negative.
-    """
-    if keep_last < 0 or keep_every < 0:
-        raise ValueError(f"keep_last={keep_last} and keep_every={keep_every} must be at least 0")
-    if keep_last == 0:
-        return []
-    older = sorted(set(steps))[:-keep_last]
-    return [
-        step
-        for step in older
-        if step not in pinned and step not in needed and not (keep_every and step % keep_every == 0)
-    ]

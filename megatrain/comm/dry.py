@@ -95,7 +95,9 @@ def dry_mesh(
     runner, streams = ExchangeRunner(recorder), DeviceStreams(NoStream)
 
     def connect(planned: PlannedGroup) -> Communicator:
-        stub_group, no_time = ProcessGroup(planned.ranks.index(rank), len(planned.ranks)), timedelta()
+        own, no_time = planned.ranks.index(rank), timedelta()
+        # torch's types lack this constructor
+        stub_group = ProcessGroup(own, len(planned.ranks))  # type: ignore[call-arg]
         if device_type == "cuda" and not planned.uses_cpu_memory:
             return DryCommunicator(NcclCommunicator(runner, planned, stub_group, no_time, streams))
         is_awaited_later = planned.is_awaited_later(has_sequence_chunks=has_sequence_chunks)

@@ -46,7 +46,9 @@ class PlannedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _GroupPattern:
+    """Which ranks along which axes form the groups of one name."""
+
     name: str
     axes: tuple[str, ...]
     joins_ends: bool = False
@@ -69,9 +71,9 @@ class _Kind:
         return PlannedGroup(self.name, ranks, self.axes[0], self.is_of_replicas, self.uses_cpu_memory, self.is_link)
 
 
-_EMBEDDING = _Kind("embedding", (STAGES,), joins_ends=True)
-_LINKS = tuple(_Kind(name, (STAGES,), is_link=True) for name in ("pp-forward", "pp-backward"))
-_WRAP_LINKS = tuple(_Kind(f"{link.name}-wrap", link.axes, is_link=True) for link in _LINKS)
+_EMBEDDING = _GroupPattern("embedding", (STAGES,), joins_ends=True)
+_LINKS = tuple(_GroupPattern(name, (STAGES,), is_link=True) for name in ("pp-forward", "pp-backward"))
+_WRAP_LINKS = tuple(_GroupPattern(f"{link.name}-wrap", link.axes, is_link=True) for link in _LINKS)
 
 
 def summing_order(layout: Layout) -> tuple[str, ...]:
@@ -93,37 +95,37 @@ def planned_groups(
     has_wrap_links: a stage has several chunks, so the last stage sends to the first. holders: the axes along which
     several ranks hold the same part, with the number of parts.
     """
-    return tuple(kind.planned(layout, rank) for kind in _kinds(layout, has_wrap_links, holders))
+    return tuple(pattern.planned(layout, rank) for pattern in _patterns(layout, has_wrap_links, holders))
 
 
 def all_planned_groups(
     layout: Layout, *, has_wrap_links: bool = False, holders: Sequence[Holders] = ()
 ) -> Iterator[PlannedGroup]:
     """Yield the groups of all ranks of `layout` that have several ranks, in the order of creation."""
-    for kind in _kinds(layout, has_wrap_links, holders):
+    for pattern in _patterns(layout, has_wrap_links, holders):
         is_in_one = bytearray(layout.world_size)
         for rank in range(layout.world_size):
             if is_in_one[rank]:
                 continue
-            planned = kind.planned(layout, rank)
+            planned = pattern.planned(layout, rank)
             for member in planned.ranks:
                 is_in_one[member] = True
             if len(planned.ranks) > 1:
                 yield planned
 
 
-def _kinds(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> tuple[_Kind, ...]:
+def _patterns(layout: Layout, has_wrap_links: bool, holders: Sequence[Holders]) -> tuple[_GroupPattern, ...]:
     along = (
-        _Kind(layout.group_name(axes), axes, is_of_replicas=layout.is_replica_group(axes))
+        _GroupPattern(layout.group_name(axes), axes, is_of_replicas=layout.is_replica_group(axes))
         for axes in [*((axis,) for axis in layout.innermost_first), *layout.replica_spans]
     )
     summed = summing_order(layout)
     others = (axis for axis in layout.innermost_first if axis not in summed)
     on_cpus = (
-        _Kind(f"host-{layout.group_name(axes)}", axes, uses_cpu_memory=True)
+        _GroupPattern(f"host-{layout.group_name(axes)}", axes, uses_cpu_memory=True)
         for axes in [*((axis,) for axis in (*summed, *others)), *layout.replica_spans]
     )
-    of_holders = (_Kind(holder.name, (holder.axis,), num_runs=holder.num_groups) for holder in holders)
+    of_holders = (_GroupPattern(holder.name, (holder.axis,), num_runs=holder.num_groups) for holder in holders)
     always = (*along, *on_cpus, _EMBEDDING, *of_holders)
     if layout.pp_size == 1:
         return always

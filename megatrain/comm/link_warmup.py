@@ -74,7 +74,7 @@ def _await_other_end(channel: Channel, is_send: bool, store: dist.Store) -> None
     here, timeout = group.ranks[group.rank], communicator.timeout
     ends = (here, channel.peer) if is_send else (channel.peer, here)
     key = f"{group.name}-{group.ranks[0]}/first-message/{ends[0]}-{ends[1]}"
-    store.set(f"{key}/{here}", b"1")
+    store.set(f"{key}/{here}", "1")
     try:
         store.wait([f"{key}/{channel.peer}"], timeout)
     except RuntimeError as error:

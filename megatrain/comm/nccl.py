@@ -87,7 +87,7 @@ def create_process_group(
     """
     arrivals = [f"{planned.key}/arrived/{index}" for index in range(len(planned.ranks))]
     with missing_members_error(planned, rank, store, arrivals, timeout):
-        store.set(arrivals[planned.ranks.index(rank)], b"1")
+        store.set(arrivals[planned.ranks.index(rank)], "1")
         store.wait(arrivals, timeout)
         group = new_process_group(
             planned,

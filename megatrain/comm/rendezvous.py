@@ -72,7 +72,7 @@ def agree_on_round(process: Process, store: dist.Store, *, job: str, timeout_s: 
         except RuntimeError as error:
             raise rendezvous_error(process, timeout_s, f"rank 0 did not answer: {error}") from error
         announced = store.get(key).decode()
-        store.set(f"{root}/confirmed/{announced}/{own_name}", b"1")
+        store.set(f"{root}/confirmed/{announced}/{own_name}", "1")
     number_text, _, _ = announced.partition("/")
     agreed = replace(process, round=int(number_text), is_round_common=True)
     return Rendezvous(agreed, store, f"{job}/{announced}")

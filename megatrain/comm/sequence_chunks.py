@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from megatrain.comm.group import Group, Pending
+from megatrain.comm.exchange import Pending
+from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
 
 

@@ -10,7 +10,8 @@ from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage, rampu
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.checks import check, check_for_training
 from megatrain.config.config import Config
-from megatrain.config.data import DataConfig, EvaluationConfig
+from megatrain.config.data import DataConfig
+from megatrain.config.evaluation import EvaluationConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig

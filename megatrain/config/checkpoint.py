@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from megatrain.checkpoint_format.removals import resolved_keep_last
+from megatrain.checkpoint_format.retention import resolved_keep_last
 from megatrain.config.options import option
 
 

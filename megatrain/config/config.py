@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, get_type_hints
 from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.config.dashboard import DashboardConfig
-from megatrain.config.data import DataConfig, DataSourceConfig, DataStageConfig, EvaluationConfig, ValidationSetConfig
+from megatrain.config.data import DataConfig, DataSourceConfig, DataStageConfig
 from megatrain.config.diagnostics import DiagnosticsConfig
+from megatrain.config.evaluation import EvaluationConfig, ValidationSetConfig
 from megatrain.config.fp8 import Fp8Config
 from megatrain.config.job import JobConfig
 from megatrain.config.kernels import KernelsConfig

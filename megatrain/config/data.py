@@ -1,7 +1,6 @@
-"""Sections [data], [data_source], [data_stage] and [validation_set]: which tokens to train and evaluate on.
+"""Sections [data], [data_source] and [data_stage]: which tokens to train and evaluate on.
 
-Section [evaluation]: when to evaluate, and on how many. There may be several sources, stages and validation sets: two
-tables [[data_source]] are the sections [data_source] and [data_source-2].
+There may be several sources and stages: two tables [[data_source]] are the sections [data_source] and [data_source-2].
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from megatrain.config.options import option
 MIN_WEIGHT = 1e-9
 """The smallest weight above 0: weights are rounded to multiples of it."""
 MAX_WEIGHT = 1_000_000
-_NAME_PATTERN = r"[^,\n\r]*"
+NAME_PATTERN = r"[^,\n\r]*"
 _WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -172,7 +171,7 @@ class DataSourceConfig:
     )
     name: str = field(
         default="",
-        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=_NAME_PATTERN),
+        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=NAME_PATTERN),
     )
     weight: float = field(
         default=1.0,
@@ -259,55 +258,6 @@ class DataStageConfig:
                 raise ValueError(part.strip())
             found[name] = weight
         return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationSetConfig:
-    """One of several sets of held-out tokens, whose loss is reported by its name.
-
-    There may be up to 64: two tables `[[validation_set]]` are the same as `[validation_set]` and `[validation_set-2]`.
-    Validation sets may be changed at any restart.
-    """
-
-    path: str = field(
-        default="",
-        metadata=option("Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
-    )
-    name: str = field(
-        default="",
-        metadata=option("Name of the set in logs and metrics. Empty: the path.", pattern=_NAME_PATTERN),
-    )
-
-    @property
-    def resolved_name(self) -> str:
-        return self.name or self.path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationConfig:
-    """When to measure the loss on held-out tokens, and on how many."""
-
-    interval: int = field(
-        default=0,
-        metadata=option(
-            "Steps between evaluations. 0: only at the end, if held-out tokens are given.", unit="steps", minimum=0
-        ),
-    )
-    num_samples: int = field(
-        default=0,
-        metadata=option(
-            "Samples of each validation set to evaluate on. 0: the whole set.", unit="sequences", minimum=0
-        ),
-    )
-    seq_len: int = field(
-        default=0,
-        metadata=option(
-            "Tokens of a held-out sample, the same in all stages of the run; at most model.seq_len. 0: as many as a "
-            "training sample has at the beginning of the run.",
-            unit="tokens",
-            minimum=0,
-        ),
-    )
 
 
 def _weight(text: str) -> float | None:

@@ -116,7 +116,7 @@ class DiagnosticsConfig:
     evictions_per_hour: int = field(
         default=2, metadata=option("Largest number of hosts that verdicts evict within an hour.", minimum=0)
     )
-    restart_price_s: float = field(
+    restart_cost_s: float = field(
         default=60.0,
         metadata=option(
             "Assumed cost of a restart until the job has measured one. A slow host is evicted only if the rest of the "

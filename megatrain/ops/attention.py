@@ -23,9 +23,10 @@ from megatrain.ops.attention_choice import (
     choose_attention,
     kind_of,
 )
+from megatrain.ops.attention_segments import AttentionSegment, segments_of
 from megatrain.ops.capped_attention import CappedScores, capped_attention
 from megatrain.ops.documents import PackedDocuments
-from megatrain.ops.segment_attention import AttentionSegment, segment_attention, segments_of
+from megatrain.ops.segment_attention import segment_attention
 
 _logger = logging.getLogger(__name__)
 _KERNELS = {

@@ -187,7 +187,7 @@ def _add_scaled_product(
     main_grad: MainGrad | None = ctx.main_grad
     if main_grad is None:
         return torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=out_dtype).view(ctx.weight_shape)
-    factors = (factor.detach() for factor in (a, b, a_inverse, b_inverse))
+    factors = (a.detach(), b.detach(), a_inverse.detach(), b_inverse.detach())
     main_grad.add_wgrad(partial(_add_to_sum, *factors, out_dtype))
     return None
 

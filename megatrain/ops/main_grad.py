@@ -16,7 +16,7 @@ from torch import Tensor, nn
 _ATTRIBUTE = "_megatrain_main_grad"
 """Not `main_grad`: Transformer Engine has an attribute of that name with another meaning."""
 
-Addition = Callable[[Tensor, bool], None]
+Addition = Callable[[Tensor, bool], object]
 """Adds one micro-batch's gradient to a sum, given the sum's memory (in the parameter's shape) and whether it is fresh.
 
 If the memory is fresh, its content is arbitrary and must be overwritten. Otherwise the gradient must be added to it.

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from megatrain.comm.mesh import Mesh
 from megatrain.config.optimizer import OptimizerConfig
+from megatrain.ops.optimizer_step import adamw_
 from megatrain.ops.square_sums import square_sum
-from megatrain.optim.adamw import adamw_update_
 from megatrain.optim.lamb import Lamb
 from megatrain.optim.muon import Muon
-from megatrain.optim.sgd import sgd_update_
 from megatrain.optim.state import ShardState
 from megatrain.parallel.data_parallel import ChunkDataParallel
 from megatrain.parallel.sharding import FlatShard
@@ -100,3 +99,41 @@ class ShardedOptimizer:
         for _, state in self.states:
             for kind, shard in state.flat_shards():
                 yield kind, shard, shard.holders.index == 0
+
+
+def adamw_update_(
+    state: ShardState, gradient: Tensor, config: OptimizerConfig, lr: float, num_updates: int, gradient_scale: float
+) -> None:
+    """Update one shard of state in place with gradients times `gradient_scale`, and its parameters too.
+
+    num_updates: the number of this update; the first is 1. Shapes: gradient and all state [shard_numel].
+    """
+    adamw_(
+        gradient,
+        state.master,
+        state.of("exp_avg"),
+        state.of("exp_avg_sq"),
+        state.published,
+        state.run_borders,
+        state.is_decayed,
+        lr=lr * state.rule.lr_scale,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        eps=config.eps,
+        weight_decay=state.rule.weight_decay,
+        num_updates=num_updates,
+        gradient_scale=gradient_scale,
+    )
+
+
+def sgd_update_(state: ShardState, gradient: Tensor, config: OptimizerConfig, lr: float, gradient_scale: float) -> None:
+    """Update one shard of state in place with gradients times `gradient_scale`, and its parameters too.
+
+    The direction overwrites the gradient. Shapes: gradient and all state [shard_numel].
+    """
+    momentum = state.of("momentum").mul_(config.momentum).add_(gradient.mul_(gradient_scale))
+    if config.has_nesterov:
+        gradient.add_(momentum, alpha=config.momentum)
+    else:
+        gradient.copy_(momentum)
+    state.move_(gradient, lr)

@@ -3,9 +3,9 @@
 ZeRO-1 accumulates full gradients over the micro-batches and reduce-scatters a chunk at the reduce action of the
 schedule, after its last backward. ZeRO-2 reduce-scatters after every backward and keeps the sum of this rank's shard
 only. If all gradients of a bucket are ready earlier, its reduction starts during that backward; buckets start in one
-fixed order (bucket.py). Each part of the model waits only for its own parameters. With overlap off, each collective is
-awaited at once. The collectives and their order stay the same, so the results are bitwise the same. Source: MegaScale
-sec. 3.2; ZeRO (arXiv:1910.02054).
+fixed order (write_counts.py). Each part of the model waits only for its own parameters. With overlap off, each
+collective is awaited at once. The collectives and their order stay the same, so the results are bitwise the same.
+Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
-from megatrain.contracts.black_box.operations import Operation, all_reduce_along
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.ops.main_grad import Addition, set_main_grad
-from megatrain.parallel.bucket import Bucket, WriteCounts, group_into_buckets
+from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.deferred_wgrads import Wgrads
+from megatrain.parallel.holder_sums import start_sum_over_holders
 from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.write_counts import WriteCounts
 
 WrittenGradients = tuple[tuple[bool, ...], ...]
 """For each bucket and each parameter in it: whether the sum of its gradients over the micro-batches has begun."""
@@ -185,7 +187,7 @@ class ChunkDataParallel:
         self.finish_gather()
         sums = []
         for bucket in self.buckets:
-            sums += _start_sum(bucket, self.gradient_shard(bucket))  # a list of at most one sum
+            sums += start_sum_over_holders(bucket, self.gradient_shard(bucket))  # a list of at most one sum
             if not self.options.has_overlap and sums:
                 sums.pop().finish()
         for pending_sum in sums:
@@ -290,51 +292,6 @@ class ChunkDataParallel:
             result = reduction.pending.wait()
             if self.options.zero_stage == 2:
                 self._shards[reduction.bucket].add_(result)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _SumOverHolders:
-    """Parts of a shard, one after another in `flat`, that are summed over several groups in turn.
-
-    If there is one part, `flat` is that part, not a copy. `pending`: the sum over the first group. others: the groups
-    after it.
-    """
-
-    parts: Sequence[Tensor]
-    flat: Tensor
-    pending: Pending
-    others: Sequence[Group]
-
-    def finish(self) -> None:
-        """Wait for the sums, and write them to the shard. Communication: an all-reduce over each of `others`."""
-        self.pending.wait()
-        for group in self.others:
-            _sum_over(group, self.flat).wait()
-        if len(self.parts) > 1:
-            for part, summed in zip(self.parts, self.flat.split([part.numel() for part in self.parts]), strict=True):
-                part.copy_(summed)
-
-
-def _start_sum(bucket: Bucket, shard: Tensor) -> list[_SumOverHolders]:
-    """Start to sum the parts of this rank's `shard` of a bucket that have several holders.
-
-    Communication: one all-reduce over the first of the bucket's sum groups, or none, the same on all ranks of the
-    groups.
-    """
-    parts = [
-        shard[shard_slice.start : shard_slice.stop]
-        for shard_slice in bucket.shard_slices()
-        if shard_slice.holders.groups
-    ]
-    if not parts:
-        return []
-    flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-    first, *others = bucket.sum_groups
-    return [_SumOverHolders(parts, flat, _sum_over(first, flat), others)]
-
-
-def _sum_over(group: Group, flat: Tensor) -> Pending:
-    return group.all_reduce(flat, all_reduce_along(group.name))
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

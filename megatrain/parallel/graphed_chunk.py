@@ -1,12 +1,12 @@
-"""Micro-batches replayed from recordings, for models so small that the host cannot launch their work fast enough.
+"""Micro-batches replayed from captured graphs, for models so small that the host cannot launch their work fast enough.
 
-A recording (on a GPU, a CUDA graph) holds the device's work for one micro-batch: the same kernels on the same
-memory, without the Python code that launched them. So a recording is valid only as long as that code would take the
-same branches. The key of a recording is everything that the branches depend on: which sums of gradients have begun (a
-gradient is added to these and overwrites the others), and the result of `decisions`. A step usually needs two
-recordings: one for the first micro-batch, and one for all others. Forward and backward are recorded separately, so that
-the spans around them are not part of a recording.
-Not for pipelines: each backward must directly follow its forward, because recordings share their memory.
+A captured graph (on a GPU, a CUDA graph) holds the device's work for one micro-batch: the same kernels on the same
+memory, without the Python code that launched them. So a graph is valid only as long as that code would take the same
+branches. The key of a graph is everything that the branches depend on: which sums of gradients have begun (a gradient
+is added to these and overwrites the others), and the result of `decisions`. A step usually needs graphs of two keys:
+one for the first micro-batch, and one for all others. Forward and backward are captured separately, so that the spans
+around them are not part of a graph.
+Not for pipelines: each backward must directly follow its forward, because graphs share their memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from megatrain.parallel.data_parallel import ChunkDataParallel, WrittenGradients
 
-STEPS_BEFORE_RECORDING = 2
-"""The number of steps that run a kind of micro-batch without a recording, before it is recorded.
+STEPS_BEFORE_CAPTURE = 2
+"""The number of steps that run the micro-batches of a key without a graph, before one is captured.
 
 In these steps, libraries choose their algorithms, tables are computed and kernels are loaded.
 """
@@ -35,12 +35,12 @@ Replay = Callable[[], None]
 
 
 class Capture(Protocol):
-    """Makes recordings in pairs: a forward, then its backward. Replays keep this order, so pairs may share memory."""
+    """Captures graphs in pairs: a forward, then its backward. Replays keep this order, so pairs may share memory."""
 
     def capture(self, work: Callable[[], None]) -> Replay:
-        """Run `work` and record its device work without executing it. Return the replay, which executes that work.
+        """Run `work` and capture its device work without executing it. Return the replay, which executes that work.
 
-        Raises: RuntimeError when `work` waits for the device or does something else that cannot be recorded.
+        Raises: RuntimeError when `work` waits for the device or does something else that cannot be captured.
         """
 
 
@@ -54,18 +54,18 @@ class CudaGraphCapture:
     def capture(self, work: Callable[[], None]) -> Replay:
         graph = torch.cuda.CUDAGraph()
         try:
-            # thread_local: the work of other threads (NCCL's watchdog, the snapshot writer) is not recorded
+            # thread_local: the work of other threads (NCCL's watchdog, the snapshot writer) is not captured
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         except RuntimeError as error:
             raise RuntimeError(
-                f"kernels.cuda_graphs: a micro-batch could not be recorded: {error}; use cuda_graphs=false"
+                f"kernels.cuda_graphs: a micro-batch could not be captured: {error}; use cuda_graphs=false"
             ) from error
         return graph.replay
 
 
 class StaticContext(Protocol):
-    """The methods that a micro-batch's context needs, so that a recording can read it from fixed memory."""
+    """The methods that a micro-batch's context needs, so that a graph can read it from fixed memory."""
 
     def clone(self) -> StaticContext:
         """Return a copy in separate memory."""
@@ -76,7 +76,7 @@ class StaticContext(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """The fixed memory from which recordings read a micro-batch."""
+    """The fixed memory from which graphs read a micro-batch."""
 
     x: Tensor
     context: StaticContext
@@ -90,8 +90,8 @@ class _Inputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recording:
-    """The recording of one micro-batch.
+class _CapturedGraphs:
+    """The graphs of one micro-batch: of its forward, and of its backward.
 
     loss, gradient: the fixed memory of the loss, and of the loss's gradient. written: which sums of gradients have
     begun after a replay.
@@ -105,7 +105,7 @@ class _Recording:
 
 
 class GraphedChunk:
-    """Runs a chunk that is the whole model: with `forward` in the first steps, then from recordings of it."""
+    """Runs a chunk that is the whole model: with `forward` in the first steps, then from captured graphs of it."""
 
     def __init__(
         self, forward: Forward, data_parallel: ChunkDataParallel, capture: Capture, decisions: Callable[[], Hashable]
@@ -116,7 +116,7 @@ class GraphedChunk:
         self._capture = capture
         self._decisions = decisions
         self._inputs: _Inputs | None = None
-        self._recordings: dict[Hashable, _Recording] = {}
+        self._graphs: dict[Hashable, _CapturedGraphs] = {}
         self._first_steps: dict[Hashable, int] = {}
         self._num_steps = 0
         self._is_backward_due = False
@@ -125,33 +125,33 @@ class GraphedChunk:
         """Return the loss and its backward, which must be called before the next forward.
 
         The next forward overwrites the loss.
-        Raises: ValueError when the micro-batch has another form than the recorded one; RuntimeError when the backward
+        Raises: ValueError when the micro-batch has another form than the captured one; RuntimeError when the backward
         of the last forward has not run.
         """
         if self._is_backward_due:
-            raise RuntimeError("a recorded forward ran before the backward of the last one, which uses the same memory")
+            raise RuntimeError("a captured forward ran before the backward of the last one, which uses the same memory")
         written = self._data_parallel.written_gradients()
         if not any(map(any, written)):
             self._num_steps += 1
         key = (written, self._decisions())
-        if key not in self._recordings:
-            if self._num_steps < self._first_steps.setdefault(key, self._num_steps) + STEPS_BEFORE_RECORDING:
+        if key not in self._graphs:
+            if self._num_steps < self._first_steps.setdefault(key, self._num_steps) + STEPS_BEFORE_CAPTURE:
                 return self._forward(x, context, labels_SB)
-            self._recordings[key] = self._record(x, context, labels_SB)
+            self._graphs[key] = self._capture_graphs(x, context, labels_SB)
         assert self._inputs is not None
         self._inputs.copy_(x, context, labels_SB)
-        recording = self._recordings[key]
-        recording.forward()
+        graphs = self._graphs[key]
+        graphs.forward()
         self._is_backward_due = True
-        return recording.loss, partial(self._backward, recording)
+        return graphs.loss, partial(self._backward, graphs)
 
-    def _backward(self, recording: _Recording, gradient: Tensor) -> None:
-        recording.gradient.copy_(gradient)
-        recording.backward()
-        self._data_parallel.set_written_gradients(recording.written)
+    def _backward(self, graphs: _CapturedGraphs, gradient: Tensor) -> None:
+        graphs.gradient.copy_(gradient)
+        graphs.backward()
+        self._data_parallel.set_written_gradients(graphs.written)
         self._is_backward_due = False
 
-    def _record(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> _Recording:
+    def _capture_graphs(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> _CapturedGraphs:
         if self._inputs is None:
             self._inputs = _Inputs(x.clone(), context.clone(), None if labels_SB is None else labels_SB.clone())
         inputs = self._inputs
@@ -162,8 +162,8 @@ class GraphedChunk:
         ((loss, run_backward),) = outcome
         gradient = torch.empty_like(loss)
         backward = self._capture.capture(lambda: run_backward(gradient))
-        # recording executed nothing, so nothing is written yet; the replay that follows makes written_gradients true
-        return _Recording(forward, backward, loss, gradient, self._data_parallel.written_gradients())
+        # the capture executed nothing, so nothing is written yet; the replay that follows makes written_gradients true
+        return _CapturedGraphs(forward, backward, loss, gradient, self._data_parallel.written_gradients())
 
 
 def copy_same_form_(name: str, target: Tensor, source: Tensor) -> None:
@@ -173,7 +173,7 @@ def copy_same_form_(name: str, target: Tensor, source: Tensor) -> None:
     """
     if source.shape != target.shape or source.dtype != target.dtype:
         raise ValueError(
-            f"{name} must be {list(target.shape)} of {target.dtype} as in the recording, "
+            f"{name} must be {list(target.shape)} of {target.dtype} as in the captured graph, "
             f"got {list(source.shape)} of {source.dtype}"
         )
     target.copy_(source)

@@ -208,7 +208,7 @@ class Offloader:
         if self._collecting is None or is_small or x.untyped_storage() in self._kept_on_device:
             return x.detach()
         offloaded = self._collecting.collect(x.untyped_storage())
-        return _View(offloaded, x.dtype, x.size(), x.stride(), x.storage_offset())
+        return _View(offloaded, x.dtype, x.size(), x.stride(), int(x.storage_offset()))
 
     def load(self, kept: Any) -> Tensor:
         """Return the saved tensor on its device."""

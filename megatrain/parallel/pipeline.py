@@ -41,7 +41,8 @@ class PipelineInput:
 class PipelineChunk:
     """One chunk on this stage.
 
-    forward_context: the context in which the module's forward runs. graphs: replays the chunk from recordings, if set.
+    forward_context: the context in which the module's forward runs. graphs: replays the chunk from captured graphs, if
+    set.
     sample_losses_B: memory that each forward in training overwrites with the loss of each sample, if set.
     """
 

@@ -111,7 +111,7 @@ class SelectiveRecompute:
         if output is None:
             return self.keeper.keep(x)
         output.num_uses += 1
-        return _Saved(output, x.size(), x.stride(), x.storage_offset())
+        return _Saved(output, x.size(), x.stride(), int(x.storage_offset()))
 
     def _load(self, saved: Any) -> Tensor:
         if isinstance(saved, _Saved):

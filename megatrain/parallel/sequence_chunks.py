@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ def multiply_and_scatter(
 class _GatherAndMultiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_local: Tensor, branch: _BranchContext, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        weights, biases = flat[::2], flat[1::2]
+        weights, biases = cast("tuple[Tensor, ...]", flat[::2]), flat[1::2]
         matrices = [weight.flatten(0, -2) for weight in weights]
         gathering = RowGathering(x_local, branch.chunks)
         products = [x_local.new_empty(*gathering.rows.shape[:-1], len(matrix)) for matrix in matrices]

@@ -1,7 +1,8 @@
-"""A child process with a parent-death guard: the kernel kills it when the thread that started it ends, for any reason.
+"""Child processes: one that ends with its parent, and a companion, which survives its parent.
 
-The child has its own session, so that Ctrl-C at the terminal reaches only the parent: the parent ends its children in
-an order in which a job can save. Start a child from a thread that lives as long as the child must.
+A `ChildProcess` has a parent-death guard: the kernel kills it when the thread that started it ends, for any reason.
+Start it from a thread that lives as long as the child must. Both have their own session, so that Ctrl-C at the terminal
+reaches only the parent: the parent ends its children in an order in which a job can save.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from megatrain.programs.processes import install_parent_death_guard
 
@@ -94,3 +96,36 @@ class ChildProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def start_companion(
+    command: Sequence[str], log: Path, name: str, inherited: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a program. It survives this process, unless it installs a parent-death guard (programs/processes.py).
+
+    Its output is appended to `log` if that can be opened: a full disk there must not prevent the program's work.
+    While this process runs, a thread of this `name` waits for the program, so that it does not remain as a zombie.
+    `inherited`: descriptors that the program keeps open, such as that of a lock.
+    No code runs in the child before the program: a worker has threads and maps much memory.
+
+    Raises: OSError when it cannot be started.
+    """
+    with _open_log(log) as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+    threading.Thread(target=process.wait, name=name, daemon=True).start()
+    return process
+
+
+def _open_log(log: Path) -> IO[bytes]:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)  # a user may have removed the directory
+        return log.open("ab")
+    except OSError:
+        return open(os.devnull, "wb")

@@ -32,6 +32,8 @@ class JsonLinesSink:
         self._path = path
         self._print_line = print_line
         self._unix_time = unix_time
+        self._fd = -1
+        self._is_line_open = False
         try:
             self._open()
         except OSError as error:

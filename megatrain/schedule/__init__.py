@@ -12,7 +12,7 @@ from megatrain.schedule.action import COMPUTES, MESSAGES_OF, MICROBATCH_ENDS, Ac
 from megatrain.schedule.build import build_schedule, forward_only
 from megatrain.schedule.checker import check_schedule
 from megatrain.schedule.chunk_placement import ChunkPlacement
-from megatrain.schedule.execution import render
+from megatrain.schedule.drawing import render
 from megatrain.schedule.kinds import (
     CHUNKED_NAMES,
     KINDS,

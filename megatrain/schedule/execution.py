@@ -1,5 +1,4 @@
-"""Runs a schedule without computing: finds the slot of each compute, or the position where each stage blocks; and draws
-the slots as text, for documentation and `config check`.
+"""Runs a schedule without computing: finds the slot of each compute, or the position where each stage blocks.
 
 Channels are first in, first out, so the comparison of two counters shows whether a message has arrived. A compute takes
 one slot and a message none; `replay` handles real durations.
@@ -9,19 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
 
 from megatrain.schedule.action import COMPUTES, MESSAGES_OF, Action, ActionKind, Schedule
 from megatrain.schedule.chunk_placement import ChunkPlacement
 
 _RECEIVE_OF = {compute: receive for compute, (receive, _) in MESSAGES_OF.items()}
-
-_LETTERS = {
-    ActionKind.FORWARD: "F",
-    ActionKind.BACKWARD: "B",
-    ActionKind.DGRAD: "I",
-    ActionKind.WGRAD: "W",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,33 +152,3 @@ def execute(schedule: Schedule) -> Execution:
         if stage.awaited is not None
     )
     return Execution(tuple(tuple(stage.slots) for stage in stages), blocked)
-
-
-def render(schedule: Schedule) -> str:
-    """Return the drawing. A cell is F or B, the micro-batch, and with several chunks a letter for the chunk; a dot is
-    an idle slot.
-
-    If backward is split, I is the dgrad and W is the wgrad. Every compute takes one slot and messages take none, so
-    columns show order and bubble, not time.
-    """
-    execution = execute(schedule)
-    num_slots = max((slots[-1] + 1 for slots in execution.slots if slots), default=0)
-    width = len(f"F{schedule.num_microbatches - 1}{_chunk_label(schedule, schedule.num_chunks - 1)}")
-    label_width = len(f"stage {schedule.pp_size - 1}")
-    rows = []
-    for stage, (actions, slots) in enumerate(zip(schedule.stages, execution.slots, strict=True)):
-        computes = [action for action in actions if action.kind in COMPUTES]
-        cells = dict(zip(slots, (_cell(schedule, action) for action in computes), strict=False))
-        row = " ".join(cells.get(slot, ".").ljust(width) for slot in range(num_slots))
-        rows.append(f"{f'stage {stage}':{label_width}} | {row}".rstrip())
-    return "\n".join(rows)
-
-
-def _cell(schedule: Schedule, action: Action) -> str:
-    return f"{_LETTERS[action.kind]}{action.microbatch}{_chunk_label(schedule, action.chunk)}"
-
-
-def _chunk_label(schedule: Schedule, chunk: int) -> str:
-    if schedule.num_chunks == 1:
-        return ""
-    return ascii_lowercase[chunk] if schedule.num_chunks <= len(ascii_lowercase) else f".{chunk}"

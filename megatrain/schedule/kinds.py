@@ -163,9 +163,9 @@ def require_feasible(name: str, pp_size: int, num_chunks: int, num_microbatches:
     return KINDS[name]
 
 
-def nearest_schedule(name: str, pp_size: int, num_chunks: int) -> str:
+def nearest_schedule(name: ScheduleName, pp_size: int, num_chunks: int) -> ScheduleName:
     """Return `name` if this layout supports the schedule, else the first other schedule that the layout supports."""
-    candidates = (name, "1f1b", *(kind.name for kind in KINDS.values() if kind.has_chunks))
+    candidates: tuple[ScheduleName, ...] = (name, "1f1b", *(kind.name for kind in KINDS.values() if kind.has_chunks))
     return next(
         (candidate for candidate in candidates if not any(layout_infeasibilities(candidate, pp_size, num_chunks))), name
     )

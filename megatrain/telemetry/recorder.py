@@ -429,9 +429,9 @@ class Recorder:
         self.control = self._writer.next_control() or self.control
         return self.control
 
-    def set_obeyed_command(self, number: int) -> None:
+    def set_completed_command(self, number: int) -> None:
         """Record for the executor that the command with this number was carried out."""
-        self._words[Word.OBEYED_COMMAND] = number
+        self._words[Word.COMPLETED_COMMAND] = number
 
     def close(self, *, keep: bool = False, has_failed: bool = False) -> None:
         """Stop recording. Removes the black box unless `keep` is set, which it must be after a failure."""

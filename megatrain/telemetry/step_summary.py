@@ -75,7 +75,9 @@ class TotalsBuilder:
         measured = [(operation, sums[operation.number]) for operation in Operation if sums[operation.number][2]]
         measured.sort(key=lambda pair: pair[1][0], reverse=True)
         return {
-            operation: OperationTotals(*values[:4], attended_ns=None if values[5] else values[4])
+            operation: OperationTotals(
+                values[0], values[1], values[2], values[3], attended_ns=None if values[5] else values[4]
+            )
             for operation, values in measured
         }
 

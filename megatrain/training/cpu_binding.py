@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from megatrain.contracts.errors import ConfigError
 
@@ -136,7 +136,7 @@ def gpu_pci_address(local_rank: int) -> str:
     """Return the PCI address of the CUDA device with this number, in the form of /sys/bus/pci/devices."""
     import torch  # imported here so that ranks without a GPU can be bound before torch starts threads
 
-    device = torch.cuda.get_device_properties(local_rank)
+    device: Any = torch.cuda.get_device_properties(local_rank)  # torch's types lack the PCI address
     return f"{device.pci_domain_id:04x}:{device.pci_bus_id:02x}:{device.pci_device_id:02x}.0"
 
 

@@ -17,7 +17,7 @@ from megatrain.ops.optional_backends import (
     import_apex,
     import_transformer_engine,
 )
-from megatrain.parallel.graphed_chunk import STEPS_BEFORE_RECORDING
+from megatrain.parallel.graphed_chunk import STEPS_BEFORE_CAPTURE
 
 FP8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
 
@@ -90,7 +90,7 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
     elif config.kernels.cuda_graphs:
         problems.append(
             f"kernels.cuda_graphs=true and there are no compiled kernels ({extension.reason}): operations in plain "
-            f"PyTorch form do not support recording; see `megatrain doctor`, or use cuda_graphs=false"
+            f"PyTorch form do not support capture; see `megatrain doctor`, or use cuda_graphs=false"
         )
     if config.fp8.is_used and config.fp8.backend == "megatrain" and not extension.is_active:
         problems.append(
@@ -121,7 +121,7 @@ def kernel_note(config: Config, capability: tuple[int, int], extension: Extensio
         *(f"{backend.section}.{backend.key} by {backend.name} {backend.find().version}" for backend in backends),
     ]
     if config.kernels.cuda_graphs:
-        notes.append(f"micro-batches are replayed from CUDA graphs after {STEPS_BEFORE_RECORDING} steps")
+        notes.append(f"micro-batches are replayed from CUDA graphs after {STEPS_BEFORE_CAPTURE} steps")
     return "; ".join(notes)
 
 

@@ -128,7 +128,7 @@ def build_rank_model(
 ) -> RankModel:
     """Build this rank's chunks, pipeline and optimizer. Weights are zero until they are initialised or loaded.
 
-    capture: records micro-batches as CUDA graphs; None: the result of `capture_of`. loss: replaces cross entropy in
+    capture: captures micro-batches as CUDA graphs; None: the result of `capture_of`. loss: replaces cross entropy in
     training; the configuration must allow it (Extensions.problems). A custom loss returns only a sum, so a run with
     several sources has no losses of samples, and reports no loss by source.
     """
@@ -161,12 +161,12 @@ def build_rank_model(
 
 
 def capture_of(config: Config, device: torch.device) -> Capture | None:
-    """Return the capture that records micro-batches as CUDA graphs; None without kernels.cuda_graphs or a GPU."""
+    """Return what captures micro-batches as CUDA graphs; None without kernels.cuda_graphs or a GPU."""
     return CudaGraphCapture() if config.kernels.cuda_graphs and device.type == "cuda" else None
 
 
 def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> PipelineChunk:
-    """Return the chunk as the pipeline runs it; with `capture` it replays the CUDA graphs of recorded micro-batches.
+    """Return the chunk as the pipeline runs it; with `capture` it replays the CUDA graphs of captured micro-batches.
 
     A replay runs no hook when a gradient is written or a parameter is used, so overlap by bucket works only without
     graphs.
@@ -183,7 +183,7 @@ def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> P
 def _keep_sample_losses(config: Config, chunk: BuiltChunk, device: torch.device) -> torch.Tensor | None:
     """Make the chunk write the loss of each sample to the result, if it computes losses. Shapes: result [B].
 
-    The memory is the same in every forward, so a recording can write to it too.
+    The memory is the same in every forward, so a captured graph can write to it too.
     """
     head = chunk.meta.module.loss_head
     if head is None:
@@ -197,7 +197,7 @@ def _keep_sample_losses(config: Config, chunk: BuiltChunk, device: torch.device)
 def _decisions(chunk: BuiltChunk) -> Hashable:
     """Return the values that change during training and on which the model's Python code branches.
 
-    A graph is recorded for each combination of these values: docs/adr/0029.
+    A graph is captured for each combination of these values: docs/adr/0029.
     """
     scales = chunk.fp8_scales
     return chunk.meta.module.training, scales is not None and scales.scaling.is_primed

@@ -46,7 +46,7 @@ class Saving:
         self._decides_timed_saves = decides_timed_saves
         self._callbacks = callbacks
         self._interval = SaveInterval(config.checkpoint)
-        self._obeyed_command = 0
+        self._completed_command = 0
         self._saved_step = -1
 
     def record_loaded(self, step: int) -> None:
@@ -56,7 +56,7 @@ class Saving:
     def is_requested(self) -> bool:
         """Whether the executor requests a checkpoint that this worker has not taken yet."""
         control = self._recorder.read_control()
-        return control.command == Command.CHECKPOINT and control.command_number > self._obeyed_command
+        return control.command == Command.CHECKPOINT and control.command_number > self._completed_command
 
     def is_interval_over(self) -> bool:
         """Whether a checkpoint by time is due; False on all ranks except the one that decides."""
@@ -77,8 +77,8 @@ class Saving:
         if (is_due or is_end or agreed.checkpoint or is_stopped) and step != self._saved_step:
             self._save(progress)
         if agreed.checkpoint:
-            self._obeyed_command = self._recorder.control.command_number
-            self._recorder.set_obeyed_command(self._obeyed_command)
+            self._completed_command = self._recorder.control.command_number
+            self._recorder.set_completed_command(self._completed_command)
 
     def finish(self, step: int) -> None:
         """Wait until the last snapshot is a committed checkpoint, because another job may get this host soon.

@@ -37,10 +37,9 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain.run_files.run_lock import checkpoints_locked
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import cuda_timer
-from megatrain.training.allocator import set_allocator, use_expandable_segments
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
+from megatrain.training.device_settings import set_allocator, use_all_queues, use_expandable_segments
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
-from megatrain.training.hardware_queues import use_all_queues
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler

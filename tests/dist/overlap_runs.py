@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_states_bitwise
-from tests.helpers.training_case import Orders, Poison, make_config
+from tests.helpers.training_case import CaseOrders, Poison, make_config
 from tests.helpers.waiting import wait_until
 
 STEPS, SKIPPED, STOPPED = 6, 1, 2
@@ -38,7 +38,7 @@ def _train(jobs: TrainingJobs, tables: Sequence[Tables], overlap: bool, director
     place: Tables = {} if directory is None else {"job": {"run_directory": str(directory / str(overlap))}}
     config = make_config(COMMON, *tables, {"parallel": {"overlap": overlap}}, place)
     poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
-    runs = [jobs.run(config, Orders(stop_at=None if directory is None else (0, STOPPED), poison=poison))]
+    runs = [jobs.run(config, CaseOrders(stop_at=None if directory is None else (0, STOPPED), poison=poison))]
     if directory is not None:
         wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "nothing in memory to go on from")
         runs.append(jobs.run(config))

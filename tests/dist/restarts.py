@@ -19,7 +19,7 @@ from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.dist.training_jobs import Run, Tables, assert_states_bitwise
 from tests.helpers.rank_pool import RankError, RankPool
-from tests.helpers.training_case import Orders, make_config, train_on_rank
+from tests.helpers.training_case import CaseOrders, make_config, train_on_rank
 from tests.helpers.waiting import wait_until
 
 
@@ -53,7 +53,7 @@ def wait_for_commit(run_directory: Path, step: int) -> Path:
     return directory
 
 
-def crash(rank_pool: RankPool, *tables: Tables, orders: Orders) -> None:
+def crash(rank_pool: RankPool, *tables: Tables, orders: CaseOrders) -> None:
     """Run a job in which a rank dies as it was ordered to."""
     config = make_config(*tables)
     with pytest.raises(RankError, match=r"exit code (7|-9)"):

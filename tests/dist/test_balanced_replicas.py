@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_close, distance
-from tests.helpers.training_case import Orders, make_config
+from tests.helpers.training_case import CaseOrders, make_config
 from tests.helpers.waiting import wait_until
 
 OF_LOSSES, OF_WEIGHTS = 1e-12, 1e-10
@@ -51,7 +51,7 @@ def test_run_continues_with_other_dealings_and_layouts(jobs: TrainingJobs, train
     reference = jobs.run(make_config(common))
     losses: list[float] = []
     for step, (dp_size, balance) in enumerate([(2, "cost"), (3, "cost"), (3, "none"), (2, "cost")]):
-        orders = Orders(stop_at=(dp_size - 1, step)) if step < 3 else Orders()
+        orders = CaseOrders(stop_at=(dp_size - 1, step)) if step < 3 else CaseOrders()
         keys: Tables = {"data": common["data"] | {"balance": balance}, "parallel": {"dp_size": dp_size}}
         run = jobs.run(make_config(common, place, keys), orders)
         wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, make_config, on_layout
 
 # 2 increments from 4 to 12 in 20 samples: one every 10
 RAMPUP: Tables = {
@@ -38,7 +38,7 @@ def test_rampup_is_megatrons_and_the_same_in_two_layouts(jobs: TrainingJobs, tra
 @pytest.mark.slow
 def test_rampup_goes_on_after_a_resume(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
-    jobs.run(make_config(train_data, RAMPUP, place, on_layout(1, 1, 4)), Orders(stop_at=(2, 3)))
+    jobs.run(make_config(train_data, RAMPUP, place, on_layout(1, 1, 4)), CaseOrders(stop_at=(2, 3)))
     after = jobs.run(make_config(train_data, RAMPUP, place, on_layout(2, 2, 1)))
     reference = jobs.remembered(make_config(train_data, RAMPUP))
 

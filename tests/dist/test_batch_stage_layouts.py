@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_close, distance
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, make_config, on_layout
 from tests.helpers.waiting import wait_until
 
 SEQ_LEN = 16
@@ -69,7 +69,7 @@ def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_dat
     runs = []
     for dp_size, stop in ((8, 1), (7, 3), (3, 5), (8, None)):
         layout: Tables = {"parallel": {"bucket_size": 3000, "dp_size": dp_size}}
-        orders = Orders() if stop is None else Orders(stop_at=(dp_size - 1, stop - 1))
+        orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(train_data, STAGES, place, layout), orders))
         wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
     assert [len(run.steps) for run in runs] == [1, 2, 2, 1]
@@ -79,7 +79,7 @@ def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_dat
 @pytest.mark.slow
 def test_stages_may_change_at_a_resume(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
-    jobs.run(make_config(train_data, STAGES, place), Orders(stop_at=(0, 3)))
+    jobs.run(make_config(train_data, STAGES, place), CaseOrders(stop_at=(0, 3)))
     other: Tables = {
         # a stage that is over, and one that begins in another place
         "data_stage": {"after_tokens": 5 * SEQ_LEN, "global_batch_size": 2},

@@ -16,8 +16,8 @@ from megatrain.contracts.errors import CommunicationError
 from tests.dist.training_jobs import Tables
 from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankError, RankPool
-from tests.helpers.rank_protocol import RankContext, RankFailure
-from tests.helpers.training_case import DEATH_EXIT_CODE, Orders, make_config, on_layout, train_on_rank
+from tests.helpers.rank_protocol import FailedRank, RankContext
+from tests.helpers.training_case import DEATH_EXIT_CODE, CaseOrders, make_config, on_layout, train_on_rank
 
 LAYOUT = on_layout(2, 2, 2)
 WORLD_SIZE = 8
@@ -51,7 +51,7 @@ def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
     return found
 
 
-def train_until_communication_fails(context: RankContext, config: Config, orders: Orders) -> None:
+def train_until_communication_fails(context: RankContext, config: Config, orders: CaseOrders) -> None:
     """Write the message of the error to the diary and end as a worker does: with its process, and its connections."""
     try:
         train_on_rank(context, config, orders)
@@ -62,7 +62,9 @@ def train_until_communication_fails(context: RankContext, config: Config, orders
         os._exit(error.exit_code)
 
 
-def messages_of(rank_pool: RankPool, config: Config, orders: Orders) -> tuple[dict[int, str], tuple[RankFailure, ...]]:
+def messages_of(
+    rank_pool: RankPool, config: Config, orders: CaseOrders
+) -> tuple[dict[int, str], tuple[FailedRank, ...]]:
     """Train until communication fails. Return what ranks noted, by rank, and how their processes ended."""
     world_size = config.layout(None).world_size
     with pytest.raises(RankError) as caught:
@@ -71,7 +73,7 @@ def messages_of(rank_pool: RankPool, config: Config, orders: Orders) -> tuple[di
     return {int(note.name.removeprefix("rank-")): note.read_text() for note in notes}, caught.value.failures
 
 
-def assert_exit_codes(failures: tuple[RankFailure, ...], dead: int, world_size: int) -> None:
+def assert_exit_codes(failures: tuple[FailedRank, ...], dead: int, world_size: int) -> None:
     """Check that all ranks but the dead one end with the exit code of a failed communication."""
     codes = {failure.rank: failure.description.rpartition(" ")[2] for failure in failures}
     assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(world_size)}
@@ -83,7 +85,7 @@ def test_survivors_of_a_dead_rank_name_operation_group_and_rank(
 ) -> None:
     dead = 5
     config = make_config(train_data, LAYOUT)
-    messages, failures = messages_of(rank_pool, config, Orders(die_at=(dead, 2), diary=str(tmp_path)))
+    messages, failures = messages_of(rank_pool, config, CaseOrders(die_at=(dead, 2), diary=str(tmp_path)))
 
     assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]
     for rank, message in messages.items():
@@ -100,7 +102,7 @@ def test_rank_that_dies_in_overlapped_exchanges_is_named(
     config = make_config(train_data, {"train": {"steps": 200}}, *changes)
     assert config.parallel.overlap
     layout, dead = config.layout(None), 1
-    orders = Orders(die_in=(dead, operation, 11), diary=str(tmp_path))
+    orders = CaseOrders(die_in=(dead, operation, 11), diary=str(tmp_path))
 
     messages, failures = messages_of(rank_pool, config, orders)
 
@@ -118,7 +120,7 @@ def test_step_beyond_its_time_limit_fails_on_every_waiting_rank(
     blocked = 2
     # the first step has a timeout of its own, and so have groups while they are made: only later steps are short
     config = make_config(train_data, LAYOUT, {"runtime": {"step_timeout_s": 1.0}, "train": {"steps": 5}})
-    orders = Orders(block_at=(blocked, 3), diary=str(tmp_path))
+    orders = CaseOrders(block_at=(blocked, 3), diary=str(tmp_path))
 
     messages, _ = messages_of(rank_pool, config, orders)
 
@@ -135,7 +137,9 @@ def test_rank_that_dies_in_a_save_fails_that_save(rank_pool: RankPool, train_dat
     diary.mkdir()
     tables: Tables = {"job": {"run_directory": str(run_directory)}, "checkpoint": {"interval": 2}}
     messages, _ = messages_of(
-        rank_pool, make_config(train_data, tables, LAYOUT), Orders(fault=RankFault(dead, 1, "copy"), diary=str(diary))
+        rank_pool,
+        make_config(train_data, tables, LAYOUT),
+        CaseOrders(fault=RankFault(dead, 1, "copy"), diary=str(diary)),
     )
 
     assert sorted(messages) == [rank for rank in range(WORLD_SIZE) if rank != dead]

@@ -26,7 +26,7 @@ from tests.dist.restarts import (
 from tests.dist.training_jobs import Run, Tables, TrainingJobs
 from tests.helpers.faults import RankFault, WriterFault, WriterFaults
 from tests.helpers.rank_pool import RankPool
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, make_config, on_layout
 
 LAYOUT = on_layout(1, 1, 2)
 STEPS = 5
@@ -56,7 +56,7 @@ def test_rank_killed_in_a_save(
     fault: RankFault, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
-    crash(rank_pool, *tables, orders=Orders(fault=fault))
+    crash(rank_pool, *tables, orders=CaseOrders(fault=fault))
     wait_for_commit(tmp_path, 2)
     assert not step_place(tmp_path, 4).exists()
 
@@ -74,7 +74,7 @@ def test_rank_killed_before_its_first_seal(
 ) -> None:
     """Another rank has sealed it, and it waits to be written, which can never be done: no process waits for that."""
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
-    crash(rank_pool, *tables, orders=Orders(fault=RankFault(1, 1, "seal")))
+    crash(rank_pool, *tables, orders=CaseOrders(fault=RankFault(1, 1, "seal")))
 
     after = jobs.run(make_config(*tables))
 
@@ -90,7 +90,7 @@ def test_rank_killed_while_copying_into_the_only_slot(
 ) -> None:
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
     one_slot: Tables = {"checkpoint": {**OPTIONS["checkpoint"], "slots": 1}}
-    crash(rank_pool, *tables, one_slot, orders=Orders(fault=RankFault(1, 2, "copy")))
+    crash(rank_pool, *tables, one_slot, orders=CaseOrders(fault=RankFault(1, 2, "copy")))
     # the slot was free for the second snapshot only when storage had the first
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2]
 
@@ -113,7 +113,7 @@ def test_rank_killed_while_slots_change(
     )
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
     dies = RankFault(1, 2, "copy", when=str(faults.reached(0)))
-    crash(rank_pool, *tables, orders=Orders(fault=dies, writer_faults=str(tmp_path / "faults")))
+    crash(rank_pool, *tables, orders=CaseOrders(fault=dies, writer_faults=str(tmp_path / "faults")))
     assert steps_that_are_whole(tmp_path / "checkpoints") == []
     faults.release(0)
     wait_for_commit(tmp_path, 2)
@@ -140,7 +140,7 @@ def test_all_processes_of_a_host_killed_at_once(
     die = RankFault(None, 2, "call", when=str(faults.reached(0)))
     crash(
         rank_pool, train_data, OPTIONS, LAYOUT, place(run),
-        orders=Orders(fault=die, writer_faults=str(tmp_path / "faults")),
+        orders=CaseOrders(fault=die, writer_faults=str(tmp_path / "faults")),
     )  # fmt: skip
     kill_writers(the_arena(run))
     assert steps_that_are_whole(run / "checkpoints") == [2]
@@ -194,7 +194,7 @@ def test_writers_killed_while_ranks_train(jobs: TrainingJobs, train_data: Tables
     every: Tables = {"train": {"steps": SAVES}, "checkpoint": {"interval": 1, "keep_last": 2}}
     run = tmp_path / "run"
     trained = jobs.run(
-        make_config(train_data, LAYOUT, every, place(run)), Orders(writer_faults=str(tmp_path / "faults"))
+        make_config(train_data, LAYOUT, every, place(run)), CaseOrders(writer_faults=str(tmp_path / "faults"))
     )
     assert faults.num_reached == len(KILLS)
 
@@ -228,7 +228,9 @@ def test_writer_killed_between_the_slots_of_two_ranks(jobs: TrainingJobs, train_
     """The first rank's slot is free, so it does not wait for the writer: the second one has to start another."""
     faults = WriterFaults.order(tmp_path / "faults" / "host-0", WriterFault("persist", "word", time=2))
     every: Tables = {"train": {"steps": 3}, "checkpoint": {"interval": 1, "slots": 1}}
-    jobs.run(make_config(train_data, LAYOUT, every, place(tmp_path)), Orders(writer_faults=str(tmp_path / "faults")))
+    jobs.run(
+        make_config(train_data, LAYOUT, every, place(tmp_path)), CaseOrders(writer_faults=str(tmp_path / "faults"))
+    )
     assert faults.num_reached == 1
     wait_for_the_end_of_writers(tmp_path)
     assert steps_that_are_whole(tmp_path / "checkpoints") == [1, 2, 3]

@@ -17,7 +17,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from tests.dist.restarts import kill_writers, remove_memory, steps_that_are_whole, the_arena
 from tests.dist.training_jobs import Tables
 from tests.helpers.small_disk import SmallDisk, small_disk
-from tests.helpers.train_process import Job, TrainProcess, finish, forked, make_job
+from tests.helpers.train_process import TrainJob, TrainProcess, finish, forked, make_job
 from tests.helpers.waiting import wait_until
 
 FAILED = "a checkpoint FAILED and is tried again at the next interval: step"
@@ -85,7 +85,7 @@ def test_training_survives_a_full_disk(train_data: Tables, tmp_path: Path) -> No
         go_on_from_what_it_left(job, disk, tmp_path, newest)
 
 
-def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
+def train_on_a_full_disk(job: TrainJob, disk: SmallDisk, directory: Path) -> int:
     """Be killed when the disk is full; return the step that storage has then."""
     checkpoints, output = disk.seen / "run" / "checkpoints", directory / "first.txt"
     with forked(["megatrain.train", str(job.config_file)], output=output, prepare=[disk.join]) as process:
@@ -113,7 +113,7 @@ def train_on_a_full_disk(job: Job, disk: SmallDisk, directory: Path) -> int:
     return steps[-1]
 
 
-def go_on_from_what_it_left(job: Job, disk: SmallDisk, directory: Path, step: int) -> None:
+def go_on_from_what_it_left(job: TrainJob, disk: SmallDisk, directory: Path, step: int) -> None:
     checkpoints, output = disk.seen / "run" / "checkpoints", directory / "second.txt"
     with forked(["megatrain.train", str(job.config_file)], output=output, prepare=[disk.join]) as process:
         said = Said(process, output)

@@ -8,7 +8,7 @@ import pytest
 from torch import distributed as dist
 
 from benchmarks.group_init import seconds_of
-from benchmarks.group_init_ranks import OURS, SIDES, TORCH_BARRIER, Orders, Record, create_all
+from benchmarks.group_init_ranks import OURS, SIDES, TORCH_BARRIER, GroupInitOrders, GroupInitRecord, create_all
 from benchmarks.group_init_requests import Costs, busy_s, group_requests, nccl_requests, world_requests
 from megatrain.comm.group_plan import planned_groups
 from megatrain.contracts.layout import Layout
@@ -34,8 +34,8 @@ def without_set(requests: Counter[str]) -> Counter[str]:
 def test_model_counts_the_requests_of_real_ranks(
     rank_pool: RankPool, server: dist.TCPStore, layout: Layout, side: str
 ) -> None:
-    orders = Orders(side, layout, server.port, f"{layout}/{side}", is_counted=True)
-    records: list[Record] = rank_pool.run(create_all, layout.world_size, orders)
+    orders = GroupInitOrders(side, layout, server.port, f"{layout}/{side}", is_counted=True)
+    records: list[GroupInitRecord] = rank_pool.run(create_all, layout.world_size, orders)
 
     assert seconds_of(records) > 0
     for rank, record in enumerate(records):

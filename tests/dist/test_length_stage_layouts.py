@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_close, distance
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, make_config, on_layout
 from tests.helpers.waiting import wait_until
 
 LENGTHS: Tables = {
@@ -78,7 +78,7 @@ def test_lengths_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_da
         if stop == 1:
             # the run begins without stages
             config = {name: table for name, table in config.items() if not name.startswith("data_stage")}
-        orders = Orders() if stop is None else Orders(stop_at=(dp_size - 1, stop - 1))
+        orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(config, place), orders))
         wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
     assert [len(run.steps) for run in runs] == [1, 1, 3, 3]

@@ -20,7 +20,7 @@ from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import recording_in
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.recorded_events import recorded_events
-from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 
 STEPS = (1, 2)
 JOB: Tables = {"train": {"precision": "fp32", "steps": 4}, "model": {"hidden_size": 64}}
@@ -89,7 +89,7 @@ def test_no_receive_of_a_pipeline_is_overlapped_with_overlap_off(
         assert all(one.exposed_ns > 0 for one in found[kind]), kind
 
 
-def train_with_long_reductions(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_with_long_reductions(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Be one worker of a job whose reductions of gradients take a while."""
     finish = ExchangeRunner.finish
 

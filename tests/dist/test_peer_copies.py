@@ -40,7 +40,7 @@ from tests.dist.training_jobs import Run, Tables, TrainingJobs
 from tests.helpers.faults import WriterFault, WriterFaults
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 from tests.helpers.waiting import wait_until
 
 LAYOUT = on_layout(1, 2, 2)
@@ -51,7 +51,7 @@ OPTIONS: Tables = {
     "checkpoint": {"interval": 2, "keep_arena_s": 60.0, "has_peer_copies": True},
 }
 STRAIGHT: Tables = {"checkpoint": {"interval": 0, "has_peer_copies": False, "keep_arena_s": 0.0}}
-ALL_HOSTS = Orders(num_hosts=NUM_HOSTS)
+ALL_HOSTS = CaseOrders(num_hosts=NUM_HOSTS)
 
 
 def host_arena(run_directory: Path, host: int) -> Arena:
@@ -64,7 +64,7 @@ def has_copy(run_directory: Path, keeper: int, step: int) -> bool:
     return any(one.step == step for one in copies.get(KEEPERS[keeper], []))
 
 
-def train_and_copy(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_and_copy(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Be a worker that goes on from a snapshot when the copy that it keeps is whole."""
     take, run_directory = JobCheckpoints.take, Path(config.job.run_directory)
 
@@ -77,7 +77,7 @@ def train_and_copy(context: RankContext, config: Config, orders: Orders) -> Rank
         return train_on_rank(context, config, orders)
 
 
-def train_but_fetch_half(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_but_fetch_half(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Be a worker whose connections break off while it fetches."""
 
     def receive_half(*_: object) -> None:
@@ -91,7 +91,7 @@ def config_of(run_directory: Path, train_data: Tables) -> Config:
     return make_config(train_data, OPTIONS, LAYOUT, place(run_directory))
 
 
-def crash_after_copies(rank_pool: RankPool, config: Config, orders: Orders) -> None:
+def crash_after_copies(rank_pool: RankPool, config: Config, orders: CaseOrders) -> None:
     """Run until all copies of the snapshot of step 2 are whole, and a rank dies."""
     with pytest.raises(RankError, match="exit code 7"):
         rank_pool.run(train_and_copy, NUM_HOSTS, config, replace(orders, die_at=(1, 3)))
@@ -188,4 +188,4 @@ def test_snapshot_without_a_peer_copy_comes_from_storage(
 def test_start_without_hosts_for_copies_is_refused(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> None:
     config = config_of(tmp_path, train_data)
     with pytest.raises(RankError, match=r"checkpoint\.has_peer_copies=true: .* on 2 hosts leaves no host outside"):
-        rank_pool.run(train_on_rank, NUM_HOSTS, config, Orders(num_hosts=2))
+        rank_pool.run(train_on_rank, NUM_HOSTS, config, CaseOrders(num_hosts=2))

@@ -27,7 +27,7 @@ from tests.helpers.own_loss_program import summed_loss
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.train_command import run_command
-from tests.helpers.train_process import Job, finish, forked, make_job, started
+from tests.helpers.train_process import TrainJob, finish, forked, make_job, started
 from tests.helpers.training_case import on_layout
 from tests.helpers.waiting import DEADLINE_S
 
@@ -106,12 +106,12 @@ def focal_loss(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
     return ((1 - (-loss_T).exp()) ** 2 * loss_T).sum()
 
 
-def numbers(job: Job, kind: str, *names: str) -> list[tuple[Any, ...]]:
+def numbers(job: TrainJob, kind: str, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(record[name] for name in ("step", *names)) for record in job.records(kind)]
 
 
 @pytest.fixture(scope="module")
-def command(all_data: Tables, rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+def command(all_data: Tables, rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
     """A run of `megatrain train`."""
     root = tmp_path_factory.mktemp("command")
     job = make_job(root / "job", all_data, TABLES)
@@ -120,7 +120,7 @@ def command(all_data: Tables, rank_pool: RankPool, tmp_path_factory: pytest.Temp
 
 
 def test_trainer_equals_the_command_and_calls_back(
-    command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
+    command: TrainJob, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", all_data, TABLES)
     ((code, calls, is_restored),) = rank_pool.run(train_in_program, 1, job.config, None, 0)
@@ -147,7 +147,7 @@ def test_trainer_equals_the_command_and_calls_back(
 
 
 def test_custom_loss_replaces_cross_entropy_in_training_only(
-    command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
+    command: TrainJob, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", all_data, TABLES)
     rank_pool.run(train_in_program, 1, job.config, doubled_loss, 0)
@@ -180,7 +180,7 @@ def test_custom_loss_is_the_same_in_every_layout(
 
 @pytest.mark.slow
 def test_signal_saves_and_the_next_run_continues(
-    command: Job, all_data: Tables, rank_pool: RankPool, tmp_path: Path
+    command: TrainJob, all_data: Tables, rank_pool: RankPool, tmp_path: Path
 ) -> None:
     job = make_job(tmp_path / "job", all_data, TABLES)
     ((code, calls, is_restored),) = rank_pool.run(train_in_program, 1, job.config, None, 2)
@@ -201,7 +201,7 @@ def test_a_program_ends_with_the_exit_code_of_its_error() -> None:
     assert "Traceback" not in done.stderr
 
 
-def launched(words: list[str], job: Job, tmp_path: Path) -> str:
+def launched(words: list[str], job: TrainJob, tmp_path: Path) -> str:
     """Run a launcher to its end, and return what it and its workers print."""
     output = tmp_path / "output.txt"
     with started([*words, "-m", "tests.helpers.own_loss_program", str(job.config_file)], output=output) as process:

@@ -11,21 +11,21 @@ from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distanc
 from tests.helpers.bad_disk import break_disk
 from tests.helpers.mixed_data import write_mixture
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.training_case import TINY, Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import TINY, CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 
 SAMPLE_BYTES = 2 * (TINY["model"]["seq_len"] + 1)
 BAD_BYTES = (300, 1100)
 """About a quarter of each file."""
 
 
-def train_with_bad_disks(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_with_bad_disks(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     with pytest.MonkeyPatch.context() as patch:
         # longer reads identify the data at the start
         break_disk(patch, *BAD_BYTES, longest=SAMPLE_BYTES)
         return train_on_rank(context, config, orders)
 
 
-def train_with_one_bad_disk(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_with_one_bad_disk(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     train = train_with_bad_disks if context.rank == context.world_size - 1 else train_on_rank
     return train(context, config, orders)
 

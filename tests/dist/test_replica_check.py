@@ -30,7 +30,7 @@ from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.single_rank import SilentRecorder
-from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 from tests.helpers.waiting import DEADLINE_S
 
 STEPS = 4
@@ -51,7 +51,7 @@ class Flip:
 
 
 def train_with_flipped_bits(
-    context: RankContext, config: Config, orders: Orders, flips: tuple[Flip, ...]
+    context: RankContext, config: Config, orders: CaseOrders, flips: tuple[Flip, ...]
 ) -> RankRecord:
     """Be one worker of a job of which some ranks do not keep the bits that they gathered."""
     train = Pipeline.train
@@ -76,7 +76,7 @@ def train_with_flipped_bits(
 def failures_of(pool: RankPool, config: Config, *flips: Flip) -> list[str]:
     """Return what each rank of a job that fails says, in rank order."""
     with pytest.raises(RankError) as caught:
-        pool.run(train_with_flipped_bits, config.layout(None).world_size, config, Orders(), flips)
+        pool.run(train_with_flipped_bits, config.layout(None).world_size, config, CaseOrders(), flips)
     return [failure.description for failure in sorted(caught.value.failures, key=lambda failure: failure.rank)]
 
 

@@ -30,7 +30,7 @@ from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 from tests.helpers.waiting import wait_until
 
 LAYOUT = on_layout(2, 2, 2, 2)
@@ -44,7 +44,7 @@ def test_job_continues_from_memory_after_a_crash(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
-    crash(rank_pool, *tables, orders=Orders(die_at=(5, 3)))
+    crash(rank_pool, *tables, orders=CaseOrders(die_at=(5, 3)))
     # storage is of no use: what is there cannot be read
     files = data_files(tmp_path, 2)
     for path in files:
@@ -67,7 +67,7 @@ def test_rank_that_dies_while_copying_spoils_one_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
-    crash(rank_pool, *tables, orders=Orders(fault=RankFault(3, 2, "copy")))
+    crash(rank_pool, *tables, orders=CaseOrders(fault=RankFault(3, 2, "copy")))
 
     after = jobs.run(make_config(*tables))
     straight = jobs.remembered(make_config(train_data, OPTIONS, LAYOUT, {"checkpoint": {"interval": 0}}))
@@ -102,7 +102,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_by_all_ranks(
     wait_for_the_end_of_writers(tmp_path)
 
 
-def train_and_count(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_and_count(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Train, and leave beside the run how many bytes this rank read from storage."""
     real = job.load_state
     num_bytes = 0
@@ -171,7 +171,7 @@ def test_a_run_that_was_removed_does_not_come_back_from_memory(
     run_directory = tmp_path / "run"
     run_directory.mkdir()
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(run_directory))
-    crash(rank_pool, *tables, orders=Orders(die_at=(5, 3)))
+    crash(rank_pool, *tables, orders=CaseOrders(die_at=(5, 3)))
     wait_for_commit(run_directory, 2)
     remove(run_directory / "checkpoints")
     memory = the_arena(run_directory)

@@ -18,7 +18,7 @@ from tests.dist.training_jobs import (
     assert_states_bitwise,
     distance,
 )
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, make_config, on_layout
 from tests.helpers.waiting import wait_until
 
 Sizes = tuple[int, int, int, int]
@@ -69,7 +69,7 @@ def stop_and_resume(
     """
     place: Tables = {"job": {"run_directory": str(run_directory)}}
     last_rank = first[0] * first[1] * first[2] - 1
-    before = jobs.run(make_config(common, place, on_layout(*first)), Orders(stop_at=(last_rank, HALF - 1)))
+    before = jobs.run(make_config(common, place, on_layout(*first)), CaseOrders(stop_at=(last_rank, HALF - 1)))
     assert all(record.is_stopped for record in before.ranks)
     found = candidates(LocalLocation(run_directory / "checkpoints"))
     assert [(candidate.branch, candidate.step) for candidate in found] == [("main", HALF)]

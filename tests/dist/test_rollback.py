@@ -15,7 +15,7 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.contracts.records.rounds import Rollback
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_states_bitwise
 from tests.helpers.rank_pool import RankError
-from tests.helpers.training_case import Orders, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, make_config, on_layout
 
 STEPS = 8
 BATCH = 8
@@ -65,7 +65,7 @@ def copied(trained: tuple[Path, Run], directory: Path) -> Path:
 def never_had(jobs: TrainingJobs, data: Tables, directory: Path, load: str) -> Run:
     """Return a run from a checkpoint, or from the beginning, over an order without the samples."""
     config = make_config(*tables(data, directory / "oracle", load=load))
-    return jobs.run(config, Orders(hidden=HIDDEN))
+    return jobs.run(config, CaseOrders(hidden=HIDDEN))
 
 
 def test_rollback_equals_a_run_without_the_skipped_batches(
@@ -73,7 +73,7 @@ def test_rollback_equals_a_run_without_the_skipped_batches(
 ) -> None:
     before = trained[1]
     place = copied(trained, tmp_path)
-    after = jobs.run(make_config(*tables(train_data, place)), Orders(rollback=BACK))
+    after = jobs.run(make_config(*tables(train_data, place)), CaseOrders(rollback=BACK))
 
     assert [report.step for report in after.steps] == [4, 5, 6, 7, 8]
     assert after.losses == oracle.losses
@@ -105,12 +105,12 @@ def test_rollback_is_done_once_and_kept_by_restarts(
     """A restart before the branch has a checkpoint gives the same run, whether or not the rollback is ordered again."""
     place = copied(trained, tmp_path)
     rare = make_config(*tables(train_data, place, interval=3))
-    stopped = jobs.run(rare, Orders(rollback=BACK, stop_at=(0, 4)))
+    stopped = jobs.run(rare, CaseOrders(rollback=BACK, stop_at=(0, 4)))
     assert [report.step for report in stopped.steps] == [4, 5]
     checkpoints = checkpoints_of(place)
     shutil.rmtree(place / "checkpoints" / "branch-0002" / step_directory_name(5))
     assert candidates(checkpoints)[0].step == 3
-    again = jobs.run(rare, Orders(rollback=BACK, stop_at=(0, 5)))
+    again = jobs.run(rare, CaseOrders(rollback=BACK, stop_at=(0, 5)))
     assert [report.step for report in again.steps] == [4, 5, 6]
     assert again.losses[:2] == stopped.losses
     assert len(list_branches(checkpoints)) == 2
@@ -125,7 +125,7 @@ def test_rollback_before_the_first_checkpoint_starts_fresh(
 ) -> None:
     place = copied(trained, tmp_path)
     early = Rollback("incident-2", to_step=2, skip_from=4, skip_to=5)
-    after = jobs.run(make_config(*tables(train_data, place)), Orders(rollback=early, stop_at=(0, 1)))
+    after = jobs.run(make_config(*tables(train_data, place)), CaseOrders(rollback=early, stop_at=(0, 1)))
     shutil.rmtree(place / "checkpoints" / "branch-0002" / step_directory_name(2))
     rest = jobs.run(make_config(*tables(train_data, place)))
     assert [report.step for report in rest.steps] == list(range(1, STEPS + 1))
@@ -140,5 +140,5 @@ def test_rollback_to_a_missing_checkpoint_is_reported(
     place = copied(trained, tmp_path)
     shutil.rmtree(place / "checkpoints" / "main" / step_directory_name(3))
     with pytest.raises(RankError, match="went wrong after step 4, and the oldest checkpoint left is of step 6; keep"):
-        jobs.run(make_config(*tables(train_data, place)), Orders(rollback=BACK))
+        jobs.run(make_config(*tables(train_data, place)), CaseOrders(rollback=BACK))
     assert [candidate.step for candidate in candidates(checkpoints_of(place))] == [8, 6]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
 from tests.helpers.rank_pool import RankError, RankPool
-from tests.helpers.training_case import Orders, Poison, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import CaseOrders, Poison, make_config, on_layout, train_on_rank
 
 SIZES = (2, 2, 2)
 MODEL: Tables = {"model": {"num_layers": 2}, "train": {"steps": 5}}
@@ -40,7 +40,7 @@ POISONS = {
 @pytest.mark.parametrize("case", POISONS)
 def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
     poison, options = POISONS[case]
-    run = jobs.run(make_config(train_data, MODEL, on_layout(*SIZES), options), Orders(poison=poison))
+    run = jobs.run(make_config(train_data, MODEL, on_layout(*SIZES), options), CaseOrders(poison=poison))
 
     for record in run.ranks:
         assert [report.is_skipped for report in record.steps] == [step == SKIPPED for step in range(5)]
@@ -52,7 +52,7 @@ def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs,
     # the batch of the skipped step is gone, and the learning rate has moved on, as in one process
     alone = Poison(rank=0, steps=(SKIPPED,), parameter="blocks.0.mlp_branch.mlp.up.weight")
     reference = jobs.run(
-        make_config(train_data, MODEL, {"optimizer": options.get("optimizer", {})}), Orders(poison=alone)
+        make_config(train_data, MODEL, {"optimizer": options.get("optimizer", {})}), CaseOrders(poison=alone)
     )
     finite = [step for step in range(5) if step != SKIPPED]
     assert [report.consumed_samples for report in run.steps] == [8, 16, 24, 32, 40]
@@ -68,7 +68,7 @@ def test_too_many_skipped_steps_in_a_row_stop_all_ranks(rank_pool: RankPool, tra
     poison = Poison(rank=1, steps=(1, 2, 4, 5, 6), parameter="blocks.1.mlp_branch.mlp.down.weight")
 
     with pytest.raises(RankError) as caught:
-        rank_pool.run(train_on_rank, 4, config, Orders(poison=poison))
+        rank_pool.run(train_on_rank, 4, config, CaseOrders(poison=poison))
 
     assert sorted(failure.rank for failure in caught.value.failures) == [0, 1, 2, 3]
     for failure in caught.value.failures:
@@ -81,4 +81,4 @@ def test_limit_of_one_stops_at_the_first_skipped_step(rank_pool: RankPool, train
     poison = Poison(rank=0, steps=(2,), parameter="blocks.1.mlp_branch.mlp.down.weight")
 
     with pytest.raises(RankError, match=r"NonFiniteError: .* at step 3: not finite"):
-        rank_pool.run(train_on_rank, 1, config, Orders(poison=poison))
+        rank_pool.run(train_on_rank, 1, config, CaseOrders(poison=poison))

@@ -22,7 +22,7 @@ from megatrain.run_files.run_directory import own_box_paths
 from megatrain.run_files.run_lock import checkpoints_locked
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.forked_program import ForkedProgram
-from tests.helpers.train_process import Job, finish, forked, make_job, started
+from tests.helpers.train_process import TrainJob, finish, forked, make_job, started
 from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 
@@ -107,7 +107,7 @@ def worker_environment(local_rank: int, store_port: int = 1) -> dict[str, str]:
 
 
 @contextmanager
-def four_workers(job: Job) -> Iterator[list[ForkedProgram]]:
+def four_workers(job: TrainJob) -> Iterator[list[ForkedProgram]]:
     """Start the workers that torchrun would start, and be the agent who has the store."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ExitStack() as stack:

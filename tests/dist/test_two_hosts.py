@@ -28,7 +28,7 @@ from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.faults import RankFault, WriterFault, WriterFaults
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.training_case import Orders, RankRecord, make_config, on_layout, train_on_rank
+from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 
 LAYOUT = on_layout(1, 1, 2)
 STEPS = 7
@@ -46,7 +46,7 @@ def test_killed_writers_of_both_hosts_are_replaced(jobs: TrainingJobs, train_dat
     run = tmp_path / "run"
     trained = jobs.run(
         make_config(train_data, OPTIONS, LAYOUT, place(run)),
-        Orders(num_hosts=2, writer_faults=str(tmp_path / "faults")),
+        CaseOrders(num_hosts=2, writer_faults=str(tmp_path / "faults")),
     )
     straight = jobs.remembered(make_config(train_data, LAYOUT, {"train": {"steps": STEPS}}))
     assert_goes_on_as_if_never_stopped(trained, straight, 0)
@@ -63,7 +63,7 @@ def test_killed_writers_of_both_hosts_are_replaced(jobs: TrainingJobs, train_dat
         )
 
 
-def train_and_wait_less(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_and_wait_less(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Be a worker that takes a writer for gone as soon as storage shows no change for a moment."""
     with mock.patch.object(attach, "_QUIET_S", 0.3):
         return train_on_rank(context, config, orders)
@@ -83,14 +83,14 @@ def test_all_ranks_of_both_hosts_killed(
     run = tmp_path / "run"
     tables = (train_data, OPTIONS, LAYOUT, place(run))
     die = RankFault(None, 2, "call", when=str(faults.reached(0)))
-    crash(rank_pool, *tables, orders=Orders(num_hosts=2, fault=die, writer_faults=str(tmp_path / "faults")))
+    crash(rank_pool, *tables, orders=CaseOrders(num_hosts=2, fault=die, writer_faults=str(tmp_path / "faults")))
     wait_for_commit(run, 2)
     _, second = arenas(run)
     kill_writers(second)
     if is_lost:
         remove_memory(second)
 
-    after = jobs.run(make_config(*tables), Orders(num_hosts=2), worker=train_and_wait_less)
+    after = jobs.run(make_config(*tables), CaseOrders(num_hosts=2), worker=train_and_wait_less)
 
     step, source = (2, str(step_place(run, 2))) if is_lost else (4, "the memory of 2 hosts")
     assert source_of(after) == f"step {step} from {source}"

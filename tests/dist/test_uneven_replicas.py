@@ -12,7 +12,7 @@ import pytest
 
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_close, distance
 from tests.helpers.mixed_data import write_mixture
-from tests.helpers.training_case import Orders, make_config
+from tests.helpers.training_case import CaseOrders, make_config
 from tests.helpers.waiting import wait_until
 
 OF_LOSSES, OF_WEIGHTS = 1e-13, 1e-12
@@ -103,7 +103,7 @@ def test_run_continues_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_da
     reference = jobs.remembered(make_config(common, layout(8)))
     losses: list[float] = []
     for step, dp_size in enumerate((8, 7, 3, 8)):
-        orders = Orders(stop_at=(dp_size - 1, step)) if step < 3 else Orders()
+        orders = CaseOrders(stop_at=(dp_size - 1, step)) if step < 3 else CaseOrders()
         run = jobs.run(make_config(common, place, layout(dp_size)), orders)
         wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
 

@@ -23,7 +23,7 @@ from tests.dist.training_jobs import (
 )
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
 from tests.helpers.rank_pool import RankPool
-from tests.helpers.training_case import Orders, Poison, make_config, on_layout
+from tests.helpers.training_case import CaseOrders, Poison, make_config, on_layout
 
 BOUND = 1e-10
 OPERATIONS = {
@@ -147,7 +147,7 @@ def test_skipped_step_leaves_no_deferred_wgrad(jobs: TrainingJobs, train_data: T
     # the wgrads of this weight are deferred: the sum is spoilt before the first of them is added to it
     poison = Poison(rank=3, steps=(2,), parameter="blocks.2.mlp_branch.mlp.up.weight", microbatch=1)
     run, same = (
-        jobs.run(make_config(merged(tables, schedule)), Orders(poison=poison)) for schedule in (ZERO_BUBBLE, {})
+        jobs.run(make_config(merged(tables, schedule)), CaseOrders(poison=poison)) for schedule in (ZERO_BUBBLE, {})
     )
 
     for record in run.ranks:

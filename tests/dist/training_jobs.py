@@ -18,7 +18,7 @@ from megatrain.config.config import Config
 from megatrain.reporting import EvaluationReport, StepReport
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.training_case import STATE_KINDS, Orders, Piece, RankRecord, State, train_on_rank
+from tests.helpers.training_case import STATE_KINDS, CaseOrders, Piece, RankRecord, State, train_on_rank
 from tests.helpers.waiting import DEADLINE_S
 
 Arrays = dict[str, NDArray[Any]]
@@ -73,14 +73,14 @@ class TrainingJobs:
     def run(
         self,
         config: Config,
-        orders: Orders | None = None,
+        orders: CaseOrders | None = None,
         timeout_s: float = DEADLINE_S,
         *,
-        worker: Callable[[RankContext, Config, Orders], RankRecord] = train_on_rank,
+        worker: Callable[[RankContext, Config, CaseOrders], RankRecord] = train_on_rank,
     ) -> Run:
         """Train as `config` says. Raises: RankError; AssertionError when the ranks disagree."""
         world_size = config.layout(None).world_size
-        records = self._pool.run(worker, world_size, config, orders or Orders(), timeout_s=timeout_s)
+        records = self._pool.run(worker, world_size, config, orders or CaseOrders(), timeout_s=timeout_s)
         for record in records[1:]:
             assert [_agreed(step) for step in record.steps] == [_agreed(step) for step in records[0].steps]
             for evaluation, first in zip(record.evaluations, records[0].evaluations, strict=True):

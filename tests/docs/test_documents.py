@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.forked_program import run_forked
-from tests.helpers.markdown import Block, anchors, fenced_blocks, link_targets
+from tests.helpers.markdown import MarkdownBlock, anchors, fenced_blocks, link_targets
 from tests.helpers.source_tree import ROOT, documents, relative
 from tests.helpers.waiting import DEADLINE_S
 
@@ -39,7 +39,7 @@ DEMO = "configs/demo.toml"
 SMALLER = {"micro_batch_size = 8": "micro_batch_size = 2", "global_batch_size = 32": "global_batch_size = 8"}
 
 
-def runnable_blocks(path: Path) -> list[Block]:
+def runnable_blocks(path: Path) -> list[MarkdownBlock]:
     """Return the blocks of a document that can be run, which is every console and python block without a reason."""
     blocks = fenced_blocks(path.read_text(encoding="utf-8"))
     return [block for block in blocks if block.language in ("console", "python") and not block.skip_reason]

@@ -131,7 +131,7 @@ def make_arena(
 
 
 @dataclass(frozen=True)
-class Job:
+class SnapshotJob:
     """A job on some hosts that share one storage, with nothing saved yet."""
 
     checkpoints: Location
@@ -166,7 +166,7 @@ class Job:
         return found
 
 
-def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> Job:
+def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> SnapshotJob:
     """Make a run whose hosts have two ranks each; the first one is the coordinator. `changes` are of the plans."""
     checkpoints = LocalLocation(directory / "checkpoints")
     put_main(checkpoints)
@@ -182,7 +182,7 @@ def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> Job:
             **changes,
         )
         arenas.append(make_arena(directory / f"arena-{index}", plan, described))
-    return Job(checkpoints, tuple(arenas))
+    return SnapshotJob(checkpoints, tuple(arenas))
 
 
 def put_slot(

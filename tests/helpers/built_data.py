@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatrain.data.build import BuildOptions, build
+from megatrain.data.build import build
+from megatrain.data.build_tokenizer import BuildOptions
 from megatrain.data.meta import DataMeta
 
 

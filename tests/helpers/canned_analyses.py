@@ -135,7 +135,7 @@ def stragglers() -> StragglersDocument:
         ),
         thresholds=ThresholdsDocument(excess=0.1, score=3.5, num_steps=8),
         silent_ranks=(),
-        unjudged_ranks=(),
+        ranks_without_peers=(),
     )
 
 
@@ -178,7 +178,7 @@ def what_if() -> WhatIfDocument:
                 target=SLOW_HOST,
                 gain_s_per_step=0.36,
                 gain_s=25_800.0,
-                price_s=164.0,
+                cost_s=164.0,
                 is_worth_it=True,
                 text="a spare is there; the restart is paid back after 456 steps",
             ),
@@ -187,7 +187,7 @@ def what_if() -> WhatIfDocument:
                 target="stage 7",
                 gain_s_per_step=0.05,
                 gain_s=3_600.0,
-                price_s=None,
+                cost_s=None,
                 is_worth_it=None,
                 text="needs another configuration and a restart by hand",
             ),

@@ -78,14 +78,14 @@ def canned_dashboard(responses: Mapping[str, Document | bytes], **changes: Any) 
 
 
 def _handler(canned: CannedDashboard, assets: Mapping[str, Asset]) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
+    class Handler(_DashboardHandler):
         dashboard = canned
         files = assets
 
     return Handler
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _DashboardHandler(BaseHTTPRequestHandler):
     dashboard: CannedDashboard
     files: Mapping[str, Asset]
     timeout = 5.0

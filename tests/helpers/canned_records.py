@@ -194,7 +194,7 @@ def verdicts() -> tuple[VerdictDocument, ...]:
             outcome_by="host-000",
             outcome_unix_s=at_s + 1,
             gain_s=25_800.0,
-            price_s=164.0,
+            cost_s=164.0,
             incident_id=incident_id,
         )
         for verdict_id, round_, name, first, at_s, outcome, incident_id in (

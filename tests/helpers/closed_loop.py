@@ -15,9 +15,9 @@ from typing import Any
 from megatrain.contracts.records.host_verdict import HostVerdict, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import OVERLAPPED, WORKERS, JobView, LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import OVERLAPPED, WORKERS, LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.namespaces import HostNetwork
-from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.paced_train import PaceDirectory, StepPace
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -33,7 +33,7 @@ class ClosedLoop:
     """A running job with its daemon."""
 
     launched: LaunchedJob
-    view: JobView
+    view: LaunchedJobView
     pace: PaceDirectory
     daemon: subprocess.Popen[bytes]
     network: HostNetwork | None = None
@@ -77,7 +77,7 @@ class ClosedLoop:
 def closed_loop(
     root: Path,
     *changes: Mapping[str, Mapping[str, Any]],
-    pace: Pace | None = None,
+    pace: StepPace | None = None,
     has_network: bool = False,
     hosts: Sequence[str] = HOSTS,
     num_training: int = 2,
@@ -99,7 +99,7 @@ def closed_loop(
         urls = etcd.urls if network is None else [each.replace("127.0.0.1", addresses[0]) for each in etcd.urls]
         spares = str(len(hosts) - num_training)
         arguments = ("--nnodes", str(num_training), "--spares", spares, "--nproc-per-node", str(WORKERS))
-        paced = PaceDirectory(root / "pace", pace or Pace())
+        paced = PaceDirectory(root / "pace", pace or StepPace())
         launched = stack.enter_context(
             LaunchedJob(
                 job,
@@ -111,7 +111,7 @@ def closed_loop(
                 is_forked=True,
             )
         )
-        view = JobView.of(job, etcd.urls)
+        view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         listen = () if network is None else ("--address", addresses[0])
         for number, host in enumerate(hosts):

@@ -27,7 +27,7 @@ TTL_S = 2
 NOW = 1_700_000_000.0
 
 
-class Candidate:
+class DriverCandidate:
     """A driver in a thread, with its own client and lease. `config`: with the receivers to notify; None: no
     receivers."""
 
@@ -65,7 +65,7 @@ class Candidate:
         self.client.close()
 
 
-class Hosts:
+class CandidateHosts:
     """Two hosts that say what a test has them say."""
 
     def __init__(self, client: EtcdClient) -> None:

@@ -18,7 +18,7 @@ from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.record import decode
 from megatrain_launcher.commands.status import StatusCode
-from tests.helpers.job_under_launch import JobView
+from tests.helpers.job_under_launch import LaunchedJobView
 from tests.helpers.waiting import DeadlineError, wait_until
 
 EVERYBODY = ("status", "page", "metrics")
@@ -58,7 +58,7 @@ def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
 class HealthViews:
     """Asks by the means that people have, and keeps what was answered when (unix seconds)."""
 
-    def __init__(self, view: JobView, urls: Sequence[str]) -> None:
+    def __init__(self, view: LaunchedJobView, urls: Sequence[str]) -> None:
         self._view = view
         self._arguments = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
         self._page = self._metrics = ""

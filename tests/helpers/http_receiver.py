@@ -33,7 +33,7 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReceiverReply:
     """What is answered. `is_dropped`: the connection ends without an answer; `hold`: first this is waited for."""
 
     status: int = 200
@@ -48,9 +48,11 @@ class Reply:
 class HttpReceiver:
     """Serves while it is entered. `replies`: of the next requests, one each; then `usual`."""
 
-    def __init__(self, *replies: Reply, usual: Reply | None = None, tls: CertificateFiles | None = None) -> None:
+    def __init__(
+        self, *replies: ReceiverReply, usual: ReceiverReply | None = None, tls: CertificateFiles | None = None
+    ) -> None:
         self.replies = list(replies)
-        self.usual = usual or Reply()
+        self.usual = usual or ReceiverReply()
         self.posted: list[Posted] = []
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -95,7 +97,7 @@ class HttpReceiver:
         self._thread.join()
         self._server.server_close()
 
-    def _take(self, posted: Posted) -> Reply:
+    def _take(self, posted: Posted) -> ReceiverReply:
         with self._lock:
             self.posted.append(posted)
             return self.replies.pop(0) if self.replies else self.usual
@@ -113,7 +115,7 @@ class HttpReceiver:
                 with suppress(OSError):
                     self._answer(reply)
 
-            def _answer(self, reply: Reply) -> None:
+            def _answer(self, reply: ReceiverReply) -> None:
                 if reply.hold is not None:
                     reply.hold.wait()
                 if reply.raw is not None:

@@ -17,7 +17,7 @@ Program = Callable[[Location], None]
 
 @dataclass(frozen=True)
 class Operation:
-    """What program 0 or 1 did in its storage, as a hook is told of it."""
+    """What program 0 or 1 did in its storage, as a hook sees it."""
 
     program: int
     action: str

@@ -27,7 +27,7 @@ from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import VARIABLE, FaultDirectory
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.train_process import Job, make_job
+from tests.helpers.train_process import TrainJob, make_job
 from tests.helpers.waiting import DEADLINE_S, DeadlineError, wait_until
 
 VOCAB_SIZE = 61
@@ -38,7 +38,7 @@ OVERLAPPED: Mapping[str, Mapping[str, Any]] = {"parallel": {"bucket_size": 3000,
 """Several buckets whose collectives run beside the computation: for jobs whose fault, or its judge, looks at them."""
 
 
-def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
+def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> TrainJob:
     """Write a job of up to four data-parallel ranks on real token files; its snapshots are in `root`, a checkpoint
     comes every 10 steps.
 
@@ -64,7 +64,7 @@ def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str
 class LaunchedJob:
     """Executors by host id. As a context it leaves no process behind."""
 
-    job: Job
+    job: TrainJob
     endpoints: Sequence[str]
     """Of an etcd that all hosts reach; none: each launch brings its own, and has all hosts on this machine."""
     faults: FaultDirectory
@@ -153,14 +153,14 @@ class LaunchedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class JobView:
+class LaunchedJobView:
     """What etcd holds about a job, read again by each call."""
 
     client: EtcdClient
     keys: JobKeys
 
     @classmethod
-    def of(cls, job: Job, endpoints: Sequence[str]) -> Self:
+    def of(cls, job: TrainJob, endpoints: Sequence[str]) -> Self:
         return cls(EtcdClient(EtcdSettings.of(list(endpoints))), JobKeys(job.config.job.name))
 
     def all(self, directory: str, kind: type[RecordType]) -> list[RecordType]:

@@ -11,7 +11,7 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MarkdownBlock:
     """A fenced block. `skip_reason` comes from a comment `<!-- not run: reason -->` right before it."""
 
     language: str
@@ -35,16 +35,16 @@ class Block:
         return commands
 
 
-def fenced_blocks(text: str) -> list[Block]:
+def fenced_blocks(text: str) -> list[MarkdownBlock]:
     """Return the fenced blocks of a document in order."""
-    blocks: list[Block] = []
+    blocks: list[MarkdownBlock] = []
     language: str | None = None
     start, body, skip_reason = 0, [], ""
     for number, line in enumerate(text.splitlines(), 1):
         fence = _FENCE.match(line)
         if language is not None:
             if fence is not None and not fence[1]:
-                blocks.append(Block(language, start, "\n".join(body), skip_reason))
+                blocks.append(MarkdownBlock(language, start, "\n".join(body), skip_reason))
                 language, skip_reason = None, ""
             else:
                 body.append(line)

@@ -18,7 +18,7 @@ from megatrain.contracts.records.incident import Incident, IncidentKind, Inciden
 from megatrain.contracts.records.rounds import Round
 from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import WORKERS, JobView, LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import WORKERS, LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.processes import descendants
 from tests.helpers.step_faults import FaultDirectory
@@ -36,7 +36,7 @@ class OutageJob:
     """A running job. Times are unix seconds."""
 
     launched: LaunchedJob
-    view: JobView
+    view: LaunchedJobView
     etcd: EtcdServers
     network: HostNetwork | None
     stopped_unix_s: float | None = None
@@ -211,7 +211,7 @@ def outage_job(
         arguments = ("--nnodes", "2", "--spares", str(len(hosts) - 2), "--nproc-per-node", str(ranks_per_host))
         faults = FaultDirectory(root / "faults", pace_s)
         launched = stack.enter_context(LaunchedJob(job, urls, faults, arguments, is_forked=True))
-        view = JobView.of(job, etcd.urls)
+        view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         running = OutageJob(launched, view, etcd, network)
         for number, host in enumerate(hosts):

@@ -12,11 +12,11 @@ from tests.helpers.forked_launch import forked_launch
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.paced_train import PaceDirectory
 from tests.helpers.processes import descendants
-from tests.helpers.train_process import Job
+from tests.helpers.train_process import TrainJob
 
 
 @contextmanager
-def paced_launch(job: Job, pace: PaceDirectory, num_ranks: int, log_file: Path) -> Iterator[ForkedProgram]:
+def paced_launch(job: TrainJob, pace: PaceDirectory, num_ranks: int, log_file: Path) -> Iterator[ForkedProgram]:
     """Launch a job on this machine; its output goes to `log_file`. What is left of it afterwards is killed."""
     arguments = ["--standalone", f"--nproc-per-node={num_ranks}", "-m", "tests.helpers.paced_train"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **pace.environment}

@@ -45,7 +45,7 @@ class Slowness:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """How long the compute of one micro-batch takes; `noise`: standard deviation, as a part."""
 
     forward_s: float = 0.06
@@ -58,7 +58,7 @@ class Pace:
 class PaceDirectory:
     """The pace of one job, which a test sets before or while it runs."""
 
-    def __init__(self, root: Path, pace: Pace) -> None:
+    def __init__(self, root: Path, pace: StepPace) -> None:
         assert all(one.kind in KINDS for one in pace.slow)
         self.root = root
         self.pace = pace
@@ -81,9 +81,9 @@ class PaceDirectory:
         temporary.rename(self.root / _PACE)
 
 
-def read_pace(root: Path) -> Pace:
+def read_pace(root: Path) -> StepPace:
     values = json.loads((root / _PACE).read_text())
-    return Pace(**{**values, "slow": tuple(Slowness(**value) for value in values["slow"])})
+    return StepPace(**{**values, "slow": tuple(Slowness(**value) for value in values["slow"])})
 
 
 class Pacer:

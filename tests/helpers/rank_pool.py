@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.helpers.fork_server import fork_context
-from tests.helpers.rank_protocol import Job, RankContext, RankFailure
+from tests.helpers.rank_protocol import FailedRank, RankContext, RankJob
 from tests.helpers.waiting import DEADLINE_S, PATIENCE, DeadlineError
 
 # After a first error the other ranks see their peer's closed connections and fail too; one that does not is stuck.
@@ -37,7 +37,7 @@ LAST_WORDS_S = 10.0 * PATIENCE
 class RankError(Exception):
     """At least one rank failed. `failures` are ordered by time: the first is the cause, most likely."""
 
-    def __init__(self, function_name: str, world_size: int, failures: Sequence[RankFailure]) -> None:
+    def __init__(self, function_name: str, world_size: int, failures: Sequence[FailedRank]) -> None:
         self.failures = tuple(sorted(failures, key=lambda failure: failure.time_ns))
         first = self.failures[0]
         parts = [f"{function_name} on {world_size} ranks: rank {first.rank} failed first: {first.description}"]
@@ -135,7 +135,7 @@ class RankPool:
         rendezvous = Path(self._directory.name, f"rendezvous-{self._num_runs}")
         pickled_args = pickle.dumps(args)
         for rank, member in enumerate(self._ranks[:world_size]):
-            job = Job(
+            job = RankJob(
                 module_name=function.__module__,
                 qualified_name=function.__qualname__,
                 import_path=tuple(sys.path),
@@ -146,10 +146,10 @@ class RankPool:
             )
             member.link.send_bytes(pickle.dumps(job))
 
-    def _collect(self, world_size: int, timeout_s: float) -> tuple[list[Any], list[RankFailure], bool]:
+    def _collect(self, world_size: int, timeout_s: float) -> tuple[list[Any], list[FailedRank], bool]:
         """Wait for the ranks. Return results by rank, failures, and whether all processes are fit for another run."""
         results: list[Any] = [None] * world_size
-        failures: list[RankFailure] = []
+        failures: list[FailedRank] = []
         waiting = {self._ranks[rank].link: rank for rank in range(world_size)}
         is_clean = True
         deadline_s = time.monotonic() + timeout_s + LAST_WORDS_S
@@ -162,7 +162,7 @@ class RankPool:
                 except EOFError:
                     outcome = self._death(rank, timeout_s)
                     is_clean = False
-                if isinstance(outcome, RankFailure):
+                if isinstance(outcome, FailedRank):
                     failures.append(outcome)
                     deadline_s = min(deadline_s, time.monotonic() + AFTER_ERROR_S)
                 else:
@@ -173,10 +173,10 @@ class RankPool:
                     self._ranks[failure.rank].process.kill()
         limit = f"{AFTER_ERROR_S} s after that" if failures else f"{timeout_s} s"
         for rank in waiting.values():
-            failures.append(RankFailure(rank, time.monotonic_ns(), f"did not answer within {limit}", is_deadline=True))
+            failures.append(FailedRank(rank, time.monotonic_ns(), f"did not answer within {limit}", is_deadline=True))
         return results, failures, is_clean and not waiting
 
-    def _death(self, rank: int, timeout_s: float) -> RankFailure:
+    def _death(self, rank: int, timeout_s: float) -> FailedRank:
         process = self._ranks[rank].process
         process.join(LAST_WORDS_S)
         stack_file = self._stack_file(rank)
@@ -184,7 +184,7 @@ class RankPool:
         description = f"its process ended with exit code {process.exitcode}"
         if stack:
             description = f"did not return within {timeout_s} s. It was at:\n{stack}"
-        return RankFailure(rank, time.monotonic_ns(), description, is_deadline=bool(stack))
+        return FailedRank(rank, time.monotonic_ns(), description, is_deadline=bool(stack))
 
     def _stack_file(self, rank: int) -> Path:
         return Path(self._directory.name, f"stack-{self._num_runs}-{rank}")

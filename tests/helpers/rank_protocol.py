@@ -15,7 +15,7 @@ class RankContext:
 
 
 @dataclass(frozen=True, slots=True)
-class RankFailure:
+class FailedRank:
     """Why one rank did not return. `time_ns` (monotonic, one clock for all ranks) says who failed first."""
 
     rank: int
@@ -26,7 +26,7 @@ class RankFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankJob:
     """One run as a rank receives it. The function travels by name; `import_path` is the sys.path that finds it."""
 
     module_name: str

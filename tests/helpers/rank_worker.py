@@ -19,7 +19,7 @@ import numpy
 import torch
 import torch.distributed as distributed
 
-from tests.helpers.rank_protocol import Job, RankFailure
+from tests.helpers.rank_protocol import FailedRank, RankJob
 
 
 def serve(link: Connection) -> None:
@@ -30,7 +30,7 @@ def serve(link: Connection) -> None:
     link.send_bytes(b"ready")
     while True:
         try:
-            job: Job = pickle.loads(link.recv_bytes())
+            job: RankJob = pickle.loads(link.recv_bytes())
         except EOFError:
             return
         outcome = _run_job(job)
@@ -39,8 +39,8 @@ def serve(link: Connection) -> None:
         link.send_bytes(outcome)
 
 
-def _run_job(job: Job) -> bytes:
-    """Call the job's function in a fresh state. Return its pickled result, or a pickled RankFailure."""
+def _run_job(job: RankJob) -> bytes:
+    """Call the job's function in a fresh state. Return its pickled result, or a pickled FailedRank."""
     rank = job.context.rank
     _reset_state()
     with open(job.stack_file, "w") as stack_file:
@@ -52,7 +52,7 @@ def _run_job(job: Job) -> bytes:
                 function = getattr(function, name)
             outcome = pickle.dumps(function(job.context, *pickle.loads(job.args)))
         except BaseException:  # noqa: BLE001 - a rank's SystemExit is a failure like any other: it did not return
-            outcome = pickle.dumps(RankFailure(rank, time.monotonic_ns(), traceback.format_exc()))
+            outcome = pickle.dumps(FailedRank(rank, time.monotonic_ns(), traceback.format_exc()))
         finally:
             if distributed.is_initialized():
                 distributed.destroy_process_group()

@@ -16,10 +16,10 @@ from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_history import check_history
-from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.processes import descendants, words_of
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job
+from tests.helpers.train_process import TrainJob
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 STEPS = 40
@@ -33,13 +33,13 @@ ARGUMENTS = ("--local-addr", "127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningJob:
     """A launched job and the records that a test reads."""
 
-    job: Job
+    job: TrainJob
     faults: FaultDirectory
     launched: LaunchedJob
-    view: JobView
+    view: LaunchedJobView
     etcd: EtcdServers
 
     def finish(self, hosts: Sequence[str] = HOSTS) -> int:
@@ -157,7 +157,7 @@ def running_job(
     enter: Sequence[str] = (),
     module: str = LaunchedJob.module,
     environment: Mapping[str, str] = NOTHING,
-) -> Iterator[Running]:
+) -> Iterator[RunningJob]:
     """Launch a job of two hosts on a real etcd, and a spare once it runs.
 
     Hosts stream only if they run a daemon. orders: the arguments of `fail_at`; enter: begins the command line of a host
@@ -179,7 +179,7 @@ def running_job(
         launched = stack.enter_context(
             LaunchedJob(job, etcd.urls, faults, arguments, module, environment, has_daemon=has_daemon, is_forked=True)
         )
-        view = JobView.of(job, etcd.urls)
+        view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in hosts:
             launched.start(host, enter=enter)
@@ -187,4 +187,4 @@ def running_job(
         if spare:
             launched.start(spare, enter=enter)
             wait_until(lambda: spare in view.statuses(), "the spare", deadline_s=2 * DEADLINE_S)
-        yield Running(job, faults, launched, view, etcd)
+        yield RunningJob(job, faults, launched, view, etcd)

@@ -65,7 +65,7 @@ class _Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         name = function._schema.name.partition("::")[2]
         if name in WAITING:
-            raise RuntimeError(f"{name} waits for the device and cannot be recorded")
+            raise RuntimeError(f"{name} waits for the device and cannot be captured")
         call = _Call(function, args, kwargs, None)
         for tensor in _tensors((args, kwargs)):
             storage = tensor.untyped_storage()
@@ -90,7 +90,7 @@ class _Recording(TorchDispatchMode):
 
     def spoil(self) -> None:
         for tensor in self._made.values():
-            # not detach: autograd would see that what it saved has changed, which a GPU would not tell it
+            # not detach: autograd would see that what it saved has changed, which it would not see on a GPU
             whole = tensor.data.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
             if whole.dtype.is_floating_point and whole.element_size() > 1:
                 whole.fill_(torch.nan)

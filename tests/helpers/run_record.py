@@ -26,7 +26,7 @@ class FailedTest:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
+class SampleRun:
     """The tests of one run of pytest.
 
     seconds: of the tests of each package (`unit/launcher`), with their fixtures. Tests run in parallel, so the sum may
@@ -74,7 +74,7 @@ class RunRecorder:
 
     def pytest_sessionfinish(self) -> None:
         if self._path is not None:
-            record = RunRecord(self._passed, self._skipped, tuple(self._failed.values()), dict(self._seconds))
+            record = SampleRun(self._passed, self._skipped, tuple(self._failed.values()), dict(self._seconds))
             self._path.write_text(json.dumps(asdict(record)))
 
 
@@ -96,11 +96,11 @@ def is_deadline(error: BaseException) -> bool:
     )
 
 
-def read_record(path: Path) -> RunRecord:
+def read_record(path: Path) -> SampleRun:
     """Return the record of a run, with failures in the order in which they were reported; empty if there is none."""
     if not path.exists():
-        return RunRecord()
+        return SampleRun()
     record = json.loads(path.read_text())
-    return RunRecord(
+    return SampleRun(
         record["passed"], record["skipped"], tuple(FailedTest(**one) for one in record["failed"]), record["seconds"]
     )

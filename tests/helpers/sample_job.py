@@ -23,7 +23,7 @@ from megatrain_diagnostics.store.compaction import compact
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segments import not_superseded
 from tests.helpers.closed_loop import ClosedLoop, closed_loop
-from tests.helpers.paced_train import Pace, Slowness
+from tests.helpers.paced_train import Slowness, StepPace
 from tests.helpers.waiting import wait_until
 
 NAME = "gpt-sample"
@@ -33,7 +33,7 @@ _NUM_TRAINING = 4
 _SLOW_HOST, _KILLED_RANK, _STOPPED_RANK = "host-1", 5, 3
 _SLOW_AT, _KILL_AT, _STOP_AT = 40, 130, 210
 _PINNED = 160
-_RESTART_PRICE_S = 10.0
+_RESTART_COST_S = 10.0
 """What a restart is thought to cost before one was measured; it has to pay within the few steps of a sample."""
 _KEPT = ("config.toml", "events", "incidents", "checkpoints", "logs", "metrics", "diagnosis")
 
@@ -48,8 +48,8 @@ def record(output: Path) -> None:
     try:
         model = {"model": {"num_layers": 2, "hidden_size": 16, "num_heads": 2}}
         layout = {"parallel": {"pp_size": 2}, "checkpoint": {"interval": 80, "keep_last": 2}, "log": {"interval": 20}}
-        sampling = {"diagnostics": {"sample_period": 20, "restart_price_s": _RESTART_PRICE_S}}
-        pace = Pace(forward_s=0.02, backward_s=0.04, noise=0.02, seed=1)
+        sampling = {"diagnostics": {"sample_period": 20, "restart_cost_s": _RESTART_COST_S}}
+        pace = StepPace(forward_s=0.02, backward_s=0.04, noise=0.02, seed=1)
         with closed_loop(
             root, model, layout, sampling, pace=pace, hosts=HOSTS, num_training=_NUM_TRAINING, steps=STEPS
         ) as loop:

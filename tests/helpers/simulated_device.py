@@ -21,12 +21,12 @@ NEVER = float("inf")
 
 
 @dataclass(eq=False)
-class Work:
+class DeviceWork:
     """A piece of work on a stream. Its times are in ns; they are NEVER until the device has got there."""
 
     name: str
     duration_ns: float = 0.0
-    meeting: Meeting | None = None
+    meeting: DeviceMeeting | None = None
     after: SimulatedEvent | None = None
     event: SimulatedEvent | None = None
     begin_ns: float = NEVER
@@ -34,11 +34,11 @@ class Work:
 
 
 @dataclass(eq=False)
-class Meeting:
+class DeviceMeeting:
     """A collective: the work of all its members."""
 
     size: int
-    members: list[Work] = field(default_factory=list)
+    members: list[DeviceWork] = field(default_factory=list)
 
 
 class SimulatedEvent:
@@ -50,10 +50,10 @@ class SimulatedEvent:
 
     def record(self) -> None:
         self.at_ns = NEVER
-        self._device.current.submit(Work("record", event=self))
+        self._device.current.submit(DeviceWork("record", event=self))
 
     def wait(self) -> None:
-        self._device.current.submit(Work("wait", after=self))
+        self._device.current.submit(DeviceWork("wait", after=self))
 
     def query(self) -> bool:
         return self.at_ns <= self._device.now_ns()
@@ -68,9 +68,9 @@ class SimulatedStream:
     def __init__(self, device: SimulatedDevice, *, is_urgent: bool = True) -> None:
         self._device = device
         self.is_urgent = is_urgent
-        self.submitted: list[Work] = []
+        self.submitted: list[DeviceWork] = []
 
-    def submit(self, work: Work) -> Work:
+    def submit(self, work: DeviceWork) -> DeviceWork:
         self.submitted.append(work)
         return work
 
@@ -87,7 +87,7 @@ class SimulatedStream:
 
     def mark(self) -> SimulatedEvent:
         event = self._device.event()
-        self.submit(Work("record", event=event))
+        self.submit(DeviceWork("record", event=event))
         return event
 
 
@@ -106,15 +106,15 @@ class SimulatedDevice:
     def event(self) -> SimulatedEvent:
         return SimulatedEvent(self)
 
-    def launch(self, name: str, duration_ns: float) -> Work:
-        return self.current.submit(Work(name, duration_ns))
+    def launch(self, name: str, duration_ns: float) -> DeviceWork:
+        return self.current.submit(DeviceWork(name, duration_ns))
 
     def forget(self) -> None:
         """Forget all work that has ended, so that a long simulation stays cheap."""
         for stream in self.streams:
             stream.submitted = [work for work in stream.submitted if work.end_ns == NEVER]
 
-    def all_work(self) -> list[Work]:
+    def all_work(self) -> list[DeviceWork]:
         return [work for stream in self.streams for work in stream.submitted]
 
 
@@ -127,10 +127,10 @@ class Simulation:
     def __init__(self, num_ranks: int) -> None:
         self.gap_ns = 0.0
         self.devices = [SimulatedDevice() for _ in range(num_ranks)]
-        self._meetings: dict[tuple[Any, ...], Meeting] = {}
+        self._meetings: dict[tuple[Any, ...], DeviceMeeting] = {}
 
-    def meet(self, key: tuple[Any, ...], size: int, work: Work) -> None:
-        work.meeting = self._meetings.setdefault(key, Meeting(size))
+    def meet(self, key: tuple[Any, ...], size: int, work: DeviceWork) -> None:
+        work.meeting = self._meetings.setdefault(key, DeviceMeeting(size))
         work.meeting.members.append(work)
 
     def run(self, now_ns: float = 0.0) -> None:

@@ -20,7 +20,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.telemetry.timers import DeviceTimer
-from tests.helpers.simulated_device import SimulatedNccl, Simulation, Work
+from tests.helpers.simulated_device import DeviceWork, SimulatedNccl, Simulation
 
 MS = 1_000_000
 LAUNCH_NS = 1_000 * MS
@@ -54,7 +54,7 @@ class SimulatedRank:
         peer = target if self.rank == source else source
         return Channel(group, peer, self.recorder.add_group(f"{group.name} {source}", (source, target)))
 
-    def launch(self, name: str, milliseconds: float) -> Work:
+    def launch(self, name: str, milliseconds: float) -> DeviceWork:
         """Launch a kernel of no recorded operation."""
         return self.device.launch(name, milliseconds * MS)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from megatrain.checkpoint.continuation import TrainingProgress
-from megatrain.checkpoint.job import RestoreResult
+from megatrain.checkpoint.job_restore import RestoreResult
 from megatrain.checkpoint.snapshots import SnapshotTimes
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh

@@ -28,7 +28,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainJob:
     """A configuration in a directory of its own, and what runs of it left there."""
 
     root: Path
@@ -56,14 +56,14 @@ class Job:
         return [record for record in map(json.loads, lines) if record["kind"] == kind]
 
 
-def make_job(root: Path, *changes: Mapping[str, Mapping[str, Any]]) -> Job:
+def make_job(root: Path, *changes: Mapping[str, Mapping[str, Any]]) -> TrainJob:
     """Write the configuration of a job into `root`; its run directory is there too, unless `changes` say otherwise."""
     (root / "boxes").mkdir(parents=True)
     files: dict[str, dict[str, Any]] = {
         "job": {"run_directory": str(root / "run")},
         "telemetry": {"black_box_directory": str(root / "boxes")},
     }
-    job = Job(root, make_config(files, *changes))
+    job = TrainJob(root, make_config(files, *changes))
     job.config_file.write_text(to_toml(job.config))
     return job
 

@@ -110,7 +110,7 @@ class Poison:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class CaseOrders:
     """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
 
     stop_at: it is asked to stop. die_at: its process ends. die_in: (rank, operation, number) ends a rank when it is the
@@ -214,7 +214,7 @@ class _NotingReporter:
         self.notes.append(text)
 
 
-def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankRecord:
+def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Be one worker of the job, from joining to the last step. Runs on the pool."""
     mesh, recorder = _join(context, config, orders)
     rank_model = build_rank_model(config, mesh, recorder, mesh.device)
@@ -287,7 +287,7 @@ def train_on_rank(context: RankContext, config: Config, orders: Orders) -> RankR
     )
 
 
-def _training_data(config: Config, orders: Orders) -> tuple[BatchReader, SampleStream]:
+def _training_data(config: Config, orders: CaseOrders) -> tuple[BatchReader, SampleStream]:
     if not config.data.train:
         reader = open_reader(config)
         return reader, sample_stream(config, reader, ())
@@ -298,7 +298,7 @@ def _training_data(config: Config, orders: Orders) -> tuple[BatchReader, SampleS
     return reader, SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed, seq_len=config.seq_len)
 
 
-def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, Recorder]:
+def _join(context: RankContext, config: Config, orders: CaseOrders) -> tuple[Mesh, Recorder]:
     layout, device = config.layout(context.world_size), torch.device("cpu")
     rank, world_size = context.rank, context.world_size
     if world_size > 1:
@@ -325,7 +325,7 @@ def _join(context: RankContext, config: Config, orders: Orders) -> tuple[Mesh, R
     return mesh, recorder
 
 
-def _killer(rank: int, orders: Orders) -> Callable[[Exchange], None] | None:
+def _killer(rank: int, orders: CaseOrders) -> Callable[[Exchange], None] | None:
     """Return what ends this rank at an exchange, if that is ordered."""
     if orders.die_in is None or orders.die_in[0] != rank:
         return None
@@ -339,7 +339,7 @@ def _killer(rank: int, orders: Orders) -> Callable[[Exchange], None] | None:
     return die
 
 
-def _obey(context: RankContext, orders: Orders, step: int) -> bool:
+def _obey(context: RankContext, orders: CaseOrders, step: int) -> bool:
     """Do what is ordered for this rank and step; return whether it is asked to stop."""
     here = (context.rank, step)
     if orders.die_at == here:

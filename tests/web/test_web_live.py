@@ -14,7 +14,7 @@ from megatrain_dashboard.security.made_token import TOKEN_NAME
 from tests.helpers.closed_loop import ClosedLoop, closed_loop
 from tests.helpers.dashboard_process import DashboardProcess, dashboard_process
 from tests.helpers.etcd_server import etcd_program
-from tests.helpers.paced_train import Pace
+from tests.helpers.paced_train import StepPace
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 VIEWS = ("overview", "incidents", "hosts", "hosts/host-0", "heat", "timeline", "ranks", "stragglers", "logs",
@@ -43,7 +43,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A paced job of two hosts and a spare that saves only when it is asked to, with daemon and dashboard."""
     etcd_program()
     root = tmp_path_factory.mktemp("live")
-    with closed_loop(root, {"checkpoint": {"interval": 100_000}}, pace=Pace()) as loop:
+    with closed_loop(root, {"checkpoint": {"interval": 100_000}}, pace=StepPace()) as loop:
         run, job = loop.launched.job.files.root, loop.launched.job.config.job.name
         log = root / "dashboard.log"
         with dashboard_process(run, job, loop.launched.endpoints, log, "--enable-actions") as dashboard:

@@ -30,7 +30,7 @@ VIEWS = {
     f"incidents/{SLOW.incident_id}": "gain over the rest of the job",
     f"incidents/{DIED.incident_id}": "How ranks ended",
     f"incidents/{HUNG.incident_id}": "rank 3 is stopped (T) in backward-recv",
-    f"incidents/verdicts/{VERDICT}": "price of a restart",
+    f"incidents/verdicts/{VERDICT}": "cost of a restart",
     "hosts": "last in round 1",
     "hosts/host-1": "About this host",
     "heat": "Outliers",

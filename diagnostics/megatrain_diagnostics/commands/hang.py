@@ -230,7 +230,7 @@ def _as_text(answer: HangAnswer) -> list[str]:
             held = [
                 ("never entered by", entry.absent),
                 ("silent", entry.silent),
-                ("not waited for by", entry.loitering),
+                ("not waited for by", entry.not_waiting),
             ]
             text = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
             lines.append(

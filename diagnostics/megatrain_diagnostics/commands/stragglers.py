@@ -98,7 +98,7 @@ def _document(found: StragglerHistory) -> dict[str, Any]:
         ],
         "thresholds": None if end.thresholds is None else asdict(end.thresholds),
         "host_scores": dict(end.host_scores),
-        "unjudged_ranks": list(end.ranks_without_peers),
+        "ranks_without_peers": list(end.ranks_without_peers),
         "silent_ranks": list(end.silent_ranks),
         "num_wrong_rows": found.num_wrong,
     }

@@ -96,7 +96,7 @@ def case_lines(case: VerdictWithOutcome) -> list[str]:
         who = f" (by {outcome.by})" if outcome.by else ""
         found.append(("outcome", f"{outcome.kind}{who}, {time_text(outcome.at_unix_s)}, driver {outcome.driver}"))
         found.append(("because", outcome.reason))
-        found.append(("balance", f"gain {outcome.gain_s:.4g} s, cost {outcome.price_s:.4g} s"))
+        found.append(("balance", f"gain {outcome.gain_s:.4g} s, cost {outcome.cost_s:.4g} s"))
         if outcome.incident:
             found.append(("incident", outcome.incident))
     lines = [case.verdict_id, "", *facts(found)]

@@ -39,7 +39,7 @@ class DeviceWatch:
         self._found: dict[Key, tuple[DeviceProblem, ...]] = {}
         self._uuids: dict[Key, str] = {}
         """(host, GPU number) -> UUID."""
-        self._heard_s: dict[str, float] = {}
+        self._read_s: dict[str, float] = {}
         self._now_s = 0.0
 
     def consume(self, kind: type[Table], table: Table) -> None:
@@ -60,12 +60,12 @@ class DeviceWatch:
         """Drop old Xid errors, and hosts without recent readings. Units: unix seconds."""
         with self._lock:
             self._now_s = now_s
-            gone = {host for host, heard_s in self._heard_s.items() if now_s - heard_s > _FORGOTTEN_S}
+            gone = {host for host, read_s in self._read_s.items() if now_s - read_s > _FORGOTTEN_S}
             old = [key for key, xid in self._xids.items() if now_s - (xid.since_unix_s or 0.0) > WINDOW_S]
             for key in old:
                 del self._xids[key]
             if gone:
-                self._heard_s = {host: at_s for host, at_s in self._heard_s.items() if host not in gone}
+                self._read_s = {host: at_s for host, at_s in self._read_s.items() if host not in gone}
                 self._gpus = {key: gpu for key, gpu in self._gpus.items() if key[0] not in gone}
                 self._uuids = {key: uuid for key, uuid in self._uuids.items() if key[0] not in gone}
                 self._links = {key: link for key, link in self._links.items() if key[0] not in gone}
@@ -91,7 +91,7 @@ class DeviceWatch:
 
     def _take(self, key: Key, held: dict[Key, Any], state: GpuState | LinkState) -> None:
         held[key] = state
-        self._heard_s[key[0]] = max(self._now_s, self._heard_s.get(key[0], 0.0))
+        self._read_s[key[0]] = max(self._now_s, self._read_s.get(key[0], 0.0))
         problems = tuple(state.problems())
         if problems:
             self._found[key] = problems
@@ -108,10 +108,10 @@ class DeviceWatch:
         if not interval_s:
             return
         limit_s = LIMITS.silent_after_s(interval_s)
-        for host, heard_s in self._heard_s.items():
-            if host in connected and heard_s and self._now_s - heard_s > limit_s and (host, "-1") not in self._found:
-                text = f"no readings of the GPUs and links of {host} for {age_text(heard_s, self._now_s)}"
-                yield DeviceProblem(DeviceProblemKind.TELEMETRY_SILENT, host, text, heard_s)
+        for host, read_s in self._read_s.items():
+            if host in connected and read_s and self._now_s - read_s > limit_s and (host, "-1") not in self._found:
+                text = f"no readings of the GPUs and links of {host} for {age_text(read_s, self._now_s)}"
+                yield DeviceProblem(DeviceProblemKind.TELEMETRY_SILENT, host, text, read_s)
 
 
 def _rows(table: Gpus | NetworkLinks | Xids) -> Iterator[Mapping[str, Any]]:

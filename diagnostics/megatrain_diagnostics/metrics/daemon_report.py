@@ -97,7 +97,7 @@ class DaemonReporter:
             session=self._record.session,
             at_unix_s=now_s,
             problem=self._problem(),
-            heard_unix_s=self._training.reading(self._keys.job, "").last_step_unix_s,
+            newest_step_unix_s=self._training.reading(self._keys.job, "").last_step_unix_s,
             silent_ranks=ranges_text(silent)[:_MAX_TEXT],
             num_silent_ranks=len(silent),
             away_hosts=away[:_MAX_HOSTS],
@@ -110,7 +110,7 @@ class DaemonReporter:
 def _is_due(written: DaemonReport, now: DaemonReport) -> bool:
     # temperatures and clocks in the texts change at every reading: compare only which devices have which problems
     devices = written.devices if _devices_of(written) == _devices_of(now) else now.devices
-    same = replace(now, at_unix_s=written.at_unix_s, heard_unix_s=written.heard_unix_s, devices=devices)
+    same = replace(now, at_unix_s=written.at_unix_s, newest_step_unix_s=written.newest_step_unix_s, devices=devices)
     return same != written or not 0.0 <= now.at_unix_s - written.at_unix_s < REPORT_S
 
 

@@ -96,7 +96,7 @@ class StateWriter:
             num_steps=known.num_steps,
             is_enough=known.is_enough,
             silent=ranges_of(judge.silent_ranks()),
-            unjudged=ranges_of(known.ranks_without_peers),
+            without_peers=ranges_of(known.ranks_without_peers),
             stored_rows=counters.stored_rows,
             refused_rows=_refused(counters),
             dropped_rows=sum(counters.dropped_rows.values()),

@@ -62,7 +62,7 @@ class DaemonState:
     num_steps: int = 0
     is_enough: bool = False
     silent: Ranges = ()
-    unjudged: Ranges = ()
+    without_peers: Ranges = ()
     stored_rows: Mapping[str, int] = field(default_factory=dict)
     """By table."""
     refused_rows: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class DaemonState:
 
     @property
     def ranks_without_peers(self) -> tuple[int, ...]:
-        return ranks_of(self.unjudged)
+        return ranks_of(self.without_peers)
 
 
 def scores_text(scores: Iterable[float]) -> str:

@@ -1,4 +1,4 @@
-"""Collects Python stacks of this host's ranks by a signal, even if they hang: see contracts/black_box/stack_dumps.py.
+"""Collects Python stacks of this host's ranks by a signal, even if they hang: see megatrain/programs/stack_dumps.py.
 
 For a process that does not answer, its state in /proc is reported: stopped, dead, or waiting in the kernel. The signal
 is sent only to processes that have a black box on this host and a handler for the signal.
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.contracts.black_box.reader import BlackBoxReader
-from megatrain.contracts.black_box.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import ranks_text
+from megatrain.programs.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.analysis.stack_clusters import MAIN_THREAD
 from megatrain_diagnostics.events.tables import Stacks, from_columns, num_rows

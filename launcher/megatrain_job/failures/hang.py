@@ -78,13 +78,13 @@ class Missing:
     """Members with data that did not enter the collective."""
     silent: tuple[int, ...]
     """Members without data."""
-    loitering: tuple[int, ...] = ()
+    not_waiting: tuple[int, ...] = ()
     """Members that entered the collective and do not wait for its end; empty if a member is absent or silent."""
 
     @property
     def held_up_by(self) -> frozenset[int]:
         """Return the members that the others wait for."""
-        return frozenset((*self.absent, *self.silent, *self.loitering))
+        return frozenset((*self.absent, *self.silent, *self.not_waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +193,14 @@ def _missing(
     for sequence in sorted({number for number in waits_in.values() if number}):
         waiting = tuple(rank for rank, number in waits_in.items() if number == sequence)
         absent = tuple(rank for rank, at in known.items() if at.entered < sequence)
-        loitering: tuple[int, ...] = ()
+        not_waiting: tuple[int, ...] = ()
         if not absent and not silent_members:
-            loitering = tuple(
+            not_waiting = tuple(
                 rank
                 for rank, at in known.items()
                 if at.awaited is not None and at.finished < sequence and not waits_in[rank]
             )
-        found.append(Missing(group, sequence, waiting, absent, silent_members, loitering))
+        found.append(Missing(group, sequence, waiting, absent, silent_members, not_waiting))
     return found
 
 
@@ -263,7 +263,7 @@ def _why(missing: tuple[Missing, ...], suspects: set[int], silent: set[int]) -> 
             f"in which {_waits(entry.waiting)}"
         )
     else:
-        inside = next(entry for entry in missing if suspects.intersection(entry.loitering))
+        inside = next(entry for entry in missing if suspects.intersection(entry.not_waiting))
         text = (
             f"{_ranks(suspects)} entered collective {inside.sequence} of {inside.group} and went on to something "
             f"else before its end, for which {_waits(inside.waiting)}"

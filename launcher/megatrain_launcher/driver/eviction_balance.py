@@ -45,8 +45,8 @@ def balance_of(
     done = done if done is not None else (verdict.last_step or 0)
     num_steps = max(0, policy.train_steps - done)
     measured = measured_restart_cost_s(state.incidents[key] for key in sorted(state.incidents))
-    cost_s = policy.restart_price_s if measured is None else measured
-    origin = "measured" if measured is not None else f"diagnostics.restart_price_s={policy.restart_price_s:g}"
+    cost_s = policy.restart_cost_s if measured is None else measured
+    origin = "measured" if measured is not None else f"diagnostics.restart_cost_s={policy.restart_cost_s:g}"
     gain_s = verdict.gain_s_per_step
     text = ""
     if num_after < num_before:

@@ -64,7 +64,7 @@ class Policy:
     eviction: Literal["automatic", "approval", "dry-run"] = "automatic"
     """How the driver responds to a verdict of the diagnosis: acts, waits for approval, or only records it."""
     evictions_per_hour: int = 2
-    restart_price_s: float = 60.0
+    restart_cost_s: float = 60.0
     max_rollbacks: int = 2
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Policy:
             max_skipped_steps=config.train.max_skipped_steps,
             eviction=diagnostics.eviction,
             evictions_per_hour=diagnostics.evictions_per_hour,
-            restart_price_s=diagnostics.restart_price_s,
+            restart_cost_s=diagnostics.restart_cost_s,
             max_rollbacks=diagnostics.max_rollbacks,
         )
 

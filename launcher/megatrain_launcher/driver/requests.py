@@ -162,7 +162,7 @@ def _command_result(state: ClusterState, request: JobRequest, command: HostComma
         host
         for host in command.hosts
         if host in state.hosts
-        and ((status := state.statuses.get(host)) is None or status.obeyed_command < command.number)
+        and ((status := state.statuses.get(host)) is None or status.completed_command < command.number)
     ]
     return "" if waiting else "the workers will save at the next step that all agree on"
 

@@ -157,7 +157,7 @@ def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judg
             at_unix_s=now,
             by=by,
             gain_s=judged.gain_s,
-            price_s=judged.cost_s,
+            cost_s=judged.cost_s,
         )
     )
 

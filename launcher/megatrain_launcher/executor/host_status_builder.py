@@ -79,7 +79,7 @@ class HostStatusBuilder:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._round: _RoundState | None = None
-        self._obeyed_command = 0
+        self._completed_command = 0
 
     def begin_session(self) -> None:
         """Drop the state of the earlier session's round, which has no workers left."""
@@ -156,11 +156,11 @@ class HostStatusBuilder:
                 self._round.fenced = reason
         self._on_change()
 
-    def set_obeyed(self, number: int) -> None:
+    def set_completed_command(self, number: int) -> None:
         with self._lock:
-            if number == self._obeyed_command:
+            if number == self._completed_command:
                 return
-            self._obeyed_command = number
+            self._completed_command = number
         self._on_change()
 
     def running(self) -> Running | None:
@@ -195,7 +195,7 @@ class HostStatusBuilder:
         elif number and orders.named_in == number:
             phase = HostPhase.STOPPED
         return HostStatus(
-            self._host, session, phase, round=number, obeyed_command=self._obeyed_command, problem=problem
+            self._host, session, phase, round=number, completed_command=self._completed_command, problem=problem
         )
 
     def _round_status(self, known: _RoundState, session: str, orders: OrdersView, problem: str) -> HostStatus:
@@ -220,7 +220,7 @@ class HostStatusBuilder:
             milestones=progress.milestones,
             failures=tuple(_failure(end) for end in known.failed[:_MAX_FAILURES]),
             stall=known.stall,
-            obeyed_command=self._obeyed_command,
+            completed_command=self._completed_command,
             lost_hosts=_lost_hosts(known),
             last_error=known.fenced or _last_error(known),
             problem=problem,

@@ -58,7 +58,7 @@ class HostProgress:
     last_step_unix_s: float | None = None
     median_step_s: float | None = None
     step_phase: str = ""
-    obeyed_command: int = 0
+    completed_command: int = 0
     has_stepped: bool = False
     """Whether every rank has completed a step of this round."""
     interval_s: float | None = None
@@ -214,7 +214,7 @@ def host_progress(ranks: Mapping[int, RankProgress], num_ranks: int, started_uni
         stop_s=max(stops, default=None),
         save_interval_s=max(saves) / _NS if saves else None,
         step_phase=slowest.progress.phase.name.lower().replace("_", "-"),
-        obeyed_command=min(rank.progress.obeyed_command for rank in found) if has_all else 0,
+        completed_command=min(rank.progress.completed_command for rank in found) if has_all else 0,
         has_stepped=has_stepped,
     )
 

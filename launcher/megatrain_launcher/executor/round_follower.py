@@ -57,8 +57,8 @@ class CommandTracker:
         return self._seen
 
     @property
-    def obeyed(self) -> int:
-        """The number up to which every command to this host is completed: `obeyed_command` of its status."""
+    def completed(self) -> int:
+        """The number up to which every command to this host is completed: `completed_command` of its status."""
         return min(self._open) - 1 if self._open else self._seen
 
     def take(self, commands: Iterable[HostCommand]) -> list[HostCommand]:
@@ -195,7 +195,7 @@ class RoundFollower:
         ranks = followed.progress.poll()
         found = host_progress(ranks, followed.num_ranks, followed.running.started_unix_s)
         self._parts.state.set_progress(followed.number, found)
-        self._mark_checkpoints_done(found.obeyed_command)
+        self._mark_checkpoints_done(found.completed_command)
         living = unfinished(ranks, followed.progress)
         self._check_for_stall(followed, living)
         if living:
@@ -285,5 +285,5 @@ class RoundFollower:
 
     def _report_completed(self) -> None:
         with self._tracker_lock:
-            obeyed = self._tracker.obeyed
-        self._parts.state.set_obeyed(obeyed)
+            completed = self._tracker.completed
+        self._parts.state.set_completed_command(completed)

@@ -34,53 +34,53 @@ def resolve_device(wanted: str) -> tuple[str, int]:
     return ("cuda", num_gpus) if num_gpus else ("cpu", 1)
 
 
-def hardware_name(kind: str) -> str:
+def hardware_name(device_type: str) -> str:
     """Return a text that identifies the hardware, so that measurements of different hardware are not compared."""
     import torch
 
-    if kind == "cuda":
+    if device_type == "cuda":
         return f"cuda {torch.version.cuda}"
     return f"{_processor()} x{torch.get_num_threads()}"
 
 
-def measure_compute(kind: str, index: int) -> dict[str, Any]:
+def measure_compute(device_type: str, index: int) -> dict[str, Any]:
     """Return the times of one device (matmul_s, copy_s, on a GPU also host_copy_s), and whether results are repeatable.
 
     Raises: RuntimeError when the device fails.
     """
     import torch
 
-    device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")
+    device = torch.device(device_type, index) if device_type == "cuda" else torch.device("cpu")
     generator = torch.Generator(device).manual_seed(1)
-    size = GPU_MATRIX_SIZE if kind == "cuda" else CPU_MATRIX_SIZE
-    dtype = torch.bfloat16 if kind == "cuda" else torch.float32
+    size = GPU_MATRIX_SIZE if device_type == "cuda" else CPU_MATRIX_SIZE
+    dtype = torch.bfloat16 if device_type == "cuda" else torch.float32
     first, second = (torch.randn(size, size, device=device, dtype=dtype, generator=generator) for _ in range(2))
     expected = first @ second
     product = torch.empty_like(expected)
     answer: dict[str, Any] = {
         "device": str(device),
-        "name": torch.cuda.get_device_name(device) if kind == "cuda" else "",
+        "name": torch.cuda.get_device_name(device) if device_type == "cuda" else "",
         "matmul_s": _best(lambda: torch.matmul(first, second, out=product), device),
     }
     answer["is_repeatable"] = bool(torch.equal(product, expected)) and bool(torch.isfinite(product).all())
-    num_bytes = GPU_COPY_BYTES if kind == "cuda" else CPU_COPY_BYTES
+    num_bytes = GPU_COPY_BYTES if device_type == "cuda" else CPU_COPY_BYTES
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     answer["copy_s"] = _best(lambda: target.copy_(source), device)
-    if kind == "cuda":
+    if device_type == "cuda":
         pinned = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=True)
         answer["host_copy_s"] = _best(lambda: target.copy_(pinned, non_blocking=True), device)
     answer["is_repeatable"] = answer["is_repeatable"] and bool(torch.equal(source, target))
     return answer
 
 
-def measure_matmul(kind: str, index: int) -> float:
+def measure_matmul(device_type: str, index: int) -> float:
     """Return the best time, in seconds, of a batch of matmuls. Raises: RuntimeError when the device fails."""
     import torch
 
-    device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")
-    size = GPU_MATRIX_SIZE if kind == "cuda" else CPU_MATRIX_SIZE
-    first = torch.ones(size, size, device=device, dtype=torch.bfloat16 if kind == "cuda" else torch.float32)
+    device = torch.device(device_type, index) if device_type == "cuda" else torch.device("cpu")
+    size = GPU_MATRIX_SIZE if device_type == "cuda" else CPU_MATRIX_SIZE
+    first = torch.ones(size, size, device=device, dtype=torch.bfloat16 if device_type == "cuda" else torch.float32)
     product = torch.empty_like(first)
     return _best(lambda: torch.matmul(first, first, out=product), device)
 

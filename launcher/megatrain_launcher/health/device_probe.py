@@ -23,20 +23,21 @@ def main(wanted: str, num_workers: int, part_s: float) -> None:
     from megatrain_launcher.health.compute import hardware_name, measure_compute, resolve_device
 
     try:
-        kind, num_devices = resolve_device(wanted)
+        device_type, num_devices = resolve_device(wanted)
     except RuntimeError as error:
         print_measurement(part="device", error=str(error))
         sys.exit(1)
-    print_measurement(part="device", kind=kind, num_devices=num_devices, hardware=hardware_name(kind))
+    hardware = hardware_name(device_type)
+    print_measurement(part="device", device_type=device_type, num_devices=num_devices, hardware=hardware)
     num_used = min(num_workers, num_devices)
-    run_part("compute", [partial(measure_compute, kind, index) for index in range(num_used)], part_s)
-    num_ranks = num_used if kind == "cuda" else _CPU_RANKS
+    run_part("compute", [partial(measure_compute, device_type, index) for index in range(num_used)], part_s)
+    num_ranks = num_used if device_type == "cuda" else _CPU_RANKS
     with tempfile.TemporaryDirectory(prefix="megatrain-loopback-") as directory:
-        ranks = [partial(_loopback, kind, rank, num_ranks, Path(directory), part_s) for rank in range(num_ranks)]
+        ranks = [partial(_loopback, device_type, rank, num_ranks, Path(directory), part_s) for rank in range(num_ranks)]
         run_part("loopback", ranks, part_s)
 
 
-def _loopback(kind: str, rank: int, num_ranks: int, directory: Path, part_s: float) -> dict[str, Any]:
+def _loopback(device_type: str, rank: int, num_ranks: int, directory: Path, part_s: float) -> dict[str, Any]:
     from torch import distributed as dist
 
     from megatrain_launcher.health.reduce import measure_all_reduce
@@ -44,7 +45,7 @@ def _loopback(kind: str, rank: int, num_ranks: int, directory: Path, part_s: flo
     def make_store() -> Any:
         return dist.FileStore(str(directory / "store"), num_ranks)
 
-    return measure_all_reduce(kind, rank, rank, num_ranks, make_store, part_s)
+    return measure_all_reduce(device_type, rank, rank, num_ranks, make_store, part_s)
 
 
 if __name__ == "__main__":

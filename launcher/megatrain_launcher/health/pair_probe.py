@@ -30,16 +30,16 @@ def main(argv: list[str]) -> None:
     from megatrain_launcher.health.compute import resolve_device
 
     try:
-        kind, num_devices = resolve_device(args.device)
+        device_type, num_devices = resolve_device(args.device)
     except RuntimeError as error:
         print_measurement(part="pair", error=str(error))
         sys.exit(1)
     num_ranks = min(args.num_workers, num_devices)
-    ranks = [partial(_measure, args, kind, num_ranks, number) for number in range(num_ranks)]
+    ranks = [partial(_measure, args, device_type, num_ranks, number) for number in range(num_ranks)]
     run_part("pair", ranks, args.timeout_s + COMPUTE_S)
 
 
-def _measure(args: argparse.Namespace, kind: str, num_ranks: int, number: int) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, device_type: str, num_ranks: int, number: int) -> dict[str, Any]:
     from torch import distributed as dist
 
     from megatrain_launcher.health.compute import measure_matmul
@@ -52,9 +52,10 @@ def _measure(args: argparse.Namespace, kind: str, num_ranks: int, number: int) -
         return dist.PrefixStore(args.prefix, store)
 
     # measured and printed before the all-reduce, so that it is known even if the partner never connects
-    print_measurement(part="pair", number=number, kind=kind, compute_s=measure_matmul(kind, number))
+    compute_s = measure_matmul(device_type, number)
+    print_measurement(part="pair", number=number, device_type=device_type, compute_s=compute_s)
     rank = args.side * num_ranks + number
-    return measure_all_reduce(kind, number, rank, 2 * num_ranks, make_store, args.timeout_s)
+    return measure_all_reduce(device_type, number, rank, 2 * num_ranks, make_store, args.timeout_s)
 
 
 if __name__ == "__main__":

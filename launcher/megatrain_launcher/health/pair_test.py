@@ -94,7 +94,7 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
     else:
         lines = [line for line in measurements(end.output) if line["part"] == NAME]
         parts, reason = _parts(lines, "" if end.is_complete else end.problem)
-        unit = "ms" if any(line.get("kind") == "cuda" for line in lines) else ""
+        unit = "ms" if any(line.get("device_type") == "cuda" for line in lines) else ""
     taken_s = time.monotonic() - began
     if reason:
         detail = f"all-reduce with {task.partner} failed: {reason}"

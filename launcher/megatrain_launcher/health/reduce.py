@@ -17,11 +17,11 @@ GPU_BYTES = 64 << 20
 
 
 def measure_all_reduce(
-    kind: str, index: int, rank: int, world_size: int, make_store: Callable[[], Any], timeout_s: float
+    device_type: str, index: int, rank: int, world_size: int, make_store: Callable[[], Any], timeout_s: float
 ) -> dict[str, float]:
     """Return wait_s, the time until all ranks were connected, and reduce_s, the best of REPETITIONS all-reduces.
 
-    kind: "cuda", or anything else for the CPU. index: the GPU of this rank.
+    device_type: "cuda", or anything else for the CPU. index: the GPU of this rank.
 
     Communication: gloo or NCCL, among all ranks of `make_store`'s store; blocks up to the timeout.
     Raises: RuntimeError when ranks do not connect, a rank is lost, or a sum is wrong.
@@ -29,19 +29,19 @@ def measure_all_reduce(
     import torch
     from torch import distributed as dist
 
-    device = torch.device(kind, index) if kind == "cuda" else torch.device("cpu")
-    if kind == "cuda":
+    device = torch.device(device_type, index) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cuda":
         torch.cuda.set_device(device)
     began = time.perf_counter()
     dist.init_process_group(
-        "nccl" if kind == "cuda" else "gloo",
+        "nccl" if device_type == "cuda" else "gloo",
         store=make_store(),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
-        device_id=device if kind == "cuda" else None,
+        device_id=device if device_type == "cuda" else None,
     )
-    values = torch.empty((GPU_BYTES if kind == "cuda" else CPU_BYTES) // 4, device=device)
+    values = torch.empty((GPU_BYTES if device_type == "cuda" else CPU_BYTES) // 4, device=device)
     _all_reduce(values, rank, world_size)
     wait_s = time.perf_counter() - began
     reduce_s = min(_all_reduce(values, rank, world_size) for _ in range(REPETITIONS))

@@ -30,7 +30,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {"matmul": ("matmul_s",), "memory-copy": 
 class Timings:
     """The measurements of the device probe. `seconds`: by check name, then by device and kind of copy."""
 
-    kind: str = ""
+    device_type: str = ""
     hardware: str = ""
     num_devices: int = 0
     seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -57,12 +57,12 @@ def judge_speed(
     timings: Timings, history: HealthHistory, max_slowdown: float
 ) -> tuple[tuple[HealthFinding, ...], bool]:
     """Return the findings, and whether one of them failed only because it was slow."""
-    lost = int(history.seen.get("num_cuda_devices", 0)) if timings.kind == "cpu" else 0
+    lost = int(history.seen.get("num_cuda_devices", 0)) if timings.device_type == "cpu" else 0
     if lost:
         problem = f"torch sees no CUDA device; at the last check it saw {lost}"
         return (failed(NAMES[0], problem), *(skipped(name, problem) for name in NAMES[1:])), False
     findings = [_judge(name, timings, history, max_slowdown) for name in NAMES]
-    if timings.kind == "cuda":
+    if timings.device_type == "cuda":
         findings[0] = replace(findings[0], seen={"num_cuda_devices": float(timings.num_devices)})
     is_slow = any(finding.outcome is CheckOutcome.FAILED and finding.name not in timings.errors for finding in findings)
     return tuple(findings), is_slow
@@ -87,7 +87,7 @@ def _judge(name: str, timings: Timings, history: HealthHistory, max_slowdown: fl
     if not slow:
         known = "as usual" if compared else "no history yet to compare with"
         finding = passed(name, f"{state}, {known}")
-    elif timings.kind == "cpu" and busy is not None and busy > BUSY_FRACTION:
+    elif timings.device_type == "cpu" and busy is not None and busy > BUSY_FRACTION:
         finding = warning(name, f"{', '.join(slow)}: other programs use {busy:.0%} of the CPU")
     else:
         finding = failed(name, f"{', '.join(slow)}; recovery.max_slowdown={max_slowdown:g}")
@@ -115,8 +115,8 @@ def timings_of(lines: Sequence[Mapping[str, Any]], problem: str) -> Timings:
         for name, keys in _KEYS.items():
             for key in keys:
                 if key in line:
-                    kind = "" if key == keys[0] else " from the host"
-                    seconds[name][f"{line['device']}{kind}{' ' + line['name'] if line['name'] else ''}"] = line[key]
+                    origin = "" if key == keys[0] else " from the host"
+                    seconds[name][f"{line['device']}{origin}{' ' + line['name'] if line['name'] else ''}"] = line[key]
     for line in by_part.get("loopback", []):
         if "error" in line:
             errors.setdefault("loopback", f"rank {line['number']}: {line['error']}")
@@ -127,7 +127,7 @@ def timings_of(lines: Sequence[Mapping[str, Any]], problem: str) -> Timings:
         if not seconds[name] and name not in errors:
             errors[name] = f"not measured: {problem or 'the probe printed nothing for it'}"
     loads = {part.removesuffix("-load"): by_part[part][0]["others_busy"] for part in by_part if part.endswith("-load")}
-    return Timings(device["kind"], device["hardware"], device["num_devices"], seconds, errors, loads)
+    return Timings(device["device_type"], device["hardware"], device["num_devices"], seconds, errors, loads)
 
 
 def _measure(context: HealthContext) -> Timings:

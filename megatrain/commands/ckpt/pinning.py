@@ -9,7 +9,8 @@ from megatrain.checkpoint.find import resolve_location
 from megatrain.checkpoint_format.checkpoint_files import is_pinned, pin, read_manifest, unpin
 from megatrain.checkpoint_format.checkpoint_names import step_of
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.removals import check_not_being_removed, resolved_keep_last
+from megatrain.checkpoint_format.removals import check_not_being_removed
+from megatrain.checkpoint_format.retention import resolved_keep_last
 from megatrain.commands.argument_types import utf8_text
 from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
 from megatrain.commands.printing import print_json, print_lines, print_note

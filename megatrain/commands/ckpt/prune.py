@@ -20,8 +20,9 @@ from megatrain.checkpoint_format.checkpoint_files import is_pinned, lacks_only_c
 from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.lineage import Candidate, candidates, current_branch, origins
 from megatrain.checkpoint_format.location import Location
-from megatrain.checkpoint_format.removals import Remover, resolved_keep_last, to_remove
+from megatrain.checkpoint_format.removals import Remover
 from megatrain.checkpoint_format.resume_point import with_problems
+from megatrain.checkpoint_format.retention import resolved_keep_last, to_remove
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines

@@ -74,7 +74,8 @@ def add_verb(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises: DataError."""
-    from megatrain.data.build import BuildOptions, build
+    from megatrain.data.build import build
+    from megatrain.data.build_tokenizer import BuildOptions
 
     options = BuildOptions(
         vocab_size=args.vocab_size,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.ops.optional_backends import FoundBackend, find_apex, find_transformer_engine
-from megatrain.training.hardware_queues import QUEUES_VARIABLE, queues_warning
+from megatrain.training.device_settings import QUEUES_VARIABLE, queues_warning
 
 COMMAND_TIMEOUT_S = 10
 

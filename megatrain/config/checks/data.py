@@ -17,8 +17,8 @@ from megatrain.config.data import (
     DataConfig,
     DataSourceConfig,
     DataStageConfig,
-    ValidationSetConfig,
 )
+from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, closest_name, unset_problems
 from megatrain.config.stages import placed_stages
@@ -30,7 +30,7 @@ _Sections = Mapping[str, DataSourceConfig | ValidationSetConfig]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _DataSections:
     """Sections that name data. `key`: the key of [data] that replaces them if there is only one set.
 
     `content` and `hint` are parts of messages: what the sections name, and how to resolve two that are the same.
@@ -42,9 +42,9 @@ class _Kind:
     hint: str
 
 
-_KINDS = (
-    _Kind("data_source", "train", "training data", "use one source with the sum of their weights"),
-    _Kind("validation_set", "validation", "held-out data", "remove one of them"),
+_DATA_SECTIONS = (
+    _DataSections("data_source", "train", "training data", "use one source with the sum of their weights"),
+    _DataSections("validation_set", "validation", "held-out data", "remove one of them"),
 )
 
 
@@ -83,15 +83,15 @@ def data_problems(context: Context) -> Iterator[Problem]:
             'data.loader="thread", or data.bad_samples="refuse"',
         )
     yield from _cache_problems(config.data)
-    for kind in _KINDS:
-        sections = config.sections_of(kind.name)
+    for named in _DATA_SECTIONS:
+        sections = config.sections_of(named.name)
         with_path = {name: source for name, source in sections.items() if source.path}
         for section, source in sections.items():
             if section not in with_path:
                 yield from unset_problems(section, source, "path")
-        yield from _two_forms(config, kind, with_path)
+        yield from _two_forms(config, named, with_path)
         yield from _names_of_paths(with_path)
-        yield from _same_data(kind, with_path)
+        yield from _same_data(named, with_path)
     # a source with a wrong path or name is missing here, or has another name
     are_sources_known = not any(_names_source(key) for key in context.doubtful)
     yield from _weight_problems(config.sections_of("data_source"), are_all_known=are_sources_known)
@@ -114,15 +114,15 @@ def _names_source(key: str) -> bool:
     return bool(kind_of(section, ("data_source",))) and name in ("path", "name")
 
 
-def _two_forms(config: Config, kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
-    value = getattr(config.data, kind.key)
+def _two_forms(config: Config, named: _DataSections, with_path: _Sections) -> Iterator[Problem]:
+    value = getattr(config.data, named.key)
     if value and with_path:
         section = next(iter(with_path))
-        key, other = f"{section}.path", f"data.{kind.key}"
+        key, other = f"{section}.path", f"data.{named.key}"
         yield Problem(
             (key, other),
             f"{setting(key, with_path[section].path)} and {other}={value_text(value)} both name "
-            f'{kind.content}; add a [[{kind.name}]] for {other}, or use {other}=""',
+            f'{named.content}; add a [[{named.name}]] for {other}, or use {other}=""',
         )
 
 
@@ -137,7 +137,7 @@ def _names_of_paths(with_path: Mapping[str, Any]) -> Iterator[Problem]:
             )
 
 
-def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
+def _same_data(named: _DataSections, with_path: _Sections) -> Iterator[Problem]:
     for name in ("path", "name"):
         seen: dict[str, str] = {}
         for section, source in with_path.items():
@@ -148,7 +148,7 @@ def _same_data(kind: _Kind, with_path: _Sections) -> Iterator[Problem]:
                 key = f"{section}.{name}"
                 yield Problem(
                     (key, f"{first}.{name}"),
-                    f"{setting(key, value)} is also used by [{first}]; {kind.hint}, or use another {name}",
+                    f"{setting(key, value)} is also used by [{first}]; {named.hint}, or use another {name}",
                 )
 
 

@@ -13,11 +13,11 @@ _BACKWARD_FOLLOWS = "a backward must follow its forward"
 
 
 def kernels_problems(context: Context) -> Iterator[Problem]:
-    """Yield what the requested kernels do not compute, and what cannot be recorded as CUDA graphs."""
+    """Yield what the requested kernels do not compute, and what cannot be captured as CUDA graphs."""
     if context.config.kernels.norm == "apex":
         yield from _apex_problems(context.config)
     if context.config.kernels.cuda_graphs:
-        yield from _recording_problems(context.config)
+        yield from _capture_problems(context.config)
 
 
 def _apex_problems(config: Config) -> Iterator[Problem]:
@@ -35,14 +35,14 @@ def _apex_problems(config: Config) -> Iterator[Problem]:
         )
 
 
-def _recording_problems(config: Config) -> Iterator[Problem]:
+def _capture_problems(config: Config) -> Iterator[Problem]:
     """Yield settings with which a backward does not directly follow its forward, or with which their memory changes."""
     parallel = config.parallel
     rules: list[tuple[str, object, object, str]] = [
-        ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be recorded"),
+        ("parallel.tp_size", parallel.tp_size, 1, "the collectives of tensor parallelism cannot be captured"),
         ("parallel.pp_size", parallel.pp_size, 1, _BACKWARD_FOLLOWS),
         ("parallel.zero_stage", parallel.zero_stage, 1, "ZeRO-2 sums each micro-batch in different memory"),
-        ("parallel.offload_layers", parallel.offload_layers, 0, "copies to host memory cannot be recorded"),
+        ("parallel.offload_layers", parallel.offload_layers, 0, "copies to host memory cannot be captured"),
         ("data.has_document_mask", config.data.has_document_mask, False, "each micro-batch has different documents"),
     ]
     if parallel.pp_size == 1:

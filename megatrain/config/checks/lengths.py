@@ -106,7 +106,7 @@ def _change_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem
             "none",
             "the samples of another length are other bins of the same documents, some of which were read",
         ),
-        ("kernels.cuda_graphs", config.kernels.cuda_graphs, False, "a recorded micro-batch has one length"),
+        ("kernels.cuda_graphs", config.kernels.cuda_graphs, False, "a captured micro-batch has one length"),
         (
             "parallel.offload_layers",
             config.parallel.offload_layers,

@@ -55,7 +55,7 @@ class Word(IntEnum):
     STATE = 129
     ENDED_NS = 130
     NUM_LOST_ENDS = 131
-    OBEYED_COMMAND = 132
+    COMPLETED_COMMAND = 132
     PHASE = 136
     PHASE_SINCE_NS = 137
     CURRENT_STEP = 138
@@ -151,7 +151,7 @@ def decode_progress(words: Sequence[int], location: str) -> Progress:
         completed_ns=known(Word.COMPLETED_NS),
         last_step_ns=known(Word.LAST_STEP_NS),
         median_step_ns=known(Word.MEDIAN_STEP_NS),
-        obeyed_command=words[Word.OBEYED_COMMAND],
+        completed_command=words[Word.COMPLETED_COMMAND],
         num_lost_ends=words[Word.NUM_LOST_ENDS],
         awaited_group=words[Word.AWAITED] % MAX_GROUPS,
         awaited_place=words[Word.AWAITED] // MAX_GROUPS,

@@ -130,7 +130,7 @@ class Progress:
     completed_ns: int | None
     last_step_ns: int | None
     median_step_ns: int | None
-    obeyed_command: int
+    completed_command: int
     num_lost_ends: int
     awaited_group: int = 0
     """Number of the group of the operation that the host waits for, or last waited for; 0: no value."""

@@ -92,7 +92,7 @@ class DaemonReport:
     at_unix_s: float
     problem: str = ""
     """Why no events can be stored; empty when they can."""
-    heard_unix_s: float | None = None
+    newest_step_unix_s: float | None = None
     """Completion time of the newest step whose events arrived."""
     silent_ranks: str = ""
     """Ranks without any events in the newest steps, "0-3, 6"; shortened when there are many."""

@@ -152,7 +152,8 @@ class HostStatus:
     failures: tuple[RankFailure, ...] = ()
     """Failures in this round, the earliest first."""
     stall: Stall | None = None
-    obeyed_command: int = 0
+    completed_command: int = 0
+    """Up to this number, the host has completed every command."""
     lost_hosts: tuple[str, ...] = ()
     """Addresses to which this host's workers lost the connection, according to their logs."""
     last_error: str = ""

@@ -105,7 +105,7 @@ class VerdictOutcome:
     """The person who approved or dismissed it."""
     gain_s: float = 0.0
     """Expected gain over the rest of the job."""
-    price_s: float = 0.0
+    cost_s: float = 0.0
     """Cost of a restart: the time without a step, and that of the steps to repeat."""
 
 

@@ -27,7 +27,7 @@ from megatrain.data.loader.ring import create_ring, map_ring, open_ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import StepBatch
 from megatrain.formatting import bytes_text, count_text
-from megatrain.programs.companion import start_companion
+from megatrain.programs.child_process import start_companion
 
 _CHECK_S = 0.2
 """How often a rank that waits for a step checks whether the loader runs."""

@@ -51,7 +51,7 @@ class CudaMemory(DeviceMemory):
         self._warn_at = 1
 
     def peak_bytes(self) -> int:
-        return self._read_statistics().get("allocated_bytes.all.peak", 0)
+        return int(self._read_statistics().get("allocated_bytes.all.peak", 0))
 
     def after_step(self, done: CompletedStep) -> str:
         """Return a line about the memory in use after SETTLED_AFTER_STEPS steps; after other steps an empty text."""

@@ -19,10 +19,10 @@ from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatch
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.executor_process import executor_process
 from tests.helpers.forked_program import ForkedProgram
-from tests.helpers.job_under_launch import JobView, make_launched_job
+from tests.helpers.job_under_launch import LaunchedJobView, make_launched_job
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job
+from tests.helpers.train_process import TrainJob
 from tests.helpers.training_case import make_config
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -56,7 +56,7 @@ StartExecutor = Callable[..., AbstractContextManager[ForkedProgram]]
 def start(tmp_path: Path, etcd: EtcdServers) -> StartExecutor:
     """Start a host's executor; its output is appended to HOST.log."""
 
-    def enter(job: Job, host: str, **more: Any) -> AbstractContextManager[ForkedProgram]:
+    def enter(job: TrainJob, host: str, **more: Any) -> AbstractContextManager[ForkedProgram]:
         arguments: dict[str, Any] = {
             "config": str(job.config_file), "endpoints": etcd.urls, "host": host, "num_workers": 2, "min_hosts": 1,
             "max_hosts": 1, "module": "tests.helpers.step_faults", "launch_id": "L",
@@ -79,7 +79,7 @@ def workers(process: ForkedProgram) -> list[int]:
     return found
 
 
-def has_stepped(job: Job, step: int) -> Callable[[], bool]:
+def has_stepped(job: TrainJob, step: int) -> Callable[[], bool]:
     return lambda: any(record["step"] >= step for record in job.records("step"))
 
 
@@ -90,7 +90,7 @@ def test_host_without_etcd_trains_until_it_hangs(
     job = make_launched_job(tmp_path / "fenced", 45, SHORT_LEASE, QUIET)
     faults.fail_at(1, 30, "stop")
     with start(job, "a") as executor:
-        view = JobView.of(job, etcd.urls)
+        view = LaunchedJobView.of(job, etcd.urls)
         wait_until(has_stepped(job, 5), "training")
         session = view.hosts()["a"].session
         etcd.members[0].kill()
@@ -155,7 +155,7 @@ def test_hosts_that_train_refuse_others_and_obey_orders(
     job = make_launched_job(tmp_path / "mine", 10_000, QUIET)
     both = {"min_hosts": 2, "max_hosts": 2}
     with EtcdProxy(etcd.members[0].client_port) as proxy, ExitStack() as stack:
-        view = JobView.of(job, etcd.urls)
+        view = LaunchedJobView.of(job, etcd.urls)
         first = stack.enter_context(start(job, "a", endpoints=[proxy.url], **both))
         wait_until(lambda: "a" in view.hosts(), "the first host")
         second = stack.enter_context(start(job, "b", **both))
@@ -171,7 +171,7 @@ def test_hosts_that_train_refuse_others_and_obey_orders(
         assert view.hosts() == {}  # the leases are given back, not left to run out
 
 
-def check_refusals(job: Job, root: Path, start: StartExecutor, more: dict[str, int]) -> None:
+def check_refusals(job: TrainJob, root: Path, start: StartExecutor, more: dict[str, int]) -> None:
     """Check that launches that do not fit are refused by name, and the job trains on."""
     changed = root / "changed.toml"
     changed.write_text(to_toml(make_config(job.config.to_dict(), {"train": {"seed": 99}})))
@@ -186,7 +186,7 @@ def check_refusals(job: Job, root: Path, start: StartExecutor, more: dict[str, i
     wait_until(has_stepped(job, job.records("step")[-1]["step"] + 2), "the job to go on undisturbed")
 
 
-def fail_each_watch_once(job: Job, proxy: EtcdProxy) -> None:
+def fail_each_watch_once(job: TrainJob, proxy: EtcdProxy) -> None:
     first = FirstWatches(map(JobKeys(job.config.job.name).directory, ("rounds", "halts", "commands")))
     proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
     proxy.cut()

@@ -16,14 +16,14 @@ import pytest
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from tests.helpers.processes import descendants
-from tests.helpers.recovery_checks import ENDLESS, HOSTS, STEPS, Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, HOSTS, STEPS, RunningJob, running_job
 from tests.helpers.waiting import wait_until
 
 SPARE = "host-2"
 SHORT_LEASE = {"recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0}}
 
 
-def processes_of(running: Running, host: str) -> list[int]:
+def processes_of(running: RunningJob, host: str) -> list[int]:
     """Return all processes of a host: its executor with its workers, and what has left its family, as writers do."""
     executor = running.launched.executors[host].pid
     return [executor, *descendants(executor), *running.writers(host)]
@@ -46,7 +46,7 @@ def test_frozen_hosts_are_replaced_and_a_thaw_changes_nothing(
         running.check_nothing_left()
 
 
-def check_freeze(running: Running, host: str, number: int) -> None:
+def check_freeze(running: RunningJob, host: str, number: int) -> None:
     """Freeze a host until the job has recovered, which is incident `number`; wait until the host is a spare."""
     assert host in [part.host for part in running.view.rounds()[-1].hosts]
     frozen = processes_of(running, host)

@@ -13,7 +13,7 @@ import pytest
 
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
-from tests.helpers.recovery_checks import ENDLESS, HOSTS, INTERVAL, STEPS, Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, HOSTS, INTERVAL, STEPS, RunningJob, running_job
 from tests.helpers.waiting import wait_until
 
 SPARE = "host-2"
@@ -21,19 +21,19 @@ TTL_S = 4
 SHORT_LEASE = {"recovery": {"lease_ttl_s": TTL_S, "lease_renew_s": 1.0}}
 
 
-def finish_living(running: Running) -> None:
+def finish_living(running: RunningJob) -> None:
     living = [host for host, process in running.launched.executors.items() if process.poll() is None]
     assert running.finish(living) == 0
 
 
-def check_all(running: Running, undisturbed_losses: dict[int, float]) -> None:
+def check_all(running: RunningJob, undisturbed_losses: dict[int, float]) -> None:
     assert running.launched.losses() == undisturbed_losses
     assert len(undisturbed_losses) == STEPS
     running.check_history()
     running.check_nothing_left()
 
 
-def saved_step(running: Running) -> int:
+def saved_step(running: RunningJob) -> int:
     """Return the step of the newest snapshot that all ranks have sealed, as the trainer tells."""
     text = "".join(running.launched.log(host) for host in HOSTS)
     return max(step for step in range(0, STEPS, INTERVAL) if step == 0 or f"snapshot of step {step} taken" in text)
@@ -79,7 +79,7 @@ def test_training_resumes_without_snapshots_of_a_lost_machine(
         assert running.launched.losses() == undisturbed_losses
 
 
-def writers_of(running: Running, arena: Path) -> list[int]:
+def writers_of(running: RunningJob, arena: Path) -> list[int]:
     found = []
     for pid in running.launched.processes():
         with suppress(OSError):
@@ -166,6 +166,6 @@ def test_stopped_executor_is_evicted_when_steps_end(tmp_path: Path, undisturbed_
         running.check_nothing_left()
 
 
-def wait_for_incident(running: Running, is_wanted: Callable[[Incident], bool]) -> Incident:
+def wait_for_incident(running: RunningJob, is_wanted: Callable[[Incident], bool]) -> Incident:
     wait_until(lambda: any(map(is_wanted, running.view.incidents())), "the incident")
     return next(filter(is_wanted, running.view.incidents()))

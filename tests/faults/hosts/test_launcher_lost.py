@@ -23,7 +23,7 @@ from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.processes import descendants
 from tests.helpers.recovery_checks import HOSTS, running_job
 from tests.helpers.step_faults import FaultDirectory
-from tests.helpers.train_process import Job
+from tests.helpers.train_process import TrainJob
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ SIGN_S = 5.0
 
 
 @contextmanager
-def launch(job: Job, faults: FaultDirectory, *overrides: str) -> Iterator[ForkedProgram]:
+def launch(job: TrainJob, faults: FaultDirectory, *overrides: str) -> Iterator[ForkedProgram]:
     """Launch the job on this machine; at the end nothing of it is alive."""
     words = ["--standalone", "--no-daemon", "--nproc-per-node=1", "-m", "tests.helpers.step_faults"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **faults.environment}
@@ -48,7 +48,7 @@ def launch(job: Job, faults: FaultDirectory, *overrides: str) -> Iterator[Forked
             kill_all(process)
 
 
-def done(job: Job) -> int:
+def done(job: TrainJob) -> int:
     return max((record["step"] for record in job.records("step")), default=0)
 
 

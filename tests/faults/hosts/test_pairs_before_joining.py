@@ -13,7 +13,7 @@ from megatrain.contracts.records.incident import IncidentKind
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import Cordon
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import JobView, LaunchedJob, make_launched_job
+from tests.helpers.job_under_launch import LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -43,14 +43,14 @@ def test_host_without_neighbours_is_cordoned_before_round_1(tmp_path: Path) -> N
             urls = [each.replace("127.0.0.1", own) for each in etcd.urls]
             words = ("--nnodes", "3", "--spares", "1", "--nproc-per-node", "1")
             with LaunchedJob(job, urls, FaultDirectory(tmp_path / "faults", PACE_S), words) as launched:
-                view = JobView.of(job, etcd.urls)
+                view = LaunchedJobView.of(job, etcd.urls)
                 try:
                     check_launch(launched, view, network)
                 finally:
                     view.client.close()
 
 
-def check_launch(launched: LaunchedJob, view: JobView, network: HostNetwork) -> None:
+def check_launch(launched: LaunchedJob, view: LaunchedJobView, network: HostNetwork) -> None:
     victim = HOSTS[VICTIM]
     for number in (VICTIM, 0, 2):
         launched.start(HOSTS[number], "--local-addr", network.address(TRAIN, number), enter=network.enter(number))

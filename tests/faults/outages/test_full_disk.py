@@ -11,7 +11,7 @@ import pytest
 from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME, step_of
 from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
-from tests.helpers.recovery_checks import ENDLESS, INTERVAL, Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, INTERVAL, RunningJob, running_job
 from tests.helpers.small_disk import SmallDisk, small_disk
 from tests.helpers.waiting import wait_until
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 DISK_BYTES = 256 << 20
 
 
-def newest_step(running: Running) -> int:
+def newest_step(running: RunningJob) -> int:
     return max((record["step"] for record in running.launched.step_records()), default=0)
 
 
@@ -46,7 +46,7 @@ def test_a_disk_fills_up_after_one_host_has_stored_its_part(tmp_path: Path) -> N
                 check_full_disk(running, disk, index)
 
 
-def check_full_disk(running: Running, disk: SmallDisk, index: int) -> None:
+def check_full_disk(running: RunningJob, disk: SmallDisk, index: int) -> None:
     """Fill the disk up while the writer of a host waits with its part of a checkpoint."""
     branch = disk.seen / "checkpoints/main"
     begun = newest_step(running)

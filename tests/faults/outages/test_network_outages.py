@@ -87,7 +87,7 @@ def test_management_network_is_down_while_training_goes_on(shared_jobs: SharedJo
         check_no_host_was_evicted(job, before, cut_at)
         wait_until(lambda: answer_to(job, request) is not None, "the answer")
         number = max(command.number for command in job.view.all("commands", HostCommand))
-        wait_until(lambda: obeyed_by_trainers(job, before) >= number, "all hosts to have obeyed")
+        wait_until(lambda: completed_by_trainers(job, before) >= number, "all hosts to have completed the command")
         if is_training_cut_off:
             check_one_hold_that_is_over(job, before)
         check_next_fault_is_answered(job)
@@ -103,7 +103,7 @@ def answer_to(job: OutageJob, request: JobRequest) -> Answer | None:
     return found[0] if found and found[0].is_accepted else None
 
 
-def obeyed_by_trainers(job: OutageJob, before: Before) -> int:
-    """Return the command up to which every host that trains has obeyed."""
+def completed_by_trainers(job: OutageJob, before: Before) -> int:
+    """Return the command up to which every host that trains has completed all."""
     statuses = job.view.statuses()
-    return min(statuses[name].obeyed_command if name in statuses else -1 for name in before.trainers)
+    return min(statuses[name].completed_command if name in statuses else -1 for name in before.trainers)

@@ -22,7 +22,7 @@ from megatrain_job.failures.verdict import Label
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.health import ReasonCode
 from megatrain_job.jobs.snapshot import read_job
-from tests.helpers.recovery_checks import HOSTS, Running, running_job
+from tests.helpers.recovery_checks import HOSTS, RunningJob, running_job
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -38,19 +38,19 @@ def changes(timeout_s: float) -> dict[str, dict[str, Any]]:
     }
 
 
-def writer_log(running: Running) -> str:
+def writer_log(running: RunningJob) -> str:
     path = running.job.files.logs / "checkpoint-writer.log"
     return path.read_text() if path.exists() else ""
 
 
-def started_writers(running: Running) -> dict[str, int]:
+def started_writers(running: RunningJob) -> dict[str, int]:
     """Return the processes of the hosts' checkpoint writers, as their log names them."""
     found = re.findall(r"checkpoint writer (\d+): writer of \S+\.(host-\d) started", writer_log(running))
     return {host: int(pid) for pid, host in found}
 
 
 @contextmanager
-def storage_hangs(running: Running, hosts: tuple[str, ...]) -> Iterator[None]:
+def storage_hangs(running: RunningJob, hosts: tuple[str, ...]) -> Iterator[None]:
     """Freeze the checkpoint writers of hosts before the first snapshot is stored."""
     wait_until(lambda: set(hosts) <= set(started_writers(running)), "the writers")
     writers = [started_writers(running)[host] for host in hosts]

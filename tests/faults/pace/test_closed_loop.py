@@ -12,7 +12,7 @@ import pytest
 
 from megatrain.contracts.records.host_verdict import Cause, OutcomeKind, VerdictConfidence
 from tests.helpers.closed_loop import HOSTS, SPARE, TRAIN, ClosedLoop, closed_loop
-from tests.helpers.paced_train import Pace, Slowness
+from tests.helpers.paced_train import Slowness, StepPace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -80,7 +80,7 @@ def test_a_slow_link_is_named_and_no_host_evicted_for_a_guess(tmp_path: Path) ->
 )
 def test_slowness_that_is_no_hosts_fault_evicts_no_host(slowness: Slowness, cause: Cause, tmp_path: Path) -> None:
     mask = {"data": {"has_document_mask": True, "prefetch": 0}}
-    with closed_loop(tmp_path, mask, pace=Pace()) as loop:
+    with closed_loop(tmp_path, mask, pace=StepPace()) as loop:
         loop.wait_for_more_steps(_STEPS_BEFORE)
         assert loop.verdicts() == []
         loop.pace.slow_down(slowness)

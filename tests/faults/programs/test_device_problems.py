@@ -16,9 +16,9 @@ import pytest
 from tests.helpers.fake_nvml import FakeNvml, fake_nvml
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
-from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.paced_train import PaceDirectory, StepPace
 from tests.helpers.source_tree import ROOT
-from tests.helpers.train_process import Job
+from tests.helpers.train_process import TrainJob
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -27,18 +27,18 @@ ENDLESS = 1_000_000
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> TrainJob:
     changes = {"dashboard": {"port": 0}, "diagnostics": {"telemetry_interval_s": 0.5}}
     return make_launched_job(tmp_path, ENDLESS, changes)
 
 
 @pytest.fixture
-def nvml(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+def nvml(job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     """Launch the job where the library says what the test wants."""
     nvml = fake_nvml(tmp_path)
     for name, value in nvml.environment.items():
         monkeypatch.setenv(name, value)
-    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.03, backward_s=0.06))
+    pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.03, backward_s=0.06))
     with paced_launch(job, pace, 1, tmp_path / "launch.log"):
         yield nvml
 
@@ -58,7 +58,7 @@ def got(url: str) -> str:
         return str(answer.read().decode())
 
 
-def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: Job, nvml: FakeNvml) -> None:
+def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: TrainJob, nvml: FakeNvml) -> None:
     run = job.files.root
     wait_until(lambda: status(run).get("state") == "training", "the first step")
     api = f"{status(run)['dashboard_url'].rstrip('/')}/api/v1"

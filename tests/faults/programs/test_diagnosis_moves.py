@@ -17,7 +17,7 @@ from megatrain.contracts.records.record import RecordType, decode
 from megatrain_diagnostics.events.tables import Values
 from megatrain_diagnostics.store.reader import StoredEvents
 from tests.helpers.processes import descendants
-from tests.helpers.recovery_checks import ENDLESS, Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, RunningJob, running_job
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -30,12 +30,12 @@ CHANGES = {
 }  # fmt: skip
 
 
-def record(running: Running, key: str, kind: type[RecordType]) -> RecordType | None:
+def record(running: RunningJob, key: str, kind: type[RecordType]) -> RecordType | None:
     item = running.view.client.get(key)
     return None if item is None else decode(kind, item.value, key)
 
 
-def daemon(running: Running, other_than: str = "") -> DaemonRecord:
+def daemon(running: RunningJob, other_than: str = "") -> DaemonRecord:
     """Wait for the record of another life of the daemon, and return it."""
 
     def found() -> DaemonRecord | None:
@@ -48,7 +48,7 @@ def daemon(running: Running, other_than: str = "") -> DaemonRecord:
     return one
 
 
-def page(running: Running, other_than: str = "") -> DashboardRecord:
+def page(running: RunningJob, other_than: str = "") -> DashboardRecord:
     def found() -> DashboardRecord | None:
         one = record(running, running.view.keys.dashboard, DashboardRecord)
         return None if one is None or one.session == other_than or not answers(one.url) else one
@@ -67,7 +67,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def pids(running: Running, host: str, module: str) -> list[int]:
+def pids(running: RunningJob, host: str, module: str) -> list[int]:
     """Return the processes of a host that run a module."""
     found = []
     for pid in descendants(running.launched.executors[host].pid):

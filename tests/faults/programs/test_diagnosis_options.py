@@ -43,7 +43,7 @@ from megatrain_diagnostics.store.reader import StoredEvents
 from tests.helpers.notification_topics import write_secret
 from tests.helpers.ports import free_ports
 from tests.helpers.processes import descendants, words_of
-from tests.helpers.recovery_checks import ENDLESS, Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, RunningJob, running_job
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -53,16 +53,16 @@ PACE_S = 0.3
 SCRAPER, VIEWER, OPERATOR = "s" * 40, "v" * 40, "o" * 40
 PROXY = "127.0.0.5"
 GPU_C = 62.0
-PRICE_S = 1e9
+COST_S = 1e9
 STRAGGLER = {"kind": VerdictKind.STRAGGLER, "cause": Cause.COMPUTE, "step_s": 0.05, "gain_s_per_step": 0.04}
 NUMERICS = {"kind": VerdictKind.NUMERICS, "cause": Cause.UNKNOWN, "rollback_to": 1, "skip_from": 2, "skip_to": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenJob:
     """A launched job, its settings of both sections, and what can be seen of it."""
 
-    running: Running
+    running: RunningJob
     diagnostics: Mapping[str, Any]
     dashboard: Mapping[str, Any]
 
@@ -147,23 +147,23 @@ def answer(
     return response.status, json.loads(body) if body.startswith("{") else body
 
 
-def full_steps(job: Seen) -> set[int]:
+def full_steps(job: SeenJob) -> set[int]:
     """Return the steps of rank 0 that were streamed with all their spans."""
     spans = job.events.read(Spans, Where(ranks=(0,)))
     return set(spans.step[spans.operation == Operation.STEP.number].tolist())
 
 
-def sees_sample_period(job: Seen) -> None:
+def sees_sample_period(job: SeenJob) -> None:
     wait_until(lambda: full_steps(job) >= {7, 14, 21}, "the spans of each seventh step")
 
 
-def sees_spool_mb(job: Seen) -> None:
+def sees_spool_mb(job: SeenJob) -> None:
     """Its effect needs megabytes that no daemon takes: test_streamer_options.py has it."""
     (streamer,) = job.programs("megatrain_diagnostics.streamer")
     assert b'"spool_bytes":3000000' in b" ".join(words_of(streamer)).replace(b" ", b"")
 
 
-def sees_metrics_of_a_host(job: Seen) -> None:
+def sees_metrics_of_a_host(job: SeenJob) -> None:
     address, port = job.diagnostics["metrics_address"], job.diagnostics["metrics_port"]
     assert answer(address, port, "/metrics")[0] == 401
     code, text = answer(address, port, "/metrics", SCRAPER)
@@ -171,32 +171,32 @@ def sees_metrics_of_a_host(job: Seen) -> None:
     assert "megatrain_spool_bytes" in text
 
 
-def sees_metrics_of_the_daemon(job: Seen) -> None:
+def sees_metrics_of_the_daemon(job: SeenJob) -> None:
     address, port = job.diagnostics["metrics_address"], job.diagnostics["daemon_metrics_port"]
     assert job.daemon().metrics_port == port
     assert answer(address, port, "/metrics")[0] == 401
     assert "megatrain_job_health" in answer(address, port, "/metrics", SCRAPER)[1]
 
 
-def sees_dcgm_url(job: Seen) -> None:
+def sees_dcgm_url(job: SeenJob) -> None:
     wait_until(lambda: GPU_C in job.events.read(Gpus).temperature_c.tolist(), "the exporter's reading")
 
 
-def sees_thresholds(job: Seen) -> None:
+def sees_thresholds(job: SeenJob) -> None:
     found = job.state().thresholds
     assert found is not None
     assert (found.excess, found.num_steps) == (job.diagnostics["straggler_excess"], job.diagnostics["straggler_steps"])
     assert found.score >= job.diagnostics["straggler_score"]
 
 
-def sees_loss_jump_factor(job: Seen) -> None:
+def sees_loss_jump_factor(job: SeenJob) -> None:
     """The daemon takes half of the usual loss for a jump; and with `eviction` dry-run nothing follows from it."""
     outcome = job.outcome_of(lambda one: one.kind is OutcomeKind.DRY_RUN)
     assert job.verdict_of(outcome).kind is VerdictKind.NUMERICS
     assert "times the median" in job.verdict_of(outcome).evidence[0]
 
 
-def sees_retention_hours(job: Seen) -> None:
+def sees_retention_hours(job: SeenJob) -> None:
     """A daemon that begins removes what is too old: the events of a day ago."""
     wait_until(lambda: job.first_step() == 0, "the events of the first step")
     hour = min((job.running.job.files.events / Values.NAME).rglob("*.parquet")).parent
@@ -208,32 +208,32 @@ def sees_retention_hours(job: Seen) -> None:
     assert job.first_step() == 0
 
 
-def sees_access(job: Seen) -> None:
+def sees_access(job: SeenJob) -> None:
     assert job.page(token="")[0] == 401
     assert job.page()[1]["role"] == "viewer"
     code, document = job.page(token=OPERATOR)
     assert (code, document["role"]) == (200, "operator")
 
 
-def sees_proxy(job: Seen) -> None:
+def sees_proxy(job: SeenJob) -> None:
     assert job.page(token="", X_User="ada", X_Role="operator")[0] == 401
     assert job.page(token="", source=PROXY, X_User="ada", X_Role="operator")[1]["role"] == "operator"
     assert job.page(token="", source=PROXY, X_User="ada")[1]["role"] == "viewer"
 
 
-def sees_host_names(job: Seen) -> None:
+def sees_host_names(job: SeenJob) -> None:
     assert job.page(Host="ops.example")[0] == 200
     assert job.page(Host="other.example")[0] == 403
 
 
-def equals(found: Callable[[Seen], object], expected: Callable[[Seen], object]) -> Callable[[Seen], None]:
-    def check(job: Seen) -> None:
+def equals(found: Callable[[SeenJob], object], expected: Callable[[SeenJob], object]) -> Callable[[SeenJob], None]:
+    def check(job: SeenJob) -> None:
         assert found(job) == expected(job)
 
     return check
 
 
-MOVED: dict[str, Callable[[Seen], None]] = {
+MOVED: dict[str, Callable[[SeenJob], None]] = {
     "diagnostics.daemon_address": equals(lambda job: job.daemon().address, lambda job: "127.0.0.2"),
     "diagnostics.daemon_port": equals(lambda job: job.daemon().port, lambda job: job.diagnostics["daemon_port"]),
     "diagnostics.sample_period": sees_sample_period,
@@ -311,7 +311,7 @@ def test_each_option_of_a_job_on_one_host(tmp_path: Path) -> None:
         with running_job(
             tmp_path / "job", settings, hosts=["host-0"], nnodes="1", ranks_per_host=2, pace_s=PACE_S, has_daemon=True
         ) as running:
-            job = Seen(running, diagnostics, dashboard)
+            job = SeenJob(running, diagnostics, dashboard)
             wait_until(lambda: job.record(DashboardRecord, "dashboard") is not None, "the page's record")
             for option, check in MOVED.items():
                 print(option)
@@ -328,11 +328,11 @@ ELSEWHERE = {
 def test_each_option_of_a_job_whose_daemon_has_its_own_host(tmp_path: Path) -> None:
     diagnostics: dict[str, Any] = {
         "daemon_host": "host-1", "telemetry_interval_s": 0.0, "retention_gb": 1e-9, "evictions_per_hour": 0,
-        "max_rollbacks": 0, "restart_price_s": 0.001,
+        "max_rollbacks": 0, "restart_cost_s": 0.001,
     }  # fmt: skip
     settings = {**LONG, "diagnostics": diagnostics, "dashboard": {"is_served": False, "port": 0}}
     with running_job(tmp_path, settings, nnodes="1:2", pace_s=PACE_S, has_daemon=True) as running:
-        job = Seen(running, diagnostics, {})
+        job = SeenJob(running, diagnostics, {})
         job.daemon()
         assert [len(job.programs("megatrain_diagnostics.daemon", host)) for host in ("host-0", "host-1")] == [0, 1]
         wait_until(lambda: job.first_step() == 0, "the events of the first step")
@@ -349,19 +349,19 @@ def test_each_option_of_a_job_whose_daemon_has_its_own_host(tmp_path: Path) -> N
 
 
 PROGRAMS = ("daemon", "dashboard", "streamer")
-UNSTREAMED = {"diagnostics.is_streamed", "diagnostics.restart_price_s"}
+UNSTREAMED = {"diagnostics.is_streamed", "diagnostics.restart_cost_s"}
 
 
 @pytest.mark.timeout(900)
 def test_each_option_of_a_job_that_streams_nothing(tmp_path: Path) -> None:
-    diagnostics: dict[str, Any] = {"is_streamed": False, "restart_price_s": PRICE_S}
+    diagnostics: dict[str, Any] = {"is_streamed": False, "restart_cost_s": COST_S}
     settings = {**LONG, "diagnostics": diagnostics}
     with running_job(tmp_path, settings, nnodes="1:2", pace_s=PACE_S, has_daemon=True) as running:
-        job = Seen(running, diagnostics, {})
+        job = SeenJob(running, diagnostics, {})
         straggler = job.outcome(**STRAGGLER, hosts=(running.other_than_driver(),))
         assert straggler.kind is OutcomeKind.DECLINED
-        assert straggler.price_s is not None
-        assert straggler.price_s >= PRICE_S
+        assert straggler.cost_s is not None
+        assert straggler.cost_s >= COST_S
         assert "it does not pay" in straggler.reason
         programs = [
             job.programs(f"megatrain_diagnostics.{name}", host) for name in PROGRAMS for host in ("host-0", "host-1")

@@ -28,9 +28,9 @@ from tests.helpers.health_answers import EVERYBODY, HealthViews, ask_status
 from tests.helpers.http_receiver import HttpReceiver, Posted
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
-from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.paced_train import PaceDirectory, StepPace
 from tests.helpers.processes import descendants, words_of
-from tests.helpers.recovery_checks import ENDLESS, INTERVAL, Running, running_job
+from tests.helpers.recovery_checks import ENDLESS, INTERVAL, RunningJob, running_job
 from tests.helpers.shared_jobs import SharedJobs
 from tests.helpers.small_disk import SmallDisk, small_disk
 from tests.helpers.source_tree import ROOT
@@ -56,7 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Broken:
     """A job under test, the places that report on it, and what a row needs of its surroundings."""
 
-    running: Running
+    running: RunningJob
     hook: HttpReceiver
     disk: SmallDisk | None
     views: HealthViews = field(init=False)
@@ -169,7 +169,7 @@ def start_etcd(job: Broken) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ReportedFault:
     """A row. `code`: of a reason that all must tell; empty: they all stay green, it mends itself or was wanted."""
 
     strike: Act
@@ -210,43 +210,43 @@ def strike_rank(rank: int, kind: str) -> Act:
 
 DAEMON, PAGE = "megatrain_diagnostics.daemon", "megatrain_dashboard"
 FAULTS = {
-    "the page is killed": Fault(kill_program(PAGE, "dashboard", DashboardRecord)),
-    "the daemon is killed": Fault(kill_program(DAEMON, "daemon", DaemonRecord)),
-    "etcd is killed": Fault(
+    "the page is killed": ReportedFault(kill_program(PAGE, "dashboard", DashboardRecord)),
+    "the daemon is killed": ReportedFault(kill_program(DAEMON, "daemon", DaemonRecord)),
+    "etcd is killed": ReportedFault(
         lambda job: job.running.etcd.members[0].kill(), "unreachable", mend=start_etcd
     ),
-    "the daemon is frozen": Fault(
+    "the daemon is frozen": ReportedFault(
         lambda job: job.freeze([job.pid_of(DAEMON)]), "daemon-silent", "health/daemon-silent",
         who=("status", "page"), mend=Broken.thaw,
     ),
-    "a file of the checkpoints is damaged": Fault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
-    "a rank is stopped": Fault(strike_rank(1, "stop"), "recovering", "incident/"),
-    "the checkpoints are removed": Fault(
+    "a file of the checkpoints is damaged": ReportedFault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
+    "a rank is stopped": ReportedFault(strike_rank(1, "stop"), "recovering", "incident/"),
+    "the checkpoints are removed": ReportedFault(
         # renamed, because a removal file by file may meet a save that creates others
         lambda job: job.running.job.files.checkpoints.rename(job.running.job.root / "removed"), "directory-removed",
         "health/directory-removed", is_reported_for_long=True,
     ),
-    "the disk of the checkpoints is full": Fault(
+    "the disk of the checkpoints is full": ReportedFault(
         lambda job: disk_of(job).fill(), "saves-fail", "health/saves-fail", has_disk=True,
         mend=lambda job: disk_of(job).free_space(),
     ),
-    "a host is frozen": Fault(freeze_host, "recovering", "incident/", mend=Broken.thaw, has_disk=True),
-    "the driver's host is lost": Fault(
+    "a host is frozen": ReportedFault(freeze_host, "recovering", "incident/", mend=Broken.thaw, has_disk=True),
+    "the driver's host is lost": ReportedFault(
         lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", who=("status",),
         is_alone=True,
     ),
-    "two ranks within three seconds": Fault(kill_two_ranks, "recovering", "incident/", pace_s=STEP_S),
-    "an executor is killed": Fault(
+    "two ranks within three seconds": ReportedFault(kill_two_ranks, "recovering", "incident/", pace_s=STEP_S),
+    "an executor is killed": ReportedFault(
         lambda job: job.running.kill_host(job.running.other_than_driver()), "recovering", "incident/", is_alone=True,
     ),
-    "SIGTERM during a long step": Fault(terminate, "requested", pace_s=STEP_S, ends=True),
+    "SIGTERM during a long step": ReportedFault(terminate, "requested", pace_s=STEP_S, ends=True),
 }  # fmt: skip
 """In an order in which each leaves the job as the next one needs it. A receiver gets three new topics of a level in an
 hour at once, so no job has more."""
 
 
 @contextmanager
-def broken_job(root: Path, fault: Fault) -> Iterator[Broken]:
+def broken_job(root: Path, fault: ReportedFault) -> Iterator[Broken]:
     """Launch a job with daemon, page and a webhook, and wait until all of them say that it is well."""
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(root / "disk", DISK_BYTES)) if fault.has_disk else None
@@ -284,7 +284,7 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
             assert job.posted() == [], "nothing that somebody has to know"
 
 
-def agreement(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
+def agreement(job: Broken, fault: ReportedFault, struck: float) -> dict[str, float]:
     """Return when each place reported a fault, all of them the same."""
     views, since = job.views, struck if fault.code else time.time()
     views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree")
@@ -293,7 +293,7 @@ def agreement(job: Broken, fault: Fault, struck: float) -> dict[str, float]:
     return agreed
 
 
-def reported_after(job: Broken, fault: Fault, struck: float, agreed: dict[str, float]) -> dict[str, float]:
+def reported_after(job: Broken, fault: ReportedFault, struck: float, agreed: dict[str, float]) -> dict[str, float]:
     """Return how many seconds after the job itself knew of a fault each place and the webhook reported it."""
     known = struck if fault.code == "unreachable" else agreed["status"]
     if fault.topic.startswith("incident/"):
@@ -316,7 +316,7 @@ def check_end(job: Broken) -> None:
     assert (answer["state"], answer["health"]["level"]) == ("saved and stopped", "green")
 
 
-def check_mended(job: Broken, fault: Fault) -> None:
+def check_mended(job: Broken, fault: ReportedFault) -> None:
     """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
     mended = time.time()
     job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "all places to be green")
@@ -330,7 +330,7 @@ def check_mended(job: Broken, fault: Fault) -> None:
         check_topic(job, topic, fault)
 
 
-def check_topic(job: Broken, topic: dict[str, Any], fault: Fault) -> None:
+def check_topic(job: Broken, topic: dict[str, Any], fault: ReportedFault) -> None:
     """Check that the webhook received what the others say: the same level, and the incident's culprit.
 
     A message that opens an incident names the culprits that were known at its time.
@@ -354,7 +354,7 @@ def check_topic(job: Broken, topic: dict[str, Any], fault: Fault) -> None:
 def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) -> None:
     """The launcher takes etcd, page and daemon along: `megatrain status` is what is left, and always answers."""
     job = make_launched_job(tmp_path, 1_000_000, {"checkpoint": {"interval": 10}, "dashboard": {"port": 0}})
-    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
+    pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.005, backward_s=0.01))
     run = job.files.root
     assert ask_status(str(run / "coordination" / "never"))[0] == StatusCode.NEVER_STARTED
     with paced_launch(job, pace, 1, tmp_path / "launch.log") as launch:

@@ -26,7 +26,7 @@ from megatrain.config.notify import (
     WebhookConfig,
 )
 from tests.helpers.certificates import Authority
-from tests.helpers.http_receiver import HttpReceiver, Reply
+from tests.helpers.http_receiver import HttpReceiver, ReceiverReply
 from tests.helpers.mail_receiver import MailReceiver
 from tests.helpers.notification_topics import write_secret
 from tests.helpers.recovery_checks import ENDLESS, running_job
@@ -64,7 +64,7 @@ def test_each_option_of_notify_takes_effect(tmp_path: Path) -> None:
     with ExitStack() as stack:
         https = stack.enter_context(HttpReceiver(tls=authority.sign("receiver")))
         mail = stack.enter_context(MailReceiver("starttls", authority.sign("mail"), ("megatrain", PASSWORD)))
-        late = stack.enter_context(HttpReceiver(usual=Reply(hold=threading.Event())))
+        late = stack.enter_context(HttpReceiver(usual=ReceiverReply(hold=threading.Event())))
         sections = {**receivers(tmp_path, https, mail), "webhook-4": {"url": late.url}}
         sections["notify"] = {
             "page_url": PAGE, "runbooks_url": RUNBOOKS, "ca_file": str(authority.files.certificate), "timeout_s": 0.5,

@@ -20,8 +20,8 @@ from megatrain_diagnostics.store.reader import StoredEvents
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
-from tests.helpers.paced_train import Pace, PaceDirectory
-from tests.helpers.train_process import Job
+from tests.helpers.paced_train import PaceDirectory, StepPace
+from tests.helpers.train_process import TrainJob
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ RANKS = 2
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> TrainJob:
     changes = {
         "log": {"interval": 5}, "checkpoint": {"interval": 50}, "diagnostics": {"sample_period": 10},
         "dashboard": {"is_served": False},
@@ -41,14 +41,14 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.fixture
-def launched(job: Job, tmp_path: Path) -> Iterator[ForkedProgram]:
+def launched(job: TrainJob, tmp_path: Path) -> Iterator[ForkedProgram]:
     """The job, with steps of some 30 ms."""
-    pace = PaceDirectory(tmp_path / "pace", Pace(forward_s=0.005, backward_s=0.01))
+    pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.005, backward_s=0.01))
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as process:
         yield process
 
 
-def streamers(job: Job) -> list[int]:
+def streamers(job: TrainJob) -> list[int]:
     """Return the processes of the job's streamers."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
@@ -60,7 +60,7 @@ def streamers(job: Job) -> list[int]:
 
 
 @pytest.mark.timeout(900)
-def test_every_step_arrives_despite_killed_streamers(job: Job, launched: ForkedProgram, tmp_path: Path) -> None:
+def test_every_step_arrives_despite_killed_streamers(job: TrainJob, launched: ForkedProgram, tmp_path: Path) -> None:
     def step() -> int:
         return max((record["step"] for record in job.records("step")), default=0)
 

@@ -26,15 +26,15 @@ from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Cordon
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit
-from tests.helpers.recovery_checks import STEPS, Running, running_job
+from tests.helpers.recovery_checks import STEPS, RunningJob, running_job
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SPARE = "host-2"
-CHEAP = {"diagnostics": {"restart_price_s": 0.1}}
+CHEAP = {"diagnostics": {"restart_cost_s": 0.1}}
 
 
-def tell(running: Running, **changes: Any) -> HostVerdict:
+def tell(running: RunningJob, **changes: Any) -> HostVerdict:
     """Write a verdict on the live round."""
     verdict = HostVerdict(
         "20271121-101112-000", VerdictKind.STRAGGLER, running.view.rounds()[-1].number, Cause.COMPUTE,
@@ -46,7 +46,7 @@ def tell(running: Running, **changes: Any) -> HostVerdict:
     return verdict
 
 
-def wait_for_outcome(running: Running, verdict: HostVerdict, kind: OutcomeKind) -> VerdictOutcome:
+def wait_for_outcome(running: RunningJob, verdict: HostVerdict, kind: OutcomeKind) -> VerdictOutcome:
     def found() -> list[VerdictOutcome]:
         all_ = running.view.all("outcomes", VerdictOutcome)
         return [one for one in all_ if one.verdict_id == verdict.verdict_id and one.kind is kind]
@@ -84,7 +84,7 @@ def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undistu
 @pytest.mark.slow
 def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     """Neither the snapshot of step 15 in memory nor its checkpoint are gone on from."""
-    approval = {"diagnostics": {"restart_price_s": 0.1, "eviction": "approval"}}
+    approval = {"diagnostics": {"restart_cost_s": 0.1, "eviction": "approval"}}
     with running_job(tmp_path, approval, pace_s=0.5) as running:
         running.launched.wait_for_step(17)
         verdict = tell(

@@ -23,7 +23,7 @@ from tests.helpers.hand_given_orders import HandGivenOrders, Witness
 from tests.helpers.source_tree import ROOT
 from tests.helpers.standby_workers import Programs, wait_until_gone
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.train_process import Job, make_job
+from tests.helpers.train_process import TrainJob, make_job
 from tests.helpers.training_case import on_layout
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -45,7 +45,7 @@ def standby(store: socket.socket) -> Iterator[StandbyClient]:
         yield client
 
 
-def newest_step(job: Job) -> int:
+def newest_step(job: TrainJob) -> int:
     return max((record["step"] for record in job.records("step")), default=0)
 
 

@@ -18,7 +18,7 @@ from tests.helpers.namespaces import HostNetwork
 from tests.helpers.ports import free_ports
 from tests.helpers.source_tree import ROOT
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.train_process import Job, make_job
+from tests.helpers.train_process import TrainJob, make_job
 from tests.helpers.training_case import TINY, on_layout
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, list[Tables]] = {
 
 
 @contextmanager
-def workers(network: HostNetwork, job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
+def workers(network: HostNetwork, job: TrainJob) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One rank on each host, as torchrun would start it; at the end none is alive."""
     address, port = network.address(NETWORK, 0), str(free_ports(1)[0])
     with ExitStack() as stack:

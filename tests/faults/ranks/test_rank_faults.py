@@ -13,7 +13,7 @@ import pytest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import IncidentKind, IncidentState
 from tests.helpers.job_under_launch import WORKERS
-from tests.helpers.recovery_checks import STEPS, Running, running_job
+from tests.helpers.recovery_checks import STEPS, RunningJob, running_job
 from tests.helpers.tiny_data import write_corpus
 
 ENDS = {
@@ -24,7 +24,7 @@ HANGS = ("stop", "interpreter-lock", "sleep")
 MANY_RESTARTS = {"recovery": {"restarts_per_hour": 100, "hangs_per_hour": 100, "host_failures_per_hour": 100}}
 
 
-def check_undisturbed(running: Running, undisturbed_losses: dict[int, float]) -> None:
+def check_undisturbed(running: RunningJob, undisturbed_losses: dict[int, float]) -> None:
     assert running.launched.losses() == undisturbed_losses
     assert len(undisturbed_losses) == STEPS
     running.check_nothing_left()

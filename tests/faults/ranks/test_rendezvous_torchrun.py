@@ -91,7 +91,7 @@ def torchruns(directory: Path, etcd: EtcdServers, nnodes: str, tail: list[str]) 
             agent.close()
 
 
-class Notes:
+class RoundNotes:
     """What workers wrote down, of those that live."""
 
     def __init__(self, directory: Path) -> None:
@@ -130,7 +130,7 @@ class Notes:
 
 @pytest.mark.slow
 def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> None:
-    notes = Notes(tmp_path / "notes")
+    notes = RoundNotes(tmp_path / "notes")
     (tmp_path / "worker.py").write_text(WORKER)
     tail = [str(tmp_path / "worker.py"), str(notes.directory)]
     with torchruns(tmp_path, etcd, "2:3", tail) as start:

@@ -9,7 +9,7 @@ from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
-from tests.helpers.paced_train import Pace, PaceDirectory
+from tests.helpers.paced_train import PaceDirectory, StepPace
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 RANKS = 2
@@ -31,7 +31,7 @@ def test_a_stop_during_a_long_step_loses_nothing(tmp_path: Path) -> None:
         },
     )
     pace = PaceDirectory(
-        tmp_path / "pace", Pace(forward_s=STEP_S / MICRO_BATCHES / 3, backward_s=2 * STEP_S / MICRO_BATCHES / 3)
+        tmp_path / "pace", StepPace(forward_s=STEP_S / MICRO_BATCHES / 3, backward_s=2 * STEP_S / MICRO_BATCHES / 3)
     )
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as launch:
         wait_until(lambda: len(job.records("step")) >= 3, "three steps")

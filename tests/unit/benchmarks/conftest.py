@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu_stage
-from benchmarks.gpu_record import Record
+from benchmarks.gpu_record import GpuRecord
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
-    return Record.begin(tmp_path, "python3 -m benchmarks.gpu")
+def record(tmp_path: Path) -> GpuRecord:
+    return GpuRecord.begin(tmp_path, "python3 -m benchmarks.gpu")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gpu_operator_cases, gpu_timing
-from benchmarks.gpu_operator_cases import Case, Sizes, cases, compiled, products
+from benchmarks.gpu_operator_cases import OperatorCase, Sizes, cases, compiled, products
 from benchmarks.gpu_step import (
     PlainLlama,
     PlainNorm,
@@ -43,7 +43,7 @@ TINY = {"hidden_size": 64, "ffn_size": 96, "num_heads": 4, "num_kv_heads": 2, "v
     "case",
     [pytest.param(one, marks=pytest.mark.slow if "AdamW" in one.name else (), id=one.name) for one in CASES],
 )
-def test_both_sides_of_a_case_run_again_and_again(case: Case) -> None:
+def test_both_sides_of_a_case_run_again_and_again(case: OperatorCase) -> None:
     works = [case.ours()]
     if case.theirs is not None:
         works.append(case.theirs(lambda operation: operation))
@@ -190,7 +190,7 @@ def test_the_caches_are_filled_by_reading(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "backward" in case.name], ids=lambda case: case.name)
-def test_a_compiled_backward_runs_again_and_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_backward_runs_again_and_again(case: OperatorCase, monkeypatch: pytest.MonkeyPatch) -> None:
     # the backend divides forward and backward as the default one does, and generates no code
     real = torch.compile
     monkeypatch.setattr(

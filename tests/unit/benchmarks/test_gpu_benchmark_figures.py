@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchmarks import gpu_operator_stages, gpu_stage, gpu_target
-from benchmarks.gpu_operator_cases import Case, compiled
+from benchmarks.gpu_operator_cases import OperatorCase, compiled
 from benchmarks.gpu_operator_stages import operation
-from benchmarks.gpu_record import Record, beside, markdown
+from benchmarks.gpu_record import GpuRecord, beside, markdown
 from benchmarks.gpu_stage import BrokenDeviceError, described, fill
 
 
@@ -25,7 +25,7 @@ def raises(error: Exception) -> Callable[[], Any]:
     return work
 
 
-def test_every_figure_is_on_disk_when_it_is_found(record: Record, tmp_path: Path) -> None:
+def test_every_figure_is_on_disk_when_it_is_found(record: GpuRecord, tmp_path: Path) -> None:
     record.stage("Ceilings").change(found={"copy, TB/s": 4.2})
     operations = record.stage("Memory-bound operations")
     row = operations.row(operation="rms_norm")
@@ -34,7 +34,7 @@ def test_every_figure_is_on_disk_when_it_is_found(record: Record, tmp_path: Path
     operations.fail("swiglu is wrong")
     record.stage("Whole steps").change(note="not started: no time was left")
 
-    again = Record.read(tmp_path)
+    again = GpuRecord.read(tmp_path)
     assert again.document == json.loads((tmp_path / "gpu.json").read_text()) == record.document
     assert again.stage("Memory-bound operations").row(operation="rms_norm") == row
     page = (tmp_path / "gpu.md").read_text()
@@ -68,7 +68,7 @@ def test_failed_side_stays_in_the_table() -> None:
 
 
 @pytest.mark.usefixtures("_usable")
-def test_a_figure_that_fails_is_reported_in_its_place(record: Record, tmp_path: Path) -> None:
+def test_a_figure_that_fails_is_reported_in_its_place(record: GpuRecord, tmp_path: Path) -> None:
     stage = record.stage("Some")
     row = stage.row(operation="x")
     fill(stage, row, "eager, us", raises(ValueError("no such | thing\nat all")), is_ours=False)
@@ -78,7 +78,7 @@ def test_a_figure_that_fails_is_reported_in_its_place(record: Record, tmp_path: 
     fill(stage, row, "seconds", lambda: {"seconds": 2.0, "mfu": 0.5}, is_ours=True)
     fill(stage, row, "large, us", raises(torch.OutOfMemoryError("CUDA out of memory. Tried")), is_ours=True)
 
-    assert Record.read(tmp_path).stage("Some").content["found"] == [
+    assert GpuRecord.read(tmp_path).stage("Some").content["found"] == [
         {
             "operation": "x",
             "eager, us": "ValueError: no such / thing",
@@ -89,7 +89,7 @@ def test_a_figure_that_fails_is_reported_in_its_place(record: Record, tmp_path: 
             "large, us": "out of memory: CUDA out of memory. Tried",
         }
     ]
-    assert Record.read(tmp_path).stage("Some").content["failed"] == ["x, ours, us: ValueError: wrong"]
+    assert GpuRecord.read(tmp_path).stage("Some").content["failed"] == ["x, ours, us: ValueError: wrong"]
 
 
 def test_too_little_memory_is_seen_inside_another_error() -> None:
@@ -99,7 +99,7 @@ def test_too_little_memory_is_seen_inside_another_error() -> None:
     assert described(RuntimeError("backend failed")) == "RuntimeError: backend failed"
 
 
-def test_fatal_gpu_error_ends_the_process_once(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fatal_gpu_error_ends_the_process_once(record: GpuRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_stage, "is_device_usable", lambda: False)
     monkeypatch.setattr(gpu_stage, "release", lambda: None)
     stage = record.stage("Some")
@@ -112,7 +112,7 @@ def test_fatal_gpu_error_ends_the_process_once(record: Record, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("_usable")
-def test_failed_side_of_an_operation_leaves_the_others(record: Record) -> None:
+def test_failed_side_of_an_operation_leaves_the_others(record: GpuRecord) -> None:
     def seconds_of(work: Callable[[], float]) -> float:
         return work()
 
@@ -122,11 +122,11 @@ def test_failed_side_of_an_operation_leaves_the_others(record: Record) -> None:
         return lambda: 4e-6
 
     target, stage = replace(gpu_target.gpu(), seconds_of=seconds_of), record.stage("Some")
-    operation(stage, target, Case("x", 2000, lambda: lambda: 2e-6, theirs), bandwidth=2e9)
+    operation(stage, target, OperatorCase("x", 2000, lambda: lambda: 2e-6, theirs), bandwidth=2e9)
     operation(
         stage,
         target,
-        Case("y", 2000, raises(ValueError("wrong")), theirs, why_not_compiled="one kernel"),
+        OperatorCase("y", 2000, raises(ValueError("wrong")), theirs, why_not_compiled="one kernel"),
         bandwidth=None,
     )
 
@@ -150,7 +150,7 @@ def test_failed_side_of_an_operation_leaves_the_others(record: Record) -> None:
 
 @pytest.mark.usefixtures("_usable")
 def test_a_way_to_add_that_torch_does_not_have_leaves_the_others(
-    record: Record, monkeypatch: pytest.MonkeyPatch
+    record: GpuRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways = {"ours": lambda: lambda: 2.0, "rounded": raises(TypeError("out_dtype")), "alone": lambda: lambda: 1.0}
     monkeypatch.setattr(gpu_operator_stages, "products", lambda *_: [("qkv", 4 * 10**12, ways)])

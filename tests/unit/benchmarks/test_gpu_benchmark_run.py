@@ -18,7 +18,7 @@ import torch
 
 import csrc.build
 from benchmarks import gpu, gpu_operator_stages, gpu_step_stages
-from benchmarks.gpu_record import Record, Stage
+from benchmarks.gpu_record import GpuRecord, GpuStage
 from benchmarks.gpu_stage import run_stage
 from tests.helpers.forked_program import forked_program
 from tests.helpers.source_tree import ROOT
@@ -45,7 +45,7 @@ def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "run_command", run)
 
 
-def test_no_stage_measures_without_kernels(record: Record, tmp_path: Path) -> None:
+def test_no_stage_measures_without_kernels(record: GpuRecord, tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     called: list[str] = []
@@ -54,7 +54,7 @@ def test_no_stage_measures_without_kernels(record: Record, tmp_path: Path) -> No
         run_stage(stages, [name, "--output", str(tmp_path)], without_kernels=["Ceilings"])
 
     assert called == ["Ceilings"]
-    found = Record.read(tmp_path)
+    found = GpuRecord.read(tmp_path)
     assert [found.stage(name).content["is_done"] for name in stages] == [True, True]
     (reason,) = found.stage("Whole steps").content["failed"]
     assert reason.startswith("not measured, there are no compiled kernels: ")
@@ -94,12 +94,12 @@ sys.exit(gpu_stage.run_stage(stages))
 @pytest.mark.usefixtures("_forks")
 @pytest.mark.parametrize("architecture", ["9.0a", "8.0", None])
 def test_timed_kernels_are_those_just_built(
-    architecture: str | None, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str | None, record: GpuRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "timing_stand_in.py").write_text(KERNELS_STAND_IN.format(directory=str(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
 
-    def build(stage: Stage, timeout_s: float) -> None:
+    def build(stage: GpuStage, timeout_s: float) -> None:
         if architecture is None:
             raise RuntimeError("no nvcc")
         (tmp_path / "_C.py").write_text(f'architectures, has_current_stream = "{architecture}", True\n')
@@ -107,8 +107,8 @@ def test_timed_kernels_are_those_just_built(
     before, timing = (partial(gpu.run_in_child, tmp_path, "timing_stand_in", name) for name in ("Before", "Timing"))
     gpu.run_all({"Before": before, gpu.BUILD: build, "Timing": timing}, tmp_path, budget_s=50.0)
 
-    assert "was not built" in "".join(Record.read(tmp_path).stage("Before").content["failed"])
-    found = Record.read(tmp_path).stage("Timing").content
+    assert "was not built" in "".join(GpuRecord.read(tmp_path).stage("Before").content["failed"])
+    found = GpuRecord.read(tmp_path).stage("Timing").content
     assert found["found"] == ({"ours": 1.0} if architecture == "9.0a" else [])
     refusal = "" if architecture == "9.0a" else "not started" if architecture is None else "compute capability 8.0"
     assert refusal in "".join(found["failed"])
@@ -138,12 +138,12 @@ def test_every_stage_that_is_asked_for_is_there(tmp_path: Path) -> None:
 CRASHING_STAGE = """
 import os, signal, sys
 from pathlib import Path
-from benchmarks.gpu_record import Record
+from benchmarks.gpu_record import GpuRecord
 from benchmarks.gpu_stage import fill
 import benchmarks.gpu_stage as gpu_stage
 gpu_stage.release = lambda: None
 gpu_stage.is_device_usable = lambda: True
-stage = Record.read(Path(sys.argv[3])).stage(sys.argv[1])
+stage = GpuRecord.read(Path(sys.argv[3])).stage(sys.argv[1])
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 for name, work in (("a", lambda: 1.0), ("b", die), ("c", lambda: 3.0)):
     fill(stage, stage.row(side=name), "seconds", work, is_ours=True)
@@ -158,13 +158,13 @@ stage.change(is_done=True)
     ("name", "failures"), [("Whole", ["the process ended"]), ("Broken", ["process ended", "in between"])]
 )
 def test_a_stage_goes_on_behind_what_a_process_did_not_survive(
-    name: str, failures: list[str], record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, failures: list[str], record: GpuRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "crashing_stage.py").write_text(CRASHING_STAGE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     gpu.run_in_child(tmp_path, "crashing_stage", name, record.stage(name), 50.0)
 
-    content = Record.read(tmp_path).stage(name).content
+    content = GpuRecord.read(tmp_path).stage(name).content
     lost = "the process ended during this measurement"
     assert [row["seconds"] for row in content["found"]] == [1.0, lost, 3.0]
     assert len(content["failed"]) == len(failures)
@@ -172,13 +172,13 @@ def test_a_stage_goes_on_behind_what_a_process_did_not_survive(
 
 
 def test_stages_share_the_time_left_and_late_ones_are_skipped(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    record: GpuRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(gpu.time, "perf_counter", lambda: clock[0])
     given: list[float] = []
 
-    def run(stage: Stage, timeout_s: float) -> None:
+    def run(stage: GpuStage, timeout_s: float) -> None:
         given.append(timeout_s)
         clock[0] += 40.0
         raise ValueError("broken")
@@ -186,7 +186,7 @@ def test_stages_share_the_time_left_and_late_ones_are_skipped(
     gpu.run_all(dict.fromkeys("abcd", run), tmp_path, budget_s=100.0)
 
     assert given == [100.0, 60.0, 20.0]
-    stages = Record.read(tmp_path).document["stages"]
+    stages = GpuRecord.read(tmp_path).document["stages"]
     assert [stages[name]["failed"] for name in "abcd"] == [["ValueError: broken"]] * 3 + [[]]
     assert stages["d"]["note"] == "not started: no time was left"
     assert stages["a"]["seconds"] == 40.0
@@ -215,7 +215,7 @@ def test_kernels_are_built_for_the_gpu_at_hand(
     architecture: str,
     code: int | None,
     failures: list[str],
-    record: Record,
+    record: GpuRecord,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     built: list[tuple[Path, Any]] = []
@@ -252,7 +252,7 @@ def run_stand_in(code: int | None, log: str) -> Callable[..., tuple[int | None, 
     ],
 )
 def test_checks_that_do_not_all_pass_are_a_failure(
-    code: int | None, log: str, failure: str | None, record: Record, monkeypatch: pytest.MonkeyPatch
+    code: int | None, log: str, failure: str | None, record: GpuRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu, "run_command", run_stand_in(code, log))
     stage = record.stage("Checks")
@@ -286,7 +286,7 @@ def test_sanitizer_without_a_clean_report_is_a_failure(
     memcheck: tuple[int | None, str],
     racecheck: tuple[int | None, str],
     num_failed: int,
-    record: Record,
+    record: GpuRecord,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -344,13 +344,13 @@ def test_a_failed_stage_is_the_exit_code(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_chosen_stages_keep_the_others(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    record: GpuRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.gpu_record.machine", lambda: record.document["machine"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     ran: list[str] = []
 
-    def run(stage: Stage, timeout_s: float, name: str) -> None:
+    def run(stage: GpuStage, timeout_s: float, name: str) -> None:
         ran.append(name)
         stage.change(found={"run": len(ran)})
 
@@ -362,7 +362,7 @@ def test_chosen_stages_keep_the_others(
     for options in ([], ["--stages", "a-b", "whole-steps"], ["--stages", "a-b"]):
         monkeypatch.setattr(sys, "argv", ["gpu", "--output", str(tmp_path), *options])
         assert gpu.main() == 0
-    found = {name: stage["found"] for name, stage in Record.read(tmp_path).document["stages"].items()}
+    found = {name: stage["found"] for name, stage in GpuRecord.read(tmp_path).document["stages"].items()}
 
     assert ran == ["Build", "Whole steps", "A, b", "Whole steps", "A, b", "A, b"]
     assert found == {"Build": {"run": 1}, "Whole steps": {"run": 4}, "A, b": {"run": 6}}
@@ -372,12 +372,12 @@ def test_chosen_stages_keep_the_others(
     assert "no stage is named whole; there are build, whole-steps, a-b" in capsys.readouterr().err
 
 
-def test_results_of_another_machine_are_not_kept(record: Record, tmp_path: Path) -> None:
+def test_results_of_another_machine_are_not_kept(record: GpuRecord, tmp_path: Path) -> None:
     record.stage("Whole steps").change(found={"seconds": 1.0})
     record.document["machine"] = {"cpu": "another"}
     record.write()
 
-    assert Record.resume(tmp_path, "python3 -m benchmarks.gpu", ["Build"]).document["stages"] == {}
+    assert GpuRecord.resume(tmp_path, "python3 -m benchmarks.gpu", ["Build"]).document["stages"] == {}
 
 
 def test_smoke_checks_are_tests_that_exist() -> None:
@@ -395,7 +395,7 @@ def test_every_stage_runs_in_a_rehearsal(
     monkeypatch.setattr(sys, "argv", ["gpu", *options])
 
     assert gpu.main() == 0, capsys.readouterr().out
-    stages = Record.read(tmp_path).document["stages"]
+    stages = GpuRecord.read(tmp_path).document["stages"]
     assert list(stages) == list(gpu.stages(tmp_path, is_rehearsal=True))
     assert {name for name, stage in stages.items() if "no time" in stage["note"]} == set()
     steps = {(row["side"], row["micro-batches"]) for row in stages["Whole steps"]["found"] if row["seconds"] > 0}

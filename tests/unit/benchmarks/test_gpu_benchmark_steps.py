@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import gpu_step, gpu_step_stages, gpu_target
-from benchmarks.gpu_record import Record
+from benchmarks.gpu_record import GpuRecord
 from benchmarks.gpu_step import measure, model_config, our_config
 
 TINY = {"hidden_size": 64, "ffn_size": 96, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 128}
@@ -53,7 +53,7 @@ class StandInTrainer:
 
 
 @pytest.mark.usefixtures("_cuda_stand_in")
-def test_only_a_side_that_does_not_fit_is_repeated(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_side_that_does_not_fit_is_repeated(record: GpuRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = StandInTrainer()
 
     def our_side(config: Any, device: torch.device) -> tuple[Callable[[Tensor], float], StandInTrainer]:
@@ -91,7 +91,7 @@ def test_only_a_side_that_does_not_fit_is_repeated(record: Record, monkeypatch: 
     ("on_gpu", "is_failed"), [(5.05, False), (5.2, True), (float("nan"), True), (0.0, True)], ids=str
 )
 def test_losses_that_differ_are_a_failure(
-    on_gpu: float, is_failed: bool, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_gpu: float, is_failed: bool, record: GpuRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_steps = gpu_step_stages.PARITY_STEPS
 
@@ -104,11 +104,11 @@ def test_losses_that_differ_are_a_failure(
     gpu_step_stages.parity(stage, gpu_target.gpu())
 
     assert bool(stage.content["failed"]) == is_failed
-    assert Record.read(tmp_path).stage("Parity").content["found"]["cpu"] == [5.0] * num_steps
+    assert GpuRecord.read(tmp_path).stage("Parity").content["found"]["cpu"] == [5.0] * num_steps
 
 
 @pytest.mark.usefixtures("_cuda_stand_in")
-def test_a_host_bound_side_that_fails_leaves_the_other(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_bound_side_that_fails_leaves_the_other(record: GpuRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = StandInTrainer()
 
     def our_side(config: Any, device: torch.device) -> tuple[Callable[[Tensor], float], StandInTrainer]:

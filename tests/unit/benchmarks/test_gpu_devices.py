@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_devices import FIELDS, RECORDED, check_devices
-from benchmarks.gpu_record import Record
+from benchmarks.gpu_record import GpuRecord
 from tests.helpers.fake_nvml import fake_nvml
 
 PRINTED = {
@@ -40,8 +40,8 @@ def test_each_field_is_compared(
     program.chmod(0o755)
     for name, value in {**nvml.environment, "PATH": f"{tmp_path}:/usr/bin:/bin"}.items():
         monkeypatch.setenv(name, value)
-    Record.begin(tmp_path, "a test")
-    stage = Record.read(tmp_path).stage("devices")
+    GpuRecord.begin(tmp_path, "a test")
+    stage = GpuRecord.read(tmp_path).stage("devices")
     check_devices(stage, 30.0)
     assert stage.content["failed"] == failed
     assert len(stage.content["found"]) == len(FIELDS)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.overlap import Case, bars_of, is_valid
+from benchmarks.overlap import OverlapCase, bars_of, is_valid
 
-CASE = Case("two ranks", {"dp_size": 2}, 1, (0.8, 1.08))
+CASE = OverlapCase("two ranks", {"dp_size": 2}, 1, (0.8, 1.08))
 ROW = {"free link, ms": 1000.0, "free link after, ms": 1000.0, "communication": 0.5, "hidden": 0.9, "on / ideal": 1.05}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.overlap_trace import MARK, Sent, Trace, ideal_of_calls, sent_by_calls, traced
+from benchmarks.overlap_trace import MARK, OverlapTrace, SentMessage, ideal_of_calls, sent_by_calls, traced
 from megatrain.comm import Pending, dry_mesh
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
@@ -16,13 +16,13 @@ PIECE = 100.0
 START, WAIT = False, True
 
 
-def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: float = 0.0) -> Trace:
+def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: float = 0.0) -> OverlapTrace:
     num_exchanges = 1 + max(number for number, _, _ in calls)
-    exchanges = [Sent(RANKS, operation.value, PIECE) for _ in range(num_exchanges)]
-    return Trace(exchanges, [(MARK, False, 0.0), *calls, (MARK, False, rest)])
+    exchanges = [SentMessage(RANKS, operation.value, PIECE) for _ in range(num_exchanges)]
+    return OverlapTrace(exchanges, [(MARK, False, 0.0), *calls, (MARK, False, rest)])
 
 
-def ideal(*traces: Trace, rate: float = PIECE) -> float:
+def ideal(*traces: OverlapTrace, rate: float = PIECE) -> float:
     """With the rate as it is, a piece travels for one second."""
     return ideal_of_calls([[trace] for trace in traces], rate)
 
@@ -88,11 +88,11 @@ def test_traced_exchange_has_its_wait_where_the_program_awaits(
     # the time in which it was awaited is no computing
     assert trace.calls == [(MARK, False, 0.0), (0, START, 1.0), (0, WAIT, 2.0), (MARK, False, 4.0)]
     # of 8 numbers a rank sends the half that is the other's
-    assert trace.exchanges == [Sent(RANKS, Operation.GRADS_REDUCE_SCATTER.value, 16.0)]
+    assert trace.exchanges == [SentMessage(RANKS, Operation.GRADS_REDUCE_SCATTER.value, 16.0)]
 
 
 def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
-    def of(seconds: float) -> Trace:
+    def of(seconds: float) -> OverlapTrace:
         return trace_of(Operation.TP_ALL_GATHER, [(0, START, seconds), (0, WAIT, 0.0)])
 
     assert ideal_of_calls([[of(1.0), of(2.0), of(9.0)]], PIECE) == pytest.approx(3.0)
@@ -105,6 +105,6 @@ def test_spans_outside_the_marks_do_not_count() -> None:
     # a step of 2 s, whose exchange overlaps with the next one
     step = [(0, START, 2.0), (0, WAIT, 0.0)]
     calls = [*step, (MARK, False, 0.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (MARK, False, 0.0)]
-    trace = Trace([Sent(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])
+    trace = OverlapTrace([SentMessage(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])
 
     assert ideal(trace, trace) == pytest.approx(3.0)

@@ -22,19 +22,19 @@ from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, co
 from megatrain.comm.peer_rendezvous import PeerRendezvous
 from megatrain.comm.peer_server import PeerServer, listen
 from megatrain.contracts.errors import CommunicationError
-from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_contents
+from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, PeerHosts, serving, whole_contents
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerHosts:
     # a slot's contents are then many blocks
     monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
-    return Hosts(tmp_path)
+    return PeerHosts(tmp_path)
 
 
 @pytest.fixture
-def slots(hosts: Hosts) -> Iterator[list[SlotFiller]]:
+def slots(hosts: PeerHosts) -> Iterator[list[SlotFiller]]:
     found = hosts.open_copies()
     yield found
     for slot in found:
@@ -50,12 +50,12 @@ def sending(address: PeerAddress, limits: PeerLimits = LIMITS, secret: bytes = S
         sender.close()
 
 
-def kept(hosts: Hosts) -> list[int]:
+def kept(hosts: PeerHosts) -> list[int]:
     """Return the steps of the copies at the peer."""
     return [one.step for one in sealed_by_rank(hosts.peer, is_copy=True).get(OWNER, [])]
 
 
-def wait_for_copies(hosts: Hosts, *steps: int) -> None:
+def wait_for_copies(hosts: PeerHosts, *steps: int) -> None:
     wait_until(lambda: kept(hosts) == list(steps), f"copies of steps {steps}")
 
 
@@ -63,7 +63,7 @@ def wait_for_problem(sender: CopySender, text: str) -> None:
     wait_until(lambda: text in sender.problem, f"the problem {text!r}")
 
 
-def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve) as address, sending(address) as sender:
         sender.offer(hosts.own.slot(OWNER, 0))
@@ -80,7 +80,7 @@ def test_the_newest_two_snapshots_are_kept_byte_for_byte(hosts: Hosts, slots: li
         assert (sender.problem, keeper.problem) == ("", "")
 
 
-def test_copy_that_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_copy_that_the_keeper_has_is_not_sent_again(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     path = hosts.own.slot(OWNER, 0)
     with serving(CopyKeeper(hosts.planned, slots).serve) as address:
         with sending(address) as sender:
@@ -97,7 +97,7 @@ def test_copy_that_the_keeper_has_is_not_sent_again(hosts: Hosts, slots: list[Sl
 
 @pytest.mark.parametrize("change", [{"owner": 6}, {"contents_bytes": 64}, {"plan_digest": "00" * 32}])
 def test_copy_of_another_size_plan_or_owner_is_refused(
-    hosts: Hosts, slots: list[SlotFiller], change: dict[str, Any]
+    hosts: PeerHosts, slots: list[SlotFiller], change: dict[str, Any]
 ) -> None:
     before = [slot.path.read_bytes() for slot in slots]
     with serving(CopyKeeper(replace(hosts.planned, **change), slots).serve) as address, sending(address) as sender:
@@ -107,7 +107,7 @@ def test_copy_of_another_size_plan_or_owner_is_refused(
     assert [slot.path.read_bytes() for slot in slots] == before
 
 
-def test_a_rank_of_another_round_gets_nothing_written(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_a_rank_of_another_round_gets_nothing_written(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     before = [slot.path.read_bytes() for slot in slots]
     with (
         serving(CopyKeeper(hosts.planned, slots).serve) as address,
@@ -118,7 +118,7 @@ def test_a_rank_of_another_round_gets_nothing_written(hosts: Hosts, slots: list[
     assert [slot.path.read_bytes() for slot in slots] == before
 
 
-def offer_by_hand(hosts: Hosts, address: PeerAddress) -> tuple[PeerConnection, SnapshotOffer]:
+def offer_by_hand(hosts: PeerHosts, address: PeerAddress) -> tuple[PeerConnection, SnapshotOffer]:
     """Begin to send the snapshot in the owner's first slot, until its bytes are wanted."""
     with SlotReader(hosts.own.slot(OWNER, 0)) as slot:
         offer = SnapshotOffer.of_slot(slot)
@@ -129,7 +129,7 @@ def offer_by_hand(hosts: Hosts, address: PeerAddress) -> tuple[PeerConnection, S
     return connection, offer
 
 
-def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve) as address, sending(address) as sender:
         sender.offer(hosts.own.slot(OWNER, 0))
@@ -146,7 +146,7 @@ def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: Hosts, s
         wait_for_copies(hosts, 10, 30)
 
 
-def test_changed_bytes_are_never_sealed(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_changed_bytes_are_never_sealed(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve) as address:
         connection, offer = offer_by_hand(hosts, address)
@@ -160,7 +160,7 @@ def test_changed_bytes_are_never_sealed(hosts: Hosts, slots: list[SlotFiller]) -
 
 
 def test_copies_of_a_rank_are_sent_one_by_one(
-    hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
+    hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_copies, "_BUSY_S", 0.01)
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
@@ -172,7 +172,7 @@ def test_copies_of_a_rank_are_sent_one_by_one(
             assert connection.receive_message() == b"sealed"
 
 
-def test_a_slow_sender_is_given_up_at_the_deadline(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_a_slow_sender_is_given_up_at_the_deadline(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve, PeerLimits(authentication_s=600.0, call_s=600.0, total_s=0.2)) as address:
         # on a busy machine the deadline comes during the offer
@@ -204,7 +204,7 @@ def during_reads(monkeypatch: pytest.MonkeyPatch, do: Callable[[Path], None]) ->
 
 
 def test_reused_slot_is_given_up_for_the_newest(
-    hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
+    hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer = hosts.put(step=20, snapshot=1)
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
@@ -221,7 +221,7 @@ def test_reused_slot_is_given_up_for_the_newest(
 
 
 def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
-    hosts: Hosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
         during_reads(monkeypatch, reuse_slot)
@@ -235,7 +235,7 @@ def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
 
 
 def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
-    hosts: Hosts, slots: list[SlotFiller], capsys: pytest.CaptureFixture[str]
+    hosts: PeerHosts, slots: list[SlotFiller], capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener = listen("127.0.0.1")
     address = PeerAddress(*listener.getsockname())
@@ -261,13 +261,13 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
     assert err.count("copies of rank 7's snapshots succeed again") == 1
 
 
-def _is_through(sender: CopySender, hosts: Hosts) -> bool:
+def _is_through(sender: CopySender, hosts: PeerHosts) -> bool:
     """Take another snapshot, so to speak: the server first has to be done with those that have left."""
     sender.offer(hosts.own.slot(OWNER, 0))
     return sender.problem == "" and kept(hosts) == [10]
 
 
-def test_closing_cuts_what_is_on_its_way(hosts: Hosts) -> None:
+def test_closing_cuts_what_is_on_its_way(hosts: PeerHosts) -> None:
     is_asked, is_over = threading.Event(), threading.Event()
 
     def never_answer(connection: PeerConnection) -> None:
@@ -287,7 +287,7 @@ def test_closing_cuts_what_is_on_its_way(hosts: Hosts) -> None:
         is_over.set()
 
 
-def test_rank_0_reports_the_first_rank_whose_copy_fails(hosts: Hosts, slots: list[SlotFiller]) -> None:
+def test_rank_0_reports_the_first_rank_whose_copy_fails(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     listener = listen("127.0.0.1")
     rendezvous = PeerRendezvous(listener, (PeerAddress(*listener.getsockname()),) * 4, SECRET)
     copies = PeerCopies(2, (3, 2, 1, 0), rendezvous, CopyKeeper(hosts.planned, slots), LIMITS)

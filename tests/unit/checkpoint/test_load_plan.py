@@ -27,7 +27,7 @@ Shards = list[tuple[str, FlatShard]]
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorCut:
     """How one tensor is dealt out: boxes along one dim, each flattened into a padded bucket that dp ranks share."""
 
     dim: int
@@ -37,15 +37,15 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CutLayout:
     tp_size: int
     dp_size: int
-    cuts: tuple[Cut, ...]
+    cuts: tuple[TensorCut, ...]
     max_item_bytes: int
 
 
 @st.composite
-def layouts(draw: Any, shapes: Sequence[tuple[int, ...]]) -> Layout:
+def layouts(draw: Any, shapes: Sequence[tuple[int, ...]]) -> CutLayout:
     tp_size, dp_size = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     cuts = []
     for shape in shapes:
@@ -53,18 +53,18 @@ def layouts(draw: Any, shapes: Sequence[tuple[int, ...]]) -> Layout:
         length = shape[dim] if shape else 1
         inner = sorted(draw(st.lists(st.integers(0, length), min_size=tp_size - 1, max_size=tp_size - 1)))
         multiple = draw(st.sampled_from([1, 3, 8]))
-        cuts.append(Cut(dim, (0, *inner, length), draw(st.integers(0, 9)), multiple))
-    return Layout(tp_size, dp_size, tuple(cuts), draw(st.sampled_from([4, 12, 40, 64 << 20])))
+        cuts.append(TensorCut(dim, (0, *inner, length), draw(st.integers(0, 9)), multiple))
+    return CutLayout(tp_size, dp_size, tuple(cuts), draw(st.sampled_from([4, 12, 40, 64 << 20])))
 
 
 @st.composite
-def cases(draw: Any) -> tuple[tuple[tuple[int, ...], ...], Layout, Layout]:
+def cases(draw: Any) -> tuple[tuple[tuple[int, ...], ...], CutLayout, CutLayout]:
     shape = st.lists(st.integers(1, 5), max_size=4).map(tuple)
     shapes = tuple(draw(st.lists(shape, min_size=1, max_size=2)))
     return shapes, draw(layouts(shapes)), draw(layouts(shapes))
 
 
-def local_box(shape: tuple[int, ...], cut: Cut, tp_rank: int) -> Box | None:
+def local_box(shape: tuple[int, ...], cut: TensorCut, tp_rank: int) -> Box | None:
     """Return the box of a tp rank; a scalar is the first one's."""
     first, last = cut.tp_bounds[tp_rank : tp_rank + 2]
     if first == last:
@@ -80,7 +80,7 @@ def part(whole: Tensor, box: Box) -> Tensor:
     return whole[tuple(slice(first, first + size) for first, size in zip(box.offsets, box.sizes, strict=True))]
 
 
-def state_of(layout: Layout, wholes: dict[tuple[str, int], Tensor], tp_rank: int, dp_rank: int) -> Shards:
+def state_of(layout: CutLayout, wholes: dict[tuple[str, int], Tensor], tp_rank: int, dp_rank: int) -> Shards:
     """Return what one rank holds: boxes that are views of a flat share with padding, as a bucket's are."""
     state: Shards = []
     for (kind, number), whole in wholes.items():
@@ -102,7 +102,7 @@ def state_of(layout: Layout, wholes: dict[tuple[str, int], Tensor], tp_rank: int
     return state
 
 
-def saved(layout: Layout, wholes: dict[tuple[str, int], Tensor]) -> tuple[dict[str, bytes], ItemCatalog]:
+def saved(layout: CutLayout, wholes: dict[tuple[str, int], Tensor]) -> tuple[dict[str, bytes], ItemCatalog]:
     """Return the data files of all ranks and what the metadata says of them."""
     files, items = {}, {}
     for rank in range(layout.tp_size * layout.dp_size):

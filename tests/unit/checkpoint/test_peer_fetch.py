@@ -23,20 +23,20 @@ from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.peer_link import PeerAddress, PeerConnection, connect_peer
 from megatrain.contracts.errors import CheckpointError, CommunicationError
 from megatrain.contracts.layout import Layout
-from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, Hosts, serving, whole_contents
+from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, PeerHosts, serving, whole_contents
 from tests.helpers.single_rank import simulated_group
 
 SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=0)
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerHosts:
     monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
-    return Hosts(tmp_path)
+    return PeerHosts(tmp_path)
 
 
 @pytest.fixture
-def slot(hosts: Hosts) -> Path:
+def slot(hosts: PeerHosts) -> Path:
     """An empty slot of the owner on a new host."""
     path = hosts.peer.slot(OWNER, 0)
     digest = bytes.fromhex(hosts.planned.plan_digest)
@@ -45,7 +45,7 @@ def slot(hosts: Hosts) -> Path:
 
 
 @pytest.fixture
-def address(hosts: Hosts) -> Iterator[PeerAddress]:
+def address(hosts: PeerHosts) -> Iterator[PeerAddress]:
     with serving(partial(peer_fetch.serve_arena, hosts.own)) as found:
         yield found
 
@@ -56,7 +56,9 @@ def fetch(address: PeerAddress, wanted: SnapshotRequest, slot: Path) -> None:
 
 
 @pytest.mark.parametrize("is_copy", [True, False], ids=["from a copy", "from a slot of a rank that has moved"])
-def test_fetched_snapshot_equals_the_sealed_one(hosts: Hosts, slot: Path, address: PeerAddress, is_copy: bool) -> None:
+def test_fetched_snapshot_equals_the_sealed_one(
+    hosts: PeerHosts, slot: Path, address: PeerAddress, is_copy: bool
+) -> None:
     source = hosts.own.slot(OWNER, 0)
     if is_copy:
         source = source.rename(hosts.own.copy(OWNER, 0))
@@ -69,7 +71,7 @@ def test_fetched_snapshot_equals_the_sealed_one(hosts: Hosts, slot: Path, addres
         assert found.words().persist == Persist.NONE
 
 
-def test_snapshot_that_the_host_lacks_is_not_fetched(hosts: Hosts, slot: Path, address: PeerAddress) -> None:
+def test_snapshot_that_the_host_lacks_is_not_fetched(hosts: PeerHosts, slot: Path, address: PeerAddress) -> None:
     (hosts.own.root / "copy-00007.slot-1").write_bytes(b"damaged")
     for wanted in (
         SnapshotRequest(hosts.planned, replace(SNAPSHOT, snapshot=1)),
@@ -81,7 +83,7 @@ def test_snapshot_that_the_host_lacks_is_not_fetched(hosts: Hosts, slot: Path, a
     assert sealed_by_rank(hosts.peer) == {}
 
 
-def test_unrequested_snapshot_is_not_taken(hosts: Hosts, slot: Path) -> None:
+def test_unrequested_snapshot_is_not_taken(hosts: PeerHosts, slot: Path) -> None:
     with SlotReader(hosts.own.slot(OWNER, 0)) as reader:
         offer = SnapshotOffer.of_slot(reader)
     assert offer is not None
@@ -100,7 +102,7 @@ def test_unrequested_snapshot_is_not_taken(hosts: Hosts, slot: Path) -> None:
 
 
 def test_partly_fetched_snapshot_is_not_sealed(
-    hosts: Hosts, slot: Path, address: PeerAddress, monkeypatch: pytest.MonkeyPatch
+    hosts: PeerHosts, slot: Path, address: PeerAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = SlotReader.read_contents_into
 
@@ -121,7 +123,7 @@ def single_rank_groups() -> CpuGroups:
     return CpuGroups(along, Layout().grid, along["dp"])
 
 
-def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
+def fetch_alone(arena: Arena, hosts: PeerHosts, missing: list[int]) -> str | None:
     """Fetch as the only rank of a job, whose own host has its snapshot under the name of a copy."""
     planned = replace(hosts.planned, owner=0)
     plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), missing, ["here"], [planned])
@@ -130,7 +132,7 @@ def fetch_alone(arena: Arena, hosts: Hosts, missing: list[int]) -> str | None:
     )
 
 
-def test_all_agree_on_whether_every_host_has_its_own(hosts: Hosts, tmp_path: Path) -> None:
+def test_all_agree_on_whether_every_host_has_its_own(hosts: PeerHosts, tmp_path: Path) -> None:
     arena = create_arena(tmp_path / "third")
     assert fetch_alone(arena, hosts, []) is None
     header = SlotHeader(0, 0, 2, hosts.planned.contents_bytes, bytes.fromhex(hosts.planned.plan_digest))
@@ -140,7 +142,7 @@ def test_all_agree_on_whether_every_host_has_its_own(hosts: Hosts, tmp_path: Pat
     assert problem.startswith("rank 0: 127.0.0.1:")
 
 
-def test_a_rank_that_cannot_meet_the_others_is_a_problem_of_all(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_meet_the_others_is_a_problem_of_all(hosts: PeerHosts, tmp_path: Path) -> None:
     plan = FetchPlan(MemoryPoint(SNAPSHOT, (0,)), [0], ["here"], [hosts.planned])
     problem = fetch_missing(
         plan, hosts.own, tmp_path, 0, single_rank_groups(), network_interface="nope0", store_address="", limits=LIMITS
@@ -149,7 +151,7 @@ def test_a_rank_that_cannot_meet_the_others_is_a_problem_of_all(hosts: Hosts, tm
     assert "nope0" in problem
 
 
-def test_own_slots_and_copies_become_ones_of_the_new_round(hosts: Hosts) -> None:
+def test_own_slots_and_copies_become_ones_of_the_new_round(hosts: PeerHosts) -> None:
     own = [hosts.own.slot(OWNER, slot) for slot in (0, 1)]
     copy = hosts.own.copy(3, 0)
     hosts.put(step=5, snapshot=1)

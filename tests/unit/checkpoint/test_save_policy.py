@@ -13,7 +13,7 @@ from megatrain.config.checkpoint import CheckpointConfig
 GB = 10**9
 
 
-class Clock:
+class SaveClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -21,12 +21,12 @@ class Clock:
         return self.now
 
 
-def interval(clock: Clock, **settings: Any) -> SaveInterval:
+def interval(clock: SaveClock, **settings: Any) -> SaveInterval:
     return SaveInterval(CheckpointConfig(**settings), clock)
 
 
 def test_next_checkpoint_is_due_one_interval_after_the_last() -> None:
-    clock = Clock()
+    clock = SaveClock()
     found = interval(clock)
     clock.now += 599.0
     assert not found.is_over(is_storing=False)
@@ -39,7 +39,7 @@ def test_next_checkpoint_is_due_one_interval_after_the_last() -> None:
 
 
 def test_no_more_than_a_share_of_the_time_goes_into_checkpoints() -> None:
-    clock = Clock()
+    clock = SaveClock()
     found = interval(clock)
     found.saved(30.0)
     assert found.length_s == pytest.approx(1500.0)  # 30 s are 2 % of it
@@ -52,7 +52,7 @@ def test_no_more_than_a_share_of_the_time_goes_into_checkpoints() -> None:
 
 
 def test_no_checkpoint_is_due_while_the_last_is_written() -> None:
-    clock = Clock()
+    clock = SaveClock()
     found = interval(clock)
     clock.now += 5000.0
     assert not found.is_over(is_storing=True)
@@ -61,7 +61,7 @@ def test_no_checkpoint_is_due_while_the_last_is_written() -> None:
 
 def test_no_checkpoint_is_due_by_time_without_a_time_interval() -> None:
     for settings in ({"interval": 100}, {"interval_s": 0.0}, {"interval": 7, "interval_s": 0.0}):
-        clock = Clock()
+        clock = SaveClock()
         found = interval(clock, **settings)
         clock.now += 1e6
         assert not found.is_over(is_storing=False), settings

@@ -68,7 +68,7 @@ def started(checkpoints: Location) -> StartingPoint:
 
 
 @dataclass(frozen=True)
-class Case:
+class OrderCase:
     """A start: from a step, with the mixture of a configuration, and the stages and skips that it has to have."""
 
     step: int
@@ -79,17 +79,17 @@ class Case:
 
 
 CASES = {
-    "with another plan": Case(40, (OLD, CHANGED, PLAN)),
-    "with the same plan": Case(40, (OLD, CHANGED), now=mixed((0, (1, 3)))),
-    "from an older checkpoint": Case(30, (OLD, CHANGED, PLAN)),
-    "back to the same step again": Case(
+    "with another plan": OrderCase(40, (OLD, CHANGED, PLAN)),
+    "with the same plan": OrderCase(40, (OLD, CHANGED), now=mixed((0, (1, 3)))),
+    "from an older checkpoint": OrderCase(30, (OLD, CHANGED, PLAN)),
+    "back to the same step again": OrderCase(
         40, (OLD, CHANGED, PLAN), ((400, 416), (432, 448)), rollback=Rollback("i-2", 40, 52, 53)
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_branch_without_a_checkpoint_keeps_its_order(checkpoints: Location, case: Case) -> None:
+def test_branch_without_a_checkpoint_keeps_its_order(checkpoints: Location, case: OrderCase) -> None:
     progress = TrainingProgress(case.step, 8 * case.step)
     known = known_order(started(checkpoints), mixed(OLD), case.now, CONFIG, case.rollback, progress)
     found = continued_stream(known, case.now, progress.consumed_samples)

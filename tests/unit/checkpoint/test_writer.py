@@ -22,7 +22,7 @@ from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.commit import committed_steps, is_committed
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs.background import NICENESS_VARIABLE
-from tests.helpers.arena_snapshots import Job, make_image, make_job
+from tests.helpers.arena_snapshots import SnapshotJob, make_image, make_job
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.hooked_location import READS
 from tests.helpers.source_tree import ROOT
@@ -33,19 +33,19 @@ FILES = ["r000002-rank-00000.distcp", "r000002-rank-00001.distcp"]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> SnapshotJob:
     return make_job(tmp_path)
 
 
 @pytest.fixture
-def arena(job: Job) -> Arena:
+def arena(job: SnapshotJob) -> Arena:
     return job.arena
 
 
 # What is committed
 
 
-def test_snapshot_without_the_index_of_its_round_is_not_saved(job: Job, arena: Arena) -> None:
+def test_snapshot_without_the_index_of_its_round_is_not_saved(job: SnapshotJob, arena: Arena) -> None:
     index = arena.index(2).read_bytes()
     arena.index(2).unlink()
     with running_writer(arena):
@@ -61,7 +61,7 @@ def test_snapshot_without_the_index_of_its_round_is_not_saved(job: Job, arena: A
     assert verify_checkpoint(job.step(20), job="demo", branch="main") == []
 
 
-def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path) -> None:
+def test_a_snapshot_becomes_a_checkpoint(job: SnapshotJob, arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "my-tokenizer.json").write_text('{"model": 1}')
     job.change_plans(tokenizer=str(tmp_path / "my-tokenizer.json"))
     with running_writer(arena) as pid:
@@ -104,7 +104,7 @@ def test_a_snapshot_becomes_a_checkpoint(job: Job, arena: Arena, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_behind_a_url(job: Job, arena: Arena) -> None:
+def test_a_checkpoint_behind_a_url(job: SnapshotJob, arena: Arena) -> None:
     job.change_plans(checkpoints=f"file://{job.checkpoints}")
     job.put_snapshot(step=10, snapshot=4)
     drain(arena)
@@ -112,7 +112,7 @@ def test_a_checkpoint_behind_a_url(job: Job, arena: Arena) -> None:
 
 
 @pytest.mark.slow
-def test_the_oldest_snapshot_comes_first(job: Job, arena: Arena) -> None:
+def test_the_oldest_snapshot_comes_first(job: SnapshotJob, arena: Arena) -> None:
     job.put_snapshot(step=20, snapshot=5)
     job.put_snapshot(step=10, snapshot=4)
     log = drain(arena)
@@ -123,7 +123,7 @@ def test_the_oldest_snapshot_comes_first(job: Job, arena: Arena) -> None:
     assert not arena.root.exists()
 
 
-def test_files_are_written_in_a_crash_safe_order(job: Job, arena: Arena) -> None:
+def test_files_are_written_in_a_crash_safe_order(job: SnapshotJob, arena: Arena) -> None:
     done: list[str] = []
 
     def note(action: str, path: str) -> None:
@@ -146,7 +146,7 @@ def test_files_are_written_in_a_crash_safe_order(job: Job, arena: Arena) -> None
 
 
 @pytest.mark.slow
-def test_old_checkpoints_are_removed(job: Job, arena: Arena) -> None:
+def test_old_checkpoints_are_removed(job: SnapshotJob, arena: Arena) -> None:
     for step in (1, 2, 3):
         put_checkpoint(job.checkpoints / "main", step)
     job.change_plans(keep_last=2)
@@ -156,7 +156,7 @@ def test_old_checkpoints_are_removed(job: Job, arena: Arena) -> None:
     assert "removed" in log
 
 
-def test_a_step_that_is_complete_already_is_left_alone(job: Job, arena: Arena) -> None:
+def test_a_step_that_is_complete_already_is_left_alone(job: SnapshotJob, arena: Arena) -> None:
     """The job was stopped at the step from which it had gone on."""
     job.put_snapshot(step=10, snapshot=4)
     with running_writer(arena):
@@ -170,7 +170,7 @@ def test_a_step_that_is_complete_already_is_left_alone(job: Job, arena: Arena) -
         assert job.persist_words() == {10: {Persist.DONE}}
 
 
-def test_pending_snapshot_of_an_older_round_is_stored(job: Job, arena: Arena) -> None:
+def test_pending_snapshot_of_an_older_round_is_stored(job: SnapshotJob, arena: Arena) -> None:
     job.change_plans(round=3)
     job.put_snapshot(step=10, snapshot=4, round_number=2)
     drain(arena)
@@ -216,7 +216,7 @@ def test_writer_ends_when_its_workers_have_left_without_a_zombie(arena: Arena, t
     assert not arena.root.exists()
 
 
-def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: Job, arena: Arena) -> None:
+def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: SnapshotJob, arena: Arena) -> None:
     job.change_plans(keep_arena_s=1000.0)
     now, polls = [0.0], [0]
 
@@ -254,7 +254,7 @@ def test_arena_is_kept_for_a_while_and_longer_for_a_worker(job: Job, arena: Aren
 
 
 @pytest.mark.slow
-def test_second_writer_ends_without_an_error(job: Job, arena: Arena) -> None:
+def test_second_writer_ends_without_an_error(job: SnapshotJob, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     command = [sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)]
     both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -266,7 +266,7 @@ def test_second_writer_ends_without_an_error(job: Job, arena: Arena) -> None:
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_writer_asked_to_stop_completes_the_write_at_hand(job: Job, arena: Arena) -> None:
+def test_writer_asked_to_stop_completes_the_write_at_hand(job: SnapshotJob, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     job.put_snapshot(step=20, snapshot=5)
 
@@ -287,7 +287,7 @@ def test_writer_asked_to_stop_completes_the_write_at_hand(job: Job, arena: Arena
     assert persist == {10: {Persist.DONE}, 20: {Persist.PENDING}}
 
 
-def test_writer_ends_at_sigterm_and_ignores_sigint_and_sighup(job: Job, arena: Arena) -> None:
+def test_writer_ends_at_sigterm_and_ignores_sigint_and_sighup(job: SnapshotJob, arena: Arena) -> None:
     with running_writer(arena) as pid:
         wait_for(arena)
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -300,7 +300,7 @@ def test_writer_ends_at_sigterm_and_ignores_sigint_and_sighup(job: Job, arena: A
         assert arena.root.exists()
 
 
-def test_a_writer_that_was_killed_is_started_again(job: Job, arena: Arena) -> None:
+def test_a_writer_that_was_killed_is_started_again(job: SnapshotJob, arena: Arena) -> None:
     with running_writer(arena) as first:
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: not is_alive(first), "the end of the writer")
@@ -311,14 +311,14 @@ def test_a_writer_that_was_killed_is_started_again(job: Job, arena: Arena) -> No
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_without_workers_and_plan_there_is_nothing_to_keep(job: Job, arena: Arena) -> None:
+def test_without_workers_and_plan_there_is_nothing_to_keep(job: SnapshotJob, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     arena.host_plan.unlink()
     drain(arena)
     assert not arena.root.exists()
 
 
-def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
+def test_with_a_damaged_plan_everything_is_kept(job: SnapshotJob, arena: Arena) -> None:
     job.put_snapshot(step=10, snapshot=4)
     arena.host_plan.write_text("{")
     assert "host.json: not JSON" in drain(arena)
@@ -326,7 +326,7 @@ def test_with_a_damaged_plan_everything_is_kept(job: Job, arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_writer_of_a_removed_arena_ends(job: Job, arena: Arena, is_made_again: bool) -> None:
+def test_writer_of_a_removed_arena_ends(job: SnapshotJob, arena: Arena, is_made_again: bool) -> None:
     job.change_plans(keep_arena_s=1000.0)
     with writer_thread(arena, has_worker=False) as running:
         wait_for(arena)
@@ -340,7 +340,7 @@ def test_writer_of_a_removed_arena_ends(job: Job, arena: Arena, is_made_again: b
 
 
 def test_arena_may_be_removed_while_the_writer_reads_it(
-    job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    job: SnapshotJob, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.change_plans(keep_arena_s=1000.0)
     read_plan, reads = HostPlan.read, itertools.count()
@@ -356,7 +356,7 @@ def test_arena_may_be_removed_while_the_writer_reads_it(
     assert next(reads) == 2
 
 
-def test_copies_for_other_hosts_are_left_alone(job: Job, arena: Arena) -> None:
+def test_copies_for_other_hosts_are_left_alone(job: SnapshotJob, arena: Arena) -> None:
     job.put_snapshot(step=30, snapshot=6)
     for rank in (0, 1):
         arena.slot(rank, 0).rename(arena.copy(rank, 0))
@@ -376,7 +376,7 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.slow(kept=["full"])
 @pytest.mark.parametrize("name", ["gone/log", "full"])
 def test_checkpoints_are_saved_though_the_log_is_not_writable(
-    job: Job, arena: Arena, tmp_path: Path, name: str
+    job: SnapshotJob, arena: Arena, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "full").symlink_to("/dev/full")
     job.put_snapshot(step=10, snapshot=4)

@@ -11,7 +11,7 @@ from megatrain.arena.slot_layout import Persist
 from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import candidates, unfinished
-from tests.helpers.arena_snapshots import Job, make_job
+from tests.helpers.arena_snapshots import SnapshotJob, make_job
 from tests.helpers.checkpoint_tree import path_of, put_checkpoint, tree
 from tests.helpers.writer_process import crash_writer, drain
 
@@ -19,7 +19,7 @@ FILES = ["r000002-rank-00000.distcp", "r000002-rank-00001.distcp"]
 WHOLE = [".metadata", "COMMIT", "manifest", "r000002-index.json", "r000002-metadata", *FILES]
 
 
-def newest_step(job: Job) -> int | None:
+def newest_step(job: SnapshotJob) -> int | None:
     """Return the step from which the job would go on, whose checkpoint must be whole."""
     found = candidates(job.checkpoints)
     if not found:

@@ -26,14 +26,14 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
-from tests.helpers.arena_snapshots import Job, described_by, make_job, put_description, put_slot
+from tests.helpers.arena_snapshots import SnapshotJob, described_by, make_job, put_description, put_slot
 from tests.helpers.checkpoint_tree import manifest_path, path_of, put_checkpoint, tree
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import drain, wait_for, writer_thread
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> SnapshotJob:
     return make_job(tmp_path)
 
 
@@ -62,7 +62,7 @@ class FailingStorage:
             raise CheckpointError(f"{path}: cannot be written: No space left on device")
 
 
-def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
+def persist_next(job: SnapshotJob, step: int, snapshot: int, **expected: int) -> str:
     job.put_snapshot(step=step, snapshot=snapshot)
     wake_writer(job.arena)
     return wait_for(job.arena, **expected).last_error
@@ -86,7 +86,7 @@ def persist_next(job: Job, step: int, snapshot: int, **expected: int) -> str:
         ("write", MANIFEST),
     ],
 )
-def test_a_full_disk(job: Job, action: str, name: str) -> None:
+def test_a_full_disk(job: SnapshotJob, action: str, name: str) -> None:
     failing = FailingStorage(action, name)
     with writer_thread(job.arena, failing):
         problem = persist_next(job, 10, 4, failures=1)
@@ -102,7 +102,7 @@ def test_a_full_disk(job: Job, action: str, name: str) -> None:
         assert verify_checkpoint(job.step(20)) == []
 
 
-def test_a_commit_that_fails_leaves_all_that_it_may_cover(job: Job) -> None:
+def test_a_commit_that_fails_leaves_all_that_it_may_cover(job: SnapshotJob) -> None:
     """COMMIT may yet appear: a store that did not answer may have taken it."""
     failing = FailingStorage("write", "COMMIT")
     with writer_thread(job.arena, failing):
@@ -115,7 +115,7 @@ def test_a_commit_that_fails_leaves_all_that_it_may_cover(job: Job) -> None:
     assert not job.step(10).exists()
 
 
-def test_a_commit_that_only_seemed_to_fail_counts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_only_seemed_to_fail_counts(job: SnapshotJob, monkeypatch: pytest.MonkeyPatch) -> None:
     write_new = LocalLocation.write_new
 
     def fail_late(place: LocalLocation, content: bytes) -> bool:
@@ -128,7 +128,7 @@ def test_a_commit_that_only_seemed_to_fail_counts(job: Job, monkeypatch: pytest.
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_file_that_the_system_refuses_to_extend_is_not_saved(job: Job) -> None:
+def test_file_that_the_system_refuses_to_extend_is_not_saved(job: SnapshotJob) -> None:
     """The system itself refuses, in the real process."""
     job.put_snapshot(step=10, snapshot=4)
     log = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
@@ -136,7 +136,7 @@ def test_file_that_the_system_refuses_to_extend_is_not_saved(job: Job) -> None:
     assert_nothing_is_left(job.step(10))
 
 
-def test_a_storage_that_is_away(job: Job) -> None:
+def test_a_storage_that_is_away(job: SnapshotJob) -> None:
     path_of(job.checkpoints).rename(path_of(job.checkpoints).with_name("away"))
     path_of(job.checkpoints).write_text("no directory")
     with writer_thread(job.arena):
@@ -147,7 +147,7 @@ def test_a_storage_that_is_away(job: Job) -> None:
     assert committed_steps(job.checkpoints / "main") == [20]
 
 
-def test_failed_removal_is_reported(job: Job) -> None:
+def test_failed_removal_is_reported(job: SnapshotJob) -> None:
     def fail(action: str, path: str) -> None:
         if MANIFEST in path and action == "write":
             raise CheckpointError("disk full")
@@ -159,14 +159,14 @@ def test_failed_removal_is_reported(job: Job) -> None:
     assert is_unfinished(job.step(10))
 
 
-def test_a_branch_that_is_not_there_gets_no_checkpoints(job: Job) -> None:
+def test_a_branch_that_is_not_there_gets_no_checkpoints(job: SnapshotJob) -> None:
     (job.checkpoints / "main" / "BRANCH").remove()
     with writer_thread(job.arena):
         assert "main/BRANCH is missing, so main is no branch" in persist_next(job, 10, 4, failures=1)
     assert_nothing_is_left(job.step(10))
 
 
-def test_removed_directory_gets_the_next_checkpoint(job: Job) -> None:
+def test_removed_directory_gets_the_next_checkpoint(job: SnapshotJob) -> None:
     """Its branch is written again: a checkpoint of none would never be found."""
     branch = read_branch(job.checkpoints, "main")
     with writer_thread(job.arena):
@@ -178,7 +178,7 @@ def test_removed_directory_gets_the_next_checkpoint(job: Job) -> None:
     assert [candidate.step for candidate in candidates(job.checkpoints)] == [20]
 
 
-def test_our_own_bug_ends_one_write_and_not_the_writer(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_our_own_bug_ends_one_write_and_not_the_writer(job: SnapshotJob, capfd: pytest.CaptureFixture[str]) -> None:
     def fail(action: str, path: str) -> None:
         if f"step-000000010/{MANIFEST}" in path:
             raise ZeroDivisionError("a bug")
@@ -193,7 +193,7 @@ def test_our_own_bug_ends_one_write_and_not_the_writer(job: Job, capfd: pytest.C
 # Arenas that are not as they should be
 
 
-def test_a_slot_that_a_worker_uses_again_too_early(job: Job) -> None:
+def test_a_slot_that_a_worker_uses_again_too_early(job: SnapshotJob) -> None:
     def reuse(action: str, path: str) -> None:
         if action == "append" and path.endswith("step-000000010/r000002-rank-00001.distcp"):
             header = job.arena.slot(1, 0)
@@ -209,7 +209,9 @@ def test_a_slot_that_a_worker_uses_again_too_early(job: Job) -> None:
     assert_nothing_is_left(job.step(10))
 
 
-def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
+    job: SnapshotJob, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A start that fetched snapshots from peers makes the old ones its own while a writer reads them."""
     before, after = SealedSnapshot(10, 2, 4), SealedSnapshot(10, 3, 6)
     slots = [job.arena.slot(rank, 0) for rank in (0, 1)]
@@ -256,7 +258,7 @@ def spoil_digest(arena: Arena) -> None:
         (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
     ],
 )
-def test_missing_or_damaged_plans_are_named(job: Job, spoil: Callable[[Arena], Any], message: str) -> None:
+def test_missing_or_damaged_plans_are_named(job: SnapshotJob, spoil: Callable[[Arena], Any], message: str) -> None:
     spoil(job.arena)
     with writer_thread(job.arena):
         problem = persist_next(job, 10, 4, failures=1)
@@ -264,14 +266,14 @@ def test_missing_or_damaged_plans_are_named(job: Job, spoil: Callable[[Arena], A
     assert_nothing_is_left(job.step(10))
 
 
-def test_a_tokenizer_that_is_gone(job: Job, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_gone(job: SnapshotJob, tmp_path: Path) -> None:
     job.change_plans(tokenizer=str(tmp_path / "gone.json"))
     with writer_thread(job.arena):
         assert "gone.json: cannot be read: No such file" in persist_next(job, 10, 4, failures=1)
     assert_nothing_is_left(job.step(10))
 
 
-def test_unsealed_snapshot_is_given_up_when_workers_are_gone(job: Job) -> None:
+def test_unsealed_snapshot_is_given_up_when_workers_are_gone(job: SnapshotJob) -> None:
     put_slot(job.arena, 0, step=10, snapshot=4)
     put_slot(job.arena, 1, step=10, snapshot=4, state=SlotState.WRITING)
     job.change_plans(keep_arena_s=1000.0)
@@ -281,7 +283,7 @@ def test_unsealed_snapshot_is_given_up_when_workers_are_gone(job: Job) -> None:
     assert_nothing_is_left(job.step(10))
 
 
-def test_slot_removed_before_the_commit_does_not_matter(job: Job) -> None:
+def test_slot_removed_before_the_commit_does_not_matter(job: SnapshotJob) -> None:
     def remove(action: str, path: str) -> None:
         if action == "write" and path.endswith("COMMIT"):
             job.arena.slot(1, 0).unlink(missing_ok=True)
@@ -291,7 +293,7 @@ def test_slot_removed_before_the_commit_does_not_matter(job: Job) -> None:
     assert verify_checkpoint(job.step(10)) == []
 
 
-def test_slot_that_cannot_be_marked_is_not_retried_for_ever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_cannot_be_marked_is_not_retried_for_ever(job: SnapshotJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bool:
         raise CheckpointError("read-only")
 
@@ -306,7 +308,7 @@ def test_slot_that_cannot_be_marked_is_not_retried_for_ever(job: Job, monkeypatc
 # Other rounds
 
 
-def test_a_newer_round_has_committed_the_step(job: Job) -> None:
+def test_a_newer_round_has_committed_the_step(job: SnapshotJob) -> None:
     put_checkpoint(job.checkpoints / "main", 10, round=3, files={})
     before = tree(path_of(job.checkpoints))
     with writer_thread(job.arena):
@@ -314,7 +316,7 @@ def test_a_newer_round_has_committed_the_step(job: Job) -> None:
     assert tree(path_of(job.checkpoints)) == before
 
 
-def test_a_newer_round_makes_the_same_step(job: Job) -> None:
+def test_a_newer_round_makes_the_same_step(job: SnapshotJob) -> None:
     WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
     before = tree(path_of(job.checkpoints))
     with writer_thread(job.arena):
@@ -323,7 +325,7 @@ def test_a_newer_round_makes_the_same_step(job: Job) -> None:
 
 
 @pytest.mark.parametrize("moment", ["host-r000002-00000.done", "r000002-metadata", "r000002-index.json"])
-def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
+def test_a_newer_round_comes_in_between(job: SnapshotJob, moment: str) -> None:
     """An older round that checks again gives up, and leaves the newer round's files."""
     come = threading.Event()
 
@@ -343,7 +345,7 @@ def test_a_newer_round_comes_in_between(job: Job, moment: str) -> None:
     assert mark.round == 3
 
 
-def test_files_of_an_older_round_are_removed_with_the_commit(job: Job) -> None:
+def test_files_of_an_older_round_are_removed_with_the_commit(job: SnapshotJob) -> None:
     WritingMark(1, "demo", 1_790_000_000.0).write(job.step(10))
     for name in (
         "r000001-rank-00000.distcp",
@@ -359,7 +361,7 @@ def test_files_of_an_older_round_are_removed_with_the_commit(job: Job) -> None:
     assert len(tree(path_of(job.step(10)))) == 7
 
 
-def test_file_in_a_manifest_is_never_a_leftover(job: Job) -> None:
+def test_file_in_a_manifest_is_never_a_leftover(job: SnapshotJob) -> None:
     content = b"written by an older round"
     files = {"r000001-rank-00000.distcp": FileEntry(len(content), "sha256:" + "0a" * 32)}
     directory = put_checkpoint(job.checkpoints / "main", 10, files=files)
@@ -370,19 +372,19 @@ def test_file_in_a_manifest_is_never_a_leftover(job: Job) -> None:
     assert sorted(tree(path_of(directory))) == ["COMMIT", *files, manifest_path(path_of(directory)).name]
 
 
-def test_a_complete_step_that_is_damaged_is_reported(job: Job) -> None:
+def test_a_complete_step_that_is_damaged_is_reported(job: SnapshotJob) -> None:
     put_checkpoint(job.checkpoints / "main", 10)
     with writer_thread(job.arena):
         assert "is committed but damaged: remove it" in persist_next(job, 10, 4, failures=1)
 
 
-def test_a_complete_step_of_another_job_is_reported(job: Job) -> None:
+def test_a_complete_step_of_another_job_is_reported(job: SnapshotJob) -> None:
     put_checkpoint(job.checkpoints / "main", 10, job="other", files={})
     with writer_thread(job.arena):
         assert "job='other', expected 'demo'" in persist_next(job, 10, 4, failures=1)
 
 
-def test_consecutive_failures_are_counted_until_a_save(job: Job) -> None:
+def test_consecutive_failures_are_counted_until_a_save(job: SnapshotJob) -> None:
     failing = FailingStorage("write", "WRITING")
     with writer_thread(job.arena, failing):
         persist_next(job, 10, 4, failures=1)

@@ -20,7 +20,7 @@ from megatrain.checkpoint_format.checkpoint_names import is_manifest_name
 from megatrain.checkpoint_format.commit import is_committed
 from megatrain.checkpoint_format.manifest import FileEntry
 from megatrain.contracts.errors import CheckpointError
-from tests.helpers.arena_snapshots import Job, make_job, put_slot
+from tests.helpers.arena_snapshots import SnapshotJob, make_job, put_slot
 from tests.helpers.checkpoint_tree import path_of, tree
 from tests.helpers.waiting import wait_until
 from tests.helpers.writer_process import crash_writer, running_writer, wait_for, writer_thread
@@ -29,7 +29,7 @@ SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=4)
 FILES = [f"r000002-rank-{rank:05d}.distcp" for rank in range(4)]
 
 
-def wake(job: Job) -> None:
+def wake(job: SnapshotJob) -> None:
     for arena in job.arenas:
         wake_writer(arena)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.checkpoint_format.removals import to_remove
+from megatrain.checkpoint_format.retention import to_remove
 
 STEPS = [10, 20, 30, 40, 50]
 

@@ -267,7 +267,7 @@ class _Upload(AbstractBufferedFile):
         self.fs.num_discarded += 1
 
 
-class Driver(AbstractFileSystem):
+class StorageDriver(AbstractFileSystem):
     """A store that lists from its cache until the cache is cleared."""
 
     protocol = "s3"
@@ -303,16 +303,16 @@ class Driver(AbstractFileSystem):
 
 
 @pytest.fixture
-def driver() -> Driver:
-    return Driver()
+def driver() -> StorageDriver:
+    return StorageDriver()
 
 
 @pytest.fixture
-def bucket(driver: Driver) -> Location:
+def bucket(driver: StorageDriver) -> Location:
     return UrlLocation("s3://bucket/run", "bucket/run", driver)
 
 
-def test_a_file_that_is_given_up_never_appears(bucket: Location, driver: Driver) -> None:
+def test_a_file_that_is_given_up_never_appears(bucket: Location, driver: StorageDriver) -> None:
     sink = (bucket / "a").create()
     sink.write(b"0123456789")
     sink.abort()
@@ -326,7 +326,7 @@ def test_a_file_that_is_given_up_never_appears(bucket: Location, driver: Driver)
     assert driver.files == {"bucket/run/a": b"0123456789"}
 
 
-def test_a_file_whose_last_part_fails_never_appears(bucket: Location, driver: Driver) -> None:
+def test_a_file_whose_last_part_fails_never_appears(bucket: Location, driver: StorageDriver) -> None:
     sink = (bucket / "a").create()
     sink.write(b"0123456789")
     driver.is_down = True
@@ -338,7 +338,7 @@ def test_a_file_whose_last_part_fails_never_appears(bucket: Location, driver: Dr
     assert (driver.files, driver.num_discarded) == ({}, 1)
 
 
-def test_writes_of_others_are_seen_at_once(bucket: Location, driver: Driver) -> None:
+def test_writes_of_others_are_seen_at_once(bucket: Location, driver: StorageDriver) -> None:
     driver.files["bucket/run/a"] = b"1"
     assert [entry.name for entry in bucket.entries()] == ["a"]
     driver.files["bucket/run/b"] = b"12"
@@ -346,7 +346,7 @@ def test_writes_of_others_are_seen_at_once(bucket: Location, driver: Driver) -> 
     assert (bucket / "b").size() == 2
 
 
-def test_whatever_a_driver_raises_names_the_url(bucket: Location, driver: Driver) -> None:
+def test_whatever_a_driver_raises_names_the_url(bucket: Location, driver: StorageDriver) -> None:
     driver.files["bucket/run/a"] = b"1"
     place = bucket / "a"
     assert place.read_range(0, 1) == b"1"

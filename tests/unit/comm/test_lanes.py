@@ -39,7 +39,7 @@ def threads_of_lanes(name: str = "") -> set[threading.Thread]:
     return {one for one in threading.enumerate() if one.name.startswith(f"lane-{name}")}
 
 
-class Work:
+class LaneWork:
     """The handle of an exchange. The exchange runs until the test sets `has_ended`."""
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -63,7 +63,7 @@ class Link:
     def __init__(self, before: Callable[[Exchange], None] | None = None, recorder: Recorder | None = None) -> None:
         self.path = ExchangeRunner(SilentRecorder() if recorder is None else recorder, before)
         self.started: list[str] = []
-        self.works: dict[str, Work] = {}
+        self.works: dict[str, LaneWork] = {}
 
     def submit(
         self,
@@ -75,7 +75,7 @@ class Link:
         start_error: Exception | None = None,
         then: Callable[[], None] | None = None,
     ) -> Pending:
-        self.works[name] = work = Work(error)
+        self.works[name] = work = LaneWork(error)
 
         def start() -> Any:
             self.started.append(name)

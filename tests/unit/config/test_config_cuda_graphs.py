@@ -11,7 +11,7 @@ CASES = {
         ["--parallel.tp_size=2"],
         (
             "kernels.cuda_graphs=true cannot be combined with parallel.tp_size=2: the collectives of tensor "
-            "parallelism cannot be recorded; use tp_size=1 or cuda_graphs=false "
+            "parallelism cannot be captured; use tp_size=1 or cuda_graphs=false "
             "(--kernels.cuda_graphs on the command line)"
         ),
     ),
@@ -42,7 +42,7 @@ CASES = {
         ["--parallel.offload_layers=1"],
         (
             "kernels.cuda_graphs=true cannot be combined with parallel.offload_layers=1: copies to host memory cannot "
-            "be recorded; use offload_layers=0 or cuda_graphs=false "
+            "be captured; use offload_layers=0 or cuda_graphs=false "
             "(--kernels.cuda_graphs on the command line)"
         ),
     ),

@@ -35,18 +35,18 @@ USUAL = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LiveEvent:
     id: str
     name: str
     data: dict[str, object]
 
 
-def event_of(block: bytes) -> Event:
+def event_of(block: bytes) -> LiveEvent:
     fields = dict(line.split(": ", 1) for line in block.decode().strip().split("\n"))
-    return Event(fields["id"], fields["event"], json.loads(fields["data"]))
+    return LiveEvent(fields["id"], fields["event"], json.loads(fields["data"]))
 
 
-async def next_event(events: AsyncIterator[bytes]) -> Event:
+async def next_event(events: AsyncIterator[bytes]) -> LiveEvent:
     async with asyncio.timeout(DEADLINE_S):
         async for block in events:
             if block.startswith(b"id: "):

@@ -66,7 +66,7 @@ NEVER_S = 3600.0
 _numbers = itertools.count()
 
 
-class Running:
+class RunningPage:
     """A job in etcd, and the source that shows it."""
 
     def __init__(self, servers: EtcdServers, run: RunDirectory, max_pause_s: float = MAX_PAUSE_S) -> None:
@@ -101,31 +101,31 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 
 @pytest.fixture
-def running(servers: EtcdServers, tmp_path: Path) -> Iterator[Running]:
-    found = Running(servers, RunDirectory(tmp_path / "run"))
+def running(servers: EtcdServers, tmp_path: Path) -> Iterator[RunningPage]:
+    found = RunningPage(servers, RunDirectory(tmp_path / "run"))
     try:
         yield found
     finally:
         found.close()
 
 
-def shown_step(running: Running) -> int | None:
+def shown_step(running: RunningPage) -> int | None:
     snapshot = running.source.snapshot()
     status = None if snapshot is None else snapshot.statuses.get("host-1")
     return None if status is None else status.min_step
 
 
 @pytest.fixture
-def watching(servers: EtcdServers, tmp_path: Path) -> Iterator[Running]:
+def watching(servers: EtcdServers, tmp_path: Path) -> Iterator[RunningPage]:
     """Give a job that is read again only when the watch reports a change."""
-    found = Running(servers, RunDirectory(tmp_path / "run"), max_pause_s=NEVER_S)
+    found = RunningPage(servers, RunDirectory(tmp_path / "run"), max_pause_s=NEVER_S)
     try:
         yield found
     finally:
         found.close()
 
 
-def test_watch_reports_the_views_that_a_change_concerns(watching: Running) -> None:
+def test_watch_reports_the_views_that_a_change_concerns(watching: RunningPage) -> None:
     watching.wait(lambda: shown_step(watching) == 1240, "the first poll")
     before = watching.source.live().versions
     watching.put(watching.keys.status("host-1"), make_status(1, min_step=1241, max_step=1241))
@@ -137,7 +137,7 @@ def test_watch_reports_the_views_that_a_change_concerns(watching: Running) -> No
     assert watching.source.etcd_problem() == ""
 
 
-def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: Running) -> None:
+def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: RunningPage) -> None:
     old, both = make_incident("0001"), make_incident("0002", state=IncidentState.OPEN)
     for one in (old, both):
         (running.run.incidents / f"{one.incident_id}.json").write_bytes(encode(one))
@@ -152,7 +152,7 @@ def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: Running) -> Non
     assert found()[0] == (old.incident_id, "recovered")
 
 
-def test_verdicts_come_from_etcd_and_the_audit(running: Running) -> None:
+def test_verdicts_come_from_etcd_and_the_audit(running: RunningPage) -> None:
     declined = VerdictOutcome("v-0", OutcomeKind.DECLINED, "old", "host-1", 1.0)
     append_to_audit(running.run.incidents / AUDIT_NAME, AuditEntry(declined, replace(STRAGGLER, verdict_id="v-0")))
     running.put(running.keys.verdict("v-1"), STRAGGLER)
@@ -174,7 +174,7 @@ def test_verdicts_come_from_etcd_and_the_audit(running: Running) -> None:
     assert running.source.facts().checks["host-1"].at_unix_s == 5.0
 
 
-def test_streamed_steps_are_shown_with_the_daemons_judgement(running: Running) -> None:
+def test_streamed_steps_are_shown_with_the_daemons_judgement(running: RunningPage) -> None:
     job = SyntheticJob(LAYOUT, round=2)
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(job.ranks()))
@@ -199,7 +199,7 @@ def test_streamed_steps_are_shown_with_the_daemons_judgement(running: Running) -
     assert daemon_state_of_round(running.source, 1) is None
 
 
-def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) -> None:
+def test_executors_report_a_hang_before_anything_is_on_disk(running: RunningPage) -> None:
     group = {"dp:0+4x1": (0, 4, 1)}
     for host, ranks in (("host-1", (0, 1)), ("host-2", (2, 3))):
         reported = tuple(
@@ -215,7 +215,7 @@ def test_executors_report_a_hang_before_anything_is_on_disk(running: Running) ->
     assert hang_of(running.source, 1) is None
 
 
-def test_stall_without_evidence_is_found_in_the_spans(running: Running) -> None:
+def test_stall_without_evidence_is_found_in_the_spans(running: RunningPage) -> None:
     with SegmentStore(running.run.events) as store:
         store.append(Ranks, to_arrow(SyntheticJob(LAYOUT, round=2).ranks()))
         store.append(Groups, to_arrow(group_of_four(2)))
@@ -234,7 +234,7 @@ def test_stall_without_evidence_is_found_in_the_spans(running: Running) -> None:
 @pytest.mark.slow
 def test_last_state_is_shown_during_an_etcd_outage(servers: EtcdServers, tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as own:
-        running = Running(own, RunDirectory(tmp_path / "run"))
+        running = RunningPage(own, RunDirectory(tmp_path / "run"))
         try:
             running.wait(lambda: shown_step(running) == 1240, "the first poll")
             own.members[0].kill()
@@ -253,7 +253,7 @@ def test_last_state_is_shown_during_an_etcd_outage(servers: EtcdServers, tmp_pat
             running.close()
 
 
-def has_put(running: Running, key: str, record: Any) -> bool:
+def has_put(running: RunningPage, key: str, record: Any) -> bool:
     with suppress(CoordinationError):
         running.put(key, record)
         return True
@@ -272,7 +272,7 @@ def test_slowly_failed_poll_is_followed_by_another_soon(
             raise CoordinationError(text)
         return read_job(*given, **named)
 
-    running = Running(servers, RunDirectory(tmp_path / "run"))
+    running = RunningPage(servers, RunDirectory(tmp_path / "run"))
     try:
         running.wait(lambda: shown_step(running) == 1240, "the first poll")
         clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + late_s[0])
@@ -286,7 +286,7 @@ def test_slowly_failed_poll_is_followed_by_another_soon(
         running.close()
 
 
-def test_unreadable_record_hides_no_other(running: Running) -> None:
+def test_unreadable_record_hides_no_other(running: RunningPage) -> None:
     running.client.put(running.keys.status("host-2"), b"torn")
     running.client.put(running.keys.verdict("v-9"), b"torn")
 

@@ -43,7 +43,7 @@ class NoBackend:
 
 
 @dataclass
-class Page:
+class NotesPage:
     run: RunDirectory
     server: Served
 
@@ -59,28 +59,28 @@ class Page:
 
 
 @contextmanager
-def page_of(directory: Path) -> Iterator[Page]:
+def page_of(directory: Path) -> Iterator[NotesPage]:
     run = RunDirectory(directory)
     handler = ActionHandler(NoBackend(), ActionLog(run.diagnosis / ACTIONS_NAME))
     with served(directory, SETTINGS, handler) as server:
-        yield Page(run, server)
+        yield NotesPage(run, server)
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
+def page(tmp_path: Path) -> Iterator[NotesPage]:
     """A page without notes."""
     with page_of(tmp_path) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotesPage]:
     """A page that may have notes of other tests."""
     with page_of(tmp_path_factory.mktemp("notes")) as found:
         yield found
 
 
-def test_written_and_retracted_note_is_in_the_audit(page: Page) -> None:
+def test_written_and_retracted_note_is_in_the_audit(page: NotesPage) -> None:
     made = page.note("learning rate lowered", step=1200)
     assert (made.status, made.json["step"], made.json["user"]) == (200, 1200, "token-operator")
     made.assert_secured()
@@ -106,7 +106,7 @@ def test_written_and_retracted_note_is_in_the_audit(page: Page) -> None:
     assert [entry["actor"] for entry in entries if entry["source"] == "command line"] == ["me@login"]
 
 
-def test_note_without_permission_or_from_elsewhere_is_refused(shared: Page) -> None:
+def test_note_without_permission_or_from_elsewhere_is_refused(shared: NotesPage) -> None:
     before = shared.texts()
     for token, headers, status, text in (
         (VIEWER_TOKEN, {}, 403, "viewers may only read"),
@@ -121,7 +121,7 @@ def test_note_without_permission_or_from_elsewhere_is_refused(shared: Page) -> N
     assert shared.texts() == before
 
 
-def test_another_page_writes_nothing_with_a_browsers_session(shared: Page) -> None:
+def test_another_page_writes_nothing_with_a_browsers_session(shared: NotesPage) -> None:
     before = shared.texts()
     body = json.dumps({"token": OPERATOR_TOKEN}).encode()
     port = shared.server.port
@@ -154,7 +154,7 @@ MALFORMED: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-def test_malformed_note_is_refused_with_the_reason(shared: Page) -> None:
+def test_malformed_note_is_refused_with_the_reason(shared: NotesPage) -> None:
     before = shared.texts()
     for body, status, text in MALFORMED:
         reply = shared.post("notes", **{"text": "a note", "idempotency_key": "key-00000001", **body})
@@ -163,7 +163,7 @@ def test_malformed_note_is_refused_with_the_reason(shared: Page) -> None:
     assert shared.texts() == before
 
 
-def test_notes_through_the_page_are_limited_to_sixty_an_hour(page: Page) -> None:
+def test_notes_through_the_page_are_limited_to_sixty_an_hour(page: NotesPage) -> None:
     writer = NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME))
     for number in range(MAX_AN_HOUR):
         writer.add(f"note {number}", Author("loop", "operator"))
@@ -173,7 +173,7 @@ def test_notes_through_the_page_are_limited_to_sixty_an_hour(page: Page) -> None
     assert len(page.texts()) == MAX_AN_HOUR
 
 
-def test_markup_in_a_note_stays_text(shared: Page) -> None:
+def test_markup_in_a_note_stays_text(shared: NotesPage) -> None:
     made = shared.note("<img src=x onerror=alert(1)>", "key-of-markup")
     assert made.json["text"] == "<img src=x onerror=alert(1)>"
     assert made.headers["content-type"] == "application/json"
@@ -182,7 +182,7 @@ def test_markup_in_a_note_stays_text(shared: Page) -> None:
 def test_a_recorded_run_takes_no_note_and_no_action(tmp_path: Path) -> None:
     recorded = MadeUpJob(RunDirectory(tmp_path), is_recorded=True)
     with served(tmp_path, replace(SETTINGS, enable_actions=True), source=recorded) as server:
-        Page(recorded.run, server).note().assert_refused(403, "history of a run")
+        NotesPage(recorded.run, server).note().assert_refused(403, "history of a run")
         headers = bearer(OPERATOR_TOKEN) | JSON
         ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "history")
     assert not (tmp_path / "diagnosis").exists()

@@ -157,7 +157,7 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """The run with verdicts, a state of the daemon, verifications of its checkpoints, and a pin."""
     run = RunDirectory(tmp_path_factory.mktemp("annotated") / "run")
     shutil.copytree(made, run.root)
-    waiting = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person", "host-1", 10.0, gain_s=5.0, price_s=2.0)
+    waiting = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person", "host-1", 10.0, gain_s=5.0, cost_s=2.0)
     declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "by a person", "host-1", 20.0, by="me@here")
     for outcome in (waiting, declined):
         append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(outcome, STRAGGLER))
@@ -310,7 +310,7 @@ def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
     page.close()
 
 
-def test_restart_price_and_gain_of_remaining_steps(page: Page) -> None:
+def test_restart_cost_and_gain_of_remaining_steps(page: Page) -> None:
     remedy_cost = remedy_cost_of(page.source, NOW_S, 2)
     assert (remedy_cost.remaining_steps, remedy_cost.cost_text) == (120, "measured")
     assert remedy_cost.cost_s == pytest.approx(30.5 + 10)

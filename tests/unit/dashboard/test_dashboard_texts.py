@@ -44,7 +44,7 @@ def test_raw_names_in_texts_are_found() -> None:
     raw = {
         "round 3 stands still: Stall(phase='step', step=210)": ["Stall(phase="],
         "gain_s_per_step=0 of step_s=None": ["gain_s_per_step=", "step_s="],
-        "a restart costs 10 s (diagnostics.restart_price_s=10)": [],
+        "a restart costs 10 s (diagnostics.restart_cost_s=10)": [],
         "start it with --recovery.join_timeout_s=20 (all_hosts)": [],
         "rank 5 ended with -9": ["with -9"],
         "S = 1.08: it is slower than ideal": [],

@@ -93,7 +93,7 @@ def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> 
     evict = actions[0]
     # the run has reported no completed step
     assert evict["gain_s"] is None
-    assert evict["price_s"] == pytest.approx(3.2)
+    assert evict["cost_s"] == pytest.approx(3.2)
     assert "measured" in evict["text"]
     causes = {one["name"]: one["slowdown"] for one in found["by_cause"]}
     assert causes == {"compute": pytest.approx(2.0 / 1.5), "sequence-length": pytest.approx(2.0 / 1.9)}

@@ -151,7 +151,7 @@ def test_forgotten_steps_are_replaced_by_coarse_ones(made: Path, tmp_path: Path)
     assert found.column("last").tolist() == whole.between(40, 59).column("last").tolist()
 
 
-class Page:
+class WindowPage:
     """A recorded run, and who asks about it."""
 
     def __init__(self, run: RunDirectory) -> None:
@@ -180,8 +180,8 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def page(run: RunDirectory) -> Iterator[Page]:
-    found = Page(run)
+def page(run: RunDirectory) -> Iterator[WindowPage]:
+    found = WindowPage(run)
     yield found
     found.source.close()
 
@@ -190,7 +190,7 @@ FIRST_ROUND = {"from": iso(START_S), "to": iso(START_S + 40)}
 FAILURE = {"from": iso(START_S + 55), "to": iso(START_S + 95)}
 
 
-def test_every_view_shows_the_requested_range(page: Page) -> None:
+def test_every_view_shows_the_requested_range(page: WindowPage) -> None:
     assert page.ask("series", **FIRST_ROUND)["step"] == list(range(40))
     assert page.ask("series", **FIRST_ROUND)["range"]["last_step"] == 39
     assert page.ask("series", **{"from": "-15s"})["step"] == list(range(104, 120))
@@ -214,7 +214,7 @@ def test_every_view_shows_the_requested_range(page: Page) -> None:
     assert page.ask("series", 400, **{"from": "yesterday"})["error"] == "bad-request"
 
 
-def test_marks_stand_at_their_step_and_at_their_time(page: Page) -> None:
+def test_marks_stand_at_their_step_and_at_their_time(page: WindowPage) -> None:
     found = page.ask("marks")
     marks = {one["kind"]: one for one in found["marks"]}
     assert set(marks) == {"incident", "note", "config", "checkpoint", "round", "bad"}
@@ -237,7 +237,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: Page) -> None:
     assert within["changes"] == []
 
 
-def test_a_replayed_run_shows_notes_and_takes_none(page: Page) -> None:
+def test_a_replayed_run_shows_notes_and_takes_none(page: WindowPage) -> None:
     found = page.ask("notes")
     assert [one["text"] for one in found["notes"]] == ["a cable was pulled", "learning rate lowered"]
     incident = page.ask("incidents")["incidents"][0]["incident_id"]

@@ -65,7 +65,7 @@ def test_ratio_of_no_time_is_none() -> None:
     assert effective_time_ratio([], (), BEGIN_S, BEGIN_S) is None
 
 
-def test_the_price_of_a_restart_is_the_median_of_the_newest() -> None:
+def test_the_cost_of_a_restart_is_the_median_of_the_newest() -> None:
     assert measured_restart_cost_s([]) is None
     some = [incident(BEGIN_S + 100 * n, 10.0 * n, n, number=n) for n in (1, 2, 3)]
     assert measured_restart_cost_s(some) == pytest.approx(20 + 2 * 2)

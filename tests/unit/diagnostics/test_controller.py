@@ -36,7 +36,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
         yield one
 
 
-class Stream:
+class EventStream:
     """A controller that gets one step per second."""
 
     def __init__(self, client: EtcdClient, config: DiagnosticsConfig | None = None) -> None:
@@ -71,7 +71,7 @@ class Stream:
         return [decode(HostVerdict, item.value, "here") for item in found]
 
 
-def slowed(stream: Stream, factor: float = 1.3) -> SyntheticJob:
+def slowed(stream: EventStream, factor: float = 1.3) -> SyntheticJob:
     job = SyntheticJob(Layout(dp_size=4), noise=0.02)
     stream.begin(job)
     stream.run(job, 30)
@@ -82,7 +82,7 @@ def slowed(stream: Stream, factor: float = 1.3) -> SyntheticJob:
 
 
 def test_a_slow_host_gets_one_verdict(client: EtcdClient) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     job = slowed(stream)
     stream.run(job, 30)
     (verdict,) = stream.verdicts()
@@ -100,7 +100,7 @@ def test_a_slow_host_gets_one_verdict(client: EtcdClient) -> None:
 
 
 def test_findings_of_another_round_are_dropped(client: EtcdClient) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     old = slowed(stream)
     new = replace(old, round=2, compute_factor={})
     stream.begin(new)
@@ -116,7 +116,7 @@ def test_findings_of_another_round_are_dropped(client: EtcdClient) -> None:
 
 
 def test_suspicion_requests_all_spans_for_a_limited_time(client: EtcdClient) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     mine = DiagSettings(sample_period=25, off_operations=("gc",), by="ops")
     client.put(stream.keys.diag_settings, encode(mine))
     slowed(stream)
@@ -136,7 +136,7 @@ def test_suspicion_requests_all_spans_for_a_limited_time(client: EtcdClient) -> 
 
 
 def test_spans_that_a_person_switched_off_stay_off(client: EtcdClient) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     client.put(stream.keys.diag_settings, encode(DiagSettings(is_on=False, by="ops")))
     slowed(stream)
     item = client.get(stream.keys.diag_settings)
@@ -145,7 +145,7 @@ def test_spans_that_a_person_switched_off_stay_off(client: EtcdClient) -> None:
 
 
 def test_loss_that_is_not_finite_is_a_verdict(client: EtcdClient) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
     stream.run(job, 10)
@@ -160,7 +160,7 @@ def test_loss_that_is_not_finite_is_a_verdict(client: EtcdClient) -> None:
 @pytest.mark.slow(kept=["2"])
 @pytest.mark.parametrize("num_liars", [1, 2])
 def test_ranks_that_lie_about_the_layout_are_outvoted(client: EtcdClient, num_liars: int) -> None:
-    stream, job = Stream(client), SyntheticJob(Layout(dp_size=8))
+    stream, job = EventStream(client), SyntheticJob(Layout(dp_size=8))
     liars, others = select(job.ranks(), job.ranks().rank < num_liars), select(job.ranks(), job.ranks().rank >= 1)
     sizes = np.arange(2, 2 + num_liars, dtype=np.int32)
     stream.controller.consume(Ranks, replace(liars, tp_size=sizes, dp_size=sizes[::-1].copy()))
@@ -173,7 +173,7 @@ def test_ranks_that_lie_about_the_layout_are_outvoted(client: EtcdClient, num_li
 
 @pytest.mark.parametrize("made_up", [5_000, 2**31 - 1])
 def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient, made_up: int) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
     stream.run(job, 10)
@@ -191,7 +191,7 @@ def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient, made_up: i
 def test_a_clock_that_is_set_by_an_hour_delays_nothing(
     client: EtcdClient, caplog: pytest.LogCaptureFixture, jump_s: float
 ) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
     stream.run(job, 45, silent=3)
@@ -206,7 +206,7 @@ def test_a_clock_that_is_set_by_an_hour_delays_nothing(
 
 
 def test_silent_ranks_are_reported_once_a_minute(client: EtcdClient, caplog: pytest.LogCaptureFixture) -> None:
-    stream = Stream(client)
+    stream = EventStream(client)
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
     stream.run(job, 5)
@@ -226,7 +226,7 @@ def test_verdicts_wait_while_etcd_is_away(tmp_path_factory: pytest.TempPathFacto
         EtcdServers(tmp_path_factory.mktemp("away")) as servers,
         EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.2)) as client,
     ):
-        stream = Stream(client)
+        stream = EventStream(client)
         job = SyntheticJob(Layout(dp_size=4))
         stream.begin(job)
         stream.run(job, 30)
@@ -243,7 +243,7 @@ def test_verdicts_wait_while_etcd_is_away(tmp_path_factory: pytest.TempPathFacto
 
 def test_steps_that_come_all_at_once_are_judged_one_by_one(client: EtcdClient) -> None:
     """A verdict has the facts of the step at which it became certain, even if a batch or spool brought later steps."""
-    stream = Stream(client)
+    stream = EventStream(client)
     job = SyntheticJob(Layout(dp_size=4), noise=0.02)
     stream.begin(job)
     stream.run(job, 30)

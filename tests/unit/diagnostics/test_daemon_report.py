@@ -46,7 +46,7 @@ class Etcd:
         self.written.append(decode(DaemonReport, value, key))
 
 
-class Judge:
+class ReportJudge:
     silent: tuple[int, ...] = ()
 
     def silent_ranks(self) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def etcd() -> Etcd:
 
 def reporter(
     etcd: Etcd,
-    judge: Judge,
+    judge: ReportJudge,
     statistics: IngestStatistics,
     record: DaemonRecord = RECORD,
     devices: Devices | None = None,
@@ -78,7 +78,7 @@ def reporter(
 
 
 def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> None:
-    judge, statistics = Judge(), IngestStatistics()
+    judge, statistics = ReportJudge(), IngestStatistics()
     statistics.count_stream(1, "host-1")
     writer = reporter(etcd, judge, statistics)
     assert [writer.write(NOW_S + at) for at in (0, 1, 4, 5, 6)] == [True, False, False, True, False]
@@ -95,7 +95,7 @@ def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> N
 
 
 def test_only_hosts_that_stream_are_away_and_only_after_a_while(etcd: Etcd) -> None:
-    young = reporter(etcd, Judge(), IngestStatistics(), replace(RECORD, started_unix_s=NOW_S - 5))
+    young = reporter(etcd, ReportJudge(), IngestStatistics(), replace(RECORD, started_unix_s=NOW_S - 5))
     young.write(NOW_S)
     assert etcd.written[0].num_away_hosts == 0, "hosts need time to find a new daemon"
     assert disconnected_hosts(STREAMED, ["host-2"]) == ("host-1",)
@@ -140,7 +140,7 @@ def test_device_problems_of_training_hosts_are_reported(etcd: Etcd) -> None:
     devices, statistics = Devices(), IngestStatistics()
     statistics.count_stream(1, "host-1")
     statistics.count_stream(2, "host-2")
-    writer = reporter(etcd, Judge(), statistics, devices=devices)
+    writer = reporter(etcd, ReportJudge(), statistics, devices=devices)
     assert writer.write(NOW_S)
     hot = DeviceProblem(DeviceProblemKind.GPU_DEGRADED, "host-2", "GPU 3 is slowed down: 91 C", NOW_S - 60)
     gone = DeviceProblem(FAILING, "host-9", "GPU 1 is lost")

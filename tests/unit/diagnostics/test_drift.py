@@ -31,7 +31,7 @@ Costs = Callable[[Op, int, int], float]
 
 
 @dataclass(frozen=True)
-class Job:
+class DriftJob:
     """A job of many steps as sums: `cost(operation, rank, step)` is additional time in ms."""
 
     cost: Costs = lambda operation, rank, step: 0.0
@@ -88,13 +88,13 @@ def with_keys(kind, columns):
     return from_columns(kind, {"round": [1] * num, "sequence": list(range(num)), **columns})
 
 
-def drift(job: Job) -> Drift:
+def drift(job: DriftJob) -> Drift:
     return analyse_drift(job.source(), 1)
 
 
 def test_no_alarm_in_stationary_jobs() -> None:
     for seed in range(6):
-        found = drift(Job(seed=seed, noise=0.05, num_steps=120))
+        found = drift(DriftJob(seed=seed, noise=0.05, num_steps=120))
         assert (found.changes, found.rate_changes) == ((), ())
         assert found.step_trend is not None
         assert not found.step_trend.is_rising
@@ -103,7 +103,7 @@ def test_no_alarm_in_stationary_jobs() -> None:
 
 @pytest.mark.parametrize("slow", [Op.BACKWARD_COMPUTE, Op.BACKWARD_WEIGHT_COMPUTE])
 def test_slow_rank_is_named_while_others_wait_for_it(slow: Op) -> None:
-    found = drift(Job(cost=lambda op, rank, step: 20.0 * (op is slow and rank == 5 and step >= CHANGE)))
+    found = drift(DriftJob(cost=lambda op, rank, step: 20.0 * (op is slow and rank == 5 and step >= CHANGE)))
 
     (change,) = found.changes
     assert abs(change.step - CHANGE) <= 1
@@ -119,7 +119,7 @@ def test_slow_rank_is_named_while_others_wait_for_it(slow: Op) -> None:
 
 def test_slow_network_is_the_reduce_scatter_of_its_group() -> None:
     found = drift(
-        Job(cost=lambda op, rank, step: 15.0 * (op is Op.GRADS_REDUCE_SCATTER and rank >= 4 and step >= CHANGE))
+        DriftJob(cost=lambda op, rank, step: 15.0 * (op is Op.GRADS_REDUCE_SCATTER and rank >= 4 and step >= CHANGE))
     )
 
     (change,) = found.changes
@@ -128,7 +128,7 @@ def test_slow_network_is_the_reduce_scatter_of_its_group() -> None:
 
 
 def test_data_that_comes_late_is_the_cause() -> None:
-    found = drift(Job(cost=lambda op, rank, step: 12.0 * (op is Op.DATA_WAIT and step >= CHANGE)))
+    found = drift(DriftJob(cost=lambda op, rank, step: 12.0 * (op is Op.DATA_WAIT and step >= CHANGE)))
 
     assert [change.moved[0].operation for change in found.changes] == ["data-wait"]
     assert found.changes[0].moved[0].num_ranks == LAYOUT.world_size
@@ -144,7 +144,7 @@ def test_data_that_comes_late_is_the_cause() -> None:
 )
 def test_device_that_slows_down_slows_forward_and_backward(compute: dict[Op, float]) -> None:
     found = drift(
-        Job(cost=lambda op, rank, step: (compute.get(op, 0.0) + 3.8 * (op is Op.FORWARD_RECV)) * (step >= CHANGE))
+        DriftJob(cost=lambda op, rank, step: (compute.get(op, 0.0) + 3.8 * (op is Op.FORWARD_RECV)) * (step >= CHANGE))
     )
 
     (change,) = found.changes
@@ -173,7 +173,9 @@ def test_slow_collectives_are_not_blamed_on_compute() -> None:
 
 
 def test_change_to_a_faster_pace_names_its_cause() -> None:
-    found = drift(Job(cost=lambda op, rank, step: 20.0 * (op is Op.FORWARD_COMPUTE and rank == 3 and step < CHANGE)))
+    found = drift(
+        DriftJob(cost=lambda op, rank, step: 20.0 * (op is Op.FORWARD_COMPUTE and rank == 3 and step < CHANGE))
+    )
 
     (change,) = found.changes
     assert change.shift < -0.15
@@ -182,7 +184,7 @@ def test_change_to_a_faster_pace_names_its_cause() -> None:
 
 
 def test_larger_batch_is_no_fault() -> None:
-    job = Job(
+    job = DriftJob(
         cost=lambda op, rank, step: OWN_WORK[op] * 0.5 * (op in (Op.FORWARD_COMPUTE, Op.BACKWARD_COMPUTE)
                                                            and step >= CHANGE) if op in OWN_WORK else 0.0,
         work=lambda step: 1.45e12 if step >= CHANGE else 1e12,
@@ -197,7 +199,7 @@ def test_larger_batch_is_no_fault() -> None:
 
 
 def test_less_work_in_the_same_time_changes_the_mfu() -> None:
-    found = drift(Job(work=lambda step: 0.7e12 if step >= CHANGE else 1e12))
+    found = drift(DriftJob(work=lambda step: 0.7e12 if step >= CHANGE else 1e12))
 
     assert found.changes == ()
     (change,) = found.rate_changes
@@ -207,7 +209,7 @@ def test_less_work_in_the_same_time_changes_the_mfu() -> None:
 
 def test_first_steps_and_steps_after_checkpoints_are_left_out() -> None:
     checkpoints = tuple(range(20, 240, 20))
-    found = drift(Job(checkpoints=checkpoints))
+    found = drift(DriftJob(checkpoints=checkpoints))
 
     assert found.changes == ()
     assert found.num_left_out == 3 + len(checkpoints)
@@ -215,7 +217,7 @@ def test_first_steps_and_steps_after_checkpoints_are_left_out() -> None:
 
 
 def test_slow_decline_is_a_trend() -> None:
-    found = drift(Job(cost=lambda op, rank, step: 0.08 * step * (op is Op.FORWARD_COMPUTE)))
+    found = drift(DriftJob(cost=lambda op, rank, step: 0.08 * step * (op is Op.FORWARD_COMPUTE)))
 
     assert found.step_trend is not None
     assert found.step_trend.is_rising
@@ -225,7 +227,7 @@ def test_slow_decline_is_a_trend() -> None:
 
 
 def test_growing_collections_and_their_share() -> None:
-    job = Job(cost=lambda op, rank, step: 0.0).source()
+    job = DriftJob(cost=lambda op, rank, step: 0.0).source()
     sums = job.read(StepTotals)
     rows = np.flatnonzero((sums.operation == Op.STEP.number) & (sums.step % 5 == 0))
     gc = {name: getattr(sums, name)[rows] for name in ("rank", "step", "start_ns")}
@@ -297,7 +299,7 @@ def test_issue_latency_and_idle_device_time() -> None:
 
 
 def test_sums_alone_give_no_stagger_or_latency() -> None:
-    found = drift(Job(num_steps=30))
+    found = drift(DriftJob(num_steps=30))
 
     assert found.stagger is None
     assert found.void == -1.0
@@ -309,7 +311,7 @@ def test_sums_alone_give_no_stagger_or_latency() -> None:
 @pytest.mark.parametrize(("num_steps", "message"), [(0, "has no step"), (2, "except 2 at the beginning")])
 def test_too_few_steps_are_refused(num_steps: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        drift(Job(num_steps=num_steps))
+        drift(DriftJob(num_steps=num_steps))
 
 
 def test_slowest_hour_of_the_day() -> None:
@@ -330,7 +332,7 @@ def test_slowest_hour_of_the_day() -> None:
 
 
 def test_rank_that_sends_garbage_changes_nothing() -> None:
-    job = Job(num_steps=60)
+    job = DriftJob(num_steps=60)
     source = job.source()
     sums = source.read(StepTotals)
     garbage = replace(

@@ -118,7 +118,7 @@ def test_few_steps_or_ranks_are_insufficient_evidence(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.startswith("insufficient evidence")
     write(tmp_path / "alone", SyntheticJob(Layout()), 40)
     document = printed(capsys, str(tmp_path / "alone"))
-    assert document["unjudged_ranks"] == [0]
+    assert document["ranks_without_peers"] == [0]
     assert not document["is_enough"]
 
 

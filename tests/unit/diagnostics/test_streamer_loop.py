@@ -74,7 +74,7 @@ def idle_state() -> SenderState:
 
 
 @dataclass
-class Host:
+class StreamedHost:
     """A host whose ranks are this process, with streamers that can be restarted."""
 
     root: Path
@@ -113,9 +113,9 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path, idle_state: SenderState) -> Iterator[Host]:
+def host(tmp_path: Path, idle_state: SenderState) -> Iterator[StreamedHost]:
     (tmp_path / "boxes").mkdir()
-    made = Host(tmp_path, idle_state)
+    made = StreamedHost(tmp_path, idle_state)
     yield made
     for recorder in made.recorders:
         recorder.close()
@@ -130,7 +130,7 @@ def take_steps(recorder: Recorder, steps: range) -> None:
         recorder.record_value(StepValue.LOSS, float(step))
 
 
-def test_rows_and_lines_are_sent_when_many_or_old(host: Host) -> None:
+def test_rows_and_lines_are_sent_when_many_or_old(host: StreamedHost) -> None:
     first, second = host.rank(0), host.rank(1)
     host.rank(2, host="host-2")
     (host.root / "boxes" / host.path(3).name).write_bytes(b"no black box")
@@ -167,7 +167,7 @@ def test_rows_and_lines_are_sent_when_many_or_old(host: Host) -> None:
     streamer.end()
 
 
-def test_times_are_those_of_the_system_clock(host: Host) -> None:
+def test_times_are_those_of_the_system_clock(host: StreamedHost) -> None:
     before = time.time_ns()
     take_steps(host.rank(0), range(1))
     streamer, taken = host.streamer()
@@ -178,7 +178,7 @@ def test_times_are_those_of_the_system_clock(host: Host) -> None:
         assert ((times > before - tolerance_ns) & (times < time.time_ns() + tolerance_ns)).all()
 
 
-def test_restarted_streamer_continues_at_its_positions(host: Host) -> None:
+def test_restarted_streamer_continues_at_its_positions(host: StreamedHost) -> None:
     recorder = host.rank(0)
     take_steps(recorder, range(3))
     open_token = recorder.begin(Operation.CHECKPOINT)
@@ -198,7 +198,7 @@ def test_restarted_streamer_continues_at_its_positions(host: Host) -> None:
     assert taken.all(Ranks).rank.tolist() == [0]
 
 
-def test_damaged_positions_only_cost_a_repetition(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_positions_only_cost_a_repetition(host: StreamedHost, caplog: pytest.LogCaptureFixture) -> None:
     host.settings.own_directory.mkdir(parents=True)
     (host.settings.own_directory / "positions.json").write_bytes(b'{"schema_version": 1, "boxes": {"x": "y"}}')
     take_steps(host.rank(0), range(2))
@@ -208,7 +208,7 @@ def test_damaged_positions_only_cost_a_repetition(host: Host, caplog: pytest.Log
     assert "are streamed from their beginning again" in caplog.text
 
 
-def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
+def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: StreamedHost) -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     recorder = host.rank(0, pid=child.pid)
     write_control(host.path(0), ControlPage(sample_period=100))
@@ -231,7 +231,7 @@ def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: Host) -> None:
     streamer.end()
 
 
-def test_last_rows_of_an_ended_rank_are_sampled(host: Host) -> None:
+def test_last_rows_of_an_ended_rank_are_sampled(host: StreamedHost) -> None:
     recorder = host.rank(0)
     write_control(host.path(0), ControlPage(sample_period=3))
     streamer, taken = host.streamer()
@@ -244,7 +244,7 @@ def test_last_rows_of_an_ended_rank_are_sampled(host: Host) -> None:
     assert taken.all(Spans).step.tolist() == [3, 6]
 
 
-def test_silent_ranks_are_named_and_last_spans_are_sent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_ranks_are_named_and_last_spans_are_sent(host: StreamedHost, caplog: pytest.LogCaptureFixture) -> None:
     moving, stuck = host.rank(0), host.rank(1)
     for rank in (0, 1):
         write_control(host.path(rank), ControlPage(sample_period=100))
@@ -281,7 +281,7 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: Host, caplog: pyte
     streamer.end()
 
 
-def test_stacks_are_requested_before_patience_is_over(host: Host) -> None:
+def test_stacks_are_requested_before_patience_is_over(host: StreamedHost) -> None:
     stuck = host.rank(0)
     take_steps(stuck, range(1, 4))
     streamer, _ = host.streamer()
@@ -299,7 +299,7 @@ def test_stacks_are_requested_before_patience_is_over(host: Host) -> None:
     streamer.end()
 
 
-def test_ranks_that_never_wrote_anything_are_silent_too(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_never_wrote_anything_are_silent_too(host: StreamedHost, caplog: pytest.LogCaptureFixture) -> None:
     host.rank(0)
     host.expected = HostRanks(1, range(3), time.monotonic() - PHASE_TIMEOUTS.init_s - 1)
     streamer, _ = host.streamer()
@@ -310,7 +310,7 @@ def test_ranks_that_never_wrote_anything_are_silent_too(host: Host, caplog: pyte
     streamer.end()
 
 
-def test_copy_of_a_box_makes_no_rank_silent(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_copy_of_a_box_makes_no_rank_silent(host: StreamedHost, caplog: pytest.LogCaptureFixture) -> None:
     rank = host.rank(0)
     take_steps(rank, range(3))
     copy = host.path(0).with_name(host.path(0).name.replace("rank-00000", "rank-00000-copy"))
@@ -324,7 +324,7 @@ def test_copy_of_a_box_makes_no_rank_silent(host: Host, caplog: pytest.LogCaptur
     assert taken.all(Values).step.tolist() == [0, 1, 2]
 
 
-def test_box_that_becomes_invalid_harms_no_other(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_box_that_becomes_invalid_harms_no_other(host: StreamedHost, caplog: pytest.LogCaptureFixture) -> None:
     good, bad = host.rank(0), host.rank(1)
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
@@ -342,7 +342,7 @@ def test_box_that_becomes_invalid_harms_no_other(host: Host, caplog: pytest.LogC
     assert "rank 1 is no longer streamed" in caplog.text
 
 
-def test_new_box_with_a_reused_inode_is_followed(host: Host) -> None:
+def test_new_box_with_a_reused_inode_is_followed(host: StreamedHost) -> None:
     host.rank(2, host="host-2")
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
@@ -356,7 +356,7 @@ def test_new_box_with_a_reused_inode_is_followed(host: Host) -> None:
     assert set(taken.all(StepTotals).step.tolist()) == {0, 1, 2}
 
 
-def test_replaced_box_is_streamed_once(host: Host) -> None:
+def test_replaced_box_is_streamed_once(host: StreamedHost) -> None:
     take_steps(host.rank(0), range(3))
     streamer, taken = host.streamer()
     streamer.poll(LONG_S)
@@ -368,7 +368,9 @@ def test_replaced_box_is_streamed_once(host: Host) -> None:
     assert sorted(taken.all(StepTotals).step[taken.all(StepTotals).operation == SUMMED.number].tolist()) == [*range(5)]
 
 
-def put_box(host: Host, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns: int = 1, step: int = 0) -> Path:
+def put_box(
+    host: StreamedHost, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns: int = 1, step: int = 0
+) -> Path:
     """Write a box of this host under its right name, with a complete header and an empty ring."""
     path = host.path(rank, number)
     image = bytearray(box_bytes(16))
@@ -387,7 +389,7 @@ def put_box(host: Host, rank: int = 5, number: int = 1, dp_size: int = 8, at_ns:
     ids=str,
 )
 def test_invalid_box_is_named_and_costs_no_other_rank(
-    host: Host, caplog: pytest.LogCaptureFixture, nonsense: dict[str, Any]
+    host: StreamedHost, caplog: pytest.LogCaptureFixture, nonsense: dict[str, Any]
 ) -> None:
     recorder = host.rank(0)
     take_steps(recorder, range(2))
@@ -402,7 +404,7 @@ def test_invalid_box_is_named_and_costs_no_other_rank(
     assert caplog.text.count(str(path)) == 1
 
 
-def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: Host) -> None:
+def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: StreamedHost) -> None:
     stuck = host.rank(0)
     take_steps(stuck, range(1, 4))
     host.expected = HostRanks(1, range(1), time.monotonic())
@@ -433,7 +435,7 @@ class OneReading:
         return taken
 
 
-def test_devices_are_sent_with_their_ranks(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_sent_with_their_ranks(host: StreamedHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     recorder = host.rank(3)
     take_steps(recorder, range(8))

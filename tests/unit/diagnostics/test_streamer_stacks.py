@@ -30,7 +30,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 WORKER = """
 import ctypes, os, sys, threading
-from megatrain.telemetry.stack_dumps import stacks_on_demand
+from megatrain.programs.stack_dumps import stacks_on_demand
 
 def sleeps(word=""):
     print(word, end="", flush=True)

@@ -26,7 +26,7 @@ VERDICT = HostVerdict(
     "20271121-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",),
     (4, 5), ("its forward takes 1.3 x its peers'", "it is the last at every reduce-scatter"), 10, 20, 0.5, 0.1,
 )  # fmt: skip
-OUTCOME = VerdictOutcome("20271121-1", OutcomeKind.DECLINED, "it does not pay", "host-1", 1001.0, gain_s=5, price_s=9)
+OUTCOME = VerdictOutcome("20271121-1", OutcomeKind.DECLINED, "it does not pay", "host-1", 1001.0, gain_s=5, cost_s=9)
 CASE = VerdictWithOutcome(VERDICT.verdict_id, VERDICT, OUTCOME)
 
 

@@ -28,7 +28,7 @@ RULE = FenceRule(lease_ttl_s=10.0, floor_s=5.0, join_timeout_s=600.0, save_grace
 LIMITS = RULE.deadlines(0.0)
 PROGRESS = Progress(
     phase=Phase.STEP, phase_since_ns=0, current_step=7, step_started_ns=None, completed_step=6, completed_ns=40 * S,
-    last_step_ns=None, median_step_ns=None, obeyed_command=0, num_lost_ends=0,
+    last_step_ns=None, median_step_ns=None, completed_command=0, num_lost_ends=0,
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def progress(
         completed_ns=None,
         last_step_ns=ns(last_s),
         median_step_ns=ns(median_s),
-        obeyed_command=0,
+        completed_command=0,
         num_lost_ends=0,
     )
 

@@ -18,7 +18,7 @@ def policy_of(num_microbatches: int, least: int, most: int) -> Policy:
     slots = {count: math.ceil(num_microbatches / count) for count in range(least, most + 1)}
     return Policy(
         min_hosts=least, max_hosts=most, num_workers=1, feasible_counts=slots, shrink_after_s=SHRINK_AFTER_S,
-        join_timeout_s=10 * SHRINK_AFTER_S, restart_price_s=30.0,
+        join_timeout_s=10 * SHRINK_AFTER_S, restart_cost_s=30.0,
     )  # fmt: skip
 
 
@@ -107,4 +107,4 @@ def test_an_eviction_counts_the_slots_of_the_hosts_that_remain(
         assert "does not pay" in outcome.reason
         return
     assert outcome.gain_s == pytest.approx(gain_s * 999_970, rel=1e-3)
-    assert outcome.price_s == 30.0 + (SHRINK_AFTER_S if gain_s < 0.5 else 0.0), "slower steps wait for a host first"
+    assert outcome.cost_s == 30.0 + (SHRINK_AFTER_S if gain_s < 0.5 else 0.0), "slower steps wait for a host first"

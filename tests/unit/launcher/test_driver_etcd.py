@@ -21,7 +21,7 @@ from megatrain_job.coordination.settings import Credentials, EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.driver.state import Seen
 from megatrain_launcher.driver.writes import trims_of
-from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
+from tests.helpers.driver_candidates import KEYS, NOW, CandidateHosts, DriverCandidate
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.waiting import wait_until
@@ -30,10 +30,10 @@ from tests.helpers.waiting import wait_until
 def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
-        candidates = [Candidate(etcd, name, tmp_path / "incidents") for name in ("one", "two")]
+        candidates = [DriverCandidate(etcd, name, tmp_path / "incidents") for name in ("one", "two")]
         for candidate in candidates:
             stack.callback(candidate.close)
-        hosts = Hosts(client)
+        hosts = CandidateHosts(client)
         first = hosts.wait_for(Round, KEYS.round(1))
         assert [part.host for part in first.hosts] == ["host-0", "host-1"]
         leader, other = sorted(candidates, key=lambda candidate: not candidate.driver.is_leading)
@@ -80,12 +80,12 @@ def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_pa
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
         port = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        first = Candidate(etcd, "first", tmp_path, ttl_s=60)
+        first = DriverCandidate(etcd, "first", tmp_path, ttl_s=60)
         stack.callback(first.close)
         wait_until(lambda: first.driver.is_leading, "the first driver")
         record = HostRecord("first", "s", 1, "127.0.0.1", 1, port.getsockname()[1], 1, "", "", "", NOW, is_fit=True)
         client.put(KEYS.host("first"), encode(record), lease_id=first.keeper.lease_id)
-        second = Candidate(etcd, "second", tmp_path, ttl_s=60)
+        second = DriverCandidate(etcd, "second", tmp_path, ttl_s=60)
         stack.callback(second.close)
         lease_id = first.keeper.lease_id
         for _ in range(2):  # the first driver greets it once, the second asks every second
@@ -111,9 +111,9 @@ def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path)
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
-        one = Candidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url], attempt_s=0.5, call_s=1.0))
+        one = DriverCandidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url], attempt_s=0.5, call_s=1.0))
         stack.callback(one.close)
-        hosts = Hosts(client)
+        hosts = CandidateHosts(client)
         hosts.wait_for(Round, KEYS.round(1))
         hosts.train(1)
 
@@ -158,7 +158,7 @@ def test_a_candidacy_without_a_lease_blocks_no_driver(etcd: EtcdServers, tmp_pat
         strays = [f"{KEYS.election}/{name}" for name in ("0", "ffff", "")]
         for stray in strays:
             client.put(stray, "stray")
-        one = Candidate(etcd, "one", tmp_path)
+        one = DriverCandidate(etcd, "one", tmp_path)
         stack.callback(one.close)
         wait_until(lambda: one.driver.is_leading, "a driver")
         wait_until(lambda: all(client.get(stray) is None for stray in strays), "the strays' end")
@@ -172,9 +172,9 @@ def test_candidate_that_is_refused_lets_another_drive(tmp_path: Path, caplog: py
         etcd = stack.enter_context(EtcdServers(tmp_path))
         enable_users(etcd.urls[0], "root password", {"one": "password"}, f"{KEYS.election}/")
 
-        def start(name: str, credentials: Credentials) -> Candidate:
+        def start(name: str, credentials: Credentials) -> DriverCandidate:
             settings = EtcdSettings.of(etcd.urls, credentials=credentials)
-            found = Candidate(etcd, name, tmp_path / "incidents", settings)
+            found = DriverCandidate(etcd, name, tmp_path / "incidents", settings)
             stack.callback(found.close)
             return found
 
@@ -199,8 +199,8 @@ def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, ca
         proxy.spoils = lambda request: b"/v3/kv/range" in request and read in request and next(is_first, False)
         proxy.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(restored), restored]
         proxy.conduct = Conduct.GARBAGE
-        one = Candidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))
+        one = DriverCandidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))
         stack.callback(one.close)
-        assert Hosts(client).wait_for(Round, KEYS.round(1)).driver == "one"
+        assert CandidateHosts(client).wait_for(Round, KEYS.round(1)).driver == "one"
     assert proxy.num_spoiled == 1
     assert caplog.text.count("etcd was restored to an older state; everything is read again") == 1

@@ -51,7 +51,7 @@ def test_a_slow_host_saves_and_a_spare_takes_its_ranks() -> None:
     assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
     # 999,970 steps to go or a few less, and no restart was seen yet
     assert outcome.gain_s == pytest.approx(0.03 * 999_970, rel=1e-4)
-    assert outcome.price_s == POLICY.restart_price_s
+    assert outcome.cost_s == POLICY.restart_cost_s
     assert incidents(job)[0].state is IncidentState.RECOVERED
 
 
@@ -117,8 +117,8 @@ def test_verdict_written_before_its_round_is_declined() -> None:
 
 
 def test_verdict_is_declined_if_it_gains_less_than_it_costs() -> None:
-    """Steps that are left times the gain, against the price of a restart."""
-    job = begin(replace(POLICY, train_steps=1000, restart_price_s=30.0))
+    """Steps that are left times the gain, against the cost of a restart."""
+    job = begin(replace(POLICY, train_steps=1000, restart_cost_s=30.0))
     # 0.03 s over less than 1000 steps is less than 30 s
     assert "does not pay" in declined(job)
     verdict_id = write_verdict(job, gain_s_per_step=0.04)
@@ -130,7 +130,7 @@ def test_verdict_is_declined_if_it_gains_less_than_it_costs() -> None:
 
 
 def test_cost_is_that_of_the_jobs_earlier_restarts() -> None:
-    job = begin(replace(POLICY, restart_price_s=1e9))
+    job = begin(replace(POLICY, restart_cost_s=1e9))
     assert "does not pay" in declined(job)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, goes_on(job, 2), 5.0)
@@ -143,7 +143,7 @@ def test_cost_is_that_of_the_jobs_earlier_restarts() -> None:
     assert outcome is not None
     assert outcome.kind is OutcomeKind.ACTED
     down_s = before.moments.first_step - before.moments.began
-    assert outcome.price_s == pytest.approx(down_s + (before.steps_lost or 0) * 0.1)
+    assert outcome.cost_s == pytest.approx(down_s + (before.steps_lost or 0) * 0.1)
 
 
 def test_job_without_spare_evicts_only_if_fewer_are_faster() -> None:
@@ -208,7 +208,7 @@ def test_dry_run_only_says_what_it_would_have_done() -> None:
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None
     assert outcome.kind is OutcomeKind.DRY_RUN
-    assert outcome.gain_s > outcome.price_s
+    assert outcome.gain_s > outcome.cost_s
     go_on(job, 2.0)
     assert incidents(job) == []
     assert not [key for key in job.etcd.items if "/cordons/" in key]
@@ -236,7 +236,7 @@ def test_an_approved_verdict_is_carried_out() -> None:
 
 
 def test_person_may_approve_an_eviction_that_costs_more() -> None:
-    job = begin(replace(APPROVAL, train_steps=40, restart_price_s=0.2))
+    job = begin(replace(APPROVAL, train_steps=40, restart_cost_s=0.2))
     verdict_id = write_verdict(job)
     drive(job)
     go_on(job, 5.0)

@@ -240,9 +240,9 @@ def test_status_is_written_after_its_evidence(
     found = status()
     assert found is not None
     assert (found.phase, found.round) == (HostPhase.PARKED, 0)
-    state.set_obeyed(4)
+    state.set_completed_command(4)
     writer.add_evidence(HangEvidence("a", "1", 3, 1.0, {}, ()))
-    wait_until(lambda: getattr(status(), "obeyed_command", 0) == 4, "the second one")
+    wait_until(lambda: getattr(status(), "completed_command", 0) == 4, "the second one")
     assert built[-1] == "evidence"
     lost = one.keeper
     client.revoke_lease(lost.lease_id)

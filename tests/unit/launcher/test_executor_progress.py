@@ -132,10 +132,10 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     assert (found.median_step_s is not None, found.save_interval_s) == (True, None)
     first.set_save_interval(900.0)
     assert host_progress(round_progress.poll(), 2, 100.0).save_interval_s == 900.0
-    second.set_obeyed_command(5)
-    assert host_progress(round_progress.poll(), 2, 100.0).obeyed_command == 0
-    first.set_obeyed_command(7)
-    assert host_progress(round_progress.poll(), 2, 100.0).obeyed_command == 5
+    second.set_completed_command(5)
+    assert host_progress(round_progress.poll(), 2, 100.0).completed_command == 0
+    first.set_completed_command(7)
+    assert host_progress(round_progress.poll(), 2, 100.0).completed_command == 5
     first.close()
     ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)

@@ -60,16 +60,16 @@ def test_signal_stops_the_job_with_or_without_a_driver() -> None:
         assert next_stop_action(view) is action, view
 
 
-def test_commands_count_as_obeyed_in_their_order() -> None:
+def test_commands_count_as_completed_in_their_order() -> None:
     tracker = CommandTracker(3)
-    assert tracker.obeyed == 3
+    assert tracker.completed == 3
     commands = [HostCommand(2, "check"), HostCommand(5, "checkpoint"), HostCommand(4, "check"), HostCommand(6, "dance")]
     assert [command.number for command in tracker.take(commands)] == [4, 5, 6]
-    assert (tracker.seen, tracker.obeyed) == (6, 3)
+    assert (tracker.seen, tracker.completed) == (6, 3)
     tracker.mark_checkpoints_done(5)
-    assert tracker.obeyed == 3  # the check before it still runs
+    assert tracker.completed == 3  # the check before it still runs
     tracker.mark_done(4)
-    assert tracker.obeyed == 6
+    assert tracker.completed == 6
     assert tracker.take(commands) == []
 
 

@@ -24,7 +24,7 @@ from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.progress import RankWatch
 from megatrain_launcher.health.kernel_log import gpu_error_records
 from tests.helpers.driver_story import begin, go_on, go_on_until, incidents, members, stall
-from tests.helpers.simulated_device import NEVER, Simulation, Work
+from tests.helpers.simulated_device import NEVER, DeviceWork, Simulation
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_ranks import LAUNCH_NS, BoxedRank, SimulatedTraining
 
@@ -47,7 +47,7 @@ class Job:
     seen: list[int] = field(default_factory=lambda: list(range(8)))
     """Ranks with a thread that polls how far the device is."""
 
-    def work(self, rank: int, name: str, number: int) -> Work:
+    def work(self, rank: int, name: str, number: int) -> DeviceWork:
         """Return the number-th work of this name on a rank's device."""
         return [one for one in self.trainers[rank].one.device.all_work() if one.name == name][number]
 

@@ -26,10 +26,12 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 CPU = "cpu x4"
 
 
-def lines(matmul_s: float = 0.02, *, busy: float = 0.0, kind: str = "cpu", reduce_s: float = 0.003) -> list[dict]:
-    device = "cpu" if kind == "cpu" else "cuda:0"
+def lines(
+    matmul_s: float = 0.02, *, busy: float = 0.0, device_type: str = "cpu", reduce_s: float = 0.003
+) -> list[dict]:
+    device = "cpu" if device_type == "cpu" else "cuda:0"
     return [
-        {"part": "device", "kind": kind, "num_devices": 1, "hardware": CPU},
+        {"part": "device", "device_type": device_type, "num_devices": 1, "hardware": CPU},
         {
             "part": "compute",
             "number": 0,
@@ -88,9 +90,9 @@ def test_others_on_the_processor_excuse_it_but_not_a_gpu() -> None:
     assert "other programs use 50%" in detail
     for _ in range(3):
         history = history.with_findings(
-            timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), history, 1.5)[0],
+            timed.judge_speed(timed.timings_of(lines(device_type="cuda"), ""), history, 1.5)[0],
         )
-    assert outcomes(lines(0.1, busy=0.5, kind="cuda"), history)[0] == ["failed", "passed", "passed"]
+    assert outcomes(lines(0.1, busy=0.5, device_type="cuda"), history)[0] == ["failed", "passed", "passed"]
 
 
 def test_slow_measurements_do_not_become_usual() -> None:
@@ -114,7 +116,7 @@ def test_device_that_computes_wrong_fails() -> None:
 
 
 def test_a_gpu_that_torch_does_not_see_any_more() -> None:
-    findings = timed.judge_speed(timed.timings_of(lines(kind="cuda"), ""), HealthHistory(), 1.5)[0]
+    findings = timed.judge_speed(timed.timings_of(lines(device_type="cuda"), ""), HealthHistory(), 1.5)[0]
     history = HealthHistory().with_findings(findings)
     found, _, detail = outcomes(lines(), history)
     assert found == ["failed", "skipped", "skipped"]

@@ -29,13 +29,13 @@ class ApiServer(HTTPServer):
     """Knows the node "node-a", and one account."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _ApiHandler)
         self.nodes: dict[str, dict[str, Any]] = {"node-a": {}}
         self.asked: list[tuple[str, str]] = []
         """Method and path of every request."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ApiHandler(BaseHTTPRequestHandler):
     server: ApiServer
 
     def parse_request(self) -> bool:

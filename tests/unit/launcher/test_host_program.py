@@ -36,7 +36,7 @@ signal.pause()
 """
 
 
-class Entry:
+class ProgramEntry:
     """An entry point whose program notes each of its lives in a file."""
 
     def __init__(self, name: str, notes: Path) -> None:
@@ -71,7 +71,7 @@ def running(
 ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """Programs of which one runs; return a function that gives the command line of each life."""
     notes = tmp_path / "notes"
-    entries = [Entry(name, notes) for name in ("broken", "idle", "streamer")]
+    entries = [ProgramEntry(name, notes) for name in ("broken", "idle", "streamer")]
     assert ENTRY_POINT_GROUP == "megatrain.host_program"
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries if group == ENTRY_POINT_GROUP else [])
     monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.05)
@@ -120,7 +120,9 @@ def test_program_leaves_nothing_when_its_host_leaves(
 ) -> None:
     notes = tmp_path / "notes"
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [Entry("broken", notes), Entry("streamer", notes)]
+        importlib.metadata,
+        "entry_points",
+        lambda group: [ProgramEntry("broken", notes), ProgramEntry("streamer", notes)],
     )
     programs = start_host_programs(settings)
     wait_until(notes.exists, "the program")

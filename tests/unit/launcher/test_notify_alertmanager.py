@@ -68,7 +68,7 @@ def _get(url: str) -> Any:
         return None
 
 
-class Snapshots:
+class JobSnapshots:
     """Topics of a job at several moments, and an etcd that accepts every record."""
 
     def __init__(self, *moments: Topic) -> None:
@@ -86,7 +86,7 @@ class Snapshots:
 
 def test_alert_of_the_former_level_ends_in_the_same_post(tmp_path: Path) -> None:
     topic = make_topic("restarts", event=Event.RESTARTS)
-    story: Any = Snapshots(topic, replace(topic, level=HealthLevel.RED))
+    story: Any = JobSnapshots(topic, replace(topic, level=HealthLevel.RED))
     leadership: Any = SimpleNamespace(key="leader", token=1, is_certain=True)
     with HttpReceiver() as server:
         (receiver,) = receivers_of(config_with(tmp_path, f'[alertmanager]\nurl = "{server.url}"\n'))

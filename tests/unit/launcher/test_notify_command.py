@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.cli import main
-from tests.helpers.http_receiver import HttpReceiver, Reply
+from tests.helpers.http_receiver import HttpReceiver, ReceiverReply
 from tests.helpers.notification_topics import SMALL, write_secret
 from tests.helpers.vendor_rules import check_alertmanager, check_pagerduty
 
@@ -47,7 +47,7 @@ def test_every_receiver_is_tried_and_its_test_alert_resolved(
 def test_failed_receiver_is_reported_and_the_others_are_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with HttpReceiver(Reply(403, body=f"no such key {KEY}".encode())) as receiver:
+    with HttpReceiver(ReceiverReply(403, body=f"no such key {KEY}".encode())) as receiver:
         assert main(["notify", "test", str(write_config(tmp_path, receiver))]) == 1
     out = capsys.readouterr().out
     assert "pagerduty: FAILED: http://127.0.0.1" in out

@@ -16,7 +16,7 @@ from megatrain.contracts.network_address import WebAddress
 from megatrain_launcher.notify.delivery import MAX_RETRY_AFTER_S, DeliveryError, post, read_template, tls_context
 from megatrain_launcher.notify.receivers import read_secret, receivers_of
 from tests.helpers.certificates import Authority, CertificateFiles
-from tests.helpers.http_receiver import HttpReceiver, Reply
+from tests.helpers.http_receiver import HttpReceiver, ReceiverReply
 from tests.helpers.notification_topics import config_with, make_message, make_topic, over, write_secret
 
 SECRET = "T000/B000/verysecretpath"
@@ -50,7 +50,7 @@ def test_a_message_arrives_as_it_was_sent() -> None:
 def test_a_redirect_is_not_followed() -> None:
     statuses = (301, 302, 307, 308)
     with HttpReceiver() as elsewhere:
-        with HttpReceiver(*(Reply(status, {"Location": elsewhere.url}) for status in statuses)) as receiver:
+        with HttpReceiver(*(ReceiverReply(status, {"Location": elsewhere.url}) for status in statuses)) as receiver:
             for status in statuses:
                 assert "a redirect, which is not followed" in str(error_of(receiver)), status
         assert elsewhere.posted == []
@@ -59,15 +59,15 @@ def test_a_redirect_is_not_followed() -> None:
 def test_unsuccessful_response_is_reported() -> None:
     later = formatdate(4_000_000_000, usegmt=True)
     cases = [
-        (Reply(500, body=b"boom"), "answers 500: boom", 0.0),
-        (Reply(404, body=b"no_service"), "answers 404: no_service", 0.0),
-        (Reply(429, {"Retry-After": "30"}, b""), "answers 429", 30.0),
-        (Reply(503, {"Retry-After": "7"}, b""), "answers 503", 7.0),
-        (Reply(429, {"Retry-After": "999999999"}, b""), "answers 429", MAX_RETRY_AFTER_S),
-        (Reply(429, {"Retry-After": "soon"}, b""), "answers 429", 0.0),
-        (Reply(429, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, b""), "answers 429", 0.0),
-        (Reply(429, {"Retry-After": later}, b""), "answers 429", MAX_RETRY_AFTER_S),
-        (Reply(is_dropped=True), "the connection was closed without an answer", 0.0),
+        (ReceiverReply(500, body=b"boom"), "answers 500: boom", 0.0),
+        (ReceiverReply(404, body=b"no_service"), "answers 404: no_service", 0.0),
+        (ReceiverReply(429, {"Retry-After": "30"}, b""), "answers 429", 30.0),
+        (ReceiverReply(503, {"Retry-After": "7"}, b""), "answers 503", 7.0),
+        (ReceiverReply(429, {"Retry-After": "999999999"}, b""), "answers 429", MAX_RETRY_AFTER_S),
+        (ReceiverReply(429, {"Retry-After": "soon"}, b""), "answers 429", 0.0),
+        (ReceiverReply(429, {"Retry-After": "Thu, 01 Jan 1970 00:00:00 GMT"}, b""), "answers 429", 0.0),
+        (ReceiverReply(429, {"Retry-After": later}, b""), "answers 429", MAX_RETRY_AFTER_S),
+        (ReceiverReply(is_dropped=True), "the connection was closed without an answer", 0.0),
     ]
     with HttpReceiver(*(reply for reply, _, _ in cases)) as receiver:
         for number, (reply, text, retry_after_s) in enumerate(cases, 1):
@@ -78,7 +78,7 @@ def test_unsuccessful_response_is_reported() -> None:
 
 
 def test_silent_receiver_is_not_awaited() -> None:
-    with HttpReceiver(Reply(hold=threading.Event())) as receiver:
+    with HttpReceiver(ReceiverReply(hold=threading.Event())) as receiver:
         assert "no answer within 0.2 s" in str(error_of(receiver, timeout_s=0.2))
 
 
@@ -100,7 +100,7 @@ def _garbage(out: Any, is_over: threading.Event) -> None:
 
 
 def test_a_strange_answer_ends_in_time() -> None:
-    with HttpReceiver(Reply(raw=_drip), Reply(raw=_garbage), Reply(raw=_flood)) as receiver:
+    with HttpReceiver(ReceiverReply(raw=_drip), ReceiverReply(raw=_garbage), ReceiverReply(raw=_flood)) as receiver:
         assert "no answer within" in str(error_of(receiver, timeout_s=0.3))
         assert "is not HTTP" in str(error_of(receiver))
         answer = post_to(receiver.url)
@@ -110,7 +110,7 @@ def test_a_strange_answer_ends_in_time() -> None:
 
 def test_secrets_are_in_no_text() -> None:
     body = f"bad path /services/{SECRET} with token-of-ours \x1b[31m".encode()
-    with HttpReceiver(Reply(403, body=body)) as receiver:
+    with HttpReceiver(ReceiverReply(403, body=body)) as receiver:
         text = str(error_of(receiver, bearer="token-of-ours"))
     assert "token-of-ours" not in text
     assert "\x1b" not in text
@@ -232,7 +232,7 @@ def test_each_receiver_gets_its_form(tmp_path: Path) -> None:
         assert receiver.posted[3].headers["authorization"] == "Bearer am-token"
         assert "authorization" not in receiver.posted[4].headers
         # a key in the answer is not repeated
-        receiver.usual = Reply(400, body=b'invalid routing_key "0123456789abcdef0123456789abcdef"')
+        receiver.usual = ReceiverReply(400, body=b'invalid routing_key "0123456789abcdef0123456789abcdef"')
         with pytest.raises(DeliveryError) as caught:
             receivers[1].try_once(message)
         assert "0123456789abcdef" not in str(caught.value)

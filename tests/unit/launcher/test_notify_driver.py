@@ -32,9 +32,9 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.notify import notifier
-from tests.helpers.driver_candidates import KEYS, NOW, Candidate, Hosts
+from tests.helpers.driver_candidates import KEYS, NOW, CandidateHosts, DriverCandidate
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.http_receiver import HttpReceiver, Reply
+from tests.helpers.http_receiver import HttpReceiver, ReceiverReply
 from tests.helpers.launched_job import make_record
 from tests.helpers.notification_topics import config_with, write_secret
 from tests.helpers.waiting import wait_until
@@ -48,11 +48,11 @@ class Story:
     root: Path
     stack: ExitStack
     client: EtcdClient
-    hosts: Hosts
-    candidates: list[Candidate] = field(default_factory=list)
+    hosts: CandidateHosts
+    candidates: list[DriverCandidate] = field(default_factory=list)
 
-    def candidate(self, config: Config | None, name: str = "one") -> Candidate:
-        found = Candidate(self.etcd, name, self.root / "incidents", config=config)
+    def candidate(self, config: Config | None, name: str = "one") -> DriverCandidate:
+        found = DriverCandidate(self.etcd, name, self.root / "incidents", config=config)
         self.stack.callback(found.close)
         self.candidates.append(found)
         return found
@@ -108,7 +108,7 @@ def story(etcd: EtcdServers, tmp_path: Path) -> Iterator[Story]:
         client.delete(KeyRange.prefix(KEYS.prefix))
         client.put(KEYS.record, encode(make_record(job=KEYS.job, config_hash="", num_workers=1)))
         stack.callback(client.delete, KeyRange.prefix(KEYS.prefix))
-        yield Story(etcd, tmp_path, stack, client, Hosts(client))
+        yield Story(etcd, tmp_path, stack, client, CandidateHosts(client))
 
 
 def webhook(story: Story, receiver: HttpReceiver, more: str = "") -> Config:
@@ -185,7 +185,7 @@ def test_next_driver_sends_only_the_end(story: Story) -> None:
 
 def test_new_driver_repeats_an_unconfirmed_message(story: Story) -> None:
     """It is unknown whether the receiver accepted it: it is sent again, with the same key."""
-    with HttpReceiver(Reply(hold=threading.Event())) as receiver:
+    with HttpReceiver(ReceiverReply(hold=threading.Event())) as receiver:
         config = webhook(story, receiver)
         first = story.candidate(config, "first")
         story.train(1)
@@ -204,7 +204,7 @@ def test_new_driver_repeats_an_unconfirmed_message(story: Story) -> None:
 def test_replaced_driver_writes_no_receipt(story: Story) -> None:
     """It learns that the receiver accepted when another driver leads already: the other's record counts."""
     hold = threading.Event()
-    with HttpReceiver(Reply(hold=hold)) as receiver:
+    with HttpReceiver(ReceiverReply(hold=hold)) as receiver:
         config = webhook(story, receiver)
         first = story.candidate(config, "first")
         story.train(1)
@@ -223,7 +223,7 @@ def test_replaced_driver_writes_no_receipt(story: Story) -> None:
 
 def test_silent_receiver_delays_no_recovery_and_no_other(story: Story) -> None:
     hold = threading.Event()
-    with HttpReceiver(Reply(hold=hold)) as silent, HttpReceiver() as other:
+    with HttpReceiver(ReceiverReply(hold=hold)) as silent, HttpReceiver() as other:
         url = write_secret(story.root / "url", f"{other.url}/services/x")
         story.candidate(webhook(story, silent, f'[slack]\nurl_file = "{url}"\n[notify]\ntimeout_s = 60.0\n'))
         story.train(1)
@@ -242,8 +242,10 @@ def test_silent_receiver_delays_no_recovery_and_no_other(story: Story) -> None:
 
 
 @pytest.mark.slow(kept=["500"])
-@pytest.mark.parametrize("reply", [Reply(500, body=b"boom"), Reply(is_dropped=True)], ids=["500", "dropped"])
-def test_failing_receiver_is_tried_again_and_reported(story: Story, reply: Reply) -> None:
+@pytest.mark.parametrize(
+    "reply", [ReceiverReply(500, body=b"boom"), ReceiverReply(is_dropped=True)], ids=["500", "dropped"]
+)
+def test_failing_receiver_is_tried_again_and_reported(story: Story, reply: ReceiverReply) -> None:
     with HttpReceiver(usual=reply) as receiver:
         story.candidate(webhook(story, receiver))
         story.train(1)
@@ -255,7 +257,7 @@ def test_failing_receiver_is_tried_again_and_reported(story: Story, reply: Reply
         assert (record.num_sent, record.notified) == (0, {})
         assert record.num_failed >= 1
         assert "127.0.0.1" in record.problem
-        receiver.usual = Reply()
+        receiver.usual = ReceiverReply()
         story.wait_notified(1)
         wait_until(lambda: not any("cannot be notified" in alarm for alarm in story.alarms()), "the alarm's end")
     assert {document["topics"][0]["key"] for document in receiver.documents} == {
@@ -296,7 +298,7 @@ def test_receipts_after_the_last_decision_are_kept_too(story: Story, monkeypatch
         close(self, is_job_over=is_job_over)
 
     monkeypatch.setattr(notifier.Notifier, "close", release_and_close)
-    with HttpReceiver(usual=Reply(hold=hold)) as receiver:
+    with HttpReceiver(usual=ReceiverReply(hold=hold)) as receiver:
         one = story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
         story.train(1)
         story.fail(1, exit_code=int(ExitCode.CONFIG))
@@ -310,7 +312,7 @@ def test_receipts_after_the_last_decision_are_kept_too(story: Story, monkeypatch
 def test_end_of_a_job_waits_briefly_for_a_dead_receiver(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifier, "LAST_S", 0.2)
     hold = threading.Event()
-    with HttpReceiver(usual=Reply(hold=hold)) as receiver:
+    with HttpReceiver(usual=ReceiverReply(hold=hold)) as receiver:
         one = story.candidate(webhook(story, receiver, "[notify]\ntimeout_s = 60.0\n"))
         story.train(1)
         story.fail(1, exit_code=int(ExitCode.CONFIG))

@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 
 @dataclass
-class Programs:
+class RunnerPrograms:
     """What a program runner runs."""
 
     begun: int = 0
@@ -82,7 +82,7 @@ class Kept:
     client: EtcdClient
     keys: JobKeys
     leading: AskedEvent
-    programs: Programs
+    programs: RunnerPrograms
     runner: ProgramRunner
 
     def elect(self, host: str) -> None:
@@ -99,7 +99,7 @@ class Kept:
 @contextmanager
 def keeping(client: EtcdClient, runner_client: EtcdClient | None = None) -> Iterator[Kept]:
     """Have a program runner run. runner_client: the client that it asks, if that is another than the test's own."""
-    keys, leading, programs = JobKeys(f"kept-{next(_numbers)}"), AskedEvent(), Programs()
+    keys, leading, programs = JobKeys(f"kept-{next(_numbers)}"), AskedEvent(), RunnerPrograms()
     runner = ProgramRunner(ProgramRunnerParts(runner_client or client, keys, "host-0", leading, programs))
     try:
         yield Kept(client, keys, leading, programs, runner)
@@ -171,7 +171,7 @@ def test_programs_of_a_finished_job_do_not_start(client: EtcdClient, etcd: EtcdS
 def test_daemon_host_runs_the_programs_whichever_host_drives(
     client: EtcdClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = Programs()
+    programs = RunnerPrograms()
     monkeypatch.setattr(program_runner, "running_programs", lambda settings, tell: programs())
     config = make_config(diagnostics={"daemon_host": "host-7"})
     settings = ProgramSettings(config, tmp_path, client.settings, {})

@@ -52,7 +52,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not [one.name for one in threading.enumerate() if one.name.startswith(("etcd ", "rendezvous"))]
 
 
-class Agents:
+class HandlerAgents:
     """Handlers as agents use them; each waits for its round in a thread."""
 
     def __init__(self, url: str, run_id: str, min_nodes: int, max_nodes: int, **options: object) -> None:
@@ -82,8 +82,10 @@ class Agents:
 
 
 @contextmanager
-def agents(etcd: EtcdServers, run_id: str, min_nodes: int, max_nodes: int, **options: object) -> Iterator[Agents]:
-    found = Agents(etcd.urls[0], run_id, min_nodes, max_nodes, **options)
+def agents(
+    etcd: EtcdServers, run_id: str, min_nodes: int, max_nodes: int, **options: object
+) -> Iterator[HandlerAgents]:
+    found = HandlerAgents(etcd.urls[0], run_id, min_nodes, max_nodes, **options)
     try:
         yield found
     finally:

@@ -45,7 +45,7 @@ class Wide(Projection):
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class BackendCase:
     """One implementation, and the device that it is tested on."""
 
     config: Fp8Config
@@ -63,21 +63,21 @@ class Backend:
 
 
 @pytest.fixture(params=["megatrain", "stand-in", "transformer_engine"])
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest) -> BackendCase:
     if request.param == "megatrain":
-        return Backend(Fp8Config(recipe="tensorwise"), UNDER_TEST.device)
+        return BackendCase(Fp8Config(recipe="tensorwise"), UNDER_TEST.device)
     config = Fp8Config(recipe="tensorwise", backend="transformer_engine")
     if request.param == "stand-in":
         write_packages(request.getfixturevalue("package_root"), TRANSFORMER_ENGINE)
-        return Backend(config, torch.device("cpu"))
+        return BackendCase(config, torch.device("cpu"))
     require("gpu", torch.cuda.is_available(), "Transformer Engine runs on CUDA, and torch sees no such device here")
     found = find_transformer_engine()
     require("transformer_engine", not found.problem, found.problem)
-    return Backend(config, torch.device("cuda"))
+    return BackendCase(config, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_products_are_off_by_what_their_bits_allow(backend: Backend, has_bias: bool) -> None:
+def test_products_are_off_by_what_their_bits_allow(backend: BackendCase, has_bias: bool) -> None:
     shapes = [(64, 4, 96), (3, 32, 96), (3, 32)][: 2 + has_bias]
     inputs = [backend.draw(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     grad = backend.draw(64, 4, 96, seed=7)
@@ -95,20 +95,20 @@ def test_products_are_off_by_what_their_bits_allow(backend: Backend, has_bias: b
         assert relative(bias, truth[3]) < 1.2 * GRADIENT_ERROR
 
 
-def test_products_are_in_eight_bits(backend: Backend) -> None:
+def test_products_are_in_eight_bits(backend: BackendCase) -> None:
     inputs = [backend.draw(64, 96), backend.draw(32, 96, seed=1)]
     truth = linear(*(one.double() for one in inputs))
 
     assert relative(backend.product()(*inputs), truth) > 0.5 * (2 * INPUT_ERROR**2) ** 0.5
 
 
-def test_an_input_that_is_not_contiguous(backend: Backend) -> None:
+def test_an_input_that_is_not_contiguous(backend: BackendCase) -> None:
     x, weight, product = backend.draw(32, 2, 96), backend.draw(32, 96, seed=1), backend.product()
 
     assert torch.equal(product(x.transpose(0, 1), weight), product(x, weight).transpose(0, 1))
 
 
-def test_products_share_no_state(backend: Backend) -> None:
+def test_products_share_no_state(backend: BackendCase) -> None:
     x, weight, grad = backend.draw(32, 96), backend.draw(32, 96, seed=1), backend.draw(32, 32, seed=2)
     product = backend.product()
     first = forward_and_backward(product, [x, weight], grad)
@@ -118,7 +118,7 @@ def test_products_share_no_state(backend: Backend) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-def test_evaluation_gives_the_same_bits_and_no_graph(backend: Backend) -> None:
+def test_evaluation_gives_the_same_bits_and_no_graph(backend: BackendCase) -> None:
     x, weight, product = backend.draw(32, 96), nn.Parameter(backend.draw(32, 96, seed=1)), backend.product()
     with torch.no_grad():
         first = product(x, weight)
@@ -132,7 +132,7 @@ def test_evaluation_gives_the_same_bits_and_no_graph(backend: Backend) -> None:
     assert torch.equal(first, trained)
 
 
-def test_gradients_of_the_weight_add_up_in_the_bucket(backend: Backend) -> None:
+def test_gradients_of_the_weight_add_up_in_the_bucket(backend: BackendCase) -> None:
     with torch.device("meta"):
         module = Wide()
     module.multiply = backend.product()
@@ -153,7 +153,7 @@ def test_gradients_of_the_weight_add_up_in_the_bucket(backend: Backend) -> None:
         assert relative(found[name].cpu(), expected[name]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
 
 
-def test_two_micro_batches_in_flight_keep_apart(backend: Backend) -> None:
+def test_two_micro_batches_in_flight_keep_apart(backend: BackendCase) -> None:
     weight, product = nn.Parameter(backend.draw(32, 96, seed=1)), backend.product()
     batches = [(backend.draw(32, 96, seed=seed), backend.draw(32, 32, seed=seed + 5)) for seed in (2, 3)]
     alone = []

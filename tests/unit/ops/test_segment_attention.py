@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megatrain.ops.attention import AttentionPattern, causal_attention
 from megatrain.ops.attention_choice import kind_of
+from megatrain.ops.attention_segments import segments_of
 from megatrain.ops.documents import PackedDocuments, pack_documents
-from megatrain.ops.segment_attention import segments_of
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
 
 LENGTHS: dict[str, list[list[int]]] = {

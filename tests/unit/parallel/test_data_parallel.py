@@ -169,7 +169,7 @@ def test_gradients_that_are_not_sent_are_not_rounded(zero_stage: int) -> None:
 
 
 @dataclass(eq=False)
-class Exchange:
+class StartedExchange:
     """An exchange that a group was asked for, and how often it was awaited."""
 
     operation: Operation
@@ -186,32 +186,32 @@ class NotingGroup:
 
     size, rank = 1, 0
 
-    def __init__(self, name: str, exchanges: list[Exchange]) -> None:
+    def __init__(self, name: str, exchanges: list[StartedExchange]) -> None:
         self.name = name
         self.exchanges = exchanges
         self.has_overlapped = False
 
-    def _note(self, operation: Operation, result: Tensor) -> Exchange:
+    def _note(self, operation: Operation, result: Tensor) -> StartedExchange:
         self.has_overlapped |= any(not exchange.num_waits for exchange in self.exchanges)
-        self.exchanges.append(Exchange(operation, result))
+        self.exchanges.append(StartedExchange(operation, result))
         return self.exchanges[-1]
 
-    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int) -> Exchange:
+    def all_gather(self, x: Tensor, operation: Operation, *, out: Tensor, chunk: int) -> StartedExchange:
         return self._note(operation, out)
 
     def reduce_scatter(
         self, x: Tensor, operation: Operation, *, out: Tensor | None, chunk: int, sums_in_fp32: bool
-    ) -> Exchange:
+    ) -> StartedExchange:
         assert sums_in_fp32
         return self._note(operation, x if out is None else out)
 
-    def all_reduce(self, x: Tensor, operation: Operation) -> Exchange:
+    def all_reduce(self, x: Tensor, operation: Operation) -> StartedExchange:
         return self._note(operation, x)
 
 
-def noting(chunk: ChunkDataParallel) -> tuple[list[Exchange], NotingGroup]:
+def noting(chunk: ChunkDataParallel) -> tuple[list[StartedExchange], NotingGroup]:
     """Let all of the chunk's exchanges go over a noting group, sums over tp too."""
-    exchanges: list[Exchange] = []
+    exchanges: list[StartedExchange] = []
     group = NotingGroup("tp", exchanges)
     for bucket in chunk.buckets:
         bucket.replicas, bucket.sum_groups = group, (group,)  # type: ignore[assignment]

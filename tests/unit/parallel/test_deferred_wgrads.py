@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 PRODUCTS, SMALL = {"first", "second"}, {"table", "bias"}
 
 
-class Net(nn.Module):
+class DeferredNet(nn.Module):
     """A table, and two products of which the first has a bias and is followed by what keeps its output."""
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class Net(nn.Module):
         return linear(hidden.tanh(), self.second).square().sum()
 
 
-def build() -> tuple[Net, ChunkDataParallel]:
+def build() -> tuple[DeferredNet, ChunkDataParallel]:
     with torch.device("meta"):
-        net = Net()
+        net = DeferredNet()
     return net, put_in_buckets(net, torch.float32, CPU)
 
 
@@ -46,7 +46,7 @@ def tokens(microbatch: int) -> Tensor:
     return torch.randint(5, (4, 2), generator=torch.Generator().manual_seed(microbatch))
 
 
-def backward(net: Net, chunk: ChunkDataParallel, microbatch: int) -> DeferredWgrads:
+def backward(net: DeferredNet, chunk: ChunkDataParallel, microbatch: int) -> DeferredWgrads:
     with chunk.wgrads.deferring() as products:
         net(tokens(microbatch)).backward()
     return products

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.parallel.boxes import Box
-from megatrain.parallel.bucket import WriteCounts
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Placement
 from megatrain.parallel.sharding import LogicalParameter
+from megatrain.parallel.write_counts import WriteCounts
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel
 from tests.helpers.single_rank import gradients_by_name, make_config, microbatches, random_tokens, single_rank_model
@@ -64,7 +64,7 @@ def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
     assert not counts.is_complete(1)
 
 
-class NotingGroup:
+class OrderNotingGroup:
     """The group of a single rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
 
     name, size, rank = "dp", 1, 0
@@ -105,11 +105,11 @@ def started_buckets(written: str, *, is_by_bucket: bool, zero_stage: int) -> tup
         for name, part in module.items()
     ]
     notes: list[str] = []
-    group: Any = NotingGroup(notes, "")
+    group: Any = OrderNotingGroup(notes, "")
     options = DataParallelOptions(zero_stage, torch.float32, torch.float32, torch.float32, 1, has_overlap=is_by_bucket)
     chunk = ChunkDataParallel(parameters, {"dp": group}, options, torch.device("cpu"))
     for name, bucket in zip(NAMES, chunk.buckets, strict=True):
-        bucket.replicas = NotingGroup(notes, name)  # type: ignore[assignment]
+        bucket.replicas = OrderNotingGroup(notes, name)  # type: ignore[assignment]
     if is_by_bucket:
         chunk.overlap_by_bucket(module)
     chunk.start_step()
@@ -143,7 +143,7 @@ def noting(rank_model: RankModel) -> list[str]:
     notes: list[str] = []
     for number, chunk in enumerate(rank_model.data_parallel):
         for index, bucket in enumerate(chunk.buckets):
-            bucket.replicas = NotingGroup(notes, f"{number}.{index}")  # type: ignore[assignment]
+            bucket.replicas = OrderNotingGroup(notes, f"{number}.{index}")  # type: ignore[assignment]
     for pipeline_chunk in rank_model.pipeline.chunks:
         for name, block in pipeline_chunk.module.blocks.items():
             block.register_forward_hook(lambda *_, name=name: notes.append(f"forward {name}"))

@@ -1,4 +1,4 @@
-"""What recordings refuse, and how CUDA graphs are made."""
+"""What captured graphs refuse, and how CUDA graphs are made."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_stand_in_replays_work_and_records_without_effect() -> None:
 
 
 def test_graphed_chunk_frees_gradient_accumulation_nodes() -> None:
-    """They belong to the stream on which they were made: a recording must make its own, on its own stream."""
+    """They belong to the stream on which they were made: a capture must make its own, on its own stream."""
     rank_model = single_rank_model(make_config())
     (chunk,) = rank_model.pipeline.chunks
     parameters = list(chunk.module.parameters())
@@ -129,7 +129,7 @@ def test_graphed_chunk_frees_gradient_accumulation_nodes() -> None:
     assert not any("is_used" in get_gradient_edge(parameter).node.metadata for parameter in parameters)
 
 
-def test_only_a_gpu_with_cuda_graphs_enabled_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_gpu_with_cuda_graphs_enabled_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megatrain.training.rank_model.CudaGraphCapture", ReplayedOperations)
     for is_wanted in (False, True):
         config = make_config(kernels={"cuda_graphs": is_wanted})
@@ -184,6 +184,6 @@ def test_cuda_graphs_share_one_pool_and_one_stream(monkeypatch: pytest.MonkeyPat
     def wait() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    problem = r"kernels\.cuda_graphs: a micro-batch could not be recorded: operation not permitted.*cuda_graphs=false"
+    problem = r"kernels\.cuda_graphs: a micro-batch could not be captured: operation not permitted.*cuda_graphs=false"
     with pytest.raises(RuntimeError, match=problem):
         capture.capture(wait)

@@ -33,7 +33,7 @@ class Token:
     """Lives as long as the graph that holds it."""
 
 
-class Scale(torch.autograd.Function):
+class ScaleModule(torch.autograd.Function):
     """x * weight, or its sum for the loss; the node holds a token."""
 
     @staticmethod
@@ -67,7 +67,7 @@ class Module(nn.Module):
         self.tokens.append(weakref.ref(token))
         if x.dtype == torch.int64:
             x = x[:, :, None].expand(SHAPE).float()
-        out = Scale.apply(x, self.weight, token, labels_SB is not None)
+        out = ScaleModule.apply(x, self.weight, token, labels_SB is not None)
         return out * 0.0 + self.losses.pop(0) if self.losses else out
 
 
@@ -83,7 +83,7 @@ class Buckets:
         return lambda *_: self._log.append(f"{name} {self._chunk}")
 
 
-class Link:
+class StageLink:
     """A channel whose messages are delivered at once or only when waited for."""
 
     def __init__(self, log: list[str], is_fast: bool) -> None:
@@ -119,7 +119,7 @@ class NotingRecorder:
         return nullcontext()
 
 
-class Stage:
+class StageUnderTest:
     """A pipeline whose surroundings take notes in `log`."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Stage:
     ) -> None:
         self.log: list[str] = []
         names = ("forward_to_next", "forward_from_previous", "backward_to_previous", "backward_from_next")
-        self.links = SimpleNamespace(**{name: Link(self.log, is_fast) for name in names})
+        self.links = SimpleNamespace(**{name: StageLink(self.log, is_fast) for name in names})
         self.recorder = NotingRecorder()
         self.modules = [Module(losses) for _ in range(num_chunks)]
         chunks = [PipelineChunk(module, nullcontext(), Buckets(self.log, chunk))  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def inputs(count: int) -> list[PipelineInput]:
 
 
 def test_sent_tensor_is_freed_before_the_next_action() -> None:
-    stage = Stage(0)
+    stage = StageUnderTest(0)
     stage.train(build_schedule("gpipe", 2, 1, COUNT))
 
     sends = [f"forward-send 0.{microbatch}" for microbatch in range(COUNT)]
@@ -159,7 +159,7 @@ def test_sent_tensor_is_freed_before_the_next_action() -> None:
     assert stage.log.index("forward-send 0.0 ended") == stage.log.index("forward-send 0.0") + 1
     assert stage.links.forward_to_next.num_alive == [0] * COUNT
     # in the order of the backwards, too
-    last = Stage(1)
+    last = StageUnderTest(1)
     last.train(build_schedule("gpipe", 2, 1, COUNT))
     order = [note.removesuffix(" ended") for note in last.wanted("backward-send")]
     assert order[::2] == order[1::2]
@@ -167,7 +167,7 @@ def test_sent_tensor_is_freed_before_the_next_action() -> None:
 
 
 def test_pending_messages_are_kept_and_awaited_at_the_end() -> None:
-    first, last = Stage(0, is_fast=False), Stage(1, is_fast=False)
+    first, last = StageUnderTest(0, is_fast=False), StageUnderTest(1, is_fast=False)
     for stage in (first, last):
         stage.train(build_schedule("gpipe", 2, 1, COUNT))
 
@@ -180,7 +180,7 @@ def test_pending_messages_are_kept_and_awaited_at_the_end() -> None:
 
 
 def test_a_message_is_whole_contiguous_and_without_a_graph() -> None:
-    first, last = Stage(0), Stage(1)
+    first, last = StageUnderTest(0), StageUnderTest(1)
     for stage in (first, last):
         stage.train(build_schedule("1f1b", 2, 1, COUNT))
 
@@ -197,7 +197,7 @@ def test_a_message_is_whole_contiguous_and_without_a_graph() -> None:
 
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_a_graph_dies_with_its_backward(num_microbatches: int) -> None:
-    stage = Stage(0, pp_size=1)
+    stage = StageUnderTest(0, pp_size=1)
     stage.train(build_schedule("1f1b", 1, 1, num_microbatches))
 
     (module,) = stage.modules
@@ -206,7 +206,7 @@ def test_a_graph_dies_with_its_backward(num_microbatches: int) -> None:
 
 
 def test_an_evaluation_makes_no_graph() -> None:
-    for stage in (Stage(0), Stage(1)):
+    for stage in (StageUnderTest(0), StageUnderTest(1)):
         total = stage.pipeline.evaluate(forward_only(ChunkPlacement(2, 1), COUNT), inputs(COUNT))
 
         (module,) = stage.modules
@@ -220,7 +220,7 @@ def test_an_evaluation_makes_no_graph() -> None:
 
 def test_losses_are_summed_in_double_from_the_first() -> None:
     tiny = 2.0**-40
-    stage = Stage(0, pp_size=1, losses=[1.0, tiny, tiny])
+    stage = StageUnderTest(0, pp_size=1, losses=[1.0, tiny, tiny])
     total = stage.train(build_schedule("1f1b", 1, 1, 3))
 
     assert total.dtype == torch.float64
@@ -229,7 +229,7 @@ def test_losses_are_summed_in_double_from_the_first() -> None:
 
 @pytest.mark.parametrize("stage_number", [0, 1])
 def test_all_gathers_end_before_gradients_take_memory(stage_number: int) -> None:
-    stage = Stage(stage_number, num_chunks=2)
+    stage = StageUnderTest(stage_number, num_chunks=2)
     schedule = build_schedule("interleaved", 2, 2, 4)
     stage.train(schedule)
 
@@ -246,7 +246,7 @@ def test_all_gathers_end_before_gradients_take_memory(stage_number: int) -> None
 
 
 def test_every_compute_is_a_span_of_its_own() -> None:
-    stage = Stage(1, num_chunks=2)
+    stage = StageUnderTest(1, num_chunks=2)
     stage.train(build_schedule("interleaved", 2, 2, 4))
 
     for operation in (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE):
@@ -256,14 +256,14 @@ def test_every_compute_is_a_span_of_its_own() -> None:
 
 @pytest.mark.parametrize("stage_number", [0, 1])
 def test_deferred_wgrad_runs_where_the_schedule_has_it(stage_number: int) -> None:
-    stage = Stage(stage_number)
+    stage = StageUnderTest(stage_number)
     (chunk,), (module,) = stage.pipeline.chunks, stage.modules
     module.weight.register_hook(
         # as an operation does that leaves its product to the main_grad: with what it knows in backward
         lambda gradient: chunk.data_parallel.wgrads.run(lambda: stage.log.append(f"product {gradient:g}"))
     )
     schedule = build_schedule("zero_bubble", 2, 1, COUNT)
-    whole = Stage(stage_number)
+    whole = StageUnderTest(stage_number)
     for one in (stage, whole):
         one.train(schedule if one is stage else build_schedule("1f1b", 2, 1, COUNT))
 

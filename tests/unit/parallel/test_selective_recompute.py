@@ -24,7 +24,7 @@ W2 = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_s
 X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
-class Counted:
+class CountedModule:
     """A function that notes its calls."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -46,7 +46,7 @@ def plain_gradients() -> list[Tensor]:
 def test_gradients_are_the_same_and_the_output_is_not_kept() -> None:
     leaves = [one.clone().requires_grad_() for one in (X, W1, W2)]
     x, w1, w2 = leaves
-    recompute = Counted(torch.sin)
+    recompute = CountedModule(torch.sin)
     selective_recompute = SelectiveRecompute()
     with selective_recompute:
         inner = x @ w1.t()
@@ -90,7 +90,7 @@ def storage_bytes_kept(run: Callable[[], Tensor]) -> int:
 def test_views_of_a_registered_output_are_recomputed_too() -> None:
     x = X.clone().requires_grad_()
     w = W1[:4].clone().requires_grad_()
-    recompute = Counted(torch.exp)
+    recompute = CountedModule(torch.exp)
     selective_recompute = SelectiveRecompute()
     with selective_recompute:
         y = torch.exp(x)
@@ -110,7 +110,7 @@ def test_source_of_an_output_may_be_recomputed_too() -> None:
     """Gather after norm: the source of the second output is the first one, which is not kept either."""
     leaves = [one.clone().requires_grad_() for one in (X, W1, W2)]
     x, w1, w2 = leaves
-    first, second = Counted(torch.sin), Counted(lambda y: torch.cat([y, y.cos()]))
+    first, second = CountedModule(torch.sin), CountedModule(lambda y: torch.cat([y, y.cos()]))
     selective_recompute = SelectiveRecompute()
     with selective_recompute:
         y = torch.sin(x)

@@ -153,8 +153,8 @@ def test_chunked_attention_overlaps_with_its_exchanges(attention: bool, mlp: boo
     num_products = attention + mlp
 
     for lines in (forward, backward):
-        assert Counted(lines).gathers == (K if lines is forward else 2 * K)
-        assert Counted(lines).scatters == K
+        assert CountedExchanges(lines).gathers == (K if lines is forward else 2 * K)
+        assert CountedExchanges(lines).scatters == K
     products = [line for line in forward if line == "product"]
     assert len(products) == 2 * K * num_products
     # the products of a chunk, all of them, lie between the start of the next chunk's exchange and its end
@@ -164,10 +164,10 @@ def test_chunked_attention_overlaps_with_its_exchanges(attention: bool, mlp: boo
     assert last == ["start scatter 3", *["product"] * num_products, "start scatter 4"]
     # the second gather of the input overlaps with all that attention does
     started, awaited = (backward.index(f"{what} gather {3 * K}") for what in ("start", "wait"))
-    assert Counted(backward[started:awaited]).products >= num_products * (1 + K + 1)
+    assert CountedExchanges(backward[started:awaited]).products >= num_products * (1 + K + 1)
 
 
-class Counted:
+class CountedExchanges:
     """How many lines of each kind."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -180,9 +180,9 @@ def test_rows_that_are_kept_are_not_gathered_again() -> None:
     _, _, again = run(*branch_of(attention=True, mlp=True))
     _, _, kept = run(*branch_of(attention=True, mlp=True, keeps_rows=True))
 
-    assert Counted(again).gathers == 2 * K
-    assert Counted(kept).gathers == K
-    assert Counted(again).products == Counted(kept).products
+    assert CountedExchanges(again).gathers == 2 * K
+    assert CountedExchanges(kept).gathers == K
+    assert CountedExchanges(again).products == CountedExchanges(kept).products
 
 
 def test_gathered_rows_are_in_chunk_order() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatrain.ops.attention_segments import segments_of
 from megatrain.ops.capped_attention import CappedScores, capped_attention
-from megatrain.ops.segment_attention import segment_attention, segments_of
+from megatrain.ops.segment_attention import segment_attention
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 
 HEADS, KEY_HEADS, DIM = 4, 2, 8

@@ -14,7 +14,7 @@ from tests.helpers.source_tree import ROOT
 from tests.mutate import (
     NUM_DAYS,
     Drawn,
-    Outcome,
+    MutationOutcome,
     by_package,
     draw,
     lost_outcomes,
@@ -87,10 +87,10 @@ def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_mutation_that_is_no_longer_found_is_lost() -> None:
     first, second = draw({"megatrain/a/one.py": "x = 1\ny = 2\n"}, 2, 0)
-    before = [Outcome(first, "a test"), Outcome(second, "")]
-    assert lost_outcomes(before, [Outcome(first, "another test"), Outcome(second, "")]) == []
-    now = [Outcome(first, ""), Outcome(second, "a test")]
-    assert lost_outcomes(before, now) == [Outcome(first, "")]
+    before = [MutationOutcome(first, "a test"), MutationOutcome(second, "")]
+    assert lost_outcomes(before, [MutationOutcome(first, "another test"), MutationOutcome(second, "")]) == []
+    now = [MutationOutcome(first, ""), MutationOutcome(second, "a test")]
+    assert lost_outcomes(before, now) == [MutationOutcome(first, "")]
     assert by_package(now)[-1] == {"package": "all", "mutations": 2, "found": 1}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.run_record import FailedTest, RunRecord, read_record
+from tests.helpers.run_record import FailedTest, SampleRun, read_record
 from tests.helpers.source_tree import ROOT
 from tests.run import main
 
@@ -81,7 +81,7 @@ class FakePytest:
         for argument in arguments:
             if argument.startswith("--record="):
                 Path(argument.partition("=")[2]).write_text(
-                    json.dumps(asdict(RunRecord(7, 2, tuple(self._failed), {"dist": 9.5})))
+                    json.dumps(asdict(SampleRun(7, 2, tuple(self._failed), {"dist": 9.5})))
                 )
                 return self._code
         return self._codes.pop(0)

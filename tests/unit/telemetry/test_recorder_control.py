@@ -85,8 +85,8 @@ def test_commands_are_acknowledged(boxed: Boxes) -> None:
     control = box.recorder.read_control()
     assert (control.command_number, control.command, control.lease_ok_until_ns) == (5, 1, 77)
     assert box.recorder.control == control
-    box.recorder.set_obeyed_command(5)
-    assert box.read().progress.obeyed_command == 5
+    box.recorder.set_completed_command(5)
+    assert box.read().progress.completed_command == 5
 
 
 def test_a_half_written_control_page_changes_nothing(boxed: Boxes) -> None:

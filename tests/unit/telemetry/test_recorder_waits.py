@@ -93,7 +93,7 @@ def test_sign_of_life_renews_a_phase_and_keeps_its_length(boxed: Boxes) -> None:
     assert (box.read().progress.longest_checkpoint_ns or 0) >= 2_000_000
 
 
-class Clock:
+class WaitClock:
     """Replaces the monotonic clock; a test sets `now`."""
 
     def __init__(self) -> None:
@@ -104,13 +104,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> WaitClock:
+    clock = WaitClock()
     monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", clock)
     return clock
 
 
-def test_span_records_launch_and_wait_times_of_the_host(boxed: Boxes, clock: Clock) -> None:
+def test_span_records_launch_and_wait_times_of_the_host(boxed: Boxes, clock: WaitClock) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(0)
@@ -143,7 +143,7 @@ def test_span_records_launch_and_wait_times_of_the_host(boxed: Boxes, clock: Clo
     }  # fmt: skip
 
 
-def test_wait_for_a_queued_exchange_starts_with_the_exchange(boxed: Boxes, clock: Clock) -> None:
+def test_wait_for_a_queued_exchange_starts_with_the_exchange(boxed: Boxes, clock: WaitClock) -> None:
     box = boxed()
     recorder = box.recorder
     recorder.set_step(0)

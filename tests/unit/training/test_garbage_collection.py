@@ -14,14 +14,14 @@ from tests.helpers.completed_steps import completed_step
 from tests.helpers.single_rank import SilentRecorder
 
 
-class Node:
+class CyclicNode:
     """An object in a cycle with itself."""
 
     def __init__(self) -> None:
         self.me = self
 
 
-class NotingRecorder(SilentRecorder):
+class GarbageRecorder(SilentRecorder):
     """Notes the spans it is asked for."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ def _restored_collector() -> Iterator[None]:
 def test_a_cycle_lives_until_the_planned_step() -> None:
     with PlannedGarbageCollection(3, SilentRecorder()) as planned:
         assert not gc.isenabled()
-        alive = weakref.ref(Node())
+        alive = weakref.ref(CyclicNode())
         planned.after_step(completed_step(1))
         assert alive() is not None
         planned.after_step(completed_step(2))
@@ -57,7 +57,7 @@ def test_a_cycle_lives_until_the_planned_step() -> None:
 @pytest.mark.slow
 def test_earlier_objects_are_collected_once_and_frozen() -> None:
     gc.disable()  # else Python's own collector might come first
-    alive = weakref.ref(Node())
+    alive = weakref.ref(CyclicNode())
     gc.unfreeze()
     with PlannedGarbageCollection(3, SilentRecorder()):
         assert alive() is None
@@ -67,7 +67,7 @@ def test_earlier_objects_are_collected_once_and_frozen() -> None:
 
 @pytest.mark.slow
 def test_a_collection_is_a_span() -> None:
-    recorder = NotingRecorder()
+    recorder = GarbageRecorder()
     with PlannedGarbageCollection(2, recorder) as planned:
         for index in range(5):
             planned.after_step(completed_step(index))
@@ -77,7 +77,7 @@ def test_a_collection_is_a_span() -> None:
 
 @pytest.mark.slow
 def test_unplanned_full_collection_is_a_span_too() -> None:
-    recorder = NotingRecorder()
+    recorder = GarbageRecorder()
     with PlannedGarbageCollection(0, recorder):
         gc.collect(0)  # of young objects: Python does that all the time
         gc.collect(1)
@@ -91,7 +91,7 @@ def test_unplanned_full_collection_is_a_span_too() -> None:
 def test_interval_zero_leaves_the_collector_alone() -> None:
     with PlannedGarbageCollection(0, SilentRecorder()) as planned:
         assert gc.isenabled()
-        alive = weakref.ref(Node())
+        alive = weakref.ref(CyclicNode())
         planned.after_step(completed_step(99))
         assert alive() is not None
     gc.collect()

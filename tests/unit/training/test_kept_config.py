@@ -16,7 +16,7 @@ from megatrain.training.worker import _keep_config
 from tests.helpers.source_tree import ROOT
 
 
-class Reporter:
+class SilentReporter:
     """A reporter that holds the run."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def config() -> Config:
 
 
 def test_changed_keys_of_a_round_are_reported(config: Config, tmp_path: Path) -> None:
-    run, reporter = RunDirectory(tmp_path), Reporter()
+    run, reporter = RunDirectory(tmp_path), SilentReporter()
     run.create()
     path = run.diagnosis / CHANGES_NAME
     _keep_config(config, run, reporter, 1, 0)
@@ -51,7 +51,7 @@ def test_changed_keys_of_a_round_are_reported(config: Config, tmp_path: Path) ->
 
 
 def test_configuration_of_another_version_is_compared_by_keys(config: Config, tmp_path: Path) -> None:
-    run, reporter = RunDirectory(tmp_path), Reporter()
+    run, reporter = RunDirectory(tmp_path), SilentReporter()
     run.create()
     (tmp_path / CONFIG_NAME).write_text(to_toml(config) + "\n[of_before]\nanswer = 42\n")
     _keep_config(config, run, reporter, 2, 10)
@@ -60,7 +60,7 @@ def test_configuration_of_another_version_is_compared_by_keys(config: Config, tm
 
 
 def test_training_goes_on_where_no_file_can_be_written(config: Config, tmp_path: Path) -> None:
-    run, reporter = RunDirectory(tmp_path), Reporter()  # without its directories
+    run, reporter = RunDirectory(tmp_path), SilentReporter()  # without its directories
     (tmp_path / CONFIG_NAME).write_text("[train]\nsteps = 1\n")
     _keep_config(config, run, reporter, 2, 10)
     assert "training continues" in reporter.notes[0]

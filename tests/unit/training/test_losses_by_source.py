@@ -39,7 +39,7 @@ BATCH: Tables = {
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedLosses:
     """A configuration of two sources, and the batches of its steps."""
 
     config: Config
@@ -50,13 +50,13 @@ class Mixed:
         return self.reader.read_step(plan, 0)
 
 
-def mixture(root: Path, *changes: Tables) -> Mixed:
+def mixture(root: Path, *changes: Tables) -> MixedLosses:
     config = make_config(BATCH, write_mixture(root), *changes)
-    return Mixed(config, open_reader(config))
+    return MixedLosses(config, open_reader(config))
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> Mixed:
+def mixed(tmp_path: Path) -> MixedLosses:
     return mixture(tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_losses_by_source_are_those_of_torch(case: Tables, tmp_path: Path) -> No
         assert weighted == pytest.approx(outcome.loss, rel=1e-12)
 
 
-def test_a_source_without_labels_in_a_step_is_absent(mixed: Mixed) -> None:
+def test_a_source_without_labels_in_a_step_is_absent(mixed: MixedLosses) -> None:
     batch = mixed.batch(0)
     assert batch.sources is not None
     is_web_MB = batch.sources.source_MB == batch.sources.names.index("web")
@@ -111,7 +111,7 @@ def test_a_source_without_labels_in_a_step_is_absent(mixed: Mixed) -> None:
     assert web.loss == pytest.approx(outcome.loss, rel=1e-12)
 
 
-def test_losses_by_source_change_nothing_else(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_by_source_change_nothing_else(mixed: MixedLosses, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     sum_over_all = Mesh.sum_over_all
 
@@ -140,7 +140,9 @@ def is_last(x: Tensor) -> Tensor:
     return (torch.arange(len(x)) == len(x) - 1).to(x.dtype)
 
 
-def test_a_disputed_step_changes_nothing_until_it_is_agreed(mixed: Mixed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disputed_step_changes_nothing_until_it_is_agreed(
+    mixed: MixedLosses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disputed, expected = single_rank_model(mixed.config), single_rank_model(mixed.config)
     sum_over_all = Mesh.sum_over_all
     for number in range(2):
@@ -161,7 +163,7 @@ def test_a_disputed_step_changes_nothing_until_it_is_agreed(mixed: Mixed, monkey
         assert all(map(torch.equal, parameters(disputed), parameters(expected)))
 
 
-def test_a_loss_of_your_own_has_no_losses_by_source(mixed: Mixed) -> None:
+def test_a_loss_of_your_own_has_no_losses_by_source(mixed: MixedLosses) -> None:
     def summed(logits: Tensor, labels: Tensor) -> Tensor:
         return logits.sum()
 

@@ -1,4 +1,4 @@
-"""Training from recordings is bitwise the same as training. A stand-in for CUDA graphs replays the operations."""
+"""Training from captured graphs is bitwise the same as training. A stand-in for CUDA graphs replays the operations."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CASES: dict[str, Tables] = {
 
 
 @dataclass
-class Trace:
+class LossTrace:
     """What a run came to, to the bit: numbers as text, because what is no number is not equal to itself."""
 
     losses: list[str]
@@ -70,7 +70,7 @@ class Trace:
     skipped: list[bool]
     weights: dict[str, Tensor]
 
-    def require_same(self, other: Trace) -> None:
+    def require_same(self, other: LossTrace) -> None:
         assert self.losses == other.losses
         assert self.norms == other.norms
         assert self.skipped == other.skipped
@@ -86,10 +86,10 @@ def config_of(tables: Tables, num_microbatches: int) -> Config:
 
 def run(
     config: Config, capture: ReplayedOperations | None = None, between: Between = lambda rank_model, number: None
-) -> Trace:
+) -> LossTrace:
     """Train for STEPS steps; each has other tokens, another number of labels and another learning rate."""
     rank_model = single_rank_model(config, capture=capture)
-    trace = Trace([], [], [], {})
+    trace = LossTrace([], [], [], {})
     for number in range(STEPS):
         between(rank_model, number)
         tokens = random_tokens(config, seed=number)
@@ -111,7 +111,7 @@ def run(
 
 
 def require_same_training(config: Config, between: Between = lambda rank_model, number: None) -> list[int]:
-    """Return how often each recording was replayed, forwards and backwards in turn."""
+    """Return how often each graph was replayed, forwards and backwards in turn."""
     capture = ReplayedOperations()
     run(config, capture, between).require_same(run(config, None, between))
     return capture.num_replays
@@ -120,7 +120,7 @@ def require_same_training(config: Config, between: Between = lambda rank_model, 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_replayed_training_is_bitwise_the_same(case: str) -> None:
-    """One recording for the first micro-batch, whose gradients are fresh, and one for the two that add to them."""
+    """One graph for the first micro-batch, whose gradients are fresh, and one for the two that add to them."""
     assert require_same_training(config_of(CASES[case], 3)) == [5, 5, 10, 10]
 
 
@@ -161,7 +161,7 @@ def test_steps_with_another_number_of_microbatches() -> None:
 
 @pytest.mark.slow(kept=["dropout"])
 @pytest.mark.parametrize("tables", [{"model": {"dropout": 0.3}}, DELAYED], ids=["dropout", "fp8"])
-def test_evaluation_runs_beside_recordings(tables: Tables) -> None:
+def test_evaluation_runs_beside_captured_graphs(tables: Tables) -> None:
     config = config_of(tables, 2)
     found: list[float] = []
 
@@ -209,7 +209,7 @@ def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ..
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", [{}, {"train": {"precision": "bf16"}}, DELAYED], ids=["fp64", "bf16", "fp8"])
-def test_recordings_continue_with_a_loaded_state(tables: Tables) -> None:
+def test_captured_graphs_continue_with_a_loaded_state(tables: Tables) -> None:
     config = config_of(tables, 2)
     kept: dict[int, tuple[list[Tensor], int]] = {}
 

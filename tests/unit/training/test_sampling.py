@@ -31,7 +31,7 @@ from megatrain.model import TokenContext, Transformer
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.require import require_module
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.training_case import Orders, make_config, train_on_rank
+from tests.helpers.training_case import CaseOrders, make_config, train_on_rank
 
 require_module("tokenizers")
 
@@ -76,7 +76,7 @@ def train(root: Path, tokenizer: Path | None) -> TrainedRun:
         {"data": {"train": str(data), "tokenizer": str(tokenizer or "")}},
         {"job": {"run_directory": str(root / "run")}},
     )
-    record = train_on_rank(RankContext(0, 1, ""), config, Orders())
+    record = train_on_rank(RankContext(0, 1, ""), config, CaseOrders())
     model = Transformer(config.model).eval()
     with torch.no_grad():
         for piece in record.final_state["master"]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
-from megatrain.checkpoint.job import RestoreResult
+from megatrain.checkpoint.job_restore import RestoreResult
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box.operations import Operation, StepValue
@@ -249,12 +249,12 @@ def test_the_schedule_is_that_of_the_configuration(
 def test_a_command_of_the_executor_takes_a_checkpoint_once(make_trainer: MakeTrainer) -> None:
     made = make_trainer()
     made.recorder.control = ControlPage(command_number=3, command=Command.CHECKPOINT)
-    obeyed: list[int] = []
-    made.recorder.set_obeyed_command = obeyed.append  # type: ignore[method-assign]
+    completed: list[int] = []
+    made.recorder.set_completed_command = completed.append  # type: ignore[method-assign]
     made.run()
 
     assert made.noted("take", "wait") == [("take", 1), ("wait", 1)]
-    assert obeyed == [3]
+    assert completed == [3]
 
 
 @pytest.mark.parametrize("command", [0, 57], ids=["none", "of a newer program"])

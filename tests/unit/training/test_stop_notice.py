@@ -12,7 +12,7 @@ from tests.helpers.completed_steps import completed_step
 S = 1_000_000_000
 PROGRESS = Progress(
     phase=Phase.STEP, phase_since_ns=0, current_step=7, step_started_ns=None, completed_step=6, completed_ns=40 * S,
-    last_step_ns=90 * S, median_step_ns=None, obeyed_command=0, num_lost_ends=0,
+    last_step_ns=90 * S, median_step_ns=None, completed_command=0, num_lost_ends=0,
 )  # fmt: skip
 
 

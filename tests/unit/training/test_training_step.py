@@ -136,7 +136,7 @@ def test_executed_actions_are_those_of_the_schedule() -> None:
     ran: list[str] = []
     for chunk in rank_model.data_parallel:
         for bucket in chunk.buckets:
-            bucket.replicas = NotingGroup(ran)  # type: ignore[assignment]
+            bucket.replicas = SumNotingGroup(ran)  # type: ignore[assignment]
     for chunk, pipeline_chunk in enumerate(rank_model.pipeline.chunks):
         pipeline_chunk.module.register_forward_pre_hook(lambda *_, chunk=chunk: ran.append(f"FORWARD {chunk}"))
     schedule = config.parallel.build_schedule(2)
@@ -158,7 +158,7 @@ def without_repeats(notes: list[str]) -> list[str]:
     return [note for note, before in itertools.pairwise([*notes, ""]) if note != before]
 
 
-class NotingGroup:
+class SumNotingGroup:
     """The group of a single rank, which notes of which chunk something is gathered or reduced."""
 
     name, size, rank = "dp", 1, 0

@@ -81,7 +81,7 @@ class VerdictDocument(Document):
     outcome_by: str
     outcome_unix_s: float | None
     gain_s: float
-    price_s: float
+    cost_s: float
     incident_id: str
 
 

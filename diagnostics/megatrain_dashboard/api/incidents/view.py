@@ -151,6 +151,6 @@ def verdict_document(case: VerdictWithOutcome) -> VerdictDocument:
         outcome_by="" if outcome is None else outcome.by,
         outcome_unix_s=None if outcome is None else outcome.at_unix_s,
         gain_s=0.0 if outcome is None else outcome.gain_s,
-        price_s=0.0 if outcome is None else outcome.price_s,
+        cost_s=0.0 if outcome is None else outcome.cost_s,
         incident_id="" if outcome is None else outcome.incident,
     )

@@ -71,7 +71,7 @@ class HangMissingDocument(Document):
     waiting: tuple[int, ...]
     absent: tuple[int, ...]
     silent: tuple[int, ...]
-    loitering: tuple[int, ...]
+    not_waiting: tuple[int, ...]
 
 
 class HangDocument(Document):

@@ -136,7 +136,7 @@ def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
         missing=tuple(
             HangMissingDocument(
                 group=missing.group, sequence=missing.sequence, waiting=tuple(missing.waiting),
-                absent=tuple(missing.absent), silent=tuple(missing.silent), loitering=tuple(missing.loitering),
+                absent=tuple(missing.absent), silent=tuple(missing.silent), not_waiting=tuple(missing.not_waiting),
             )
             for missing in report.missing[:_MAX_HANG_RANKS]
         ),

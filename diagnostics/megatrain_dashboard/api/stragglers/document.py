@@ -54,7 +54,7 @@ class StragglersDocument(Document):
     thresholds: ThresholdsDocument | None
     silent_ranks: tuple[int, ...]
     """Ranks without any event in the steps of the search."""
-    unjudged_ranks: tuple[int, ...]
+    ranks_without_peers: tuple[int, ...]
     """Ranks that are compared with no other rank, because none does the same work."""
 
 
@@ -73,7 +73,7 @@ class ActionBalance(Document):
     gain_s_per_step: float
     gain_s: float | None
     """The gain over the remaining steps; null where their number is not known."""
-    price_s: float | None
+    cost_s: float | None
     is_worth_it: bool | None
     text: str
 

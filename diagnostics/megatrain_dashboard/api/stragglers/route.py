@@ -133,14 +133,14 @@ def remedy_cost_of(source: JobSource, now_s: float, round_number: int) -> Remedy
     facts, snapshot = source.facts(), source.snapshot()
     measured = measured_restart_cost_s(facts.incidents)
     config = facts.config
-    default_s = (DiagnosticsConfig() if config is None else config.diagnostics).restart_price_s
+    default_s = (DiagnosticsConfig() if config is None else config.diagnostics).restart_cost_s
     step = completed_step(None if snapshot is None else assess(snapshot, now_s), facts)
     if round_number < max((number for number, _, _ in facts.series.reached), default=round_number):
         step = next((last + 1 for number, _, last in facts.series.reached if number == round_number), step)
     remaining = None if config is None or step is None else max(0, config.train.steps - step)
     if measured is not None:
         return RemedyCost(remaining, measured, "measured")
-    return RemedyCost(remaining, default_s, f"diagnostics.restart_price_s={default_s:g}")
+    return RemedyCost(remaining, default_s, f"diagnostics.restart_cost_s={default_s:g}")
 
 
 def _computed(source: JobSource, roster: Roster) -> bytes:

@@ -32,7 +32,7 @@ def stragglers_of_daemon(state: DaemonState) -> StragglersDocument:
         scores=_scores(state.host_scores),
         thresholds=thresholds_document(state.thresholds),
         silent_ranks=state.silent_ranks,
-        unjudged_ranks=state.ranks_without_peers,
+        ranks_without_peers=state.ranks_without_peers,
     )
 
 
@@ -53,7 +53,7 @@ def stragglers_of_events(round_number: int, found: StragglerHistory) -> Straggle
         scores=_scores(end.host_scores),
         thresholds=thresholds_document(end.thresholds),
         silent_ranks=end.silent_ranks,
-        unjudged_ranks=end.ranks_without_peers,
+        ranks_without_peers=end.ranks_without_peers,
     )
 
 

@@ -116,7 +116,7 @@ def _actions(
     if result.has_stages and gain_s > 0.0:
         yield _balance("move layers off the last stage with parallel.layers_per_chunk", "", gain_s, remedy_cost)
     yield ActionBalance(
-        action="nothing", target="", gain_s_per_step=0.0, gain_s=0.0, price_s=0.0, is_worth_it=None,
+        action="nothing", target="", gain_s_per_step=0.0, gain_s=0.0, cost_s=0.0, is_worth_it=None,
         text="costs nothing and gains nothing",
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def _balance(action: str, target: str, gain_s_per_step: float, remedy_cost: Reme
         target=target,
         gain_s_per_step=gain_s_per_step,
         gain_s=gain_s,
-        price_s=remedy_cost.cost_s,
+        cost_s=remedy_cost.cost_s,
         is_worth_it=None if gain_s is None else gain_s > remedy_cost.cost_s,
         text=f"at most {seconds_text(gain_s_per_step)} a step, {rest}; {cost}",
     )

@@ -332,7 +332,7 @@ export interface VerdictDocument {
   outcome_by: string;
   outcome_unix_s: number | null;
   gain_s: number;
-  price_s: number;
+  cost_s: number;
   incident_id: string;
 }
 
@@ -771,7 +771,7 @@ export interface HangMissingDocument {
   waiting: readonly number[];
   absent: readonly number[];
   silent: readonly number[];
-  loitering: readonly number[];
+  not_waiting: readonly number[];
 }
 
 export interface HangDocument {
@@ -879,7 +879,7 @@ export interface StragglersDocument {
   scores: readonly HostScore[];
   thresholds: ThresholdsDocument | null;
   silent_ranks: readonly number[];
-  unjudged_ranks: readonly number[];
+  ranks_without_peers: readonly number[];
 }
 
 export interface PartDocument {
@@ -892,7 +892,7 @@ export interface ActionBalance {
   target: string;
   gain_s_per_step: number;
   gain_s: number | null;
-  price_s: number | null;
+  cost_s: number | null;
   is_worth_it: boolean | null;
   text: string;
 }

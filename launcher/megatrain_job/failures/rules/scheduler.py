@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
         pattern=r"got signal: 2\b|^\S*\s*KeyboardInterrupt|sigint",
     ),
     rule(
-        "told-to-stop", Label.PREEMPTION, SIGNAL_FROM_OUTSIDE,
+        "program-got-signal", Label.PREEMPTION, SIGNAL_FROM_OUTSIDE,
         "sigterm", "sigusr", "terminated", "signal", "sighup", "saved and stopped", "exitcode", "exit code",
         "saving & before exit",
         pattern=r"(?:received|caught|got|handling|trapped|stopping on|exiting on) (?:a |"

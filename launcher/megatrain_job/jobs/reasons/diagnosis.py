@@ -67,13 +67,15 @@ def _devices(report: DaemonReport, activity: JobActivity) -> Iterator[Reason]:
 
 def _behind(report: DaemonReport, activity: JobActivity) -> Iterator[Reason]:
     """Yield the reason if hosts complete steps whose events do not arrive."""
-    newest_s, heard_s = activity.progress.last_step_unix_s, report.heard_unix_s
+    newest_s, streamed_s = activity.progress.last_step_unix_s, report.newest_step_unix_s
     if activity.state is not JobState.TRAINING or newest_s is None:
         return
     limit_s = max(_BEHIND_S, _BEHIND_STEPS * (activity.progress.median_step_s or 0.0))
     firsts = [view.status.milestones.first_step_unix_s for view in activity.members if view.status is not None]
     since_s = (
-        heard_s if heard_s is not None else max((moment_s for moment_s in firsts if moment_s is not None), default=None)
+        streamed_s
+        if streamed_s is not None
+        else max((moment_s for moment_s in firsts if moment_s is not None), default=None)
     )
     if since_s is not None and newest_s - since_s > limit_s:
         text = f"loss, step times and other metrics are {age_text(since_s, newest_s)} behind the steps of the hosts"

@@ -20,7 +20,7 @@ from tests.helpers.etcd_server import EtcdServers, etcd_program
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
-class Candidate:
+class ElectionCandidate:
     """A campaign in a thread of its own."""
 
     def __init__(self, client: EtcdClient, name: str, value: str, ttl_s: int = 30) -> None:
@@ -54,10 +54,10 @@ def wait_for_candidates(client: EtcdClient, prefix: str, count: int) -> None:
 
 
 def test_candidates_lead_one_after_the_other(client: EtcdClient, prefix: str) -> None:
-    candidates: list[Candidate] = []
+    candidates: list[ElectionCandidate] = []
     try:
         for number in range(4):
-            candidates.append(Candidate(client, prefix + "driver", f"host-{number}"))
+            candidates.append(ElectionCandidate(client, prefix + "driver", f"host-{number}"))
             wait_for_candidates(client, prefix, number + 1)
         tokens: list[int] = []
         for number, candidate in enumerate(candidates):
@@ -85,7 +85,7 @@ def test_lost_lease_ends_a_campaign_and_no_other(client: EtcdClient, prefix: str
     candidates = []
     try:
         for number in range(3):
-            candidates.append(Candidate(client, prefix + "driver", str(number)))
+            candidates.append(ElectionCandidate(client, prefix + "driver", str(number)))
             wait_for_candidates(client, prefix, number + 1)
         first, middle, last = candidates
         client.revoke_lease(middle.keeper.lease_id)

@@ -73,7 +73,7 @@ def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
     assert not thread.is_alive
 
 
-class Consumer:
+class FollowingConsumer:
     """Takes events; fails on those that `fails` selects."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Consumer:
 
 
 def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix: str) -> None:
-    consumer = Consumer()
+    consumer = FollowingConsumer()
     consumer.fails = iter([False, True, True, *[False] * 100])
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         wait_until(lambda: len(consumer.seen) == 1, "the beginning")
@@ -109,7 +109,7 @@ def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix
 
 @pytest.mark.slow
 def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, client: EtcdClient, prefix: str) -> None:
-    consumer = Consumer()
+    consumer = FollowingConsumer()
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
@@ -125,7 +125,7 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
 
 
 def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient, prefix: str) -> None:
-    consumer = Consumer()
+    consumer = FollowingConsumer()
     consumer.may_go_on.clear()
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
 

@@ -14,7 +14,7 @@ from megatrain_job.coordination.http_exchange import HttpExchange
 from tests.helpers.refusals import refusal
 
 
-class _Bytes:
+class _SocketBytes:
     """A socket for the standard library's reader."""
 
     def __init__(self, data: bytes) -> None:
@@ -44,7 +44,7 @@ def chunked(pieces: list[bytes], extension: bytes = b"") -> bytes:
 @given(st.lists(st.binary(max_size=50), max_size=5), st.lists(st.integers(0, 500), max_size=8), st.booleans())
 def test_chunks_are_read_however_they_are_cut(pieces: list[bytes], places: list[int], has_extension: bool) -> None:
     data = chunked(pieces, b";name=value" if has_extension else b"")
-    oracle = http.client.HTTPResponse(_Bytes(data))  # type: ignore[arg-type]
+    oracle = http.client.HTTPResponse(_SocketBytes(data))  # type: ignore[arg-type]
     oracle.begin()
 
     response, body = read(cut(data, places))

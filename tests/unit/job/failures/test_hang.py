@@ -129,7 +129,7 @@ def test_rank_that_entered_without_waiting_is_the_suspect() -> None:
     report = hang_suspects(positions, DP)
 
     assert (report.suspects, report.confidence) == ((2,), Confidence.LIKELY)
-    assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), loitering=(2,)),)
+    assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), not_waiting=(2,)),)
     assert "rank 2 entered collective 5 of dp and went on to something else" in report.reason
 
 
@@ -189,7 +189,7 @@ def test_stopped_process_in_a_collective_is_no_network_fault() -> None:
     assert (report.suspects, report.confidence) == ((2,), Confidence.CERTAIN)
     assert report.reason == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp"
     assert dict(report.waits_for) == {0: (2,), 1: (2,), 3: (2,)}
-    assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), loitering=(2,)),)
+    assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), not_waiting=(2,)),)
 
 
 def test_dead_process_is_blamed_not_the_ranks_that_wait() -> None:

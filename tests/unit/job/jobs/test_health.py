@@ -85,7 +85,7 @@ def streamed(report: DaemonReport | None, session: str = "d1", **status: Any) ->
 
 
 def report(**changes: Any) -> DaemonReport:
-    return replace(DaemonReport("d1", NOW_S - 2, heard_unix_s=NOW_S - 2), **changes)
+    return replace(DaemonReport("d1", NOW_S - 2, newest_step_unix_s=NOW_S - 2), **changes)
 
 
 GREEN = {
@@ -261,7 +261,7 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
         "events of host-1 do not reach",
     ),
     "metrics are behind": (
-        ReasonCode.METRICS_SILENT, streamed(report(heard_unix_s=NOW_S - 200)), "are 3 min behind the steps",
+        ReasonCode.METRICS_SILENT, streamed(report(newest_step_unix_s=NOW_S - 200)), "are 3 min behind the steps",
     ),
     "ranks are silent": (
         ReasonCode.RANK_SILENT, streamed(report(silent_ranks="1-2", num_silent_ranks=2)), "no events of 2 ranks .*1-2",

@@ -25,7 +25,7 @@ const WAITING_COLUMNS: readonly Column<VerdictDocument>[] = [
   { key: "cause", label: "Cause", render: (row) => row.cause },
   { key: "hosts", label: "Hosts", render: (row) => row.hosts.join(", ") },
   { key: "gain", label: "Gain", isNumber: true, render: (row) => <Duration seconds={row.gain_s} /> },
-  { key: "price", label: "Price", isNumber: true, render: (row) => <Duration seconds={row.price_s} /> },
+  { key: "cost", label: "Cost", isNumber: true, render: (row) => <Duration seconds={row.cost_s} /> },
   { key: "since", label: "Since", isNumber: true, render: (row) => <TimeText at={row.created_unix_s} /> },
   {
     key: "act",

@@ -58,11 +58,11 @@ const VERDICT_COLUMNS: readonly Column<VerdictDocument>[] = [
   { key: "why", label: "Reason", className: "clip", render: (row) => <span title={row.outcome_reason}>{row.outcome_reason}</span> },
   { key: "gain", label: "Gain", isNumber: true, sort: (row) => row.gain_s, render: (row) => <Duration seconds={row.gain_s} /> },
   {
-    key: "price",
-    label: "Price",
+    key: "cost",
+    label: "Cost",
     isNumber: true,
-    sort: (row) => row.price_s,
-    render: (row) => <Duration seconds={row.price_s} />,
+    sort: (row) => row.cost_s,
+    render: (row) => <Duration seconds={row.cost_s} />,
   },
 ];
 

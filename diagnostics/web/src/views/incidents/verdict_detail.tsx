@@ -14,15 +14,15 @@ import { ActionBar } from "../actions/action_bar";
 import { HostLinks, Lines, OutcomeBadge } from "./parts";
 
 function Economics({ verdict }: { verdict: VerdictDocument }): JSX.Element {
-  if (verdict.gain_s <= 0 && verdict.price_s <= 0) {
-    return <p class="soft">Estimated gain: {durationText(verdict.gain_s_per_step)} per step. The driver has not compared it with a price.</p>;
+  if (verdict.gain_s <= 0 && verdict.cost_s <= 0) {
+    return <p class="soft">Estimated gain: {durationText(verdict.gain_s_per_step)} per step. The driver has not compared it with a cost.</p>;
   }
   return (
     <Bars
-      caption="Gain and price of acting on the verdict"
+      caption="Gain and cost of acting on the verdict"
       bars={[
         { key: "gain", label: "gain over the rest of the job", value: verdict.gain_s, text: durationText(verdict.gain_s) },
-        { key: "price", label: "price of a restart", value: verdict.price_s, text: durationText(verdict.price_s), tone: "quiet" },
+        { key: "price", label: "cost of a restart", value: verdict.cost_s, text: durationText(verdict.cost_s), tone: "quiet" },
       ]}
     />
   );

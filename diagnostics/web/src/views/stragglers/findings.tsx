@@ -121,8 +121,8 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
       {document.silent_ranks.length === 0 ? null : (
         <p class="soft">No data from ranks {ranksText(document.silent_ranks, 10)}: they are not judged.</p>
       )}
-      {document.unjudged_ranks.length === 0 ? null : (
-        <p class="soft">Ranks {ranksText(document.unjudged_ranks, 10)} have no peers that do the same work: they are not judged.</p>
+      {document.ranks_without_peers.length === 0 ? null : (
+        <p class="soft">Ranks {ranksText(document.ranks_without_peers, 10)} have no peers that do the same work: they are not judged.</p>
       )}
     </Section>
   );

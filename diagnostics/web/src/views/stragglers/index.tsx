@@ -1,4 +1,4 @@
-// Stragglers with causes, the breakdown of lost time, and the gain and price of possible actions.
+// Stragglers with causes, the breakdown of lost time, and the gain and cost of possible actions.
 
 import type { JSX } from "preact";
 

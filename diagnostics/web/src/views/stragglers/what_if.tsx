@@ -1,5 +1,5 @@
 // The slowdown of a step compared with one in which all similar operations take their typical time, broken down by source; and
-// the gain of each possible action over the rest of the job, with its price.
+// the gain of each possible action over the rest of the job, with its cost.
 
 import type { JSX } from "preact";
 
@@ -81,13 +81,13 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
     render: (row) => <Duration seconds={row.gain_s_per_step} />,
   },
   { key: "gain", label: "Total gain", isNumber: true, sort: (row) => row.gain_s, render: (row) => <Duration seconds={row.gain_s} /> },
-  { key: "price", label: "Price", isNumber: true, sort: (row) => row.price_s, render: (row) => <Duration seconds={row.price_s} /> },
+  { key: "cost", label: "Cost", isNumber: true, sort: (row) => row.cost_s, render: (row) => <Duration seconds={row.cost_s} /> },
   {
     key: "worth",
     label: "Worth it",
     render: (row) =>
       row.is_worth_it === null ? (
-        <span class="faint">{row.price_s === 0 ? "" : "unknown"}</span>
+        <span class="faint">{row.cost_s === 0 ? "" : "unknown"}</span>
       ) : (
         <Badge tone={row.is_worth_it ? "good" : "quiet"} shape={row.is_worth_it ? "circle" : "ring"}>
           {row.is_worth_it ? "yes" : "no"}
@@ -172,7 +172,7 @@ function Found({ document }: { document: WhatIfDocument }): JSX.Element {
       <Totals document={document} />
       {document.advice === "" ? null : <p class="lead reading">{document.advice}</p>}
       <WhereFrom document={document} />
-      <Section title="Possible actions" note="gain over the rest of the job, compared with the price">
+      <Section title="Possible actions" note="gain over the rest of the job, compared with the cost">
         {document.actions.length === 0 ? (
           <p class="soft">No known action would make the job faster.</p>
         ) : (
