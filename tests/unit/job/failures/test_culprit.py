@@ -108,7 +108,7 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
     assert recorded_culprit([older], 3) is None
 
 
-def test_incident_before_judgement_blames_the_rank_that_is_no_victim() -> None:
+def test_open_incident_blames_the_rank_that_is_no_victim() -> None:
     open_ = broken(moments=Moments(1.0, 1.1), failures=(make_failure(0, 69, **CASCADE),))
     assert culprit_of_incident(open_) is None, "victims alone do not tell"
     reported = replace(open_, failures=(*open_.failures, make_failure(2, 1, label="data")))
