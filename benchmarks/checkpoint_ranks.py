@@ -32,7 +32,6 @@ from megatrain.checkpoint.load import LoadReport, load_state
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.checkpoint_names import step_directory_name
 from megatrain.checkpoint_format.local_location import LocalLocation
-from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
@@ -43,6 +42,7 @@ from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import Requests, train_step
+from tests.helpers.one_source import stream_of_one
 from tests.helpers.rank_protocol import RankContext
 
 BUCKET_SIZE = 8_000_000
@@ -313,7 +313,7 @@ def _job(config: Config, mesh: Mesh, state: RankState, places: BenchmarkPlaces) 
         config,
         mesh,
         state.shards,
-        SampleStream.of_one(0, seed=0),
+        stream_of_one(0, seed=0),
         local_rank=mesh.rank,
         round_number=0,
         directory=str(places.storage / "checkpoints"),

@@ -84,13 +84,13 @@ def _batch_reader(prefix: Path) -> Read:
     from megatrain.contracts.step_plan import Dealing, StepPlan
     from megatrain.data.dataset import open_dataset
     from megatrain.data.order import SampleOrder
-    from megatrain.data.reader import BatchReader
+    from tests.helpers.one_source import reader_of_one
 
     dataset = open_dataset(prefix, VOCAB_SIZE)
     order = SampleOrder(dataset.num_tokens, SEQ_LEN, SEED)
 
     def read(case: ReadingCase, first: int, count: int) -> None:
-        reader = BatchReader.of_one(dataset, order, case.has_documents)
+        reader = reader_of_one(dataset, order, case.has_documents)
         for cursor in range(first, first + count, STEP_SAMPLES):
             dealing = Dealing(STEP_SAMPLES // case.micro_batch_size, 1)
             reader.read_step(StepPlan(cursor, STEP_SAMPLES, case.micro_batch_size, dealing), 0)

@@ -21,6 +21,7 @@ from megatrain_dashboard.api import (
     checkpoints,
     devices,
     health,
+    host_data,
     hosts,
     job,
     live,
@@ -49,7 +50,7 @@ from megatrain_dashboard.sources.protocol import JobSource
 API_PREFIX = "/api/v1"
 _REFUSALS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorDocument}}
 _ROUTERS = (
-    overview, marks, incidents, hosts, devices, checkpoints, logs, stragglers, ranks, heat, timeline,
+    overview, marks, incidents, hosts, host_data, devices, checkpoints, logs, stragglers, ranks, heat, timeline,
     job, runbooks,
 )  # fmt: skip
 """The modules whose `router(parts)` returns the routes of one part of the API."""

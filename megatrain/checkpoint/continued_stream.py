@@ -193,5 +193,4 @@ def _stage_text(sources: Sequence[StreamSource], stage: MixtureStage) -> str:
     # the stage has no weights for sources that were added later
     used = [(source.name, weight) for source, weight in zip(sources, stage.weights, strict=False) if weight]
     shares = ", ".join(f"{name} {100 * weight / total:.4g} %" for name, weight in used)
-    length = f", in samples of {stage.seq_len} tokens" if stage.seq_len else ""
-    return f"from sample {stage.first_sample} on, the mixture is {shares}{length}"
+    return f"from sample {stage.first_sample} on, the mixture is {shares}, in samples of {stage.seq_len} tokens"

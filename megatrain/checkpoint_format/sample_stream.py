@@ -25,12 +25,12 @@ class MixtureStage:
     """The weights of the sources and the length of samples from sample `first_sample` on.
 
     The weights are in the order of the stream's sources. Sources that were added after this stage have no weight in it.
-    A source with weight 0 provides no samples. seq_len: the tokens of a sample; 0: as many as model.seq_len.
+    A source with weight 0 provides no samples. seq_len: the tokens of a sample.
     """
 
     first_sample: int
     weights: tuple[int, ...]
-    seq_len: int = 0
+    seq_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,6 @@ class SampleStream:
     block_tokens: int = 0
     part_tokens: int = 0
     """The parts of an epoch (data/parts.py); 0: the epoch is one part."""
-
-    @classmethod
-    def of_one(
-        cls,
-        num_tokens: int,
-        seed: int,
-        name: str = "",
-        digest: str = "",
-        *,
-        seq_len: int = 0,
-        validation_digest: str = "",
-        tokenizer_digest: str = "",
-    ) -> Self:
-        """Return the stream over one source."""
-        return cls(
-            seed,
-            (StreamSource(name, num_tokens, digest),),
-            (MixtureStage(0, (1,), seq_len),),
-            validation_digest=validation_digest,
-            tokenizer_digest=tokenizer_digest,
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stream as values for JSON."""
@@ -130,4 +109,4 @@ def _stage(reader: JsonObject, num_sources: int) -> MixtureStage:
     weights = reader.counts("weights")
     if not 0 < len(weights) <= num_sources or not any(weights):
         raise reader.error("weights", f"expected 1 to {num_sources} weights, one of them above 0")
-    return MixtureStage(reader.count("first_sample"), weights, reader.count("seq_len"))
+    return MixtureStage(reader.count("first_sample"), weights, reader.count("seq_len", least=1))

@@ -32,6 +32,7 @@ from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import idle_text
+from megatrain.formatting import bytes_text, count_text, ranges_text, ranks_text
 from megatrain.schedule import bubble_fraction
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 SUMMARY = "show, check and document the configuration of a run"
 ACCEPTS_OVERRIDES = True
 _BALANCED_STEPS = 8
+_RANKS_OF_HOST = 8
+"""Most hosts have as many GPUs; the configuration does not state how many ranks a host has."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
             config = _with_fixed_layout(loaded.config, args.world_size)
             _write(dry_run(config), None)
-            _write("\n".join(["", *_data_lines(config), *_validation_lines(config)]), None)
+            _write("\n".join(["", *_data_lines(config), *_loader_lines(config), *_validation_lines(config)]), None)
     return int(ExitCode.OK)
 
 
@@ -145,6 +148,26 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
     text = (
         f"  data.balance={value_text(config.data.balance)}: by the lengths of documents, the replica that computes "
         f'longest takes {in_order:.3f} times the mean with "none", {by_cost:.3f} with "cost" ({_BALANCED_STEPS} steps)'
+    )
+    return [text]
+
+
+def _loader_lines(config: Config) -> list[str]:
+    """Return what the data loader of the first host reads, and the size of its ring."""
+    # these modules load numpy, which `config` otherwise never loads
+    from megatrain.data.loader.plan import shares_of
+    from megatrain.data.loader.ring_layout import RingLayout
+
+    if config.data.loader != "host":
+        return []
+    layout = config.layout(None)
+    ranks = range(min(_RANKS_OF_HOST, layout.world_size))
+    replicas = [share.replica for share in shares_of(layout, ranks)]
+    text = (
+        f'  data.loader="host": the loader of a host with {ranks_text(ranks)} reads '
+        f"{count_text(len(replicas), 'replica')} ({ranges_text(replicas)}), into a ring of "
+        f"{bytes_text(RingLayout.of_host(config, layout, ranks).num_bytes)} for "
+        f"{count_text(config.data.prefetch + 1, 'step')} (data.prefetch={config.data.prefetch})"
     )
     return [text]
 

@@ -60,6 +60,11 @@ class BatchConfig:
         ),
     )
 
+    @property
+    def without_rampup(self) -> BatchConfig:
+        """The same sizes, with the full batch from the first step on."""
+        return replace(self, rampup_start=0, rampup_increment=0, rampup_samples=0)
+
 
 def rampup_levels(batch: BatchConfig) -> Sequence[int]:
     """Return every global batch size until the first stage, in ascending order; one element if there is no ramp-up."""
@@ -156,7 +161,7 @@ class BatchSchedule:
     @property
     def without_rampup(self) -> BatchSchedule:
         """The same stages, with the full batch from the first step on."""
-        return replace(self, batch=replace(self.batch, rampup_start=0, rampup_increment=0, rampup_samples=0))
+        return replace(self, batch=self.batch.without_rampup)
 
     def num_steps_by_size(self, num_steps: int) -> dict[int, int]:
         """Return how many of the first steps of a run have each global batch size."""

@@ -64,10 +64,11 @@ class DataConfig:
     part_tokens: int = field(
         default=0,
         metadata=option(
-            "Tokens of a source that are shuffled with each other; a multiple of data.block_tokens, blocks of which "
-            "are drawn from all over the epoch. After a change of the sample length, the part that was begun is dealt "
-            "in samples that are taken from windows of the old length, all later parts in whole ones. Part of the "
-            "sample order, so it cannot be changed in a run. 0: the epoch is one part.",
+            "Tokens of a source that are shuffled with each other: an epoch consists of parts of this size, and each "
+            "part of blocks of data.block_tokens from all over the epoch, so it is a multiple of these. After a change "
+            "of the sample length, the rest of the current part comes in samples that are put together from windows of "
+            "the old length; later parts are read in whole windows of the new length. The sample order depends on this "
+            "key, so a run cannot change it. 0: the epoch is one part.",
             unit="tokens",
             minimum=0,
         ),

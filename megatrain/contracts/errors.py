@@ -54,6 +54,12 @@ class DataError(MegatrainError):
     exit_code = ExitCode.DATA
 
 
+class UnreachableError(DataError):
+    """The storage of data does not answer, after many tries. The data may be intact."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
 class CheckpointError(MegatrainError):
     """A checkpoint is missing, incomplete or does not belong to this run."""
 

@@ -2,7 +2,7 @@
 
 A launcher classifies a failure by the exit code first, because these codes are more specific than a log.
 
-Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 72, 74 to 78).
+Numbers follow BSD sysexits where one fits (65, 66, 68, 69, 71, 72, 74 to 78).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class ExitCode(IntEnum):
     Restarting helps after the cause is fixed."""
     COMMUNICATION = 69
     """A peer was lost or a collective timed out. Restarting may help."""
+    UNREACHABLE = 71
+    """The object storage of the data did not answer, after many tries. Restarting may help, or another host."""
     NOT_FOUND = 72
     """The named object does not exist: a run, a job, a host, an incident, a verdict, a round, a step."""
     SAVE_FAILED = 74

@@ -29,7 +29,7 @@ import numpy as np
 
 from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.files.file_locks import is_locked, lock, wait_and_lock, wait_and_share
+from megatrain.contracts.files.file_locks import is_locked, lock, wait_and_lock, wait_and_lock_byte, wait_and_share
 from megatrain.contracts.files.own_files import check_own_directory, make_own_directory
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, temporary_name
 from megatrain.data.block_sums import BLOCK_BYTES as PAGE_BYTES
@@ -265,17 +265,18 @@ class BlockCache:
     def _locked(self, block: FileBlock) -> Iterator[None]:
         """Let one process at a time read a block from its source, and the others wait for it.
 
-        Blocks share 256 locks. Without locks, or with a full disk, several processes may read the same block.
+        A read may be repeated for a minute, so each block has its own lock: a byte of a file. Without locks, or with a
+        full disk, several processes may read the same block.
         """
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            file = (self._directory / f"{block.name[:2]}.lock").open("ab")
+            file = (self._directory / "locks").open("ab")
         except OSError:
             yield
             return
         with file:
             with suppress(OSError):
-                wait_and_lock(file.fileno())
+                wait_and_lock_byte(file.fileno(), int(block.name[:15], 16))
             yield
 
     def _not_stored(self, path: Path, error: OSError) -> None:

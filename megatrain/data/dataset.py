@@ -17,7 +17,7 @@ from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOK
 from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.meta import META_NAME, read_meta
+from megatrain.data.meta import META_NAME, DataMeta
 from megatrain.data.remote_path import AnyPath, DataPath
 from megatrain.data.remote_tokens import fetch_together
 from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokenizer_file
@@ -29,22 +29,27 @@ _STRETCH_TOKENS = 256
 _DIGITS = 32
 
 
+def check_vocabulary(prefix: DataPath, meta: DataMeta | None, vocab_size: int) -> None:
+    """Check that the tokens at `prefix`, with this meta.json, fit a model with `vocab_size` tokens.
+
+    Raises: DataError when meta.json states a larger vocabulary.
+    """
+    if meta is not None and meta.vocab_size > vocab_size:
+        raise DataError(
+            f"{prefix.parent / META_NAME}: the data at {prefix} has a vocabulary of {meta.vocab_size}, more than "
+            f"model.vocab_size={vocab_size}; set model.vocab_size={meta.vocab_size}, or build the data again with "
+            f"--vocab-size {vocab_size}"
+        )
+
+
 def open_dataset(prefix: DataPath, vocab_size: int, *, replaces_bad_samples: bool = False) -> IndexedDataset:
     """Return the dataset at `prefix`, for a model with `vocab_size` tokens.
 
     The ids of a million tokens spread over the file are checked here, and those of each window when it is read.
     replaces_bad_samples: bad samples are replaced later, so half of the stretches of 256 tokens may have a bad id here.
 
-    Raises: DataError when the files are damaged, meta.json states a larger vocabulary, or a token id is too large.
+    Raises: DataError when the files are damaged, or a token id is too large.
     """
-    meta_path = prefix.parent / META_NAME
-    meta = read_meta(meta_path)
-    if meta is not None and meta.vocab_size > vocab_size:
-        raise DataError(
-            f"{meta_path}: the data at {prefix} has a vocabulary of {meta.vocab_size}, more than "
-            f"model.vocab_size={vocab_size}; set model.vocab_size={meta.vocab_size}, or build the data again with "
-            f"--vocab-size {vocab_size}"
-        )
     dataset = IndexedDataset(prefix, vocab_size)
     length = _STRETCH_TOKENS if replaces_bad_samples else BLOCK_TOKENS
     starts = [
@@ -69,11 +74,11 @@ def open_dataset(prefix: DataPath, vocab_size: int, *, replaces_bad_samples: boo
     return dataset
 
 
-def check_tokenizer(tokenizer: Path, prefix: DataPath, vocab_size: int) -> None:
+def check_tokenizer(tokenizer: Path, prefix: DataPath, meta: DataMeta | None, vocab_size: int) -> None:
     """Check that the file `tokenizer` made the tokens at `prefix`, for a model with `vocab_size` tokens.
 
-    Without a meta.json next to the tokens, it is not checked that the tokenizer made them. Without the tokenizer's
-    library, its number of tokens is not checked.
+    Without a meta.json next to the tokens (`meta`), it is not checked that the tokenizer made them. Without the
+    tokenizer's library, its number of tokens is not checked.
 
     Raises: DataError when the file is missing, is not a tokenizer, is another tokenizer, or has more tokens than
     the model.
@@ -84,13 +89,11 @@ def check_tokenizer(tokenizer: Path, prefix: DataPath, vocab_size: int) -> None:
             f"{tokenizer}: is not a tokenizer.json of the tokenizers library; set data.tokenizer to the file that the "
             f"tokens at {prefix} were made with"
         )
-    meta_path = prefix.parent / META_NAME
-    meta = read_meta(meta_path)
     if meta is not None and hashlib.sha256(content).hexdigest() != meta.tokenizer_sha256:
         raise DataError(
-            f"{tokenizer}: is not the tokenizer that made the tokens at {prefix}: {meta_path} has another SHA-256 "
-            f"({meta.tokenizer_sha256[:12]}...); set data.tokenizer={tokenizer_beside(prefix)}, which the data "
-            "were built with, or build them again with `megatrain data build --tokenizer`"
+            f"{tokenizer}: is not the tokenizer that made the tokens at {prefix}: {prefix.parent / META_NAME} has "
+            f"another SHA-256 ({meta.tokenizer_sha256[:12]}...); set data.tokenizer={tokenizer_beside(prefix)}, which "
+            "the data were built with, or build them again with `megatrain data build --tokenizer`"
         )
     if not has_library_of(tokenizer):
         return
@@ -113,15 +116,15 @@ def tokenizer_digest(tokenizer: DataPath) -> str:
     return hashlib.sha256(read_tokenizer_file(tokenizer)).hexdigest()
 
 
-def check_same_tokenizer(prefixes: Mapping[str, DataPath]) -> None:
-    """Check that one tokenizer made all data sets of `prefixes` (key -> prefix); see `without_meta` for exceptions.
+def check_same_tokenizer(prefixes: Mapping[str, DataPath], metas: Mapping[str, DataMeta | None]) -> None:
+    """Check that one tokenizer made all data sets (key -> prefix, meta.json). Those without meta.json are not checked.
 
     Raises: DataError naming two keys, their files and their tokenizers' digests. A loss on the tokens of another
     tokenizer would be meaningless.
     """
     first: tuple[str, DataPath, str] | None = None
     for key, prefix in prefixes.items():
-        meta = read_meta(prefix.parent / META_NAME)
+        meta = metas[key]
         if meta is None:
             continue
         if first is None:
@@ -133,11 +136,6 @@ def check_same_tokenizer(prefixes: Mapping[str, DataPath]) -> None:
                 f"the {META_NAME} next to each; build both with one tokenizer: `megatrain data build --tokenizer "
                 f"{tokenizer_beside(first[1])}`"
             )
-
-
-def without_meta(prefixes: Mapping[str, DataPath]) -> dict[str, DataPath]:
-    """Return the data sets of `prefixes` (key -> prefix) that have no meta.json: their tokenizers are unknown."""
-    return {key: prefix for key, prefix in prefixes.items() if read_meta(prefix.parent / META_NAME) is None}
 
 
 def _is_tokenizer_json(content: bytes) -> bool:

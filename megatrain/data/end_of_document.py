@@ -31,7 +31,7 @@ def files_beside(tokenizer: DataPath) -> SmallFile:
     """Return a reader of the files in a tokenizer's directory."""
 
     def content(name: str) -> bytes | None:
-        path = tokenizer.with_name(name)
+        path = tokenizer.parent / name
         try:
             return path.read_bytes() if path.exists() else None
         except OSError as error:

@@ -19,8 +19,9 @@ from megatrain.data.build import FILE_NAMES, TRAIN, VALIDATION
 from megatrain.data.dataset import check_same_tokenizer, tokenizer_beside
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.indexed_writer import IndexedWriter
-from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta
+from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta, read_metas
 from megatrain.data.output import new_directory
+from megatrain.data.remote_path import DataPath
 from megatrain.data.summary import entropy_nats, token_counts
 
 
@@ -36,7 +37,8 @@ def merge(inputs: Sequence[Path], output: Path, *, is_forced: bool = False) -> D
         pair = inputs[are_directories.index(False)]
         raise DataError(f"{pair}: is not a directory, but other inputs are; give only directories or only prefixes")
     prefixes = [path / TRAIN for path in inputs] if all(are_directories) else list(inputs)
-    check_same_tokenizer({f"input {number}": prefix for number, prefix in enumerate(prefixes, 1)})
+    named: dict[str, DataPath] = {f"input {number}": prefix for number, prefix in enumerate(prefixes, 1)}
+    check_same_tokenizer(named, read_metas(named))
     with new_directory(output, FILE_NAMES, is_forced) as staging:
         if not all(are_directories):
             _join(prefixes, staging / TRAIN)

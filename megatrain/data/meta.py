@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_type_hints
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.remote_path import DataPath
+from megatrain.data.remote_path import DataPath, RemotePath
+from megatrain.data.side_by_side import side_by_side
 
 META_NAME = "meta.json"
 SCHEMA_VERSION = 1
@@ -60,6 +61,19 @@ class DataMeta:
     def to_json(self) -> str:
         """Return the text of meta.json."""
         return json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **asdict(self)}, indent=2) + "\n"
+
+
+def read_metas(prefixes: Mapping[str, DataPath]) -> dict[str, DataMeta | None]:
+    """Return the meta.json beside each of the token files (key -> prefix), as `read_meta` does.
+
+    Each file is read once, those behind URLs at the same time.
+    Raises: DataError of the first one that cannot be used.
+    """
+    paths = {str(path): path for path in (prefix.parent / META_NAME for prefix in prefixes.values())}
+    is_remote = any(isinstance(path, RemotePath) for path in paths.values())
+    found = side_by_side(read_meta, list(paths.values())) if is_remote else map(read_meta, paths.values())
+    metas = dict(zip(paths, found, strict=True))
+    return {key: metas[str(prefix.parent / META_NAME)] for key, prefix in prefixes.items()}
 
 
 def read_meta(path: DataPath) -> DataMeta | None:

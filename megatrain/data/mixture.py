@@ -61,7 +61,7 @@ class Mixture:
         return self._weights(self._stage_of(sample))
 
     def seq_len(self, sample: int) -> int:
-        """Return the length of sample number `sample`; 0: as many tokens as model.seq_len."""
+        """Return the tokens of sample number `sample`."""
         return self.stages[self._stage_of(sample)].seq_len
 
     def lengths_of(self, source: int) -> tuple[LengthChange, ...]:

@@ -76,9 +76,7 @@ class SampleOrder:
         return self.epoch_parts(self.seq_len).samples_from(0, self.seq_len)
 
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
-        """Return the order of the same tokens with these lengths. The first one begins at index 0; 0: as now."""
-        if not lengths[0].seq_len:
-            return self
+        """Return the order of the same tokens with these lengths. The first one begins at index 0."""
         return replace(self, seq_len=lengths[0].seq_len, later=tuple(lengths[1:]))
 
     def lengths(self, indices: Int64) -> Int64:
@@ -221,7 +219,7 @@ class PackedOrder:
 
         Raises: DataError for another length; the configuration refuses it before.
         """
-        found = sorted({change.seq_len for change in lengths} - {0, self.seq_len})
+        found = sorted({change.seq_len for change in lengths} - {self.seq_len})
         if found:
             raise DataError(
                 f"{self.bins.path}: has samples of {self.seq_len} tokens, and a stage needs {found[0]}; "

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from megatrain.config.step_sequence import StepSequence
 from megatrain.data.reader import BatchReader
-from megatrain.data.remote_tokens import MOST_THREADS, RemoteBlock
+from megatrain.data.remote_tokens import RemoteBlock
+from megatrain.data.side_by_side import MOST_THREADS
 from megatrain.programs.thread_limits import thread_error
 
 _MOST_STEPS = 64

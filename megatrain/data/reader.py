@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.checkpoint_format.sample_stream import SampleStream, StreamSource
 from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.sample_ranges import position_after
@@ -25,6 +25,7 @@ from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
 from megatrain.data.remote_tokens import RemoteBlock
@@ -68,6 +69,7 @@ class StepBatch:
 
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
+    `loader`: of the data loader of the host; None if this rank has read the batch.
     """
 
     cursor: int
@@ -78,6 +80,17 @@ class StepBatch:
     num_documents: int = 0
     sources: SampleSources | None = None
     bad_samples: tuple[BadSample, ...] = ()
+    loader: LoaderReport | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the tokens, labels and documents."""
+        return sum(
+            array.nbytes
+            for one in self.microbatches
+            for array in (one.tokens_SB, one.labels_SB, one.document_SB)
+            if array is not None
+        )
 
     @property
     def seq_len(self) -> int:
@@ -144,19 +157,6 @@ class BatchReader:
             for number, source in enumerate(sources)
         ]
         return cls(tuple(adapted), mixture, has_document_mask, replaces_bad_samples, balanced_cost)
-
-    @classmethod
-    def of_one(
-        cls,
-        dataset: IndexedDataset,
-        order: SampleOrder,
-        has_document_mask: bool = False,
-        balanced_cost: DocumentCost | None = None,
-    ) -> BatchReader:
-        """Return the reader of one source."""
-        mixture = Mixture(order.seed, (MixtureStage(0, (1,)),), 1)
-        source = TrainingSource(StreamSource("", dataset.num_tokens), dataset, order)
-        return cls((source,), mixture, has_document_mask, balanced_cost=balanced_cost)
 
     def following(self, stream: SampleStream) -> BatchReader:
         """Return the reader of another mixture of these sources, and of others that get no samples any more."""
@@ -250,7 +250,7 @@ class BatchReader:
         first, last = (position_after(plan.cursor, place, plan.skipped) for place in (0, plan.global_batch_size - 1))
         seq_len = self.mixture.seq_len(first)
         assert seq_len == self.mixture.seq_len(last), "the sample length changes inside a step"
-        return seq_len or next(source.order.seq_len for source in self.sources if source is not None)
+        return seq_len
 
     @property
     def source_names(self) -> tuple[str, ...]:

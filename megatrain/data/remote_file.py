@@ -12,22 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.files.url_drivers import reason
 from megatrain.contracts.files.whole_files import MISSING_ERRORS
 from megatrain.data.input_file import FileVersion, url_version
-from megatrain.data.token_file import UnreadableError
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """The longest pauses before a read is repeated. After these, the storage counts as failed."""
-_FINAL = (DataError, PermissionError, IsADirectoryError, *MISSING_ERRORS)
+_REFUSALS = (PermissionError, IsADirectoryError, *MISSING_ERRORS)
 _Result = TypeVar("_Result")
 
 
 class RemoteFile:
     """A file behind a URL: `path` in fsspec's driver `store`. `version`: that of the time when it was opened.
 
-    Raises: FileNotFoundError; DataError when the file cannot be looked up.
+    Raises: FileNotFoundError; DataError when access is denied; UnreachableError when the storage does not answer.
     """
 
     def __init__(self, url: str, store: Any, path: str) -> None:
@@ -42,32 +41,27 @@ class RemoteFile:
         return f"{self.url}\n{self.version.num_bytes}\n{self.version.mark}"
 
     def _look_up(self) -> FileVersion:
+        found = self._repeated(self.url, self._current_version)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url)
+        return found
+
+    def _current_version(self) -> FileVersion | None:
+        """Return the version that the storage has now; None if the file does not exist."""
         try:
-            return self._repeated(lambda: url_version(self._store, self._path))
-        except MISSING_ERRORS as error:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url) from error
-        except Exception as error:
-            raise DataError(f"{self.url}: cannot be read: {reason(error)}; check URL and credentials") from error
+            return url_version(self._store, self._path)
+        except MISSING_ERRORS:
+            return None
 
     def read_range(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes of the version that was opened.
 
-        Raises: DataError when the file was changed or removed, or access is denied; UnreadableError when the storage
-        fails for good.
+        Raises: DataError when the file was changed or removed, or access is denied; UnreachableError when the storage
+        does not answer.
         """
-        try:
-            return self._repeated(lambda: self._read(offset, num_bytes))
-        except DataError:
-            raise
-        except _FINAL as error:
-            raise DataError(
-                f"{self.url} at byte {offset}: cannot be read: {reason(error)}; check the credentials"
-            ) from error
-        except Exception as error:
-            text = (
-                f"cannot be read, after {len(PAUSES_S) + 1} tries: {reason(error)}; check the network and the storage"
-            )
-            raise UnreadableError(offset, text) from error
+        if num_bytes == 0:
+            return b""
+        return self._repeated(f"{self.url} at byte {offset}", lambda: self._read(offset, num_bytes))
 
     def _read(self, offset: int, num_bytes: int) -> bytes:
         try:
@@ -80,24 +74,43 @@ class RemoteFile:
         return content
 
     def _check_version(self) -> None:
-        try:
-            found = url_version(self._store, self._path)
-        except MISSING_ERRORS as error:
-            raise DataError(f"{self.url}: was removed while it was read; restore it") from error
+        found = self._current_version()
+        if found is None:
+            raise DataError(f"{self.url}: was removed while it was read; restore it")
         if found != self.version:
             before, now = (f"{version.num_bytes} bytes ({version.mark})" for version in (self.version, found))
             raise DataError(
                 f"{self.url}: was changed while it was read: had {before}, has {now}; restore it, or start again"
             )
 
-    def _repeated(self, action: Callable[[], _Result]) -> _Result:
-        for pause_s in PAUSES_S:
+    def _repeated(self, what: str, action: Callable[[], _Result]) -> _Result:
+        """Return the result of an action, which is repeated while the storage fails.
+
+        Raises: DataError naming `what` when access is denied; UnreachableError naming it after the last try.
+        """
+        num_failed = 0
+        while True:
             try:
                 return action()
+            except DataError:
+                raise
             except Exception as error:
                 # of the SDKs only the names are known here: NoCredentialsError, CredentialRetrievalError
-                if isinstance(error, _FINAL) or "Credential" in type(error).__name__:
-                    raise
+                if isinstance(error, _REFUSALS) or "Credential" in type(error).__name__:
+                    raise DataError(f"{what}: cannot be read: {reason(error)}; {_refusal_hint(error)}") from error
+                if num_failed == len(PAUSES_S):
+                    raise UnreachableError(
+                        f"{what}: cannot be read, after {num_failed + 1} tries: {reason(error)}; check the network and "
+                        "the storage"
+                    ) from error
             # the hosts of a job fail together, and must not come back together
-            time.sleep(pause_s * random.uniform(0.5, 1.0))
-        return action()
+            time.sleep(PAUSES_S[num_failed] * random.uniform(0.5, 1.0))
+            num_failed += 1
+
+
+def _refusal_hint(error: Exception) -> str:
+    hint = "check URL and credentials"
+    if isinstance(error, PermissionError):
+        # S3 does not reveal to them whether an object exists
+        return f"{hint}; without the permission to list (s3:ListBucket), a missing object is answered like this, too"
+    return hint

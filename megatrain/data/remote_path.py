@@ -18,7 +18,6 @@ from megatrain.contracts.files.url_drivers import driver, reason, split_url
 from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
 from megatrain.data.input_file import url_file
 from megatrain.data.remote_file import RemoteFile
-from megatrain.data.token_file import UnreadableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,6 @@ class RemotePath:
 
     def __truediv__(self, name: str) -> RemotePath:
         return RemotePath(f"{self.url}/{name}", self.store, self.cache)
-
-    def with_name(self, name: str) -> RemotePath:
-        return self.parent / name
-
-    def with_suffix(self, suffix: str) -> RemotePath:
-        return self.parent / str(Path(self.name).with_suffix(suffix))
 
     def absolute(self) -> RemotePath:
         return self
@@ -85,7 +78,7 @@ class RemotePath:
     def read_bytes(self) -> bytes:
         """Read a small file from its source. Raises: OSError, DataError."""
         file = self.file()
-        return _range(file, 0, file.version.num_bytes)
+        return file.read_range(0, file.version.num_bytes)
 
     def read_text(self, encoding: str) -> str:
         return self.read_bytes().decode(encoding)
@@ -101,7 +94,7 @@ class RemotePath:
         """
         file = self.file()
         block = FileBlock(file.key, 0, file.version.num_bytes)
-        return self.cache.whole(block, lambda offset, num_bytes: _range(file, offset, num_bytes))
+        return self.cache.whole(block, file.read_range)
 
     @property
     def _path(self) -> str:
@@ -123,20 +116,9 @@ def path_or_url(text: str, cache: CacheSettings) -> DataPath:
 
 def appended(path: AnyPath, ending: str) -> AnyPath:
     """Return a path with `ending` after its name."""
-    return path.with_name(f"{path.name}{ending}") if isinstance(path, RemotePath) else Path(f"{path}{ending}")
+    return path.parent / f"{path.name}{ending}"
 
 
 def matching(folder: DataPath, pattern: str) -> list[DataPath]:
     """Return the files of a folder whose names match, sorted. Raises: DataError when a URL cannot be listed."""
-    found: list[DataPath] = []
-    found.extend(folder.glob(pattern))
-    return sorted(found, key=str)
-
-
-def _range(file: RemoteFile, offset: int, num_bytes: int) -> bytes:
-    if num_bytes == 0:
-        return b""
-    try:
-        return file.read_range(offset, num_bytes)
-    except UnreadableError as error:
-        raise DataError(f"{file.url} at byte {error.offset}: {error.reason}") from error
+    return sorted(folder.glob(pattern), key=str)

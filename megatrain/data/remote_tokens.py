@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.block_cache import FileBlock
 from megatrain.data.remote_path import RemotePath
-from megatrain.data.token_file import UnreadableError, unopened
-
-MOST_THREADS = 16
-"""Blocks that a process fetches at the same time."""
+from megatrain.data.side_by_side import side_by_side
+from megatrain.data.token_file import unopened
 
 
 class RemoteTokens:
@@ -25,17 +22,16 @@ class RemoteTokens:
     def __init__(self, path: RemotePath) -> None:
         self.path = path
         try:
-            self._file = path.file()
+            self.file = path.file()
         except FileNotFoundError as error:
             raise unopened(path, error) from error
-        self.num_bytes = self._file.version.num_bytes
+        self.num_bytes = self.file.version.num_bytes
         self._block_bytes = path.cache.settings.block_bytes
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return `num_bytes` bytes from `offset` on.
 
-        Raises: UnreadableError with the first byte that could not be read, after many tries; DataError when the file
-        was changed or removed, or access is denied.
+        Raises: DataError when the file was changed or removed, access is denied, or the storage does not answer.
         """
         parts = []
         end = min(offset + num_bytes, self.num_bytes)
@@ -43,10 +39,7 @@ class RemoteTokens:
             block = self.block(number)
             first = max(offset, block.offset)
             size = min(end, block.offset + block.num_bytes) - first
-            try:
-                parts.append(self.path.cache.read(block, first - block.offset, size, self._file.read_range))
-            except UnreadableError as error:
-                raise UnreadableError(first, error.reason) from error
+            parts.append(self.path.cache.read(block, first - block.offset, size, self.file.read_range))
         return b"".join(parts)
 
     def blocks(self, offset: int, num_bytes: int) -> Iterator[RemoteBlock]:
@@ -55,12 +48,7 @@ class RemoteTokens:
 
     def block(self, number: int) -> FileBlock:
         start = number * self._block_bytes
-        return FileBlock(self._file.key, start, min(self._block_bytes, self.num_bytes - start))
-
-    def fetch(self, number: int) -> None:
-        """Copy a block to the cache. If that fails, the read will raise the error."""
-        with suppress(DataError, UnreadableError):
-            self.path.cache.fetch(self.block(number), self._file.read_range)
+        return FileBlock(self.file.key, start, min(self._block_bytes, self.num_bytes - start))
 
     def _numbers(self, offset: int, end: int) -> range:
         return range(offset // self._block_bytes, -(-end // self._block_bytes)) if end > offset else range(0)
@@ -74,13 +62,13 @@ class RemoteBlock:
     number: int
 
     def fetch(self) -> None:
-        self.tokens.fetch(self.number)
+        """Copy the block to the cache. If that fails, the read will raise the error."""
+        with suppress(DataError):
+            self.tokens.path.cache.fetch(self.tokens.block(self.number), self.tokens.file.read_range)
 
 
 def fetch_together(blocks: Iterable[RemoteBlock]) -> None:
     """Fetch blocks at the same time, before they are read one after the other."""
     found = list(dict.fromkeys(blocks))
     if len(found) > 1:
-        # where no thread can be started, the reads fetch
-        with suppress(RuntimeError), ThreadPoolExecutor(min(len(found), MOST_THREADS), "data-fetch") as threads:
-            list(threads.map(RemoteBlock.fetch, found))
+        side_by_side(RemoteBlock.fetch, found)

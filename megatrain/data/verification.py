@@ -54,7 +54,7 @@ def verify_data(path: DataPath, vocab_size: int | None = None) -> list[VerifiedP
         meta = read_meta(path.parent / META_NAME)
         return [_verify_pair(path, meta, _split(meta, path.name), vocab_size)]
     meta = read_meta(path / META_NAME)
-    prefixes = [index.with_suffix("") for index in matching(path, "*.idx")]
+    prefixes: list[DataPath] = [index.parent / index.name.removesuffix(".idx") for index in matching(path, "*.idx")]
     if meta is not None:
         prefixes = [path / name for name in ("train", "validation")]
     if not prefixes:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from pathlib import Path
 from time import monotonic_ns
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from megatrain.contracts.black_box.encoding import (
@@ -43,6 +42,7 @@ from megatrain.contracts.black_box.values import (
 )
 from megatrain.telemetry.black_box_writer import BlackBoxWriter, open_writer
 from megatrain.telemetry.device_spans import DEVICE_POSITION, DeviceSpans, OpenSpan
+from megatrain.telemetry.span import Span
 from megatrain.telemetry.step_summary import OperationTotals, StepSummary, TotalsBuilder, TypicalStep
 
 if TYPE_CHECKING:
@@ -68,22 +68,6 @@ _LONGEST_WORDS = {
 }
 _WATCHED = int(RecordFlag.WATCHED)
 _LEFT_WORDS = [word + GROUP_LEFT_WORD for word in _GROUP_WORDS]
-
-
-class Span:
-    """A span that is open from the call that makes it to the end of its `with` block."""
-
-    __slots__ = ("_recorder", "_token")
-
-    def __init__(self, recorder: Recorder, token: int) -> None:
-        self._recorder = recorder
-        self._token = token
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._recorder.end(self._token, kind is not None)
 
 
 class Recorder:
@@ -366,6 +350,18 @@ class Recorder:
         if self._mask:
             now = monotonic_ns()
             self._write(now, value_bits(value), now, 0, self._step, 0, -1, -1, int(kind), 0, RecordFlag.VALUE)
+
+    def record_span(self, operation: Operation, start_ns: int, duration_ns: int, num_bytes: int) -> None:
+        """Record a span of another process of this host, which has ended.
+
+        It belongs to the step in which it ended, but its time counts in the sums of the current step.
+        Units: `start_ns` is a time of time.monotonic_ns.
+        """
+        if self._is_timed[operation.number]:
+            before, end_ns = self._summary, start_ns + duration_ns
+            step = self._step if before is None or end_ns >= self._step_started_ns else before.step
+            self._write(start_ns, duration_ns, start_ns, num_bytes, step, 0, -1, -1, operation.number, 0, 0)
+            self._add_ended((operation.number, duration_ns, num_bytes, -1))
 
     def step_summary(self) -> StepSummary | None:
         """Return the totals of the last completed step; None before the first."""

@@ -142,6 +142,8 @@ class StepLoop:
                     observer.before_step(self.step)
                 with recorder.span(Operation.DATA_WAIT):
                     batch = batches.next()
+                for read in batch.loader.reads if batch.loader is not None else ():
+                    recorder.record_span(Operation.DATA_READ, read.start_ns, read.duration_ns, read.num_bytes)
                 slots = config.num_microbatches(layout, batch.global_batch_size)
                 recorder.set_work(slots * sample_cost(document_cost(config.model), batch.seq_len))
                 with recorder.span(Operation.STEP):

@@ -8,21 +8,21 @@ from pathlib import Path
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.config import Config
-from megatrain.config.data import integer_weights
+from megatrain.config.data import DataSourceConfig, ValidationSetConfig, integer_weights
 from megatrain.config.model_products import DocumentCost, document_cost
 from megatrain.contracts.errors import DataError
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.dataset import (
     check_same_tokenizer,
     check_tokenizer,
+    check_vocabulary,
     data_digest,
     open_dataset,
     tokenizer_digest,
-    without_meta,
 )
 from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.meta import META_NAME, read_meta
+from megatrain.data.meta import META_NAME, read_metas
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
@@ -52,13 +52,15 @@ def open_reader(config: Config) -> BatchReader:
     from the model, and when two sources have the same content.
     """
     prefixes = data_prefixes(config)
-    check_same_tokenizer(prefixes)
+    metas = read_metas(prefixes)
+    check_same_tokenizer(prefixes, metas)
     if config.data.tokenizer:
-        for prefix in prefixes.values():
-            check_tokenizer(Path(config.data.tokenizer), prefix, config.model.vocab_size)
+        for key, prefix in prefixes.items():
+            check_tokenizer(Path(config.data.tokenizer), prefix, metas[key], config.model.vocab_size)
     replaces_bad_samples = config.data.bad_samples == "replace"
     sources = []
     for key, source in config.data_sources.items():
+        check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
         is_packed = config.data.packing != "none"
         sizes = PartSizes(config.data.block_tokens, config.data.part_tokens)
@@ -85,11 +87,13 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
     Raises: DataError when files cannot be used or have too few tokens, and when two sets have the same content.
     """
     sets = []
-    for named in config.validation_sets.values():
-        prefix = path_or_url(named.path, CacheSettings.of(config.data))
+    prefixes = _prefixes(config, config.validation_sets)
+    metas = read_metas(prefixes)
+    for key, named in config.validation_sets.items():
+        prefix, meta = prefixes[key], metas[key]
+        check_vocabulary(prefix, meta, config.model.vocab_size)
         dataset = open_dataset(prefix, config.model.vocab_size)
         num_samples = num_evaluated(dataset, config.evaluation_seq_len, config.evaluation.num_samples)
-        meta = read_meta(prefix.parent / META_NAME)
         text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
         sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
     found = zip(config.validation_sets, sets, strict=True)
@@ -104,10 +108,12 @@ def data_prefixes(config: Config) -> Mapping[str, DataPath]:
 
     Raises: DataError when a URL has no driver, or the cache cannot be used.
     """
+    return _prefixes(config, {**config.data_sources, **config.validation_sets})
+
+
+def _prefixes(config: Config, named: Mapping[str, DataSourceConfig | ValidationSetConfig]) -> dict[str, DataPath]:
     cache = CacheSettings.of(config.data)
-    named = {key: source.path for key, source in config.data_sources.items()}
-    named |= {key: validation_set.path for key, validation_set in config.validation_sets.items()}
-    return {key: path_or_url(text, cache) for key, text in named.items()}
+    return {key: path_or_url(one.path, cache) for key, one in named.items()}
 
 
 def tokenizer_notes(config: Config) -> list[str]:
@@ -116,7 +122,7 @@ def tokenizer_notes(config: Config) -> list[str]:
     Raises: DataError when a meta.json is unreadable.
     """
     prefixes = data_prefixes(config)
-    unknown = without_meta(prefixes)
+    unknown = {key: prefixes[key] for key, meta in read_metas(prefixes).items() if meta is None}
     if not unknown or (len(prefixes) == 1 and not config.data.tokenizer):
         return []
     named = ", ".join(f"{key}={str(prefix)!r}" for key, prefix in unknown.items())

@@ -21,9 +21,9 @@ from megatrain.checkpoint_format.data_file import data_file_name
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
-from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.layout import Layout
 from tests.helpers.checkpoint_tree import put_main
+from tests.helpers.one_source import stream_of_one
 
 ROUND = 2
 ROW_BYTES = 16
@@ -54,7 +54,7 @@ def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
             mesh=CheckpointMesh(Layout(tp_size=1, pp_size=1, dp_size=2), num_chunks=1),
             versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
             has_optimizer=True,
-            data=SampleStream.of_one(num_tokens=100_000, seed=1234),
+            data=stream_of_one(num_tokens=100_000, seed=1234),
         ),
         tokenizer="",
         claim="",

@@ -46,6 +46,7 @@ from megatrain_dashboard.api.overview.document import (
 )
 from megatrain_dashboard.responses.document import Document, ThresholdsDocument, layout_document
 from tests.helpers.canned_devices import host_devices
+from tests.helpers.canned_host_data import host_data
 
 NOW_S = 1_795_000_000.0
 JOB = "gpt-13b-demo"
@@ -343,5 +344,7 @@ def job_responses(*, health: str = "warning", can_act: bool = False) -> Mapping[
     healthy = host_devices("host-000", 0, NOW_S, has_problems=False)
     for name in map(host_name, range(NUM_HOSTS + 3)):
         found[f"hosts/{name}/devices"] = healthy.model_copy(update={"host": name})
+        found[f"hosts/{name}/data"] = host_data(name, 0, WORKERS, STEP, is_slow=False)
+    found[f"hosts/{SLOW_HOST}/data"] = host_data(SLOW_HOST, 136, WORKERS, STEP, is_slow=True)
     found[f"hosts/{SLOW_HOST}/devices"] = host_devices(SLOW_HOST, 136, NOW_S, has_problems=True)
     return found

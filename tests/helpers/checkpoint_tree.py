@@ -15,9 +15,9 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions, FileEntry, Manifest
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
-from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.layout import Layout
 from tests.helpers.forked_program import run_forked
+from tests.helpers.one_source import stream_of_one
 from tests.helpers.waiting import DEADLINE_S
 
 
@@ -33,7 +33,7 @@ def make_manifest(**changes: Any) -> Manifest:
         "num_skipped": 2,
         "written_unix_s": 1_790_000_000.5,
         "has_optimizer": True,
-        "data": SampleStream.of_one(num_tokens=100_000, seed=1234),
+        "data": stream_of_one(num_tokens=100_000, seed=1234),
         "mesh": CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=2),
         "config_hash": "abc123",
         "config": {"model": {"hidden_size": 64}, "profile": {"ranks": (0, 1)}},

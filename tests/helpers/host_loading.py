@@ -21,6 +21,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, MicroBatch, StepBatch
+from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.tiny_data import write_corpus
 
 VOCAB_SIZE = 90
@@ -49,7 +50,7 @@ class Corpus:
     @property
     def reader(self) -> BatchReader:
         order = SampleOrder(self.dataset.num_tokens, SEQ_LEN, self.stream.seed)
-        alone = BatchReader.of_one(self.dataset, order, self.has_document_mask)
+        alone = reader_of_one(self.dataset, order, self.has_document_mask)
         (source,) = alone.sources
         assert source is not None
         identity = self.stream.sources[0]
@@ -63,7 +64,7 @@ class Corpus:
 def corpus(root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCAB_SIZE) -> Corpus:
     """Write a corpus with ids below VOCAB_SIZE, which is checked against `vocab_size` when it is read."""
     dataset = CountedDataset(write_corpus(root / "train", NUM_TOKENS, VOCAB_SIZE, seed=1), vocab_size)
-    stream = SampleStream.of_one(dataset.num_tokens, 7, "web", data_digest(dataset))
+    stream = stream_of_one(dataset.num_tokens, 7, "web", data_digest(dataset), seq_len=SEQ_LEN)
     return Corpus(dataset, stream, has_document_mask)
 
 

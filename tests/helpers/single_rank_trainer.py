@@ -24,7 +24,6 @@ from megatrain.config.recording import ProfileConfig
 from megatrain.contracts.black_box.values import Identity
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader
 from megatrain.reporting import EvaluationReport, Reporter, StepReport
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
@@ -34,6 +33,7 @@ from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.training_data import open_validation
+from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
@@ -170,7 +170,10 @@ def single_rank_trainer(config: Config, patch: pytest.MonkeyPatch) -> SingleRank
     rank_model = build_rank_model(config, create_mesh(layout, 0, device, recorder), recorder, device)
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
-    reports, checkpoints = Reports(), _Checkpoints(notes, SampleStream.of_one(order.num_tokens, order.seed))
+    reports, checkpoints = (
+        Reports(),
+        _Checkpoints(notes, stream_of_one(order.num_tokens, order.seed, seq_len=order.seq_len)),
+    )
     garbage = _Garbage(notes, config.train.gc_interval, recorder)
     profiler = _Profiler(notes, Path(config.data.train).parent)
     stand_ins: dict[str, Any] = {"checkpoints": checkpoints, "reporter": reports}
@@ -178,7 +181,7 @@ def single_rank_trainer(config: Config, patch: pytest.MonkeyPatch) -> SingleRank
         StepLoopParts(
             config=config,
             rank_model=rank_model,
-            reader=BatchReader.of_one(dataset, order, config.data.has_document_mask),
+            reader=reader_of_one(dataset, order, config.data.has_document_mask),
             validation=open_validation(config),
             recorder=recorder,
             observers=step_observers(config, rank_model, recorder, cast("Reporter", reports), profiler, garbage),

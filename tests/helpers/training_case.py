@@ -47,6 +47,7 @@ from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.training_data import balanced_cost, open_reader, open_validation, sample_stream
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
+from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.waiting import wait_until
 
@@ -294,8 +295,8 @@ def _training_data(config: Config, orders: CaseOrders) -> tuple[BatchReader, Sam
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
-    reader = BatchReader.of_one(dataset, order, config.data.has_document_mask, balanced_cost(config))
-    return reader, SampleStream.of_one(dataset.num_tokens, config.resolved_data_seed, seq_len=config.seq_len)
+    reader = reader_of_one(dataset, order, config.data.has_document_mask, balanced_cost(config))
+    return reader, stream_of_one(dataset.num_tokens, config.resolved_data_seed, seq_len=config.seq_len)
 
 
 def _join(context: RankContext, config: Config, orders: CaseOrders) -> tuple[Mesh, Recorder]:

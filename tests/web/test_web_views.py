@@ -61,6 +61,25 @@ def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
     assert "source=web" in page.evaluate("location.hash")
 
 
+def test_page_of_a_host_shows_its_data_loader(serve: Serve, pages) -> None:
+    page = pages.open(f"{serve().url}#/hosts/{SLOW_HOST}")
+    section = page.get_by_role("region", name="Data")
+    expect(section).to_contain_text("steps 47,991 to 48,230")
+    figures = section.locator(".figure")
+    expect(figures).to_have_text(
+        [
+            re.compile(r"Loader reads\s*1 replica"),
+            re.compile(r"Read time\s*900\sms\s*a step, at most 4\.50\ss"),
+            re.compile(r"Steps ready\s*1 of 2\s*at least 0"),
+            re.compile(r"Restarts\s*1"),
+        ]
+    )
+    expect(section.locator("dl .tone-warning")).to_have_count(2)
+    expect(section.locator("tbody tr")).to_have_count(8)
+    expect(section.locator("tbody tr").first).to_contain_text("136")
+    pages.wait_until_it_fits(page)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_overview_fits_screens(serve: Serve, pages, scheme: str) -> None:
     dashboard = serve(health="bad")

@@ -40,7 +40,7 @@ class OperationDocument(Document):
     name: str
     number: int
     lane: str
-    """compute, tp, pp-send, pp-recv, dp or host."""
+    """compute, tp, pp-send, pp-recv, dp, host or data-loader."""
     is_exchange: bool
 
 

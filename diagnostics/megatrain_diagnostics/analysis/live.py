@@ -143,7 +143,9 @@ class LiveDetection:
         )
         findings = find_stragglers(evidence)
         self._explained_at[_explained_ranks(findings)] = newest.steps[-1]
-        scores = rank_scores(compute, findings) if evidence.is_enough else ()
+        # a rank that waits for data is on a host that is not slow
+        of_hosts = [finding for finding in findings if finding.cause is not Cause.DATA]
+        scores = rank_scores(compute, of_hosts) if evidence.is_enough else ()
         self.assessment = StragglerAssessment(
             findings=findings,
             ranks_without_peers=tuple(np.flatnonzero(self.peers.num_peers == 0).tolist()),
@@ -155,7 +157,7 @@ class LiveDetection:
             is_enough=len(window.steps) >= self.thresholds.num_steps and bool((self.peers.num_peers > 0).all()),
             thresholds=replace(self.thresholds, score=least_score(self.thresholds, self.peers.num_ranks)),
             scores=scores,
-            host_scores=host_scores(scores, findings, self.roster.host_of),
+            host_scores=host_scores(scores, of_hosts, self.roster.host_of),
         )
 
     def _bytes_of(self, numbers: tuple[int, ...]) -> Floats:

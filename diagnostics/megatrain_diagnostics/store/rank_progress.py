@@ -59,8 +59,8 @@ def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) ->
     # a step that has begun but not ended is not in `full`; its open spans are found too, because its number is larger
     where = Where((round_number,), full[-1].step)
     conditions, values = sql_conditions(Spans, where)
-    # the span of the whole step does not show what the rank is doing
-    conditions += f" AND operation <> '{Operation.STEP.value}'"
+    # neither the span of the whole step nor those of the data loader show what the rank is doing
+    conditions += f" AND operation NOT IN ('{Operation.STEP.value}', '{Operation.DATA_READ.value}')"
     sql = f"SELECT rank, arg_max(operation, sequence) AS operation FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(Spans, where, sql, values)
     names = names_of("operation")

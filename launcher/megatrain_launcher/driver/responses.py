@@ -27,7 +27,12 @@ _FATAL = {
     ExitCode.NO_PERMISSION: "access was refused",
 }
 """Exit codes after which a restart cannot help, with the reason."""
-_LABEL_OF_CODE = {ExitCode.NON_FINITE: Label.NUMERICS, ExitCode.SAVE_FAILED: Label.STORAGE}
+_LABEL_OF_CODE = {
+    ExitCode.NON_FINITE: Label.NUMERICS,
+    ExitCode.SAVE_FAILED: Label.STORAGE,
+    # other hosts may reach the storage
+    ExitCode.UNREACHABLE: Label.NETWORK,
+}
 _ONE_RETRY = (FailureAction.STOP_USER, FailureAction.RETRY_THEN_STOP, FailureAction.ROLLBACK)
 RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
 ROLLBACK = "rollback"

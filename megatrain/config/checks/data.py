@@ -5,10 +5,9 @@ and names, a weight above 0 for some source, and for stages the names of existin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from megatrain.config.batch import BatchSchedule
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
 from megatrain.config.data import (
@@ -21,7 +20,6 @@ from megatrain.config.data import (
 from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem, closest_name, unset_problems
-from megatrain.config.stages import placed_stages
 from megatrain.config.tables import kind_of
 from megatrain.config.toml_text import setting, value_text
 from megatrain.formatting import alternatives
@@ -178,8 +176,7 @@ def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Prob
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
     begins: dict[int, str] = {}
     # a stage during the ramp-up is refused, so that the ramp-up, which may be wrong, does not matter here
-    without_rampup = BatchSchedule(config.batch).without_rampup.batch
-    placed = placed_stages(config.data_stages, without_rampup, config.seq_len)
+    placed = replace(config, batch=config.batch.without_rampup).placed_stages
     for section, stage in config.sections_of("data_stage").items():
         names_of_stage = ("after_tokens", "weights", "global_batch_size", "seq_len")
         begin, key, size, length = (f"{section}.{name}" for name in names_of_stage)

@@ -72,6 +72,8 @@ class Operation(StrEnum):
     CP_ALL_REDUCE = "cp-all-reduce", 28, "collective"
     # Gathers the shards of each matrix on the rank that computes its update, and distributes the update.
     UPDATES_ALL_TO_ALL = "updates-all-to-all", 29, "collective"
+    # The work of the data loader of the host, beside the ranks. The first rank of each replica of the host records it.
+    DATA_READ = "data-read", 30, "host"
 
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
@@ -110,8 +112,8 @@ def operation_name(number: int) -> str:
 
 
 class StepValue(IntEnum):
-    """One kind of value. LABEL_TOKENS, SQUARED_LENGTHS, DOCUMENTS and REPLACED_SAMPLES differ by rank; the other values
-    are the same on all ranks."""
+    """One kind of value. LABEL_TOKENS, SQUARED_LENGTHS, DOCUMENTS, and those from REPLACED_SAMPLES on, differ by rank;
+    the others are the same on all ranks."""
 
     LOSS = 1
     GRAD_NORM = 2
@@ -132,6 +134,10 @@ class StepValue(IntEnum):
     REPLACED_SAMPLES = 10
     """Samples of this rank that cannot be used and were replaced since its process began; only if the run replaces them
     (data.bad_samples)."""
+    STEPS_READY = 11
+    """Steps that the data loader of the host had ready when this rank requested the step; with 0 it had to wait."""
+    LOADER_STARTS = 12
+    """How often a data loader was started on this host in this round; above 1: it was restarted."""
 
     @property
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""File locks (flock) and names that only one process can claim, on file systems that may lack both.
+"""File locks and names that only one process can claim, on file systems that may lack both.
 
 Some parallel file systems are mounted without locks, and mounts of object storage have no hard links. A program that
 needs a lock or a link there mostly continues without it, and reports that nothing keeps another process out. The arena
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
 from pathlib import Path
 
 # EINVAL: the arguments of these calls are always valid, so the file system lacks the call
@@ -34,6 +35,16 @@ def wait_and_lock(file: int) -> str:
 def wait_and_share(file: int) -> str:
     """Do as `wait_and_lock` does, but share the lock with the processes that share it too."""
     return _locked(file, fcntl.LOCK_SH)
+
+
+def wait_and_lock_byte(file: int, place: int) -> None:
+    """Lock one byte of an open file exclusively, which need not exist, until its descriptors are closed.
+
+    Other bytes stay free. An open file excludes every other one, also those of the same process.
+    Raises: OSError, also when the file system has no such locks.
+    """
+    # struct flock of 64-bit Linux: type, whence, start, length, process
+    fcntl.fcntl(file, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
 
 
 def is_locked(file: int) -> bool | None:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +25,7 @@ from megatrain.data.loader.decision import Idle, decide
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import create_ring, map_ring, open_ring
 from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.loader_report import LoaderReport
 from megatrain.data.reader import StepBatch
 from megatrain.formatting import bytes_text, count_text
 from megatrain.programs.child_process import start_companion
@@ -125,6 +126,9 @@ class HostLoader:
         self._plan = plan
         self._reader = reader
         self._share = plan.share_of(reader)
+        self._reports_reads = plan.shares[self._share].readers[0] == reader
+        self._num_reported = 0
+        """The steps whose reads were reported."""
         self._source_names = source_names
         self._ring_file = open_ring(place.arena.loader_ring(place.round))
         self._ring = map_ring(self._ring_file, RingLayout.of(plan))
@@ -157,12 +161,14 @@ class HostLoader:
             raise RuntimeError("the data loader is closed")
         if self._step_plan is None:
             raise StopIteration
+        num_ready = self._ring.num_ready(self._share, self._step)
         self._ring.set_done(self._reader, self._step)
         self._wake_or_start_loader()
         while not self._ring.is_filled(self._share, self._step):
             if not self._waiting.wait(_CHECK_S):
                 self._wake_or_start_loader()
         batch = self._ring.read(self._share, self._step, self._step_plan, self._source_names)
+        batch = replace(batch, loader=self._report(num_ready))
         self._step, self._step_plan = self._step + 1, next(self._plans, None)
         return batch
 
@@ -182,6 +188,15 @@ class HostLoader:
                 self._process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
+
+    def _report(self, num_ready: int) -> LoaderReport:
+        if not self._reports_reads:
+            return LoaderReport(num_ready)
+        # the loader does not write to these slots until this rank is done with them
+        end = self._step + self._ring.num_ready(self._share, self._step)
+        reads = tuple(self._ring.read_of(self._share, step) for step in range(self._num_reported, end))
+        self._num_reported = end
+        return LoaderReport(num_ready, reads, self._ring.num_starts)
 
     def _wake_or_start_loader(self) -> None:
         """Wake the loader. Start it if none runs although a rank still needs a step that no slot has."""

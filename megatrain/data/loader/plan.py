@@ -52,7 +52,6 @@ class LoaderPlan:
     """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
 
     prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples.
-    seq_len: the tokens of the longest samples of the run.
     """
 
     steps: StepSequence
@@ -61,7 +60,6 @@ class LoaderPlan:
     prefixes: tuple[str, ...]
     stream: SampleStream
     vocab_size: int
-    seq_len: int
     order_seed: int
     is_packed: bool
     has_document_mask: bool
@@ -72,6 +70,11 @@ class LoaderPlan:
     @property
     def num_readers(self) -> int:
         return sum(len(share.readers) for share in self.shares)
+
+    @property
+    def seq_len(self) -> int:
+        """The tokens of the longest samples of the run."""
+        return max(stage.seq_len for stage in self.stream.stages)
 
     def share_of(self, reader: int) -> int:
         """Return the number of the share of a rank of this host."""
@@ -97,9 +100,8 @@ class LoaderPlan:
                 "files were replaced during the run: restore them, or start the job again"
             )
         sizes = PartSizes(self.stream.block_tokens, self.stream.part_tokens)
-        # a source that ends before the longest samples may be too small for them
-        seq_len = self.stream.stages[0].seq_len or self.seq_len
-        order = order_of(dataset, seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
+        # its first samples only: a source that ends before the longest samples may be too small for them
+        order = order_of(dataset, self.stream.stages[0].seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
         return TrainingSource(identity, dataset, order)
 
     def to_json(self) -> str:
@@ -119,7 +121,6 @@ class LoaderPlan:
             prefixes=read.texts("prefixes"),
             stream=SampleStream.read(read.section("stream")),
             vocab_size=read.count("vocab_size"),
-            seq_len=read.count("seq_len", least=1),
             order_seed=read.count("order_seed"),
             is_packed=read.flag("is_packed"),
             has_document_mask=read.flag("has_document_mask"),
@@ -148,7 +149,6 @@ def loader_plan(
         prefixes=tuple("" if one is None else str(one.dataset.prefix.absolute()) for one in reader.sources),
         stream=stream,
         vocab_size=vocab_size,
-        seq_len=max(stage.seq_len for stage in stream.stages) or opened.order.seq_len,
         order_seed=opened.order.seed,
         is_packed=isinstance(opened.order, PackedOrder),
         has_document_mask=reader.has_document_mask,

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import Ring, map_ring
 from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.loader_report import LoaderRead
 from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.programs.background import lower_process_priority
@@ -57,6 +58,7 @@ class RingFiller:
 
     def fill(self, due: Fill) -> None:
         """Read a step of a share into its slot, or store the error of the read there."""
+        started_ns = time.monotonic_ns()
         self._ring.begin(due.share, due.step)
         share, plan = self._plan.shares[due.share], self._plans.of(due.step)
         content: StepBatch | DataError
@@ -68,6 +70,9 @@ class RingFiller:
         except DataError as error:
             content = error
         self._ring.put(due.share, due.step, content)
+        num_bytes = content.num_bytes if isinstance(content, StepBatch) else 0
+        read = LoaderRead(started_ns, time.monotonic_ns() - started_ns, num_bytes)
+        self._ring.put_read(due.share, due.step, read)
         self._ring.publish(due.share, due.step)
 
     def close(self) -> None:
@@ -118,15 +123,14 @@ def load(arena: Arena, round_number: int, ring_file: int) -> None:
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
         ring = map_ring(ring_file, RingLayout.of(plan))
-        reads = RingFiller(plan, ring, plan.open_reader)
-        while (due := reads.next()) is not Idle.COMPLETE:
-            if isinstance(due, Fill):
-                reads.fill(due)
-                for reader in plan.shares[due.share].readers:
-                    wake(arena.loader_reader_wake(round_number, reader))
-            else:
-                waiting.wait(_POLL_S)
-        reads.close()
+        with closing(RingFiller(plan, ring, plan.open_reader)) as reads:
+            while (due := reads.next()) is not Idle.COMPLETE:
+                if isinstance(due, Fill):
+                    reads.fill(due)
+                    for reader in plan.shares[due.share].readers:
+                        wake(arena.loader_reader_wake(round_number, reader))
+                else:
+                    waiting.wait(_POLL_S)
 
 
 def main(arguments: list[str]) -> int:

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.contracts.errors import CheckpointError, DataError, UnreachableError
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.loader.slot_content import SlotContent
+from megatrain.data.loader_report import LoaderRead
 from megatrain.data.reader import StepBatch
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
@@ -74,8 +75,17 @@ class Ring:
     def put(self, share: int, step: int, content: StepBatch | DataError) -> None:
         """Store a batch, or the error of its read, in a slot that `begin` has marked."""
         slot, found = step % self._layout.depth, self._content(share, step)
-        count = found.put_error(str(content)) if isinstance(content, DataError) else found.put(content)
+        if isinstance(content, DataError):
+            count = found.put_error(str(content))
+            self._words[self._layout.exit_code(share, slot)] = content.exit_code
+        else:
+            count = found.put(content)
         self._words[self._layout.count(share, slot)] = count
+
+    def put_read(self, share: int, step: int, read: LoaderRead) -> None:
+        """Store how a slot was read, before `publish`."""
+        words = self._layout.read(share, step % self._layout.depth)
+        self._words[words] = read.start_ns, read.duration_ns, read.num_bytes
 
     def publish(self, share: int, step: int) -> None:
         """Store that the slot of a step is complete."""
@@ -85,13 +95,28 @@ class Ring:
     def read(self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
         """Return a step that is filled. Its tokens are those of the ring: valid until `set_done` includes the step.
 
-        Raises: DataError with the text of the loader's error.
+        Raises: DataError with the text of the loader's error, UnreachableError if it was one.
         """
-        found = self._content(share, step)
-        count = int(self._words[self._layout.count(share, step % self._layout.depth)])
+        slot, found = step % self._layout.depth, self._content(share, step)
+        count = int(self._words[self._layout.count(share, slot)])
         if count < 0:
-            raise DataError(found.error(count))
+            code = self._words[self._layout.exit_code(share, slot)]
+            raise (UnreachableError if code == UnreachableError.exit_code else DataError)(found.error(count))
         return found.batch(count, plan, source_names)
+
+    def read_of(self, share: int, step: int) -> LoaderRead:
+        """Return how a step that is filled was read."""
+        return LoaderRead(*self._words[self._layout.read(share, step % self._layout.depth)].tolist())
+
+    def num_ready(self, share: int, step: int) -> int:
+        """Return how many steps from `step` on are filled without a gap."""
+        depth = self._layout.depth
+        return next((number for number in range(depth) if not self.is_filled(share, step + number)), depth)
+
+    @property
+    def num_starts(self) -> int:
+        """How often ranks have started a loader in this round."""
+        return int(self._words[self._layout.ALL_STARTS])
 
     def count_start(self) -> int:
         """Count a start of a loader; return the starts since a slot was filled. The caller has the loader's lock."""
@@ -99,6 +124,7 @@ class Ring:
         fills = int(words[layout.FILLS])
         words[layout.STARTS] = words[layout.STARTS] + 1 if fills == words[layout.FILLS_AT_START] else 1
         words[layout.FILLS_AT_START] = fills
+        words[layout.ALL_STARTS] += 1
         return int(words[layout.STARTS])
 
     def _content(self, share: int, step: int) -> SlotContent:

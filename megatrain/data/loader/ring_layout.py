@@ -8,10 +8,13 @@ n % depth.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from megatrain.data.loader.plan import LoaderPlan
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.data.loader.plan import LoaderPlan, shares_of
 
 WORD_BYTES = 8
 _LINE_BYTES = 64
@@ -41,6 +44,8 @@ class RingLayout:
     """Word: how often ranks have started a loader since the last slot was filled."""
     FILLS_AT_START = 1
     """Word: FILLS when STARTS was counted last."""
+    ALL_STARTS = 2
+    """Word: how often ranks have started a loader in this round."""
     FILLS = _SLOT_LINE_WORDS
     """Word: how many slots loaders have filled. Only the loader stores it."""
 
@@ -57,6 +62,19 @@ class RingLayout:
             has_document_mask=plan.has_document_mask,
         )
 
+    @classmethod
+    def of_host(cls, config: Config, layout: Layout, ranks: Sequence[int]) -> Self:
+        """Return the layout of the ring of the host with these ranks, in a new run."""
+        return cls(
+            depth=config.data.prefetch + 1,
+            num_shares=len(shares_of(layout, ranks)),
+            num_readers=len(ranks),
+            max_microbatches=config.steps(layout, 0, config.train.steps).max_slots,
+            micro_batch_size=config.batch.micro_batch_size,
+            seq_len=max(config.seq_lens),
+            has_document_mask=config.data.has_document_mask,
+        )
+
     def done(self, reader: int) -> int:
         """Return the word with the number of steps that a rank does not need any more. Only that rank stores it."""
         return (_NUM_COMMON_LINES + reader) * _SLOT_LINE_WORDS
@@ -68,6 +86,15 @@ class RingLayout:
     def count(self, share: int, slot: int) -> int:
         """Return the word with the number of micro-batches in a slot; below 0: minus the bytes of an error's text."""
         return self.filled(share, slot) + 1
+
+    def read(self, share: int, slot: int) -> slice:
+        """Return the three words about the read of a slot: its start, its duration, the bytes of the batch."""
+        first = self.filled(share, slot) + 2
+        return slice(first, first + 3)
+
+    def exit_code(self, share: int, slot: int) -> int:
+        """Return the word with the exit code of the error in a slot."""
+        return self.filled(share, slot) + 5
 
     @property
     def num_words(self) -> int:

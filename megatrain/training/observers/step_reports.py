@@ -33,7 +33,7 @@ class Heartbeat(StepObserver):
 
 
 class StepValues(StepObserver):
-    """Writes loss, gradient norm, tokens, documents, bad samples, FLOPs and memory of each step to the black box."""
+    """Writes the values of each step to the black box: loss, gradient norm, tokens, data loader, FLOPs, memory."""
 
     def __init__(self, config: Config, rank_model: RankModel, recorder: Recorder, memory: DeviceMemory) -> None:
         self._world_size = rank_model.mesh.layout.world_size
@@ -55,6 +55,10 @@ class StepValues(StepObserver):
         if self._num_replaced is not None:
             self._num_replaced += len(done.batch.bad_samples)
             record(StepValue.REPLACED_SAMPLES, self._num_replaced)
+        if done.batch.loader is not None:
+            record(StepValue.STEPS_READY, done.batch.loader.num_ready)
+            if done.batch.loader.num_starts is not None:
+                record(StepValue.LOADER_STARTS, done.batch.loader.num_starts)
         record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)

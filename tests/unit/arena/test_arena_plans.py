@@ -12,9 +12,9 @@ import pytest
 
 from megatrain.arena.plans import PLAN_SCHEMA_VERSION, HostPlan, ManifestTemplate, RankPlan, WriterStatus
 from megatrain.checkpoint_format.manifest import CheckpointMesh, CheckpointVersions
-from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.layout import Layout
+from tests.helpers.one_source import stream_of_one
 
 HOST_PLAN = HostPlan(
     checkpoints="s3://bucket/run",
@@ -36,7 +36,7 @@ HOST_PLAN = HostPlan(
         mesh=CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=1),
         versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
         has_optimizer=True,
-        data=SampleStream.of_one(num_tokens=1000, seed=7),
+        data=stream_of_one(num_tokens=1000, seed=7),
     ),
     tokenizer="tokenizer.json",
     claim="",

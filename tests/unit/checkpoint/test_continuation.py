@@ -12,6 +12,7 @@ from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import make_manifest
+from tests.helpers.one_source import stream_of_one
 
 BASE: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8},
@@ -19,7 +20,7 @@ BASE: dict[str, dict[str, Any]] = {
     "train": {"steps": 200},
     "optimizer": {"lr": 1e-3},
 }
-DATA = SampleStream.of_one(num_tokens=5000, seed=7, digest="d" * 32)
+DATA = stream_of_one(num_tokens=5000, seed=7, digest="d" * 32)
 OLD, NEW = "0" * 32, "1" * 32
 DIFFER = "losses of evaluations before and after differ"
 PROGRESS = TrainingProgress(120, 3840, 983_040, 118, 2)
@@ -63,7 +64,7 @@ def test_another_run_may_compute_something_else_with_the_weights() -> None:
 
 
 def of_content(digest: str, num_tokens: int = 5000) -> SampleStream:
-    return SampleStream.of_one(num_tokens, 7, digest=digest)
+    return stream_of_one(num_tokens, 7, digest=digest)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_changed_data_is_refused_unless_its_digest_is_accepted() -> None:
 
 def test_another_run_with_another_order_begins_at_step_0() -> None:
     books = StreamSource("books", 2000, "b" * 32)
-    mixed = replace(DATA, sources=(*DATA.sources, books), stages=(MixtureStage(0, (1, 1)),))
+    mixed = replace(DATA, sources=(*DATA.sources, books), stages=(MixtureStage(0, (1, 1), 16),))
     for now in (of_content(NEW), mixed):
         manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=of_content("d" * 32))
         found = continuation(origin_of(manifest, "x"), Config.from_dict(BASE), now, is_same_run=False)
@@ -111,9 +112,9 @@ def test_another_run_with_another_order_begins_at_step_0() -> None:
 
 def test_another_run_continues_an_equal_plan_with_more_sources() -> None:
     books = StreamSource("books", 2000, "b" * 32)
-    stages = (MixtureStage(0, (1,)), MixtureStage(10**9, (2,)))
+    stages = (MixtureStage(0, (1,), 16), MixtureStage(10**9, (2,), 16))
     manifest = make_manifest(config=Config.from_dict(BASE).to_dict(), data=replace(DATA, stages=stages))
-    padded = tuple(MixtureStage(stage.first_sample, (1, 0)) for stage in stages)
+    padded = tuple(MixtureStage(stage.first_sample, (1, 0), 16) for stage in stages)
     now = replace(DATA, sources=(*DATA.sources, books), stages=padded)
     found = continuation(origin_of(manifest, "x"), Config.from_dict(BASE), now, is_same_run=False)
     assert found.progress == PROGRESS
@@ -122,10 +123,10 @@ def test_another_run_continues_an_equal_plan_with_more_sources() -> None:
 def test_another_mixture_of_the_same_run_is_noted() -> None:
     books = StreamSource("books", 2000, "b" * 32)
     found = go_on(
-        is_same_run=True, data=replace(DATA, sources=(books, *DATA.sources), stages=(MixtureStage(0, (1, 3)),))
+        is_same_run=True, data=replace(DATA, sources=(books, *DATA.sources), stages=(MixtureStage(0, (1, 3), 16),))
     )
     assert found.progress == PROGRESS
-    assert found.stream.stages == (MixtureStage(0, (1,)), MixtureStage(PROGRESS.consumed_samples, (3, 1)))
+    assert found.stream.stages == (MixtureStage(0, (1,), 16), MixtureStage(PROGRESS.consumed_samples, (3, 1), 16))
     assert found.notes[-1].startswith(f"from sample {PROGRESS.consumed_samples} on, the mixture is")
 
 

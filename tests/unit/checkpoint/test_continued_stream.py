@@ -11,13 +11,13 @@ from megatrain.contracts.sample_ranges import SampleRanges
 WEB = StreamSource("web", 5000, "a" * 32)
 CODE = StreamSource("code", 3000, "b" * 32)
 BOOKS = StreamSource("books", 2000, "c" * 32)
-BEFORE = SampleStream(7, (WEB, CODE), (MixtureStage(0, (3, 1)),), skipped=((80, 96),), tokenizer_digest="e" * 64)
+BEFORE = SampleStream(7, (WEB, CODE), (MixtureStage(0, (3, 1), 16),), skipped=((80, 96),), tokenizer_digest="e" * 64)
 
 
 def stream(*sources: tuple[StreamSource, int], seed: int = 7) -> SampleStream:
     """Return the stream that a configuration with these sources and weights describes."""
     return SampleStream(
-        seed, tuple(source for source, _ in sources), (MixtureStage(0, tuple(weight for _, weight in sources)),)
+        seed, tuple(source for source, _ in sources), (MixtureStage(0, tuple(weight for _, weight in sources), 16),)
     )
 
 
@@ -44,7 +44,7 @@ def test_another_mixture_begins_at_the_cursor() -> None:
         found = continued_stream(BEFORE, now, cursor=400)
         assert found.problem == "", case
         assert found.stream.sources == sources, case
-        assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, weights)), case
+        assert found.stream.stages == (MixtureStage(0, (3, 1), 16), MixtureStage(400, weights, 16)), case
         assert found.stream.skipped == BEFORE.skipped
         (note,) = found.notes
         assert note.startswith("from sample 400 on, the mixture is")
@@ -52,18 +52,18 @@ def test_another_mixture_begins_at_the_cursor() -> None:
 
 
 def test_a_stage_that_got_no_sample_is_replaced() -> None:
-    before = replace(BEFORE, stages=(MixtureStage(0, (3, 1)), MixtureStage(400, (1, 1))))
+    before = replace(BEFORE, stages=(MixtureStage(0, (3, 1), 16), MixtureStage(400, (1, 1), 16)))
     found = continued_stream(before, stream((WEB, 1), (CODE, 2)), cursor=400)
-    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(400, (1, 2)))
+    assert found.stream.stages == (MixtureStage(0, (3, 1), 16), MixtureStage(400, (1, 2), 16))
     at_start = continued_stream(replace(BEFORE, skipped=()), stream((WEB, 1), (CODE, 2)), cursor=0)
-    assert at_start.stream.stages == (MixtureStage(0, (1, 2)),)
+    assert at_start.stream.stages == (MixtureStage(0, (1, 2), 16),)
 
 
 def test_a_source_that_comes_back_keeps_its_place() -> None:
     without = continued_stream(BEFORE, stream((WEB, 1)), cursor=400).stream
     found = continued_stream(without, stream((CODE, 1), (WEB, 1)), cursor=600).stream
     assert found.sources == (WEB, CODE)
-    assert found.stages[1:] == (MixtureStage(400, (1, 0)), MixtureStage(600, (1, 1)))
+    assert found.stages[1:] == (MixtureStage(400, (1, 0), 16), MixtureStage(600, (1, 1), 16))
 
 
 def test_content_decides_before_the_name() -> None:
@@ -109,26 +109,26 @@ def test_going_back_to_skip_samples_keeps_the_stages_before_them() -> None:
     resumed = continued_stream(skips, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor=300)
     assert resumed.stream.stages == LATER.stages
     assert resumed.notes[0].startswith("from sample 400 on, the mixture is web 33.33 %")
-    elsewhere = replace(LATER, stages=(MixtureStage(0, (9, 9)),))
+    elsewhere = replace(LATER, stages=(MixtureStage(0, (9, 9), 16),))
     assert with_later_stages(BEFORE, elsewhere, 300) == BEFORE
     assert with_later_stages(BEFORE, None, 300) == BEFORE
 
 
 def test_going_back_without_skips_forgets_stages_that_are_ahead() -> None:
     resumed = continued_stream(with_later_stages(BEFORE, LATER, 300), stream((WEB, 1), (CODE, 1)), cursor=300)
-    assert resumed.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(300, (1, 1, 0)))
+    assert resumed.stream.stages == (MixtureStage(0, (3, 1), 16), MixtureStage(300, (1, 1, 0), 16))
 
 
 def test_another_mixture_begins_behind_the_samples_to_skip() -> None:
     """Numbers of skipped samples have their meaning in the mixture of before."""
     skips = replace(BEFORE, skipped=((80, 96), (700, 900)))
     found = continued_stream(skips, stream((WEB, 1), (CODE, 1)), cursor=500)
-    assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(900, (1, 1)))
-    assert found.notes == ("from sample 900 on, the mixture is web 50 %, code 50 %",)
+    assert found.stream.stages == (MixtureStage(0, (3, 1), 16), MixtureStage(900, (1, 1), 16))
+    assert found.notes == ("from sample 900 on, the mixture is web 50 %, code 50 %, in samples of 16 tokens",)
     assert continued_stream(found.stream, stream((WEB, 1), (CODE, 1)), cursor=900).notes == ()
 
 
-PLAN = (MixtureStage(0, (3, 1)), MixtureStage(600, (1, 1)), MixtureStage(900, (0, 1)))
+PLAN = (MixtureStage(0, (3, 1), 16), MixtureStage(600, (1, 1), 16), MixtureStage(900, (0, 1), 16))
 PLANNED = replace(BEFORE, stages=PLAN, skipped=(), tokenizer_digest="")
 
 
@@ -140,29 +140,30 @@ def test_planned_stages_stay_wherever_a_run_resumes() -> None:
 
 
 def test_plan_that_changes_does_so_from_the_cursor_on() -> None:
-    other = replace(PLANNED, stages=(PLAN[0], MixtureStage(300, (2, 1)), MixtureStage(800, (0, 1))))
+    other = replace(PLANNED, stages=(PLAN[0], MixtureStage(300, (2, 1), 16), MixtureStage(800, (0, 1), 16)))
     before, between, behind = (continued_stream(PLANNED, other, cursor) for cursor in (200, 700, 1000))
     assert before.stream.stages == other.stages
-    assert between.stream.stages == (*PLAN[:2], MixtureStage(700, (2, 1)), MixtureStage(800, (0, 1)))
-    assert between.notes[0] == "from sample 700 on, the mixture is web 66.67 %, code 33.33 %"
+    assert between.stream.stages == (*PLAN[:2], MixtureStage(700, (2, 1), 16), MixtureStage(800, (0, 1), 16))
+    mixed = "from sample 700 on, the mixture is web 66.67 %, code 33.33 %, in samples of 16 tokens"
+    assert between.notes[0] == mixed
     assert behind.stream.stages == PLAN
 
 
 def test_planned_stage_of_the_same_mixture_begins_its_own_blocks() -> None:
     """Else a run that stops there would read other samples than one that does not."""
-    plan = replace(PLANNED, stages=(PLAN[0], MixtureStage(600, (3, 1))))
+    plan = replace(PLANNED, stages=(PLAN[0], MixtureStage(600, (3, 1), 16)))
     assert continued_stream(plan, plan, cursor=600).stream == plan
 
 
 def test_going_back_keeps_a_mixture_that_replaced_the_plan() -> None:
     """The plan changed at sample 400; the checkpoint to go back to still has the first plan."""
     changed = continued_stream(PLANNED, stream((WEB, 1), (CODE, 1)), cursor=400).stream
-    assert with_later_stages(PLANNED, changed, cursor=300).stages == (PLAN[0], MixtureStage(400, (1, 1)))
+    assert with_later_stages(PLANNED, changed, cursor=300).stages == (PLAN[0], MixtureStage(400, (1, 1), 16))
     assert with_later_stages(PLANNED, changed, cursor=700) == PLANNED
 
 
 def test_only_the_next_stages_are_logged() -> None:
-    many = replace(PLANNED, stages=tuple(MixtureStage(100 * number, (1, 1 + number % 2)) for number in range(9)))
+    many = replace(PLANNED, stages=tuple(MixtureStage(100 * number, (1, 1 + number % 2), 16) for number in range(9)))
     notes = continued_stream(many, many, cursor=50).notes
     assert (len(notes), notes[-1]) == (4, "5 further stages of the mixture follow")
 
@@ -180,15 +181,19 @@ def test_samples_of_a_source_that_is_gone_are_refused() -> None:
             "has these tokens; name it again with weight=0"
         )
         found = continued_stream(skips, stream((WEB, 1), (CODE, 0)), cursor)
-        assert found.stream.stages == (MixtureStage(0, (3, 1)), MixtureStage(end, (1, 0)))
+        assert found.stream.stages == (MixtureStage(0, (3, 1), 16), MixtureStage(end, (1, 0), 16))
 
 
 def test_source_of_skipped_samples_only_may_be_gone() -> None:
     cases: list[tuple[tuple[MixtureStage, ...], SampleRanges, int]] = [
         ((), ((700, 900),), 700),
         ((), ((600, 900),), 700),
-        ((MixtureStage(600, (1, 0)), MixtureStage(700, (1, 1))), ((700, 900),), 650),
-        ((MixtureStage(600, (1, 0)), MixtureStage(700, (0, 1)), MixtureStage(800, (1, 0))), ((690, 900),), 650),
+        ((MixtureStage(600, (1, 0), 16), MixtureStage(700, (1, 1), 16)), ((700, 900),), 650),
+        (
+            (MixtureStage(600, (1, 0), 16), MixtureStage(700, (0, 1), 16), MixtureStage(800, (1, 0), 16)),
+            ((690, 900),),
+            650,
+        ),
     ]
     for stages, skipped, cursor in cases:
         skips = replace(BEFORE, stages=(*BEFORE.stages, *stages), skipped=skipped)

@@ -65,7 +65,7 @@ def mixed(*stages: MixtureStage) -> SampleStream:
 
 def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
     """The mixture changed at step 42 (sample 336), and no checkpoint was written after that."""
-    old, now = mixed(MixtureStage(0, (1, 1))), mixed(MixtureStage(0, (1, 3)))
+    old, now = mixed(MixtureStage(0, (1, 1), 16)), mixed(MixtureStage(0, (1, 3), 16))
     newest = replace(start(42, 40), stream=old, consumed_samples=336)
     config = Config.from_dict(
         {
@@ -76,7 +76,7 @@ def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
         }
     )
     found = known_order(newest, old, now, config, BACK, TrainingProgress(40, 320))
-    assert found.stages == (MixtureStage(0, (1, 1)), MixtureStage(336, (1, 3)))
+    assert found.stages == (MixtureStage(0, (1, 1), 16), MixtureStage(336, (1, 3), 16))
     assert found.skipped == ((328, 352),)
     at_newest = known_order(newest, old, now, config, None, TrainingProgress(42, 336))
     assert at_newest == old  # the resume itself begins the stage, and says so

@@ -35,7 +35,7 @@ CONFIG = Config.from_dict(
 
 def mixed(*stages: tuple[int, tuple[int, int]]) -> SampleStream:
     sources = (StreamSource("web", 5000, "a" * 32), StreamSource("code", 3000, "b" * 32))
-    return SampleStream(7, sources, tuple(MixtureStage(*stage) for stage in stages))
+    return SampleStream(7, sources, tuple(MixtureStage(*stage, 16) for stage in stages))
 
 
 def stages_of(stream: SampleStream) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -237,7 +237,7 @@ def test_a_write_that_fails_before_resume_changes_nothing(
 ORDER = SampleStream(
     seed=7,
     sources=(StreamSource("web", 5000, "d" * 32), StreamSource("code", 3000)),
-    stages=(MixtureStage(0, (1,)), MixtureStage(72, (3, 1))),
+    stages=(MixtureStage(0, (1,), 16), MixtureStage(72, (3, 1), 16)),
     skipped=((80, 96),),
 )
 

@@ -123,7 +123,7 @@ def test_random_fields_are_accepted_or_refused_by_name(changes: dict[str, Any]) 
 STREAM = SampleStream(
     seed=7,
     sources=(StreamSource("web", 5000, "d" * 32), StreamSource("code", 3000)),
-    stages=(MixtureStage(0, (1,)), MixtureStage(640, (3, 1))),
+    stages=(MixtureStage(0, (1,), 16), MixtureStage(640, (3, 1), 16)),
     skipped=((80, 96), (120, 128)),
     tokenizer_digest="e" * 64,
 )

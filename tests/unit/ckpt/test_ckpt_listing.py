@@ -148,7 +148,7 @@ def test_inspect_as_text(ckpt: Ckpt, run: Path) -> None:
 
 def test_inspect_shows_what_was_read_of_each_source(ckpt: Ckpt, tmp_path: Path) -> None:
     sources = tuple(StreamSource(name, 100_000 * (number + 1)) for number, name in enumerate(("web", "code", "books")))
-    stages = (MixtureStage(0, (3, 1)), MixtureStage(3000, (1, 0, 1)))
+    stages = (MixtureStage(0, (3, 1), 16), MixtureStage(3000, (1, 0, 1), 16))
     stream = SampleStream(7, sources, stages)
     # a block of 4,096 samples is mixed, so what its first 3,000 read is known to the mixture only
     first = Mixture(7, stages[:1], 2).counts(3000).tolist()
@@ -170,7 +170,7 @@ def test_inspect_shows_what_was_read_of_each_source(ckpt: Ckpt, tmp_path: Path) 
 def test_inspect_counts_no_sample_that_was_left_out(ckpt: Ckpt, tmp_path: Path, names: list[str]) -> None:
     sources = tuple(StreamSource(name, 100_000) for name in names)
     skipped = ((10, 30), (2990, 3050), (9000, 9100))
-    stream = SampleStream(7, sources, (MixtureStage(0, (1,) * len(names)),), skipped=skipped)
+    stream = SampleStream(7, sources, (MixtureStage(0, (1,) * len(names), 16),), skipped=skipped)
     place = put_whole(LocalLocation(tmp_path / "checkpoints/main"), 5, data=stream, consumed_samples=3000)
     read = [one["num_samples"] for one in ckpt("inspect", place, "--json")["sources"]]
     places = [sample for sample in range(3000) if not 10 <= sample < 30 and sample < 2990]

@@ -34,6 +34,7 @@ FROZEN = {
     "checksum": 27,
     "cp-all-reduce": 28,
     "updates-all-to-all": 29,
+    "data-read": 30,
 }
 ON_HOST = {"barrier", "checkpoint-exchange", "checksum"}
 COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16}

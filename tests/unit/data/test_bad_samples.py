@@ -24,6 +24,7 @@ from megatrain.data.order import PackedOrder, SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
 from megatrain.data.verification import verify_data
 from tests.helpers.bad_disk import break_disk
+from tests.helpers.one_source import reader_of_one
 from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 8
@@ -67,7 +68,7 @@ FAULTS: dict[str, tuple[Callable[[Path, Patch], None], str]] = {
 
 
 def reader(dataset: IndexedDataset, has_mask: bool, *, replaces: bool = True) -> BatchReader:
-    of_one = BatchReader.of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_mask)
+    of_one = reader_of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_mask)
     return replace(of_one, replaces_bad_samples=replaces)
 
 
@@ -147,7 +148,7 @@ def test_packed_sample_with_damaged_bins_is_replaced(write_tokens: Callable[...,
     size = PackedBins(dataset, SEQ_LEN).num_bins
 
     def read_packed() -> list[StepBatch]:
-        of_one = BatchReader.of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask=True)
+        of_one = reader_of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask=True)
         source = of_one.sources[0]
         assert source is not None
         packed = replace(source, order=PackedOrder(PackedBins(dataset, SEQ_LEN), seed=3))

@@ -14,6 +14,7 @@ from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch, TokenWindow, assemble
+from tests.helpers.one_source import reader_of_one
 from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 8
@@ -29,7 +30,7 @@ def dataset(write_tokens: Callable[..., Path]) -> IndexedDataset:
 
 
 def reader(dataset: IndexedDataset, has_document_mask: bool = False) -> BatchReader:
-    return BatchReader.of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask)
+    return reader_of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask)
 
 
 def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedDataset) -> None:

@@ -70,7 +70,7 @@ def test_stream_of_two_stage_changes_is_the_same_for_all_layouts(
     seed: int, weights: list[tuple[int, ...]], begins: list[int], batches: list[int], stops: list[int]
 ) -> None:
     """Replicas change from 8 to 7, 3 and 8, each time with a stream that continues the recorded one."""
-    stages = [MixtureStage(first, weight) for first, weight in zip((0, *begins), weights, strict=True)]
+    stages = [MixtureStage(first, weight, SEQ_LEN) for first, weight in zip((0, *begins), weights, strict=True)]
     planned = new_stream(seed, *stages)
     schedule = BatchSchedule(
         BatchConfig(global_batch_size=batches[0]),
@@ -118,8 +118,8 @@ def test_stream_of_two_stage_changes_is_the_same_for_all_layouts(
 def test_other_later_stages_leave_the_past_as_it_was(
     seed: int, weights: list[tuple[int, ...]], cursor: int, moved: int
 ) -> None:
-    before = new_stream(seed, MixtureStage(0, weights[0]), MixtureStage(cursor + 50, weights[1]))
-    changed = replace(before, stages=(before.stages[0], MixtureStage(cursor + moved, weights[2])))
+    before = new_stream(seed, MixtureStage(0, weights[0], SEQ_LEN), MixtureStage(cursor + 50, weights[1], SEQ_LEN))
+    changed = replace(before, stages=(before.stages[0], MixtureStage(cursor + moved, weights[2], SEQ_LEN)))
     now = continued_stream(before, changed, cursor).stream
     past = list(range(cursor))
     assert places(now, past) == places(before, past)

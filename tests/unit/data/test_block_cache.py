@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.files.file_locks import wait_and_lock
 from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
-from megatrain.data.token_file import UnreadableError
 from tests.helpers.child_process import in_child
 from tests.helpers.small_disk import small_disk
+from tests.helpers.waiting import DEADLINE_S
 
 SIZE = 3 * 4096 + 100
 STORED = SIZE + 4 * 4
@@ -84,6 +85,31 @@ def test_threads_read_a_block_from_its_source_once(tmp_path: Path) -> None:
             for block in blocks:
                 threads.submit(cache.read, block, 10, 20, source)
     assert sorted(source.ranges) == sorted((0, block.num_bytes) for block in blocks)
+
+
+def test_a_read_that_is_repeated_holds_up_no_other_block(tmp_path: Path) -> None:
+    cache, may_end, has_begun = cache_in(tmp_path, 1 << 22), threading.Event(), threading.Event()
+    # blocks of all names, as far as their first two digits distinguish them
+    others = [FileBlock(f"key {number}", 0, SIZE) for number in range(1000)]
+    same = [block for block in others if block.name[:2] == BLOCK.name[:2]]
+
+    def slow(offset: int, num_bytes: int) -> bytes:
+        has_begun.set()
+        may_end.wait()
+        return CONTENT[offset : offset + num_bytes]
+
+    with ThreadPoolExecutor(3) as threads:
+        try:
+            first = threads.submit(cache.read, BLOCK, 0, 1, slow)
+            assert has_begun.wait(DEADLINE_S)
+            second, source = threads.submit(cache.read, BLOCK, 0, 1, Source()), Source()
+            assert len(same) > 1
+            for block in same:
+                assert threads.submit(cache.read, block, 0, 1, source).result(DEADLINE_S) == CONTENT[:1]
+            assert not second.done()
+        finally:
+            may_end.set()
+        assert first.result(DEADLINE_S) == second.result(DEADLINE_S) == CONTENT[:1]
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -210,7 +236,7 @@ def test_a_file_larger_than_the_cache_is_not_stored(tmp_path: Path, caplog: pyte
 
 def test_a_source_that_fails_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
     def fail(offset: int, num_bytes: int) -> bytes:
-        raise UnreadableError(offset, "cannot be read")
+        raise UnreachableError("s3://bucket/web.bin: cannot be read")
 
     cache = cache_in(tmp_path)
     attempts: tuple[Callable[[], object], ...] = (
@@ -218,7 +244,7 @@ def test_a_source_that_fails_leaves_nothing_in_the_cache(tmp_path: Path) -> None
         lambda: cache.whole(BLOCK, fail),
     )
     for attempt in attempts:
-        with pytest.raises(UnreadableError):
+        with pytest.raises(UnreachableError):
             attempt()
     assert stored(tmp_path) == {}
     read_ranges(cache, source := Source())

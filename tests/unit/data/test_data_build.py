@@ -19,7 +19,7 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.build import FILE_NAMES
-from megatrain.data.dataset import open_dataset
+from megatrain.data.dataset import check_vocabulary, open_dataset
 from megatrain.data.end_of_document import END_OF_DOCUMENT
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import read_meta
@@ -233,13 +233,14 @@ def test_a_corpus_of_one_book_can_be_built(tmp_path: Path) -> None:
     assert all(piece in text for piece in documents(tmp_path / "out" / "train"))
 
 
-def test_open_dataset_refuses_data_that_does_not_fit_the_model(source: Path, tmp_path: Path) -> None:
-    build_data([str(source)], tmp_path / "out", vocab_size=300)
+def test_data_that_does_not_fit_the_model_is_refused(source: Path, tmp_path: Path) -> None:
+    meta = build_data([str(source)], tmp_path / "out", vocab_size=300)
     prefix = tmp_path / "out" / "train"
+    check_vocabulary(prefix, meta, 300)
     assert open_dataset(prefix, 300).num_documents > 0
     with pytest.raises(DataError, match=r"out/meta\.json: the data at .*out/train has a vocabulary of 300, more than "):
-        open_dataset(prefix, 299)
-    (tmp_path / "out" / "meta.json").unlink()
+        check_vocabulary(prefix, meta, 299)
+    check_vocabulary(prefix, None, 299)
     largest = int(np.max(IndexedDataset(prefix).read_tokens(0, 1 << 30)))
     with pytest.raises(DataError, match=rf"train\.bin at byte .*: token id {largest} .* model\.vocab_size={largest}"):
         open_dataset(prefix, largest)
@@ -283,7 +284,7 @@ def test_meta_with_values_of_other_types_is_named(source: Path, tmp_path: Path) 
     for change, message in METAS_OF_OTHER_TYPES:
         path.write_text(json.dumps({**content, **change}))
         with pytest.raises(DataError, match=message):
-            open_dataset(tmp_path / "out" / "train", 300)
+            read_meta(path)
 
 
 def test_meta_of_another_program_is_no_meta(tmp_path: Path) -> None:

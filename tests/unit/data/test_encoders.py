@@ -92,13 +92,13 @@ def test_build_keeps_its_tokenizer_and_training_accepts_it(tmp_path: Path, model
     meta = build_data([str(tmp_path / f"{number}.txt") for number in range(9)], output, tokenizer_path=path)
     (stored,) = [*output.glob("tokenizer.json"), *output.glob("tokenizer.model")]
     assert (stored.suffix == ".model") == (kind == "sentencepiece")
-    check_tokenizer(stored, output / "train", meta.vocab_size)
+    check_tokenizer(stored, output / "train", meta, meta.vocab_size)
     with pytest.raises(DataError, match=rf"{stored.name}: has {meta.vocab_size} tokens, more than model\.vocab_size"):
-        check_tokenizer(stored, output / "train", meta.vocab_size - 1)
+        check_tokenizer(stored, output / "train", meta, meta.vocab_size - 1)
     other = tmp_path / "other.json"
     train_tokenizer(TEXTS, 270).save(other)
     with pytest.raises(DataError, match=rf"set data\.tokenizer={stored}"):
-        check_tokenizer(other, output / "train", meta.vocab_size)
+        check_tokenizer(other, output / "train", meta, meta.vocab_size)
     dataset, tokenizer = IndexedDataset(output / "train"), load_tokenizer(stored)
     texts: list[Any] = [tokenizer.decode(dataset.document(0)[:-1].tolist())]
     assert texts[0].startswith("the cat ")

@@ -20,6 +20,7 @@ from megatrain.data.loader.host_loader import HostLoader, RingLocation
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import create_ring
 from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.loader_report import LoaderReport
 from tests.helpers.host_loading import Corpus, content, corpus, read_alone, steps
 from tests.helpers.processes import descendants, is_running, words_of
 from tests.helpers.small_disk import small_disk
@@ -97,6 +98,28 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
                 wait_until(lambda killed=pid: not is_running(killed), "the end of the loader")  # type: ignore[misc]
         assert found == alone(data, plan, layout, (0, 1))
     assert loaders(place) == []
+
+
+def test_reports_name_each_read_of_a_replica_once(tmp_path: Path, place: RingLocation) -> None:
+    plan = corpus(tmp_path).plan(LAYOUT, RANKS, steps(LAYOUT, 6))
+    with ExitStack() as stack:
+        ranks, starts = opened(place, plan, stack), []
+        reports: list[list[LoaderReport]] = [[] for _ in ranks]
+        for step in range(6):
+            if step == 3:
+                (pid,) = loaders(place)
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda killed=pid: not is_running(killed), "the end of the loader")  # type: ignore[misc]
+            for rank, found in zip(ranks, reports, strict=True):
+                loader = rank.next().loader
+                assert loader is not None
+                found.append(loader)
+            starts.append(reports[0][-1].num_starts)
+    reads = [read for report in reports[0] for read in report.reads]
+    assert len({read.start_ns for read in reads}) == len(reads) == 6
+    assert (starts[0], starts[-1]) == (1, 2)
+    assert {report.num_ready for found in reports for report in found} <= {0, 1}
+    assert all(report.reads == () and report.num_starts is None for found in reports[1:] for report in found)
 
 
 def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingLocation) -> None:

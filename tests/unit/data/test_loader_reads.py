@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +197,25 @@ def test_a_loader_killed_before_any_store_loses_nothing(tmp_path: Path) -> None:
     whole, num_stores = expected(plan, data.reader, [0, 1], layout), 3 * 2 * 4
     for lives in range(num_stores):
         assert read_all(plan, lambda: data.reader, [0, 1], layout, lives) == whole, f"killed before store {lives}"
+
+
+def test_each_read_has_its_time_and_bytes(tmp_path: Path) -> None:
+    data, layout = corpus(tmp_path), Layout()
+    plan = data.plan(layout, [0], steps(layout, NUM_STEPS), prefetch=2)
+    ring_layout = RingLayout.of(plan)
+    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
+    reads = RingFiller(plan, ring, lambda: data.reader)
+    began_ns = time.monotonic_ns()
+    assert [ring.num_ready(0, 0), fill_all(reads), ring.num_ready(0, 0), ring.num_ready(0, 2)] == [0, Idle.FULL, 3, 1]
+    found = [ring.read_of(0, step) for step in range(3)]
+    # tokens, labels and documents, of 8 bytes each
+    batches = list(read_alone(data.reader, plan.steps, layout, 0))[:3]
+    assert [read.num_bytes for read in found] == [3 * 8 * batch.num_tokens for batch in batches]
+    times = [began_ns, *(ns for read in found for ns in (read.start_ns, read.start_ns + read.duration_ns))]
+    assert times == sorted(times)
+    assert times[-1] <= time.monotonic_ns()
+    ring.set_done(0, 1)
+    assert (fill_all(reads), ring.num_ready(0, 0), ring.num_ready(0, 1)) == (Idle.FULL, 0, 3)
 
 
 def test_plan_survives_its_file(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ FIRST_TOKEN = {"web": 0, "code": 2000, "books": 3000}
 STREAM = SampleStream(
     seed=5,
     sources=tuple(StreamSource(name, num_tokens) for name, num_tokens in NUM_TOKENS.items()),
-    stages=(MixtureStage(0, (4, 2)), MixtureStage(90, (1, 0, 1))),
+    stages=(MixtureStage(0, (4, 2), SEQ_LEN), MixtureStage(90, (1, 0, 1), SEQ_LEN)),
 )
 
 
@@ -41,7 +41,7 @@ def reader(write_tokens: Callable[..., Path]) -> BatchReader:
         dataset = open_dataset(write_tokens(documents, name), 4096)
         order = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=5)
         sources.append(TrainingSource(StreamSource(name, dataset.num_tokens), dataset, order, f"data_source.{name}"))
-    return BatchReader(tuple(sources), Mixture(5, (MixtureStage(0, (1, 1, 1)),), 3)).following(STREAM)
+    return BatchReader(tuple(sources), Mixture(5, (MixtureStage(0, (1, 1, 1), SEQ_LEN),), 3)).following(STREAM)
 
 
 def first_tokens(reader: BatchReader, cursor: int, size: int, dp_size: int, micro_batch_size: int) -> dict[int, int]:
@@ -115,7 +115,7 @@ def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
     assert "books 48.92% of the samples, 41.8 epochs" in uses_text(uses)
     check_epochs(uses)
 
-    alone = reader.following(replace(STREAM, stages=(MixtureStage(0, (0, 0, 1)),)))
+    alone = reader.following(replace(STREAM, stages=(MixtureStage(0, (0, 0, 1), SEQ_LEN),)))
     # 400 tokens are 49 windows of 8 behind the offset
     limited = replace(
         alone, sources=tuple(None if source is None else replace(source, max_epochs=1.0) for source in alone.sources)
@@ -140,8 +140,8 @@ def test_sources_of_one_name_are_told_apart_by_content(write_tokens: Callable[..
     left, now = StreamSource("web", 800, "a" * 32), StreamSource("web", 400, "b" * 32)
     dataset = open_dataset(write_tokens([range(400)], "now"), 4096)
     source = TrainingSource(now, dataset, SampleOrder(400, SEQ_LEN, seed=5), max_epochs=4.0)
-    stream = SampleStream(5, (left, now), (MixtureStage(0, (1,)), MixtureStage(5000, (0, 1))))
-    reader = BatchReader((source,), Mixture(5, (MixtureStage(0, (1,)),), 1)).following(stream)
+    stream = SampleStream(5, (left, now), (MixtureStage(0, (1,), SEQ_LEN), MixtureStage(5000, (0, 1), SEQ_LEN)))
+    reader = BatchReader((source,), Mixture(5, (MixtureStage(0, (1,), SEQ_LEN),), 1)).following(stream)
     assert reader.sources == (None, source)
     (use,) = source_uses(reader, 5049)
     assert (use.num_samples, use.epochs) == (49, 1.0)

@@ -53,7 +53,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Mixture, int]:
     lengths = draw(st.lists(st.integers(1, 2 * BLOCK_SAMPLES), min_size=1, max_size=3))
     firsts = [0, *np.cumsum(lengths).tolist()]
     weights = st.lists(st.integers(0, 9), min_size=num_sources, max_size=num_sources).filter(any)
-    stages = tuple(MixtureStage(first, tuple(draw(weights))) for first in firsts[:-1])
+    stages = tuple(MixtureStage(first, tuple(draw(weights)), 16) for first in firsts[:-1])
     return Mixture(draw(st.integers(0, 2**63)), stages, num_sources), firsts[-1]
 
 
@@ -85,15 +85,15 @@ def test_any_samples_are_found_as_when_all_are_read(drawn: tuple[Mixture, int], 
 
 
 def test_lone_source_is_read_as_without_a_mixture() -> None:
-    mixture = Mixture(7, (MixtureStage(0, (3,)), MixtureStage(5000, (1,))), 1)
+    mixture = Mixture(7, (MixtureStage(0, (3,), 16), MixtureStage(5000, (1,), 16)), 1)
     sources, indices = mixture.places(np.arange(9000))
     assert not sources.any()
     assert np.array_equal(indices, np.arange(9000))
 
 
 def test_a_later_stage_does_not_change_what_is_past() -> None:
-    before = Mixture(7, (MixtureStage(0, (3, 1)),), 2)
-    after = Mixture(7, (MixtureStage(0, (3, 1)), MixtureStage(777, (1, 0, 9))), 3)
+    before = Mixture(7, (MixtureStage(0, (3, 1), 16),), 2)
+    after = Mixture(7, (MixtureStage(0, (3, 1), 16), MixtureStage(777, (1, 0, 9), 16)), 3)
     samples = np.arange(777)
     for found, expected in zip(after.places(samples), before.places(samples), strict=True):
         assert np.array_equal(found, expected)
@@ -108,7 +108,7 @@ def test_a_source_has_no_length_after_its_last_sample() -> None:
 
 @pytest.mark.slow
 def test_a_run_may_have_thousands_of_stages() -> None:
-    stages = tuple(MixtureStage(10 * number, (1 + number % 2, 1)) for number in range(1200))
+    stages = tuple(MixtureStage(10 * number, (1 + number % 2, 1), 16) for number in range(1200))
     mixture = Mixture(7, stages, 2)
     assert mixture.counts(12_000).sum() == 12_000
     sources, indices = mixture.places(np.arange(11_000, 12_000))
@@ -118,7 +118,9 @@ def test_a_run_may_have_thousands_of_stages() -> None:
 def test_sources_of_a_block_are_mixed_by_the_seed() -> None:
     """No source comes in long runs, and another seed or block has another order with the same counts."""
     weights = (2, 1, 1)
-    orders = [Mixture(seed, (MixtureStage(0, weights),), 3).places(np.arange(2 * BLOCK_SAMPLES))[0] for seed in (1, 2)]
+    orders = [
+        Mixture(seed, (MixtureStage(0, weights, 16),), 3).places(np.arange(2 * BLOCK_SAMPLES))[0] for seed in (1, 2)
+    ]
     blocks = [order[first : first + BLOCK_SAMPLES] for order in orders for first in (0, BLOCK_SAMPLES)]
     assert len({block.tobytes() for block in blocks}) == len(blocks)
     for block in blocks:

@@ -23,8 +23,8 @@ from megatrain.data.block_sums import BLOCK_BYTES
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import PackedOrder
 from megatrain.data.packing import BLOCK_DOCUMENTS, PackedBlock, best_fit, pack_block
-from megatrain.data.reader import BatchReader
 from megatrain.data.verification import verify_data
+from tests.helpers.one_source import reader_of_one
 from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 16
@@ -99,7 +99,7 @@ def dataset(write_tokens: Callable[..., Path]) -> IndexedDataset:
 def read_epoch(dataset: IndexedDataset, dp_size: int, epoch: int = 0) -> list[tuple[Any, ...]]:
     """Return the samples of an epoch in their order: number, tokens, labels and documents of each."""
     order = PackedOrder(PackedBins(dataset, SEQ_LEN), seed=3)
-    reader = BatchReader.of_one(dataset, order, has_document_mask=True)
+    reader = reader_of_one(dataset, order, has_document_mask=True)
     size = order.samples_per_epoch
     found = []
     for rank in range(dp_size):

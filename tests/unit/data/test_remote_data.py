@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,20 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped, unused-ignore]
 
 from megatrain.config.config import Config
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.layout import Layout
 from megatrain.data import remote_file
 from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.bins import write_bins
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.indexed import IndexedDataset, data_path
+from megatrain.data.loader.decision import Fill
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.loader.process import RingFiller
 from megatrain.data.loader.ring import Ring
 from megatrain.data.loader.ring_layout import RingLayout
-from megatrain.data.order import SampleOrder
+from megatrain.data.meta import DataMeta, SplitMeta, read_metas
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader
@@ -30,10 +33,9 @@ from megatrain.data.remote_path import path_or_url
 from megatrain.data.verification import verify_data
 from megatrain.training.training_data import open_reader, open_validation, sample_stream
 from tests.helpers.host_loading import content, read_alone, steps
-from tests.helpers.step_plans import step_plan
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.helpers.watched_store import WatchedStore, watched_store
 
 BLOCK_BYTES = 4096
@@ -179,7 +181,7 @@ FINAL: dict[str, tuple[Callable[[WatchedStore], None], str]] = {
     "changed during the read": (lambda store: change(store, 1, 40_000), "was changed while it was read"),
     "shorter": (lambda store: store.put("web.bin", bytes(100)), r"was changed while .* has 100 bytes"),
     "removed": (lambda store: store.remove("web.bin"), "was removed while it was read; restore it"),
-    "denied": (lambda store: setattr(store, "fault", lambda name: PermissionError()), "Permission denied; check"),
+    "denied": (lambda store: setattr(store, "fault", lambda name: PermissionError()), "Permission denied; check URL"),
 }
 
 
@@ -212,24 +214,72 @@ def test_reads_are_repeated_while_the_storage_fails(local: Path, store: WatchedS
     assert len(store.ranges) == TRIES
 
 
-def test_unreachable_range_is_a_bad_sample_with_its_url(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+def test_unreachable_storage_is_no_bad_sample(local: Path, store: WatchedStore, tmp_path: Path) -> None:
     store.upload(local)
-    dataset = open_remote(store, tmp_path)
+    config = config_of(store.root, tmp_path, bad_samples="replace", readahead_blocks=0)
+    reader, layout = open_reader(config), Layout()
+    (plan, *_) = steps(layout, 1).plans()
+    (tmp_path / "cache").rename(tmp_path / "lost")
     store.ranges.clear()
-    store.fault = lambda name: ConnectionResetError("reset")
-    # token 3000 is in block 1, from byte 4096 on
+    store.fault = lambda name: ConnectionResetError("reset") if name.endswith(".bin") else None
     with pytest.raises(
-        BadTokensError, match=rf"web.bin at byte 6000 \(.*\): cannot be read, after {TRIES} tries: .*reset"
-    ):
-        dataset.window(3000, 50)
+        UnreachableError, match=rf"\.bin at byte \d+: cannot be read, after {TRIES} tries: .*reset"
+    ) as at:
+        reader.read_step(plan, 0)
+    assert str(at.value).startswith(f"{store.root}/")
     assert len(store.ranges) == TRIES
 
-    order = SampleOrder(dataset.num_tokens, 8, seed=1)
-    reader = replace(BatchReader.of_one(dataset, order), replaces_bad_samples=True)
-    batch = reader.read_step(step_plan(0, 4), 0)
-    assert [sample.number for sample in batch.bad_samples] == [0, 1, 2, 3]
-    with pytest.raises(DataError, match=r"web.idx at byte 0: cannot be read, after"):
+    # the rank raises the same error where the loader of its host has read
+    host = replace(config, data=replace(config.data, bad_samples="refuse"))
+    loader = loader_plan(reader, sample_stream(host, reader, ()), steps(layout, 1), layout, [0], host.data)
+    ring_layout = RingLayout.of(loader)
+    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
+    reads = RingFiller(loader, ring, lambda: replace(reader, replaces_bad_samples=False))
+    reads.fill(Fill(0, 0))
+    reads.close()
+    with pytest.raises(UnreachableError, match=r"after 3 tries"):
+        ring.read(0, 0, plan, reader.source_names)
+
+    store.fault = lambda name: ConnectionResetError("reset")
+    with pytest.raises(UnreachableError, match=r"web.idx at byte 0: cannot be read, after"):
         open_remote(store, tmp_path / "another")
+
+
+def test_metas_behind_urls_are_read_at_the_same_time(store: WatchedStore, tmp_path: Path) -> None:
+    settings, at_once = CacheSettings(str(tmp_path / "cache"), 1 << 20, BLOCK_BYTES), threading.Barrier(3)
+    split = SplitMeta(1, 2, 3, "", "")
+    metas = [DataMeta(("web",), None, 0, 0.5, size, 0, "", 1.0, {}, split, split) for size in (300, 400, 500)]
+    for meta in metas:
+        store.put(f"{meta.vocab_size}/meta.json", meta.to_json().encode())
+
+    def together(name: str) -> None:
+        at_once.wait(DEADLINE_S)
+
+    store.fault = together
+    prefixes = {
+        f"{number}": path_or_url(f"{store.root}/{meta.vocab_size}/{name}", settings)
+        for number, (meta, name) in enumerate(itertools.product(metas, ("train", "validation")))
+    }
+    assert list(read_metas(prefixes).values()) == [meta for meta in metas for _ in range(2)]
+    assert len(store.ranges) == 3
+
+
+def test_missing_permission_to_list_is_named(
+    local: Path, store: WatchedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upload(local)
+    info = MemoryFileSystem.info
+
+    def refused(self: MemoryFileSystem, path: str, **more: Any) -> Any:
+        try:
+            return info(self, path, **more)
+        except FileNotFoundError as error:  # as S3 does
+            raise PermissionError("Forbidden") from error
+
+    monkeypatch.setattr(MemoryFileSystem, "info", refused)
+    expected = r"meta.json: cannot be read: Permission denied; .* without the permission to list \(s3:ListBucket\), a "
+    with pytest.raises(DataError, match=expected):
+        open_reader(config_of(store.root, tmp_path))
 
 
 def test_missing_objects_and_drivers_are_named(store: WatchedStore, tmp_path: Path, local: Path) -> None:

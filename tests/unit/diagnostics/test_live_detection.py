@@ -6,6 +6,7 @@ import numpy as np
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.records.host_verdict import Cause
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.events.tables import StepTotals, joined, num_rows, select
@@ -50,6 +51,21 @@ def test_rank_with_more_microbatches_is_no_straggler() -> None:
             stream(live, totals, float(step))
         found = [finding.ranks for finding in live.assessment.findings]
         assert found == ([] if slow_rank is None else [(slow_rank,)]), slow_rank
+
+
+def test_host_that_waits_for_its_loader_is_not_slow() -> None:
+    """Its finding names the data, for which no host is replaced; reads that nobody waits for are no finding."""
+    for wait_s in (0.0, 0.5):
+        job = SyntheticJob(LAYOUT, ranks_per_host=2, data_s={2: wait_s, 3: wait_s})
+        live, read_s = LiveDetection(job.roster(), Thresholds()), np.where(np.arange(8) == 2, 0.9, 0.0)
+        for step in range(30):
+            stream(live, job.step(step, {Operation.DATA_READ: read_s})[0], float(step))
+        found = live.assessment
+        assert [(one.cause, one.hosts, one.cause.is_of_host) for one in found.findings] == (
+            [(Cause.DATA, ("host-1",), False)] if wait_s else []
+        )
+        assert found.thresholds is not None
+        assert max(found.host_scores.values()) < found.thresholds.score
 
 
 def test_silent_rank_is_reported_and_spoils_no_score() -> None:

@@ -117,7 +117,9 @@ def test_tracks_nest_and_communication_has_its_own(job: Timeline, trace: dict[st
 def test_every_operation_has_a_lane_and_the_hosts_is_for_its_own() -> None:
     lanes = {operation: lane_of(operation) for operation in Op}
     assert set(lanes.values()) == set(LANES)
-    assert {one for one in Op if lanes[one] == "host"} == {one for one in Op if not one.is_on_device}
+    on_host = {one for one in Op if not one.is_on_device}
+    assert {one for one in Op if lanes[one] in ("host", "data-loader")} == on_host
+    assert {one for one in Op if lanes[one] == "data-loader"} == {Op.DATA_READ}
 
 
 def test_arrows_join_each_send_with_its_receive(trace: dict[str, Any]) -> None:

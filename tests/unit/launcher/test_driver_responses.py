@@ -50,6 +50,7 @@ def test_first_failure_has_the_response_of_its_code_and_label() -> None:
         (-11, "segfault", "restart", False, True),
         (1, "cuda_illegal_access", "restart", False, True),
         (1, "preemption", "requeue", False, False),
+        (71, "storage", "restart", False, False),
         (74, "", "restart", False, False),
         (67, "", "rollback", False, False),
         (78, "", "stop", False, False),
@@ -89,6 +90,9 @@ def test_network_is_tolerated_then_evicted() -> None:
     found = respond(flap, (past(200, "network"),), POLICY, NOW)
     assert (found.action, found.culprit_hosts, found.is_cordoned) == ("evict", ("b",), True)
     assert "2nd time within 300 s" in found.reason
+    # storage of the data that this host does not reach, whatever the log shows
+    found = respond(facts(failure(code=71, label="storage")), (past(200, "network"),), POLICY, NOW)
+    assert (found.action, found.label, found.culprit_hosts) == ("evict", "network", ("b",))
 
 
 def test_hangs_of_one_host_evict_it() -> None:

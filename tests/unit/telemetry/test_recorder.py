@@ -199,6 +199,25 @@ def test_spans_before_the_first_step_and_with_an_own_step(boxed: Boxes) -> None:
     assert [record.step for record in box.read().records] == [-1, 6]
 
 
+def test_span_of_another_process_is_in_the_step_it_ended(boxed: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = boxed()
+    now_ns = 1000
+    monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", lambda: now_ns)
+    found = []
+    # reads that ended before the first step, in it, and in the next one, which are recorded at the begin of a step
+    for step, begin, spans in ((7, 1000, [(900, 50)]), (8, 2000, [(1500, 400), (1990, 15)]), (9, 3000, [(2100, 7)])):
+        now_ns = begin
+        box.recorder.set_step(step)
+        for start_ns, duration_ns in spans:
+            box.recorder.record_span(Operation.DATA_READ, start_ns, duration_ns, num_bytes=3)
+        summary = box.recorder.complete_step()
+        found.append((summary.totals[Operation.DATA_READ].sum_ns, summary.totals[Operation.DATA_READ].num_bytes))
+    assert found == [(50, 3), (415, 6), (7, 3)]
+    records = [(record.step, record.start_ns, record.duration_ns) for record in box.read().records]
+    assert records == [(7, 900, 50), (7, 1500, 400), (8, 1990, 15), (8, 2100, 7)]
+    assert {record.operation for record in box.read().records} == {"data-read"}
+
+
 def test_totals_of_a_step(boxed: Boxes) -> None:
     box = boxed()
     recorder = box.recorder

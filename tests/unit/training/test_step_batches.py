@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ from typing import Any
 import pytest
 
 from megatrain.arena.directory import create_arena
+from megatrain.cli import main
+from megatrain.config import to_toml
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
 from megatrain.data.loader.host_loader import HostLoader
 from megatrain.data.prefetch import Prefetcher
+from megatrain.formatting import count_text
 from megatrain.training.step_batches import open_batches
 from megatrain.training.training_data import open_reader, sample_stream
 from tests.helpers.host_loading import content
@@ -25,14 +29,18 @@ from tests.helpers.training_case import make_config
 NUM_STEPS = 3
 
 
+def config_in(directory: Path, loader: str) -> Config:
+    tables = write_mixture(directory)
+    return make_config(tables, {"data": {"loader": loader}, "job": {"run_directory": str(directory)}})
+
+
 @pytest.fixture
 def open_all(tmp_path: Path) -> Callable[[str], Prefetcher | HostLoader]:
     """Opens the batches of a run of one rank by data.loader; its arena is tmp_path / "arena"."""
-    tables = write_mixture(tmp_path)
     arena = create_arena(tmp_path / "arena")
 
     def open_with(loader: str) -> Prefetcher | HostLoader:
-        config: Config = make_config(tables, {"data": {"loader": loader}, "job": {"run_directory": str(tmp_path)}})
+        config = config_in(tmp_path, loader)
         mesh, reader = single_rank_mesh(), open_reader(config)
         checkpoints: Any = SimpleNamespace(
             attachment=SimpleNamespace(arena=arena, ranks_of_host=lambda rank: (rank,)),
@@ -40,7 +48,7 @@ def open_all(tmp_path: Path) -> Callable[[str], Prefetcher | HostLoader]:
             stream=sample_stream(config, reader, ()),
         )
         sequence = config.steps(mesh.layout, 0, NUM_STEPS)
-        return open_batches(config, mesh, reader, sequence, checkpoints, lambda line: None)
+        return open_batches(config, mesh, reader, sequence, checkpoints, print)
 
     return open_with
 
@@ -58,6 +66,29 @@ def test_host_loader_and_thread_deliver_the_same(
             found[loader] = [content(batches.next()) for _ in range(NUM_STEPS)]
     assert found["host"] == found["thread"]
     assert not list((tmp_path / "arena").iterdir())
+
+
+def test_dry_run_states_the_ring_that_a_run_makes(
+    open_all: Callable[[str], Prefetcher | HostLoader],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("megatrain.planning.plan_text.dry_run", lambda _: "")  # the memory of ranks takes seconds
+    open_all("host").close()
+    made = re.search(r"\(1 replica\), into (.*) of ", capsys.readouterr().out)
+    assert made is not None
+    file, prefetch = tmp_path / "config.toml", config_in(tmp_path, "host").data.prefetch
+    slots = f"for {count_text(prefetch + 1, 'step')} (data.prefetch={prefetch})"
+    for loader, world_size, expected in (
+        ("thread", 1, []),
+        ("host", 1, [f"rank 0 reads 1 replica (0), into a ring of {made[1]} {slots}"]),
+        ("host", 4, ["ranks 0-3 reads 4 replicas (0-3), into a ring of "]),
+    ):
+        file.write_text(to_toml(config_in(tmp_path, loader)))
+        assert main(["config", "check", str(file), "--dry-run", f"--world-size={world_size}"]) == 0
+        found = [line.partition("with ")[2] for line in capsys.readouterr().out.splitlines() if "data.loader" in line]
+        assert [line.startswith(start) for line, start in zip(found, expected, strict=True)] == [True] * len(expected)
 
 
 def test_host_loader_refuses_unordered_stores(

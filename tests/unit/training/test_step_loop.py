@@ -12,7 +12,7 @@ import pytest
 
 from megatrain.checkpoint.continuation import Continuation, TrainingProgress
 from megatrain.checkpoint.job_restore import RestoreResult
-from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
+from megatrain.checkpoint_format.sample_stream import MixtureStage, StreamSource
 from megatrain.config import parallel as parallel_module
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.values import Command, ControlPage, Phase
@@ -22,6 +22,7 @@ from megatrain.telemetry.flops import training_flops_per_token
 from megatrain.training import evaluation as evaluation_module
 from megatrain.training.observers.overlap_watch import OverlapWatch
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans, spans_by_step
+from tests.helpers.one_source import stream_of_one
 from tests.helpers.single_rank import add_to_losses
 from tests.helpers.single_rank_trainer import Note, SingleRankTrainer
 
@@ -86,7 +87,7 @@ def test_every_phase_has_its_own_timeout_and_grace(make_trainer: MakeTrainer) ->
 def test_a_load_has_its_own_timeout_and_grace_too(make_trainer: MakeTrainer) -> None:
     made = make_trainer(TIMEOUTS)
     found = Continuation(
-        TrainingProgress(step=3, consumed_samples=12, num_updates=2), SampleStream.of_one(0, seed=0), ("a note",)
+        TrainingProgress(step=3, consumed_samples=12, num_updates=2), stream_of_one(0, seed=0), ("a note",)
     )
     made.checkpoints.restored = RestoreResult(found, "step-3", 7_000_000, ("WARNING: step-4 was damaged",))
     made.trainer.load()
@@ -268,7 +269,7 @@ def test_unknown_command_of_the_executor_is_ignored(command: int, make_trainer: 
 def test_finished_run_does_not_train(make_trainer: MakeTrainer) -> None:
     made = make_trainer()
     made.checkpoints.restored = RestoreResult(
-        Continuation(TrainingProgress(step=STEPS), SampleStream.of_one(0, seed=0), ()), "step-5", 0, ()
+        Continuation(TrainingProgress(step=STEPS), stream_of_one(0, seed=0), ()), "step-5", 0, ()
     )
     made.run()
 
@@ -329,7 +330,7 @@ def test_sources_without_losses_of_samples_are_not_reported(make_trainer: MakeTr
     made = make_trainer()
     one = made.checkpoints.stream
     gone = StreamSource("gone", 500, "a" * 32)
-    made.checkpoints.stream = replace(one, sources=(gone, *one.sources), stages=(MixtureStage(0, (0, 1)),))
+    made.checkpoints.stream = replace(one, sources=(gone, *one.sources), stages=(MixtureStage(0, (0, 1), 16),))
     made.run()
 
     assert [report.sources for report in made.reports.steps] == [()] * STEPS

@@ -221,6 +221,36 @@ export interface HeatOutliersDocument {
   outliers: readonly HeatOutlierDocument[];
 }
 
+export interface RankDataDocument {
+  rank: number;
+  wait_s: number | null;
+  longest_wait_s: number | null;
+  longest_wait_step: number | null;
+  num_not_ready: number | null;
+  wait_history: readonly (number | null)[];
+}
+
+export interface DataLoaderDocument {
+  replicas: readonly number[];
+  num_bytes: number | null;
+  read_s: number | null;
+  longest_read_s: number | null;
+  num_ready: number | null;
+  least_ready: number | null;
+  most_ready: number | null;
+  num_starts: number | null;
+  ready_history: readonly (number | null)[];
+}
+
+export interface HostDataDocument {
+  host: string;
+  first_step: number | null;
+  last_step: number | null;
+  step_s: number | null;
+  loader: DataLoaderDocument | null;
+  ranks: readonly RankDataDocument[];
+}
+
 export interface HostDocument {
   host: string;
   state: string;

@@ -23,13 +23,13 @@ const WITHOUT = ["incidents/", "runbooks", "runbooks/"];
 
 /** Notes of views that ignore the range, shown when one is set. Views in neither map apply it fully. */
 const WITHOUT_EFFECT: Record<string, string> = {
-  hosts: "Hosts are shown as they are now. The page of a host shows its GPUs and links in this range.",
+  hosts: "Hosts are shown as they are now. The page of a host shows its data, GPUs and links in this range.",
   ranks: "Ranks are shown in their current state, or in their last state of the selected round.",
   actions: "Actions apply to the job in its current state.",
 };
 /** Notes of views that apply the range only in part. */
 const PARTLY: Record<string, string> = {
-  "hosts/": "GPUs and links show this range, at most its last day. Heartbeats and checks are current.",
+  "hosts/": "GPUs and links show this range, at most its last day; data shows its last 240 steps. Heartbeats and checks are current.",
   overview: "Charts, marks and notes show this range. The answers at the top are current.",
   stragglers: "What-if replays steps of this range. Findings and scores cover the newest judged steps.",
   timeline: "Steps are selected from this range; a step named in the URL is shown even outside it.",

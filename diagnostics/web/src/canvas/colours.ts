@@ -126,6 +126,7 @@ const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
   "grads-reduce-scatter": [160, 0.11, -0.07],
   "dp-all-reduce": [140, 0.1, -0.02],
   "data-wait": [110, 0.1, 0.06],
+  "data-read": [110, 0.08, -0.06],
   "gc": [25, 0.16, 0],
   "checkpoint": [200, 0.07, 0],
   "checkpoint-load": [200, 0.07, -0.08],

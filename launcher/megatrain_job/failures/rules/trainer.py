@@ -47,6 +47,11 @@ RULES: tuple[Rule, ...] = (
         unless=r"another rank waits for storage",
     ),
     rule(
+        # its reason, such as a connection that was reset, would otherwise count as a lost peer
+        "data-unreachable", Label.NETWORK, SPECIFIC, "megatrain: error: & cannot be read, after & tries: & the storage",
+        is_silencer=True,
+    ),
+    rule(
         "waits-for-rank-at-storage", Label.STORAGE, SPECIFIC, "another rank waits for storage",
         is_cascade=True, names_own_rank=False,
     ),

@@ -26,6 +26,11 @@ NETWORK = [
     "mlx5_core 0000:12:00.0: poll_health:941: device's health compromised - reached miss count",
     "torch.distributed.DistBackendError: NCCL error: unhandled system error, NCCL version 2.21.5",
     "node1:11:22 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+    *(
+        f"megatrain: error: s3://bucket/web.bin at byte 6000: cannot be read, after 7 tries: {reason}; check the "
+        "network and the storage"
+        for reason in ("Connection reset by peer", 'EndpointConnectionError: Could not connect to "http://s3"')
+    ),
 ]
 LOST_PEER = [
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.1.1.7]:23411",

@@ -2,40 +2,23 @@
 
 import "./devices.css";
 
-import type { ComponentChildren, JSX } from "preact";
+import type { JSX } from "preact";
 
 import type { GpuDocument, HostDevicesDocument, LinkDocument, XidDocument } from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
 import { isWholeRun, rangeQuery } from "../../app/range";
 import { Badge } from "../../ui/badge";
-import { Sparkline } from "../../ui/bars";
 import { TimeText } from "../../ui/figures";
 import { countText, memoryText, NOT_KNOWN, numberText } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { Table, type Column } from "../../ui/table";
+import { Trace } from "./trace";
 
 const SPEED_UNITS = 1000;
 
 /** The least span of each kind of line, in its unit, so that small variations look small. */
 const SPANS = { temperature: 20, clock: 200, power: 200, errors: 10 };
-
-interface TraceProps {
-  text: ComponentChildren;
-  history: readonly (number | null)[];
-  label: string;
-  leastSpan: number;
-}
-
-/** A value and the line of its history. */
-function Trace({ text, history, label, leastSpan }: TraceProps): JSX.Element {
-  return (
-    <span class="trace">
-      <span class="number">{text}</span>
-      <Sparkline values={history} label={label} leastSpan={leastSpan} />
-    </span>
-  );
-}
 
 function of(value: number | null, most: number | null, unit: string): string {
   if (value === null) {

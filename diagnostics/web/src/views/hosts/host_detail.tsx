@@ -14,6 +14,7 @@ import { Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
 import { ActionBar } from "../actions/action_bar";
 import { hostKinds } from "../actions/wording";
+import { HostData } from "./data";
 import { HostDevices } from "./devices";
 import { HostState } from "./host_state";
 
@@ -164,6 +165,7 @@ function Detail({ document }: { document: HostHistoryDocument }): JSX.Element {
           <Table caption={`Checks of ${host.host}`} columns={CHECK_COLUMNS} rows={checks} rowKey={(row) => row.name} />
         )}
       </Section>
+      <HostData host={host.host} />
       <HostDevices host={host.host} />
     </>
   );

@@ -1,0 +1,112 @@
+// The data of a host: how long its ranks waited for batches, and what its data loader did, in the newest steps or in the range.
+
+import type { JSX } from "preact";
+
+import type { DataLoaderDocument, HostDataDocument, RankDataDocument } from "../../api/documents";
+import { useResource } from "../../api/resource";
+import { hrefOf } from "../../app/location";
+import { rangeQuery } from "../../app/range";
+import { Duration, Figure } from "../../ui/figures";
+import { bytesText, countOf, countText, durationText, NOT_KNOWN, percentText } from "../../ui/format";
+import { Section } from "../../ui/section";
+import { Table, type Column } from "../../ui/table";
+import { Trace } from "./trace";
+
+/** The least span of the lines, so that small variations look small. */
+const SPANS = { waitS: 0.01, ready: 2 };
+
+function columnsOf(stepS: number | null): readonly Column<RankDataDocument>[] {
+  const share = (row: RankDataDocument): number | null =>
+    row.wait_s === null || stepS === null ? null : row.wait_s / (row.wait_s + stepS);
+  return [
+    {
+      key: "rank", label: "Rank", isNumber: true, sort: (row) => row.rank,
+      render: (row) => <a href={hrefOf("ranks", { rank: row.rank })}>{row.rank}</a>,
+    },
+    {
+      key: "wait", label: "Wait a step", title: "Mean time that the rank waited for its batch", sort: (row) => row.wait_s,
+      render: (row) => (
+        <Trace
+          text={<Duration seconds={row.wait_s} />}
+          history={row.wait_history}
+          label={`data waits of rank ${row.rank}`}
+          leastSpan={SPANS.waitS}
+        />
+      ),
+    },
+    { key: "share", label: "Share of the time", isNumber: true, sort: share, render: (row) => percentText(share(row)) },
+    {
+      key: "longest", label: "Longest wait", isNumber: true, sort: (row) => row.longest_wait_s,
+      render: (row) => (
+        <span title={row.longest_wait_step === null ? undefined : `in step ${countText(row.longest_wait_step)}`}>
+          {durationText(row.longest_wait_s)}
+        </span>
+      ),
+    },
+    {
+      key: "late", label: "Steps not ready", isNumber: true, title: "Steps that the data loader did not have ready when the rank requested them",
+      sort: (row) => row.num_not_ready,
+      render: (row) => countText(row.num_not_ready),
+    },
+  ];
+}
+
+function LoaderFigures({ loader }: { loader: DataLoaderDocument }): JSX.Element {
+  const restarts = loader.num_starts === null ? null : loader.num_starts - 1;
+  const most = loader.most_ready === null ? "" : ` of ${countText(loader.most_ready)}`;
+  return (
+    <dl class="figures">
+      <Figure
+        label="Loader reads"
+        value={loader.replicas.length === 0 ? NOT_KNOWN : countOf(loader.replicas.length, "replica")}
+        note={loader.num_bytes === null ? undefined : `${bytesText(loader.num_bytes)} a step`}
+        title={loader.replicas.length === 0 ? undefined : `replicas ${loader.replicas.join(", ")}`}
+      />
+      <Figure
+        label="Read time"
+        value={<Duration seconds={loader.read_s} />}
+        note={`a step, at most ${durationText(loader.longest_read_s)}`}
+        title="Time of the loader's reads, beside training"
+      />
+      <Figure
+        label="Steps ready"
+        value={
+          <Trace
+            text={`${countText(loader.num_ready)}${most}`}
+            history={loader.ready_history}
+            label="steps ready"
+            leastSpan={SPANS.ready}
+          />
+        }
+        note={`at least ${countText(loader.least_ready)}`}
+        title="Steps that the ring had when the ranks requested one; with 0 a rank had to wait"
+        tone={loader.least_ready === 0 ? "warning" : undefined}
+      />
+      <Figure label="Restarts" value={countText(restarts)} note="in this round" tone={(restarts ?? 0) > 0 ? "warning" : undefined} />
+    </dl>
+  );
+}
+
+/** Waits for data and the data loader of a host; nothing where no step is stored. */
+export function HostData({ host }: { host: string }): JSX.Element | null {
+  const { data } = useResource<HostDataDocument>(`hosts/${encodeURIComponent(host)}/data`, rangeQuery(), "hosts");
+  if (data === null || data.last_step === null) {
+    return null;
+  }
+  return (
+    <Section title="Data" note={`steps ${countText(data.first_step)} to ${countText(data.last_step)}`}>
+      {data.loader === null ? (
+        <p class="soft">Each rank reads its own samples: no data loader of this host reported.</p>
+      ) : (
+        <LoaderFigures loader={data.loader} />
+      )}
+      <Table
+        caption={`Waits for data on ${data.host}`}
+        columns={columnsOf(data.step_s)}
+        rows={data.ranks}
+        rowKey={(row) => String(row.rank)}
+        sortParam="data"
+      />
+    </Section>
+  );
+}

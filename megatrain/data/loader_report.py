@@ -1,0 +1,32 @@
+"""What the data loader of a host did for a rank. The rank records it with its own telemetry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRead:
+    """One read of a replica's part of a step.
+
+    start_ns: by time.monotonic_ns, which is one clock for all processes of a host. num_bytes: of the arrays of tokens,
+    labels and documents in the ring.
+    """
+
+    start_ns: int
+    duration_ns: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderReport:
+    """The state of the loader when a rank got a batch.
+
+    num_ready: the steps for this rank that the ring had when the rank requested the batch; with 0 it had to wait.
+    reads, num_starts: only on the first rank of each replica of the host. The reads that have ended since the batch
+    before, and how often a loader was started in this round; None on the other ranks.
+    """
+
+    num_ready: int
+    reads: tuple[LoaderRead, ...] = ()
+    num_starts: int | None = None

@@ -1,0 +1,26 @@
+"""Requests to object storage at the same time, because each takes long and computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+MOST_THREADS = 16
+"""Requests that a process sends at the same time."""
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def side_by_side(action: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Return the result of a read for each item. Where no thread can be started, they are read one after the other.
+
+    Raises: the error of the first item that has one.
+    """
+    if len(items) > 1:
+        try:
+            with ThreadPoolExecutor(min(len(items), MOST_THREADS), "data-fetch") as threads:
+                return list(threads.map(action, items))
+        except RuntimeError:
+            pass
+    return [action(item) for item in items]

@@ -1,0 +1,93 @@
+"""Waits for data and the data loader of a host on the page, from stored rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from megatrain.contracts.black_box.operations import Operation, StepValue
+from megatrain.contracts.layout import Layout
+from megatrain_dashboard.api import host_data
+from megatrain_diagnostics.events.tables import Table, select
+from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
+from tests.helpers.synthetic_steps import SyntheticJob, values_of_ranks
+
+LAYOUT = Layout(tp_size=2, dp_size=2)
+NUM_STEPS = 250
+RESTART = 200
+LATE = 240
+"""The step for which the ranks of host-1 wait."""
+
+
+def loader_rows(made: SyntheticJob, step: int) -> list[Table]:
+    """Return the rows of a step. The loader of host-1 reads replica 1 for ranks 2 and 3."""
+    is_late = step == LATE
+    made.data_s = {2: 0.5, 3: 0.25} if is_late else {}
+    read_s = np.where(np.arange(4) == 2, 0.75 if is_late else 0.1, 0.0)
+    totals, values = made.step(step, {Operation.DATA_READ: read_s})
+    is_read = totals.operation == Operation.DATA_READ.number
+    num_bytes = np.where(is_read, 6000, totals.num_bytes)
+    reported = select(replace(totals, num_bytes=num_bytes), ~is_read | (totals.rank == 2))
+    ready = values_of_ranks((2, 3), step, {StepValue.STEPS_READY: 0.0 if is_late else 2.0})
+    starts = values_of_ranks((2,), step, {StepValue.LOADER_STARTS: 1.0 if step < RESTART else 2.0})
+    return [
+        reported,
+        values,
+        replace(ready, sequence=ready.sequence + 500),
+        replace(starts, sequence=starts.sequence + 501),
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    made, directory = SyntheticJob(LAYOUT, ranks_per_host=2), tmp_path_factory.mktemp("run")
+    rows = [row for step in range(NUM_STEPS) for row in loader_rows(made, step)]
+    return picture_client(PictureSource(stored_events(directory, made.ranks(), *rows)), host_data.router)
+
+
+def asked(page: TestClient, host: str, **query: str) -> dict[str, Any]:
+    response = page.get(f"/hosts/{host}/data", params=query)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def test_waits_and_loader_of_the_newest_steps(page: TestClient) -> None:
+    found = asked(page, "host-1")
+    assert (found["first_step"], found["last_step"]) == (10, 249)
+    first, second = found["ranks"]
+    assert (first["rank"], first["longest_wait_step"], first["num_not_ready"]) == (2, LATE, 1)
+    assert (first["longest_wait_s"], second["longest_wait_s"]) == (pytest.approx(0.502), pytest.approx(0.252))
+    assert first["wait_s"] == pytest.approx((239 * 0.002 + 0.502) / 240)
+    assert [round(value, 3) for value in first["wait_history"]] == [0.002] * 57 + [0.502] + [0.002] * 2
+    loader = found["loader"]
+    assert (loader["replicas"], loader["num_bytes"], loader["num_starts"]) == ([1], 6000.0, 2)
+    assert (loader["num_ready"], loader["least_ready"], loader["most_ready"]) == (2, 0, None)
+    assert loader["ready_history"] == [2.0] * 57 + [0.0] + [2.0] * 2
+    assert (loader["read_s"], loader["longest_read_s"]) == (
+        pytest.approx((239 * 0.1 + 0.75) / 240),
+        pytest.approx(0.75),
+    )
+
+
+def test_data_of_a_range_are_those_of_its_last_steps(page: TestClient) -> None:
+    found = asked(page, "host-1", **{"from": "100", "to": "149"})
+    assert (found["first_step"], found["last_step"], found["loader"]["num_starts"]) == (100, 149, 1)
+    assert len(found["ranks"][0]["wait_history"]) == 50
+
+
+def test_host_without_a_loader_has_waits_alone(page: TestClient, tmp_path: Path) -> None:
+    found = asked(page, "host-0")
+    assert found["loader"] is None
+    assert [(rank["rank"], rank["num_not_ready"]) for rank in found["ranks"]] == [(0, None), (1, None)]
+    for host, client in (
+        ("host-9", page),
+        ("host-0", picture_client(PictureSource(stored_events(tmp_path)), host_data.router)),
+    ):
+        nothing = asked(client, host)
+        assert (nothing["host"], nothing["last_step"], nothing["ranks"]) == (host, None, [])
