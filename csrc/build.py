@@ -24,8 +24,13 @@ from pathlib import Path
 ARCHITECTURES = ("8.0", "9.0a")
 TARGET_TORCH = "0x020b000000000000ULL"
 TARGET_PYTHON = "0x030b0000"
+KERNELS = Path(__file__).resolve().parent / "kernels"
 OPERATORS = Path(__file__).resolve().parent / "operators"
-CXX_FLAGS = ("-std=c++20", f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-DPy_LIMITED_API={TARGET_PYTHON}")
+OPTIMIZED = ("-O3",)
+"""Flags for an extension that is used: all optimizations of host and device code."""
+STANDARD = "-std=c++20"
+HOST_FLAGS = (STANDARD, "-Xcompiler", "-fPIC,-fvisibility=hidden")
+TORCH_FLAGS = (f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-DPy_LIMITED_API={TARGET_PYTHON}")
 
 
 class KernelBuildError(Exception):
@@ -51,9 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
-    """Compile every file of csrc/operators and link them to `output`, which is written atomically.
+def build(output: Path, architectures: Sequence[str], jobs: int, *, optimization: Sequence[str] = OPTIMIZED) -> None:
+    """Compile the files of csrc/kernels and csrc/operators and link them to `output`, which is written atomically.
 
+    jobs: compilers at a time. With more jobs than kernels, a kernel is compiled for several architectures at a time.
     Raises: KernelBuildError where a prerequisite is missing or a compiler fails.
     """
     nvcc, torch = find_nvcc(), find_torch()
@@ -63,13 +69,18 @@ def build(output: Path, architectures: Sequence[str], jobs: int) -> None:
         raise KernelBuildError("torch is not installed in this environment: its headers are needed")
     check_same_toolkit(_run([str(nvcc), "--version"]).stdout, cuda_of_torch(torch))
     with tempfile.TemporaryDirectory() as directory:
-        sources = sorted([*OPERATORS.glob("*.cu"), *OPERATORS.glob("*.cpp")])
-        objects = [Path(directory) / f"{source.name}.o" for source in sources]
-        flags = compile_flags(torch, architectures)
+        # what takes longest comes first, so that no compiler is left alone at the end: kernels, and of them the largest
+        kernels = sorted(KERNELS.glob("*.cu"), key=lambda source: source.stat().st_size, reverse=True)
+        operators = sorted(OPERATORS.glob("*.cpp"))
+        threads = f"--threads={max(1, jobs // len(kernels))}"
+        of_kernels = [*kernel_flags(architectures), *optimization, threads]
+        of_operators = [*operator_flags(torch, architectures), *optimization]
+        sources = [*((one, of_kernels) for one in kernels), *((one, of_operators) for one in operators)]
+        objects = [Path(directory) / f"{source.name}.o" for source, _ in sources]
         with ThreadPoolExecutor(jobs) as pool:
             commands = [
                 [str(nvcc), *flags, "-c", str(source), "-o", str(target)]
-                for source, target in zip(sources, objects, strict=True)
+                for (source, flags), target in zip(sources, objects, strict=True)
             ]
             for done in pool.map(_run, commands):
                 if done.returncode:
@@ -98,17 +109,11 @@ def architecture_list(text: str) -> tuple[str, ...]:
     return found
 
 
-def compile_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
-    """Return nvcc's flags for one source."""
+def kernel_flags(architectures: Sequence[str]) -> list[str]:
+    """Return nvcc's flags for a file of csrc/kernels. They name no headers of torch, which kernels do not include."""
     capabilities = [one.removesuffix("+PTX").replace(".", "") for one in architectures]
     return [
-        *CXX_FLAGS,
-        "-O3",
-        "-Xcompiler",
-        "-fPIC,-fvisibility=hidden",
-        "-DUSE_CUDA",
-        f'-DMEGATRAIN_ARCHITECTURES="{";".join(architectures)}"',
-        *include_flags(torch),
+        *HOST_FLAGS,
         *(f"-gencode=arch=compute_{one},code=sm_{one}" for one in capabilities),
         # on newer GPUs the driver compiles the PTX itself
         *(
@@ -117,6 +122,12 @@ def compile_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
             if text.endswith("+PTX")
         ),
     ]
+
+
+def operator_flags(torch: Path, architectures: Sequence[str]) -> list[str]:
+    """Return nvcc's flags for a file of csrc/operators, which it gives to the host's compiler."""
+    names = f'-DMEGATRAIN_ARCHITECTURES="{";".join(architectures)}"'
+    return [*HOST_FLAGS, *TORCH_FLAGS, "-DUSE_CUDA", names, *include_flags(torch)]
 
 
 def include_flags(torch: Path, *, is_system: bool = False) -> list[str]:

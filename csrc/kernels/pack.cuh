@@ -1,25 +1,9 @@
-// How a thread holds elements: the type in which it computes with them, and the packs in which it moves them.
+// How a thread holds elements: conversions to the type in which it computes, arithmetic, and packs.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
-#include <cstdint>
+#include "elements.h"
 
 namespace megatrain {
-
-// The type in which kernels compute: fp64 for fp64, and fp32 for all other storage types of tensors.
-template <typename T>
-struct Wide {
-  using type = float;
-};
-template <>
-struct Wide<double> {
-  using type = double;
-};
-template <typename T>
-using wide_t = typename Wide<T>::type;
 
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
@@ -50,9 +34,7 @@ __device__ __forceinline__ double square_root(double x) { return sqrt(x); }
 __device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
 __device__ __forceinline__ double reciprocal_root(double x) { return rsqrt(x); }
 
-// A pack is the data that one thread moves at once: 16 bytes where addresses and lengths allow it, else one element.
-constexpr int PACK_BYTES = 16;
-
+// WIDTH elements that one thread moves at once.
 template <typename T, int WIDTH>
 struct alignas(sizeof(T) * WIDTH) Pack {
   T lane[WIDTH];
@@ -60,11 +42,5 @@ struct alignas(sizeof(T) * WIDTH) Pack {
   __device__ __forceinline__ static Pack load(const T* place) { return *reinterpret_cast<const Pack*>(place); }
   __device__ __forceinline__ void store(T* place) const { *reinterpret_cast<Pack*>(place) = *this; }
 };
-
-// The widest pack for rows of `length` elements that all begin at multiples of it.
-template <typename T>
-constexpr int full_width = PACK_BYTES / sizeof(T);
-
-inline bool is_aligned(const void* place) { return reinterpret_cast<std::uintptr_t>(place) % PACK_BYTES == 0; }
 
 }  // namespace megatrain

@@ -1,20 +1,14 @@
-// The launches that go with kernels/columns.cuh: the shape of a walk down columns, and the second half of their sums.
+// What operators with kernels/columns.h share: the shape of a walk down columns, and the second half of their sums.
 #pragma once
 
 #include <algorithm>
 
-#include "../kernels/columns.cuh"
+#include "../kernels/columns.h"
 #include "torch_side.h"
 
 namespace megatrain {
 
 constexpr int WALK_SUM_ROUNDS = 4;  // least rounds of a group with sums: keeps their memory far below that of the rows
-
-struct WalkShape {
-  ColumnWalk walk;
-  dim3 grid, block;
-  int64_t groups() const { return int64_t(grid.x / walk.tiles) * block.y; }
-};
 
 // rows_at_once: of a thread. has_sums: the groups of threads write sums of their columns. Then only as many blocks are
 // launched as run at once, and each loops over rows. Otherwise a thread handles its rows and ends, so that the hardware
@@ -31,16 +25,16 @@ inline WalkShape walk_shape(const Device& device, int64_t rows, int64_t columns,
     bands = std::max<int64_t>(1, std::min(useful, resident));
   }
   require(bands * tiles <= 0x7fffffff, "a tensor of ", rows, " rows of ", columns, " elements is too large for one launch");
-  return {{rows, columns, int(tiles)}, dim3(unsigned(bands * tiles)), dim3(threads, height)};
+  return {{rows, columns, int(tiles)}, width, bands * tiles, dim3(threads, height)};
 }
 
 // out = sum of parts [groups, columns] over the groups; out has `columns` elements in any shape.
 template <typename T>
-void launch_column_sum(const Device& device, const Tensor& parts, const Tensor& out) {
+void sum_columns(const Device& device, const Tensor& parts, const Tensor& out) {
   const int64_t columns = parts.size(1);
   if (columns == 0) return;
-  device.launch("column_sum", column_sum<T>, dim3(divide_up(columns, COLUMN_SUM_WIDTH)),
-                dim3(COLUMN_SUM_WIDTH, COLUMN_SUM_HEIGHT), const_pointer<wide_t<T>>(parts), pointer<T>(out), parts.size(0), columns);
+  check_cuda("column_sum", launch_column_sum<T>(device.stream(), const_pointer<wide_t<T>>(parts), pointer<T>(out), parts.size(0),
+                                                columns));
 }
 
 }  // namespace megatrain

@@ -1,17 +1,11 @@
-// The parts of torch that every operator needs, on its stable ABI: registration, checks, types, stream and launch.
+// The parts of torch that every operator needs, on its stable ABI: registration, checks, types, device and stream.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
 
 #include <cstdint>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -19,6 +13,8 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
+
+#include "../kernels/elements.h"
 
 // The dispatch key under which kernels are registered. Tests compile the same files for the CPU, with key CPU.
 #ifndef MEGATRAIN_DISPATCH_KEY
@@ -118,9 +114,6 @@ void dispatch_floating(const char* name, ScalarType dtype, Body&& body) {
   require(false, name, " must be bf16, fp16, fp32 or fp64, got ", dtype_text(dtype));
 }
 
-template <int VALUE>
-using constant = std::integral_constant<int, VALUE>;
-
 template <typename T>
 T* pointer(const Tensor& tensor) {
   return static_cast<T*>(tensor.mutable_data_ptr());
@@ -134,7 +127,10 @@ T* pointer_or_null(const std::optional<Tensor>& tensor) {
   return tensor.has_value() ? pointer<T>(*tensor) : nullptr;
 }
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// `what`: the kernel that was launched or the function that was called, for the error message.
+inline void check_cuda(const char* what, cudaError_t status) {
+  require(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
+}
 
 // Returns torch's current stream of a GPU. Throws where torch has no such function: the default stream in its place would not be
 // part of a CUDA graph, and would run beside the work that torch orders before and after it.
@@ -147,15 +143,14 @@ inline cudaStream_t current_stream(int32_t device_index) {
   return static_cast<cudaStream_t>(stream);
 }
 
-// Makes the device of `tensor` the current one for as long as this object lives, and launches kernels in the current stream
-// of that device.
+// Makes the device of `tensor` the current one for as long as this object lives, so that kernels run on it.
 class Device {
  public:
   explicit Device(const Tensor& tensor) : index_(tensor.get_device_index()) {
     if (index_ < 0) return;  // no GPU: the kernels run on the CPU
     stream_ = current_stream(index_);
-    check(cudaGetDevice(&previous_), "cudaGetDevice");
-    if (previous_ != index_) check(cudaSetDevice(index_), "cudaSetDevice");
+    check_cuda("cudaGetDevice", cudaGetDevice(&previous_));
+    if (previous_ != index_) check_cuda("cudaSetDevice", cudaSetDevice(index_));
   }
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -165,25 +160,14 @@ class Device {
 
   int num_multiprocessors() const {
     int count = 0;
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index_), "cudaDeviceGetAttribute");
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index_));
     return count;
   }
 
-  // Launches `kernel`. `name` is for the error message.
-  template <typename... Parameters, typename... Arguments>
-  void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, Arguments&&... arguments) const {
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.stream = stream_;
-    check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), name);
-  }
+  // Torch's current stream of the device, for launches.
+  cudaStream_t stream() const { return stream_; }
 
  private:
-  static void check(cudaError_t status, const char* what) {
-    require(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
-  }
-
   int index_;
   int previous_ = -1;
   cudaStream_t stream_ = nullptr;

@@ -1,4 +1,4 @@
-"""Compiles csrc/operators for the processor, against the headers beside this file, and loads the result."""
+"""Compiles csrc/ for the processor, against the headers beside this file, and loads the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from csrc.build import CXX_FLAGS, include_flags, library_flags
+from csrc.build import KERNELS, OPERATORS, STANDARD, TORCH_FLAGS, include_flags, library_flags
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -29,7 +29,9 @@ def set_thread_order(kernels: ctypes.CDLL, seed: int) -> None:
 
 
 def _built() -> Path:
-    sources = sorted([*ROOT.glob("csrc/operators/*.cu"), HERE / "emulator.cpp"])
+    # without the module, which only says what it was built for
+    operators = [source for source in OPERATORS.glob("*.cpp") if source.name != "module.cpp"]
+    sources = sorted([*KERNELS.glob("*.cu"), *operators, HERE / "emulator.cpp"])
     read = sorted([*ROOT.glob("csrc/*/*.[ch]*"), *HERE.glob("*.[ch]*"), Path(__file__)])
     digest = hashlib.sha256(torch.__version__.encode())
     for path in read:
@@ -55,7 +57,8 @@ def _compile(source: Path, target: Path) -> None:
         *("g++", "-x", "c++", "-O1", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
         # as on a GPU, a pack at an address that is no multiple of its size ends the process
         *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
-        *CXX_FLAGS, "-DMEGATRAIN_DISPATCH_KEY=CPU", f"-I{HERE}", *include_flags(torch_directory, is_system=True),
+        STANDARD, *TORCH_FLAGS, "-DMEGATRAIN_DISPATCH_KEY=CPU",
+        f"-I{HERE}", *include_flags(torch_directory, is_system=True),
         "-c", str(source), "-o", str(target),
     ])  # fmt: skip
 

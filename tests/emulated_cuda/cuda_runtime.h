@@ -85,7 +85,7 @@ inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4)
 inline unsigned __float_as_uint(float x) { unsigned bits; std::memcpy(&bits, &x, 4); return bits; }
 
 using cudaStream_t = struct CUstream_st*;
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 
 struct cudaLaunchConfig_t {

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from tests.helpers.source_tree import ROOT
 
-KERNELS = {path.name: path.read_text() for path in sorted((ROOT / "csrc" / "kernels").glob("*.cuh"))}
+KERNELS = {path.name: path.read_text() for path in sorted((ROOT / "csrc" / "kernels").glob("*.cu*"))}
 DEVICE_FUNCTION = re.compile(r"^(?:__device__|template).*?\b(\w+)\(([^)]*)\)\s*\{", re.MULTILINE)
 
 

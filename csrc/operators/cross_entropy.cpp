@@ -1,5 +1,5 @@
 // cross_entropy_statistics and cross_entropy_gradient_: the passes before and after ranks combine their statistics.
-#include "../kernels/cross_entropy.cuh"
+#include "../kernels/cross_entropy.h"
 
 #include "torch_side.h"
 
@@ -25,13 +25,6 @@ int64_t real_columns(const Tensor& logits, int64_t first_column, int64_t vocab_s
   return real < 0 ? 0 : real < logits.size(1) ? real : logits.size(1);
 }
 
-// Calls body(constant<WIDTH>) with full packs where every row begins at a multiple of a pack, else with WIDTH 1.
-template <typename T, typename Body>
-void dispatch_width(const Tensor& logits, Body&& body) {
-  if (logits.size(1) % full_width<T> == 0 && is_aligned(logits.const_data_ptr())) return body(constant<full_width<T>>{});
-  return body(constant<1>{});
-}
-
 Tensor cross_entropy_statistics(const Tensor& logits, const Tensor& labels, int64_t first_column, int64_t vocab_size,
                                 bool has_sum) {
   check_logits(logits);
@@ -49,10 +42,8 @@ Tensor cross_entropy_statistics(const Tensor& logits, const Tensor& labels, int6
     p.columns = logits.size(1);
     p.real = real_columns(logits, first_column, vocab_size);
     p.first_column = first_column;
-    dispatch_width<T>(logits, [&](auto width) {
-      const auto kernel = has_sum ? loss_statistics<T, width.value, true> : loss_statistics<T, width.value, false>;
-      Device(logits).launch("loss_statistics", kernel, dim3(p.rows), dim3(LOSS_THREADS), p);
-    });
+    const Device device(logits);
+    check_cuda("loss_statistics", launch_loss_statistics(device.stream(), p, has_sum));
   });
   return out;
 }
@@ -72,15 +63,15 @@ void cross_entropy_gradient_(const Tensor& logits, const Tensor& labels, const T
     p.labels = const_pointer<int64_t>(labels);
     p.lse = const_pointer<wide_t<T>>(lse);
     p.grad = const_pointer<wide_t<T>>(grad);
+    p.rows = logits.size(0);
     p.columns = logits.size(1);
     p.real = real_columns(logits, first_column, vocab_size);
     p.first_column = first_column;
     p.twice_z_loss = wide_t<T>(2 * z_loss);
     p.of_target = wide_t<T>(1 - label_smoothing);
     p.of_each = wide_t<T>(label_smoothing / double(vocab_size));
-    dispatch_width<T>(logits, [&](auto width) {
-      Device(logits).launch("loss_gradient", loss_gradient<T, width.value>, dim3(logits.size(0)), dim3(LOSS_THREADS), p);
-    });
+    const Device device(logits);
+    check_cuda("loss_gradient", launch_loss_gradient(device.stream(), p));
   });
 }
 

@@ -1,9 +1,9 @@
-// GELU (tanh form) and SwiGLU with the bias of the preceding product, forward and backward.
-//
-// PARTS = 1: gelu of [rows, columns]. PARTS = 2: silu(gate) * up of [rows, 2, columns]. The bias is added in wide_t<T>.
-#pragma once
+// The kernels of activation.h, and their launches.
+#include "activation.h"
 
 #include "columns.cuh"
+#include "launch.cuh"
+#include "pack.cuh"
 
 namespace megatrain {
 
@@ -54,20 +54,6 @@ __device__ __forceinline__ void differentiate(wide_t<T> grad, wide_t<T> (&x)[PAR
     x[0] = grad * up * (gate + x[0] * gate * (A(1) - gate));
   }
 }
-
-// Rows at a time. With the bias and sums of two parts in registers too, four rows would not fit into 128 registers.
-template <int PARTS, bool IS_BACKWARD, bool HAS_BIAS>
-constexpr int activation_rows = PARTS == 2 && IS_BACKWARD && HAS_BIAS ? WALK_ROWS / 2 : WALK_ROWS;
-
-template <typename T>
-struct Activation {
-  const T* x;
-  const T* bias;      // [PARTS, columns]; null without HAS_BIAS
-  const T* grad_out;  // only in backward
-  T* out;             // the result, or in backward the gradient of x
-  wide_t<T>* parts;   // in backward with a bias, [groups of threads, PARTS, columns]: sums of the gradient over rows
-  ColumnWalk walk;
-};
 
 template <typename T, int WIDTH, int PARTS>
 __device__ __forceinline__ void load_bias(const Activation<T>& p, int64_t column, wide_t<T> (&bias)[PARTS][WIDTH]) {
@@ -164,5 +150,38 @@ __global__ void __launch_bounds__(WALK_THREADS, WALK_MIN_BLOCKS) activation_back
     for (int k = 0; k < WIDTH; ++k) p.parts[(stand.group * PARTS + part) * columns + column + k] = sum[part][k];
   }
 }
+
+namespace {
+
+// Calls body(constant<WIDTH>, constant<HAS_BIAS>).
+template <typename T, typename Body>
+cudaError_t dispatch_shape(const Activation<T>& p, const WalkShape& shape, Body&& body) {
+  return dispatch_width<T>(shape.width, [&](auto width) {
+    return p.bias != nullptr ? body(width, constant<true>{}) : body(width, constant<false>{});
+  });
+}
+
+}  // namespace
+
+template <int PARTS, typename T>
+cudaError_t launch_activation_forward(cudaStream_t stream, const Activation<T>& p, const WalkShape& shape) {
+  return dispatch_shape(p, shape, [&](auto width, auto has_bias) {
+    return launch(stream, activation_forward<T, width.value, PARTS, has_bias.value>, shape.blocks, shape.block, p);
+  });
+}
+
+template <int PARTS, typename T>
+cudaError_t launch_activation_backward(cudaStream_t stream, const Activation<T>& p, const WalkShape& shape) {
+  return dispatch_shape(p, shape, [&](auto width, auto has_bias) {
+    return launch(stream, activation_backward<T, width.value, PARTS, has_bias.value>, shape.blocks, shape.block, p);
+  });
+}
+
+#define INSTANTIATE(T)                                                                                       \
+  template cudaError_t launch_activation_forward<1>(cudaStream_t, const Activation<T>&, const WalkShape&);  \
+  template cudaError_t launch_activation_forward<2>(cudaStream_t, const Activation<T>&, const WalkShape&);  \
+  template cudaError_t launch_activation_backward<1>(cudaStream_t, const Activation<T>&, const WalkShape&); \
+  template cudaError_t launch_activation_backward<2>(cudaStream_t, const Activation<T>&, const WalkShape&);
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
 
 }  // namespace megatrain

@@ -1,30 +1,11 @@
 // rms_norm and layer_norm, with and without a residual, forward and backward.
-#include "../kernels/norm.cuh"
+#include "../kernels/norm.h"
 
 #include "columns.h"
 #include "torch_side.h"
 
 namespace megatrain {
 namespace {
-
-constexpr int FORWARD_PACKS = 4;  // 64 bytes for each thread and tensor in flight
-constexpr int FORWARD_BLOCK = 128;
-constexpr int BACKWARD_PACKS = 4;  // rows with more packs for each thread are read twice
-
-int threads_for(int pieces) {
-  const int threads = divide_up(pieces, WARP) * WARP;
-  return threads < WARP ? WARP : threads > NORM_MAX_THREADS ? NORM_MAX_THREADS : threads;
-}
-
-// Calls body(constant<PACKS>) with the least of 1, 2, 4 and 8 packs that cover a row, or 0 where none of them does.
-template <typename Body>
-void dispatch_packs(int needed, Body&& body) {
-  if (needed <= 1) return body(constant<1>{});
-  if (needed <= 2) return body(constant<2>{});
-  if (needed <= 4) return body(constant<4>{});
-  if (needed <= 8) return body(constant<8>{});
-  return body(constant<0>{});
-}
 
 struct Rows {
   int64_t count;
@@ -65,61 +46,6 @@ Tensor new_statistic(const Tensor& x) {
   return torch::stable::new_empty(x, shape, wide_dtype(x.scalar_type()));
 }
 
-template <typename T, bool IS_CENTERED>
-void launch_forward(const Device& device, const NormForward<T>& p) {
-  const auto run = [&](auto width) {
-    const int pieces = divide_up(p.hidden, width.value);
-    const int threads = threads_for(divide_up(pieces, FORWARD_PACKS));
-    const int rows_a_block = threads < FORWARD_BLOCK ? FORWARD_BLOCK / threads : 1;
-    dispatch_packs(divide_up(pieces, threads), [&](auto packs) {
-      device.launch("norm_forward", norm_forward<T, width.value, packs.value, IS_CENTERED>,
-                    dim3(divide_up(p.rows, rows_a_block)), dim3(threads, rows_a_block), p);
-    });
-  };
-  const bool is_wide = p.hidden % full_width<T> == 0 && is_aligned(p.x) && is_aligned(p.residual) && is_aligned(p.weight) &&
-                       is_aligned(p.bias) && is_aligned(p.out) && is_aligned(p.sum);
-  if (is_wide) {
-    run(constant<full_width<T>>{});
-  } else {
-    run(constant<1>{});
-  }
-}
-
-// How the rows of a backward pass are divided among groups of threads. The number of parts is the number of groups.
-struct BackwardShape {
-  int threads, rows_a_block, blocks, packs;
-  int64_t parts() const { return int64_t(blocks) * rows_a_block; }
-};
-
-BackwardShape backward_shape(const Device& device, int64_t rows, int hidden, int width) {
-  const int pieces = divide_up(hidden, width);
-  const int threads = threads_for(pieces);
-  const int packs = divide_up(pieces, threads);
-  const int rows_a_block = packs > BACKWARD_PACKS || threads == NORM_MAX_THREADS ? 1 : NORM_MAX_THREADS / threads;
-  const int wanted = device.num_multiprocessors();
-  const int blocks = divide_up(rows, rows_a_block) < wanted ? divide_up(rows, rows_a_block) : wanted;
-  return {threads, rows_a_block, blocks, packs};
-}
-
-template <typename T, bool IS_CENTERED>
-void launch_backward(const Device& device, const NormBackward<T>& p, const BackwardShape& shape, int width) {
-  const dim3 grid(shape.blocks), block(shape.threads, shape.rows_a_block);
-  const auto run = [&](auto width) {
-    const auto with = [&](auto packs, auto rows) {
-      device.launch("norm_backward", norm_backward<T, width.value, packs.value, rows.value, IS_CENTERED>, grid, block, p);
-    };
-    if (shape.packs <= 1) return with(constant<1>{}, constant<4>{});
-    if (shape.packs <= 2) return with(constant<2>{}, constant<2>{});
-    if (shape.packs <= 4) return with(constant<4>{}, constant<1>{});
-    device.launch("norm_backward_long", norm_backward_long<T, IS_CENTERED>, grid, block, p);
-  };
-  if (width == 1) {
-    run(constant<1>{});
-  } else {
-    run(constant<full_width<T>>{});
-  }
-}
-
 struct Normed {
   Tensor out, sum, mean, rstd;
 };
@@ -152,7 +78,7 @@ Normed forward(const Tensor& x, const std::optional<Tensor>& residual, const Ten
     p.rows = rows.count;
     p.hidden = rows.hidden;
     p.eps = wide_t<T>(eps);
-    launch_forward<T, IS_CENTERED>(device, p);
+    check_cuda("norm_forward", launch_norm_forward<IS_CENTERED>(device.stream(), p));
   });
   return result;
 }
@@ -187,10 +113,8 @@ Gradients backward(const Tensor& grad_out, const std::optional<Tensor>& grad_sum
     p.grad_x = pointer<T>(result.x);
     p.rows = rows.count;
     p.hidden = rows.hidden;
-    const bool is_wide = p.hidden % full_width<T> == 0 && is_aligned(p.grad_out) && is_aligned(p.grad_sum) && is_aligned(p.x) &&
-                         is_aligned(p.weight) && is_aligned(p.grad_x);
-    const int width = is_wide ? full_width<T> : 1;
-    const BackwardShape shape = backward_shape(device, rows.count, rows.hidden, width);
+    const int width = pack_width<T>(p.hidden, {p.grad_out, p.grad_sum, p.x, p.weight, p.grad_x});
+    const NormBackwardShape shape = norm_backward_shape(device.num_multiprocessors(), p.rows, p.hidden, width);
     const auto new_parts = [&] {
       return torch::stable::new_empty(x, {shape.parts(), int64_t(rows.hidden)}, wide_dtype(x.scalar_type()));
     };
@@ -198,9 +122,9 @@ Gradients backward(const Tensor& grad_out, const std::optional<Tensor>& grad_sum
     p.weight_parts = pointer<wide_t<T>>(weight_parts);
     const Tensor bias_parts = IS_CENTERED ? new_parts() : Tensor();
     if (IS_CENTERED) p.bias_parts = pointer<wide_t<T>>(bias_parts);
-    if (x.numel() != 0) launch_backward<T, IS_CENTERED>(device, p, shape, width);
-    launch_column_sum<T>(device, weight_parts, result.weight);
-    if (IS_CENTERED) launch_column_sum<T>(device, bias_parts, result.bias);
+    if (x.numel() != 0) check_cuda("norm_backward", launch_norm_backward<IS_CENTERED>(device.stream(), p, shape));
+    sum_columns<T>(device, weight_parts, result.weight);
+    if (IS_CENTERED) sum_columns<T>(device, bias_parts, result.bias);
   });
   return result;
 }

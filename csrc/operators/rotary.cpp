@@ -1,7 +1,5 @@
 // Rotary positions for the product of queries, keys and values: in place, or with the split into three; and the backward.
-#include "../kernels/rotary.cuh"
-
-#include <algorithm>
+#include "../kernels/rotary.h"
 
 #include "torch_side.h"
 
@@ -43,13 +41,6 @@ Side side_of(P* place, const Heads& heads) {
   return {place + heads.first * stride(3), stride(0), stride(1), stride(2), stride(3)};
 }
 
-// Whether packs of `width` are aligned to their size in every head.
-template <typename Side>
-bool is_packed(const Side& side, int width) {
-  return is_aligned(side.place) && side.sequence % width == 0 && side.batch % width == 0 && side.group % width == 0 &&
-         side.head % width == 0;
-}
-
 // Rotates or moves the first 2 or 3 of queries, keys and values from one place to another.
 void run(const char* name, const Sizes& sizes, const std::vector<Heads>& from, const std::vector<Heads>& to, const Tensor& cos,
          const Tensor& sin, bool is_inverse) {
@@ -76,22 +67,7 @@ void run(const char* name, const Sizes& sizes, const std::vector<Heads>& from, c
     p.queries = int(sizes.queries);
     p.half = int(sizes.dim / 2);
     p.is_inverse = is_inverse;
-    bool is_wide = p.half % full_width<T> == 0 && is_aligned(p.cos) && is_aligned(p.sin);
-    for (int kind = 0; kind < kinds; ++kind) {
-      is_wide = is_wide && is_packed(p.from[kind], full_width<T>) && is_packed(p.to[kind], full_width<T>);
-    }
-    // a thread keeps its token's angles and handles ROTARY_HEADS heads at a time; a block handles as many tokens as fit
-    const int packs = std::min(p.half / (is_wide ? full_width<T> : 1), ROTARY_THREADS);
-    const int most = ROTARY_THREADS / packs;
-    const int rounds = int(divide_up(p.heads, int64_t(most) * ROTARY_HEADS));
-    const int height = int(divide_up(p.heads, int64_t(rounds) * ROTARY_HEADS));
-    const int depth = std::min(most / height, 64);  // a block may have at most 64 along z
-    const dim3 grid(unsigned(divide_up(tokens, depth))), block(packs, height, depth);
-    if (is_wide) {
-      device.launch("rotary", rotary<T, full_width<T>>, grid, block, p);
-    } else {
-      device.launch("rotary", rotary<T, 1>, grid, block, p);
-    }
+    check_cuda("rotary", launch_rotary(device.stream(), p));
   });
 }
 

@@ -1,5 +1,5 @@
 // residual_dropout with its backward, and the gradient of a bias.
-#include "../kernels/dropout.cuh"
+#include "../kernels/dropout.h"
 
 #include <cmath>
 
@@ -56,21 +56,16 @@ void run(const char* name, const Tensor& y, const std::optional<Tensor>& residua
     p.key = {uint64_t(draw.first_key), uint64_t(draw.second_key)};
     p.threshold = uint64_t(std::nearbyint(draw.probability * 4294967296.0));  // ties to even, as Python rounds
     p.scale = wide_t<T>(1.0 / (1.0 - draw.probability));
-    const bool is_wide = columns % full_width<T> == 0 && is_aligned(p.y) && is_aligned(p.residual) && is_aligned(p.bias) &&
-                         is_aligned(p.out);
-    const WalkShape shape = walk_shape(device, rows, columns, is_wide ? full_width<T> : 1, WALK_ROWS, target.sums.has_value());
+    const int width = pack_width<T>(columns, {p.y, p.residual, p.bias, p.out});
+    const WalkShape shape = walk_shape(device, rows, columns, width, WALK_ROWS, target.sums.has_value());
     p.walk = shape.walk;
     Tensor parts;
     if (target.sums.has_value()) {
       parts = torch::stable::new_empty(y, {rows == 0 ? 0 : shape.groups(), columns}, wide_dtype(y.scalar_type()));
       p.parts = pointer<wide_t<T>>(parts);
     }
-    if (rows != 0 && is_wide) {
-      device.launch("dropout", dropout<T, full_width<T>>, shape.grid, shape.block, p);
-    } else if (rows != 0) {
-      device.launch("dropout", dropout<T, 1>, shape.grid, shape.block, p);
-    }
-    if (target.sums.has_value()) launch_column_sum<T>(device, parts, *target.sums);
+    if (rows != 0) check_cuda("dropout", launch_dropout(device.stream(), p, shape));
+    if (target.sums.has_value()) sum_columns<T>(device, parts, *target.sums);
   });
 }
 

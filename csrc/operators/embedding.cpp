@@ -1,8 +1,7 @@
 // embedding, and embedding_gradient_, which adds to the caller's table.
-#include "../kernels/embedding.cuh"
+#include "../kernels/embedding.h"
 
 #include <array>
-#include <algorithm>
 
 #include "torch_side.h"
 
@@ -22,21 +21,6 @@ void check_tokens(const Tensor& tokens, const char* other_name, const Tensor& ot
   check_contiguous("tokens", tokens);
 }
 
-// A grid of one dim. Throws where the number of blocks is above the limit of a grid.
-dim3 grid_of(int64_t blocks) {
-  require(blocks <= 0x7fffffff, "tokens and hidden size make ", blocks, " blocks, more than a grid has");
-  return dim3(unsigned(blocks));
-}
-
-template <typename Unit>
-void launch_look_up(const Tensor& tokens, const Tensor& weight, const Tensor& out, int units) {
-  const int threads = std::clamp<int>(int(divide_up(divide_up(units, LOOKUP_UNITS), WARP)) * WARP, WARP, LOOKUP_THREADS);
-  const int rows_a_block = LOOKUP_THREADS / threads;
-  Device(weight).launch("look_up_rows", look_up_rows<Unit>, grid_of(divide_up(tokens.numel(), rows_a_block)),
-                        dim3(threads, rows_a_block), const_pointer<int64_t>(tokens), const_pointer<Unit>(weight),
-                        pointer<Unit>(out), tokens.numel(), weight.size(0), units);
-}
-
 Tensor embedding(const Tensor& tokens, const Tensor& weight) {
   check_table("weight", weight);
   check_tokens(tokens, "weight", weight);
@@ -45,15 +29,17 @@ Tensor embedding(const Tensor& tokens, const Tensor& weight) {
   shape.push_back(weight.size(1));
   const Tensor out = torch::stable::new_empty(weight, shape);
   dispatch_floating("weight", weight.scalar_type(), [&](auto type) {
-    using T = decltype(type);
     if (out.numel() == 0) return;
-    const int columns = int(weight.size(1));
-    if (columns % full_width<T> == 0 && is_aligned(weight.const_data_ptr()) && is_aligned(out.const_data_ptr())) {
-      return launch_look_up<uint4>(tokens, weight, out, columns / full_width<T>);
-    }
-    // only the size of an element matters
-    using Unit = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-    launch_look_up<Unit>(tokens, weight, out, columns);
+    LookUp p{};
+    p.tokens = const_pointer<int64_t>(tokens);
+    p.table = weight.const_data_ptr();
+    p.out = out.mutable_data_ptr();
+    p.num_tokens = tokens.numel();
+    p.num_rows = weight.size(0);
+    p.columns = int(weight.size(1));
+    p.element_bytes = int(sizeof(type));
+    const Device device(weight);
+    check_cuda("look_up_rows", launch_look_up(device.stream(), p));
   });
   return out;
 }
@@ -86,18 +72,8 @@ void launch_sums(const Tensor& grad_weight, const Tensor& tokens, const Tensor& 
   p.num_rows = grad_weight.size(0);
   p.columns = int(grad.size(1));
   const Device device(grad);
-  const auto run = [&](auto width) {
-    p.tiles = int(divide_up(p.columns, PART_THREADS * width.value));
-    device.launch("sum_rows", sum_rows<T, W, width.value>, grid_of(num_parts * p.tiles), dim3(PART_THREADS), p);
-  };
-  if (p.columns % full_width<T> == 0 && is_aligned(p.grad) && is_aligned(p.table)) {
-    run(constant<full_width<T>>{});
-  } else {
-    run(constant<1>{});
-  }
-  if (num_parts == 1) return;
-  p.tiles = int(divide_up(p.columns, PART_THREADS));
-  device.launch("sum_parts", sum_parts<T, W>, grid_of((num_parts - 1) * p.tiles), dim3(PART_THREADS), p);
+  check_cuda("sum_rows", launch_sum_rows(device.stream(), p));
+  if (num_parts > 1) check_cuda("sum_parts", launch_sum_parts(device.stream(), p));
 }
 
 void embedding_gradient_(const Tensor& grad_weight, const Tensor& tokens, const Tensor& grad) {

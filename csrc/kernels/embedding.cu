@@ -1,9 +1,10 @@
-// Rows of a table by index, and the sum of gradients into those rows. An index of -1 has no row.
-#pragma once
+// The kernels of embedding.h, and their launches.
+#include "embedding.h"
 
+#include <algorithm>
 #include <cassert>
-#include <cstdint>
 
+#include "launch.cuh"
 #include "pack.cuh"
 #include "row_sum.cuh"
 
@@ -12,7 +13,7 @@ namespace megatrain {
 constexpr int LOOKUP_THREADS = 256;
 constexpr int LOOKUP_UNITS = 4;  // 64 bytes for each thread in flight
 
-// out[row] = table[tokens[row]], or zeros. Each row is `units` of type Unit, moved by blockDim.x threads.
+// Each row is `units` of type Unit, moved by blockDim.x threads.
 template <typename Unit>
 __global__ void __launch_bounds__(LOOKUP_THREADS)
     look_up_rows(const int64_t* tokens, const Unit* table, Unit* out, int64_t num_tokens, int64_t num_rows, int units) {
@@ -37,25 +38,8 @@ __global__ void __launch_bounds__(LOOKUP_THREADS)
   }
 }
 
-// How gradients are summed: tokens are sorted, so equal ones form a run. A block sums the runs of PART_ROWS places, for
-// some columns. A run within one part is added to the table at once. For a run over several parts, the sum of each part
-// goes to `parts`, and sum_parts adds these in order afterwards. So a frequent token makes no block slower than the
-// others, and each element of the table has one writer.
-constexpr int PART_ROWS = 32;
 constexpr int PART_THREADS = 128;
 constexpr int PART_ROWS_AT_ONCE = 8;  // 128 bytes for each thread in flight
-
-template <typename T, typename W>
-struct RowSums {
-  const int32_t* sorted;  // tokens in ascending order
-  const int64_t* order;   // the row of grad of each sorted token
-  const T* grad;          // [num_tokens, columns]
-  W* table;               // [num_rows, columns], added to
-  wide_t<T>* parts;       // [number of parts, 2, columns]: sums of the runs from the previous and into the next part
-  int64_t num_tokens, num_rows;
-  int columns;
-  int tiles;  // blocks side by side over the columns
-};
 
 // Adds sum[i] to place[i], rounded once, for WIDTH elements in packs of at most 16 bytes.
 template <typename W, int WIDTH>
@@ -141,5 +125,53 @@ __global__ void __launch_bounds__(PART_THREADS) sum_parts(const RowSums<T, W> p)
   }
   add_to<W, 1>(p.table + int64_t(key) * p.columns + column, sum);
 }
+
+namespace {
+
+// units: of a row.
+template <typename Unit>
+cudaError_t launch_units(cudaStream_t stream, const LookUp& p, int units) {
+  const int threads = std::clamp<int>(int(divide_up(divide_up(units, LOOKUP_UNITS), WARP)) * WARP, WARP, LOOKUP_THREADS);
+  const int rows_a_block = LOOKUP_THREADS / threads;
+  return launch(stream, look_up_rows<Unit>, divide_up(p.num_tokens, rows_a_block), dim3(threads, rows_a_block), p.tokens,
+                static_cast<const Unit*>(p.table), static_cast<Unit*>(p.out), p.num_tokens, p.num_rows, units);
+}
+
+}  // namespace
+
+cudaError_t launch_look_up(cudaStream_t stream, const LookUp& p) {
+  const int64_t row_bytes = int64_t(p.columns) * p.element_bytes;
+  if (row_bytes % PACK_BYTES == 0 && is_aligned(p.table) && is_aligned(p.out)) {
+    return launch_units<uint4>(stream, p, int(row_bytes / PACK_BYTES));
+  }
+  switch (p.element_bytes) {
+    case 2: return launch_units<uint16_t>(stream, p, p.columns);
+    case 4: return launch_units<uint32_t>(stream, p, p.columns);
+    case 8: return launch_units<uint64_t>(stream, p, p.columns);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <typename T, typename W>
+cudaError_t launch_sum_rows(cudaStream_t stream, RowSums<T, W> p) {
+  return dispatch_width<T>(pack_width<T>(p.columns, {p.grad, p.table}), [&](auto width) {
+    p.tiles = int(divide_up(p.columns, PART_THREADS * width.value));
+    return launch(stream, sum_rows<T, W, width.value>, divide_up(p.num_tokens, PART_ROWS) * p.tiles, dim3(PART_THREADS), p);
+  });
+}
+
+template <typename T, typename W>
+cudaError_t launch_sum_parts(cudaStream_t stream, RowSums<T, W> p) {
+  p.tiles = int(divide_up(p.columns, PART_THREADS));
+  return launch(stream, sum_parts<T, W>, (divide_up(p.num_tokens, PART_ROWS) - 1) * p.tiles, dim3(PART_THREADS), p);
+}
+
+#define INSTANTIATE_FOR_TABLE(T, W)                                       \
+  template cudaError_t launch_sum_rows(cudaStream_t, RowSums<T, W>);      \
+  template cudaError_t launch_sum_parts(cudaStream_t, RowSums<T, W>);
+#define INSTANTIATE(T) INSTANTIATE_FOR_TABLE(T, T)
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
+INSTANTIATE_FOR_TABLE(__nv_bfloat16, float)
+INSTANTIATE_FOR_TABLE(__half, float)
 
 }  // namespace megatrain

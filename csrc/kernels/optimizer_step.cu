@@ -1,9 +1,8 @@
-// AdamW and LAMB over a flat shard: every tensor is read and written once.
-//
 // The results of an element depend only on its own values and the scalars, to the last bit, for any width of the packs and
 // any place in the shard: a product is fused with the following sum only where fused_multiply_add is called.
-#pragma once
+#include "optimizer_step.h"
 
+#include "launch.cuh"
 #include "pack.cuh"
 #include "parameter_runs.cuh"
 #include "row_sum.cuh"
@@ -13,18 +12,7 @@ namespace megatrain {
 constexpr int STEP_THREADS = 256;
 // Packs of each tensor that a thread loads before it uses the first: 128 bytes in flight with four tensors.
 constexpr int STEP_PACKS = 2;
-constexpr int APPLY_PACKS = 4;   // the same, where two tensors are read
-constexpr int LAMB_TILE = 8192;  // elements of a block, which writes one partial sum for each of its runs
-
-template <typename A>
-struct MomentScalars {
-  A gradient_scale;
-  A rest1;  // 1 - beta1
-  A beta2;
-  A rest2;             // 1 - beta2
-  A root_correction2;  // sqrt(1 - beta2^t)
-  A eps;
-};
+constexpr int APPLY_PACKS = 4;  // the same, where two tensors are read
 
 // Updates both moments and returns the divisor of the first one. Rounds where torch's CPU kernels round.
 // Source: arXiv:1412.6980, Algorithm 1.
@@ -38,20 +26,6 @@ __device__ __forceinline__ A update_moments(const MomentScalars<A>& s, A gradien
   exp_avg_sq = fused_multiply_add(product(s.rest2, scaled), scaled, product(exp_avg_sq, s.beta2));
   return square_root(exp_avg_sq) / s.root_correction2 + s.eps;
 }
-
-template <typename G, typename T>
-struct AdamwStep {
-  const G* grad;
-  T* master;
-  T* exp_avg;
-  T* exp_avg_sq;
-  __nv_bfloat16* published;  // null: the master weights are the parameters
-  int64_t count;
-  ParameterRuns runs;
-  MomentScalars<T> moments;
-  T kept;       // the factor of weight decay: 1 - lr * weight_decay
-  T step_size;  // -lr / (1 - beta1^t)
-};
 
 template <typename G, typename T, int WIDTH>
 __global__ void __launch_bounds__(STEP_THREADS) adamw(const AdamwStep<G, T> p) {
@@ -93,22 +67,6 @@ __global__ void __launch_bounds__(STEP_THREADS) adamw(const AdamwStep<G, T> p) {
     if (p.published != nullptr) rounded.store(p.published + place);
   }
 }
-
-template <typename T>
-struct LambDirection {
-  T* grad;  // becomes the direction
-  const T* master;
-  T* exp_avg;
-  T* exp_avg_sq;
-  // [tiles + runs, 2]: sums of squares of weight and direction. Row tile + run is for the run's elements in the tile. From
-  // one pair (tile, run) to the next one of them grows, so no row is used twice, and the parts of a run are adjacent.
-  double* parts;
-  int64_t count;
-  ParameterRuns runs;
-  MomentScalars<T> moments;
-  T correction1;  // 1 - beta1^t
-  T weight_decay;
-};
 
 template <typename T>
 __device__ __forceinline__ void add_squares(double (&squares)[2], T weight, T direction) {
@@ -197,17 +155,6 @@ __global__ void __launch_bounds__(STEP_THREADS)
   if (threadIdx.x == 0) store_pair(sums, run, squares);
 }
 
-template <typename T>
-struct LambApply {
-  const T* direction;
-  T* master;
-  __nv_bfloat16* published;  // null: the master weights are the parameters
-  int64_t count;
-  ParameterRuns runs;
-  const double* ratios;  // [runs]; padding uses 1
-  T lr;
-};
-
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(STEP_THREADS) lamb_apply(const LambApply<T> p) {
   using P = Pack<T, WIDTH>;
@@ -235,7 +182,7 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_apply(const LambApply<T> p)
     for (int k = 0; k < WIDTH; ++k) ratio[k] = first_ratio;
     if (!tile.is_one) {
 #pragma unroll
-      for (int k = 0; k < WIDTH; ++k) ratio[k] = ratio_of(p.runs.at(place + k));
+      for (int k = 0; k < WIDTH; ++k) ratio[k] = ratio_of(run_at(p.runs, place + k));
     }
     Pack<__nv_bfloat16, WIDTH> rounded;
 #pragma unroll
@@ -248,5 +195,42 @@ __global__ void __launch_bounds__(STEP_THREADS) lamb_apply(const LambApply<T> p)
     if (p.published != nullptr) rounded.store(p.published + place);
   }
 }
+
+template <typename G, typename T>
+cudaError_t launch_adamw(cudaStream_t stream, const AdamwStep<G, T>& p) {
+  const int fitting = pack_width<T>(p.count, {p.grad, p.master, p.exp_avg, p.exp_avg_sq, p.published});
+  return dispatch_width<T>(fitting, [&](auto width) {
+    // one block for each tile: many short blocks overlap each other's loads and stores, and need no loop
+    const int64_t tiles = divide_up(p.count, STEP_THREADS * width.value * STEP_PACKS);
+    return launch(stream, adamw<G, T, width.value>, tiles, dim3(STEP_THREADS), p);
+  });
+}
+
+template <typename T>
+cudaError_t launch_lamb_direction(cudaStream_t stream, const LambDirection<T>& p) {
+  return dispatch_width<T>(pack_width<T>(p.count, {p.grad, p.master, p.exp_avg, p.exp_avg_sq}), [&](auto width) {
+    return launch(stream, lamb_direction<T, width.value>, divide_up(p.count, LAMB_TILE), dim3(STEP_THREADS), p);
+  });
+}
+
+cudaError_t launch_lamb_square_sums(cudaStream_t stream, const double* parts, double* sums, const ParameterRuns& runs) {
+  return launch(stream, lamb_square_sums, runs.count, dim3(STEP_THREADS), parts, sums, runs);
+}
+
+template <typename T>
+cudaError_t launch_lamb_apply(cudaStream_t stream, const LambApply<T>& p) {
+  return dispatch_width<T>(pack_width<T>(p.count, {p.direction, p.master, p.published}), [&](auto width) {
+    const int64_t tiles = divide_up(p.count, STEP_THREADS * width.value * APPLY_PACKS);
+    return launch(stream, lamb_apply<T, width.value>, tiles, dim3(STEP_THREADS), p);
+  });
+}
+
+template cudaError_t launch_adamw(cudaStream_t, const AdamwStep<__nv_bfloat16, float>&);
+template cudaError_t launch_adamw(cudaStream_t, const AdamwStep<float, float>&);
+template cudaError_t launch_adamw(cudaStream_t, const AdamwStep<double, double>&);
+template cudaError_t launch_lamb_direction(cudaStream_t, const LambDirection<float>&);
+template cudaError_t launch_lamb_direction(cudaStream_t, const LambDirection<double>&);
+template cudaError_t launch_lamb_apply(cudaStream_t, const LambApply<float>&);
+template cudaError_t launch_lamb_apply(cudaStream_t, const LambApply<double>&);
 
 }  // namespace megatrain

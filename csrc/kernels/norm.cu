@@ -1,31 +1,16 @@
-// LayerNorm and RMSNorm over rows of `hidden` elements, with the preceding addition to the residual stream.
-//
-// IS_CENTERED: LayerNorm (mean removed, bias added); otherwise RMSNorm. blockDim.x threads hold a row, each with PACKS
-// packs of WIDTH elements, so that memory is read once. PACKS = 0 is for rows that do not fit into registers and are
-// read again.
-#pragma once
+// blockDim.x threads hold a row, each with PACKS packs of WIDTH elements, so that memory is read once. PACKS = 0 is for rows
+// that do not fit into registers and are read again.
+#include "norm.h"
 
+#include <algorithm>
+
+#include "launch.cuh"
 #include "pack.cuh"
 #include "row_sum.cuh"
 
 namespace megatrain {
 
 constexpr int NORM_MAX_THREADS = 512;  // threads of a block: leaves each thread 128 registers
-
-template <typename T>
-struct NormForward {
-  const T* x;
-  const T* residual;  // null: nothing is added
-  const T* weight;
-  const T* bias;  // only LayerNorm
-  T* out;
-  T* sum;           // x + residual, rounded; null without residual
-  wide_t<T>* mean;  // only LayerNorm
-  wide_t<T>* rstd;
-  int64_t rows;
-  int hidden;
-  wide_t<T> eps;
-};
 
 template <typename T, int WIDTH, int PACKS, bool IS_CENTERED>
 __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_forward(const NormForward<T> p) {
@@ -105,21 +90,6 @@ __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_forward(const NormForwa
     out.store(p.out + base + column);
   });
 }
-
-template <typename T>
-struct NormBackward {
-  const T* grad_out;
-  const T* grad_sum;  // the gradient that reaches the sum directly, not through the norm; null without residual
-  const T* x;         // the input of the norm: with a residual, the sum
-  const T* weight;
-  const wide_t<T>* mean;
-  const wide_t<T>* rstd;
-  T* grad_x;
-  wide_t<T>* weight_parts;  // [gridDim.x * blockDim.y, hidden]: sums over the rows of one group of threads
-  wide_t<T>* bias_parts;    // the same for the bias, only LayerNorm
-  int64_t rows;
-  int hidden;
-};
 
 // Each group of threads handles ROWS rows at a time, so that their loads are in flight together, and keeps the sums of
 // its columns in registers. There are no atomics, and the shape of the launch fixes the order of additions.
@@ -249,5 +219,73 @@ __global__ void __launch_bounds__(NORM_MAX_THREADS) norm_backward_long(const Nor
     }
   }
 }
+
+namespace {
+
+constexpr int FORWARD_PACKS = 4;  // 64 bytes for each thread and tensor in flight
+constexpr int FORWARD_BLOCK = 128;
+constexpr int BACKWARD_PACKS = 4;  // rows with more packs for each thread are read twice
+
+int threads_for(int pieces) {
+  const int threads = int(divide_up(pieces, WARP)) * WARP;
+  return threads < WARP ? WARP : threads > NORM_MAX_THREADS ? NORM_MAX_THREADS : threads;
+}
+
+// Calls body(constant<PACKS>) with the least of 1, 2, 4 and 8 packs that cover a row, or 0 where none of them does.
+template <typename Body>
+cudaError_t dispatch_packs(int needed, Body&& body) {
+  if (needed <= 1) return body(constant<1>{});
+  if (needed <= 2) return body(constant<2>{});
+  if (needed <= 4) return body(constant<4>{});
+  if (needed <= 8) return body(constant<8>{});
+  return body(constant<0>{});
+}
+
+}  // namespace
+
+template <bool IS_CENTERED, typename T>
+cudaError_t launch_norm_forward(cudaStream_t stream, const NormForward<T>& p) {
+  const int fitting = pack_width<T>(p.hidden, {p.x, p.residual, p.weight, p.bias, p.out, p.sum});
+  return dispatch_width<T>(fitting, [&](auto width) {
+    const int pieces = int(divide_up(p.hidden, width.value));
+    const int threads = threads_for(int(divide_up(pieces, FORWARD_PACKS)));
+    const int rows_a_block = threads < FORWARD_BLOCK ? FORWARD_BLOCK / threads : 1;
+    return dispatch_packs(int(divide_up(pieces, threads)), [&](auto packs) {
+      return launch(stream, norm_forward<T, width.value, packs.value, IS_CENTERED>, divide_up(p.rows, rows_a_block),
+                    dim3(threads, rows_a_block), p);
+    });
+  });
+}
+
+NormBackwardShape norm_backward_shape(int num_multiprocessors, int64_t rows, int hidden, int width) {
+  const int pieces = int(divide_up(hidden, width));
+  const int threads = threads_for(pieces);
+  const int packs = int(divide_up(pieces, threads));
+  const int rows_a_block = packs > BACKWARD_PACKS || threads == NORM_MAX_THREADS ? 1 : NORM_MAX_THREADS / threads;
+  const int blocks = int(std::min<int64_t>(divide_up(rows, rows_a_block), num_multiprocessors));
+  return {width, threads, rows_a_block, blocks, packs};
+}
+
+template <bool IS_CENTERED, typename T>
+cudaError_t launch_norm_backward(cudaStream_t stream, const NormBackward<T>& p, const NormBackwardShape& shape) {
+  const dim3 block(shape.threads, shape.rows_a_block);
+  if (shape.packs > BACKWARD_PACKS) return launch(stream, norm_backward_long<T, IS_CENTERED>, shape.blocks, block, p);
+  return dispatch_width<T>(shape.width, [&](auto width) {
+    const auto with = [&](auto packs, auto rows) {
+      return launch(stream, norm_backward<T, width.value, packs.value, rows.value, IS_CENTERED>, shape.blocks, block, p);
+    };
+    if (shape.packs <= 1) return with(constant<1>{}, constant<4>{});
+    if (shape.packs <= 2) return with(constant<2>{}, constant<2>{});
+    return with(constant<4>{}, constant<1>{});
+  });
+}
+
+#define INSTANTIATE_FOR(IS_CENTERED, T)                                                        \
+  template cudaError_t launch_norm_forward<IS_CENTERED>(cudaStream_t, const NormForward<T>&);  \
+  template cudaError_t launch_norm_backward<IS_CENTERED>(cudaStream_t, const NormBackward<T>&, const NormBackwardShape&);
+#define INSTANTIATE(T)      \
+  INSTANTIATE_FOR(false, T) \
+  INSTANTIATE_FOR(true, T)
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
 
 }  // namespace megatrain

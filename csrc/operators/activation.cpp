@@ -1,5 +1,5 @@
 // bias_gelu and bias_swiglu, forward and backward.
-#include "../kernels/activation.cuh"
+#include "../kernels/activation.h"
 
 #include "columns.h"
 #include "torch_side.h"
@@ -45,15 +45,6 @@ std::vector<int64_t> shape_of_result(const Tensor& x) {
   return shape;
 }
 
-// Calls body(constant<WIDTH>, constant<HAS_BIAS>).
-template <typename T, typename Body>
-void dispatch_shape(const Activation<T>& p, int64_t columns, Body&& body) {
-  const bool is_wide = columns % full_width<T> == 0 && is_aligned(p.x) && is_aligned(p.bias) && is_aligned(p.grad_out) &&
-                       is_aligned(p.out);
-  const auto with_width = [&](auto width) { return p.bias ? body(width, constant<true>{}) : body(width, constant<false>{}); };
-  return is_wide ? with_width(constant<full_width<T>>{}) : with_width(constant<1>{});
-}
-
 template <int PARTS>
 Tensor forward(const Tensor& x, const std::optional<Tensor>& bias) {
   const Rows rows = rows_of<PARTS>(x);
@@ -67,12 +58,11 @@ Tensor forward(const Tensor& x, const std::optional<Tensor>& bias) {
     p.x = const_pointer<T>(x);
     p.bias = pointer_or_null<T>(bias);
     p.out = pointer<T>(out);
-    dispatch_shape(p, rows.columns, [&](auto width, auto has_bias) {
-      constexpr int at_once = activation_rows<PARTS, false, has_bias.value>;
-      const WalkShape shape = walk_shape(device, rows.count, rows.columns, width.value, at_once, false);
-      p.walk = shape.walk;
-      device.launch("activation_forward", activation_forward<T, width.value, PARTS, has_bias.value>, shape.grid, shape.block, p);
-    });
+    const int width = pack_width<T>(rows.columns, {p.x, p.bias, p.out});
+    const int at_once = bias.has_value() ? activation_rows<PARTS, false, true> : activation_rows<PARTS, false, false>;
+    const WalkShape shape = walk_shape(device, rows.count, rows.columns, width, at_once, false);
+    p.walk = shape.walk;
+    check_cuda("activation_forward", launch_activation_forward<PARTS>(device.stream(), p, shape));
   });
   return out;
 }
@@ -101,21 +91,19 @@ Gradients backward(const Tensor& grad_out, const Tensor& x, const std::optional<
     p.grad_out = const_pointer<T>(grad_out);
     p.out = pointer<T>(result.x);
     if (rows.columns == 0) return;
-    dispatch_shape(p, rows.columns, [&](auto width, auto has_bias) {
-      constexpr int at_once = activation_rows<PARTS, true, has_bias.value>;
-      const WalkShape shape = walk_shape(device, rows.count, rows.columns, width.value, at_once, has_bias.value);
-      p.walk = shape.walk;
-      Tensor parts;
-      if (has_bias.value) {
-        const int64_t groups = rows.count == 0 ? 0 : shape.groups();
-        parts = torch::stable::new_empty(x, {groups, PARTS * rows.columns}, wide_dtype(x.scalar_type()));
-        p.parts = pointer<wide_t<T>>(parts);
-      }
-      if (rows.count != 0) {
-        device.launch("activation_backward", activation_backward<T, width.value, PARTS, has_bias.value>, shape.grid, shape.block, p);
-      }
-      if (has_bias.value) launch_column_sum<T>(device, parts, result.bias);
-    });
+    const bool has_bias = bias.has_value();
+    const int width = pack_width<T>(rows.columns, {p.x, p.bias, p.grad_out, p.out});
+    const int at_once = has_bias ? activation_rows<PARTS, true, true> : activation_rows<PARTS, true, false>;
+    const WalkShape shape = walk_shape(device, rows.count, rows.columns, width, at_once, has_bias);
+    p.walk = shape.walk;
+    Tensor parts;
+    if (has_bias) {
+      const int64_t groups = rows.count == 0 ? 0 : shape.groups();
+      parts = torch::stable::new_empty(x, {groups, PARTS * rows.columns}, wide_dtype(x.scalar_type()));
+      p.parts = pointer<wide_t<T>>(parts);
+    }
+    if (rows.count != 0) check_cuda("activation_backward", launch_activation_backward<PARTS>(device.stream(), p, shape));
+    if (has_bias) sum_columns<T>(device, parts, result.bias);
   });
   return result;
 }

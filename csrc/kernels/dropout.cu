@@ -1,7 +1,9 @@
-// Dropout with counter-based random numbers (bitwise those of megatrain/rng.py), with bias before and residual after it.
-#pragma once
+// The kernels of dropout.h, and their launches.
+#include "dropout.h"
 
 #include "columns.cuh"
+#include "launch.cuh"
+#include "pack.cuh"
 
 namespace megatrain {
 
@@ -14,26 +16,9 @@ __device__ __forceinline__ uint64_t mix(uint64_t state) {
   return state ^ (state >> 31);
 }
 
-struct DropoutKey {
-  uint64_t first, second;
-
-  __device__ __forceinline__ uint64_t hash(uint64_t index) const { return mix(mix((index + 1) * GOLDEN + first) ^ second); }
-};
-
-// out = residual + kept * (y + bias) * scale. All terms except y may be missing.
-template <typename T>
-struct Dropout {
-  const T* y;
-  const T* residual;
-  const T* bias;         // [columns]
-  const int64_t* token;  // one number for each row, from which its mask is drawn; null: all is kept
-  T* out;
-  wide_t<T>* parts;  // [groups of threads, columns]: sums over rows of the result before it is rounded
-  ColumnWalk walk;
-  DropoutKey key;
-  uint64_t threshold;  // an element is dropped when the upper half of its 64 bits is below it
-  wide_t<T> scale;
-};
+__device__ __forceinline__ uint64_t hash(const DropoutKey& key, uint64_t index) {
+  return mix(mix((index + 1) * GOLDEN + key.first) ^ key.second);
+}
 
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(WALK_THREADS, WALK_MIN_BLOCKS) dropout(const Dropout<T> p) {
@@ -66,7 +51,7 @@ __global__ void __launch_bounds__(WALK_THREADS, WALK_MIN_BLOCKS) dropout(const D
     if (p.token != nullptr) {  // while the rows are being loaded: one hash for each row, for all of its units
       __syncthreads();         // hashes of the last round may still be in use
       if (thread < int(blockDim.y) * WALK_ROWS && start + thread < p.walk.rows) {
-        hash_of_row[thread] = p.key.hash(uint64_t(p.token[start + thread]));
+        hash_of_row[thread] = hash(p.key, uint64_t(p.token[start + thread]));
       }
       __syncthreads();
     }
@@ -93,5 +78,15 @@ __global__ void __launch_bounds__(WALK_THREADS, WALK_MIN_BLOCKS) dropout(const D
 #pragma unroll
   for (int k = 0; k < WIDTH; ++k) p.parts[stand.group * columns + column + k] = sum[k];
 }
+
+template <typename T>
+cudaError_t launch_dropout(cudaStream_t stream, const Dropout<T>& p, const WalkShape& shape) {
+  return dispatch_width<T>(shape.width, [&](auto width) {
+    return launch(stream, dropout<T, width.value>, shape.blocks, shape.block, p);
+  });
+}
+
+#define INSTANTIATE(T) template cudaError_t launch_dropout(cudaStream_t, const Dropout<T>&, const WalkShape&);
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
 
 }  // namespace megatrain

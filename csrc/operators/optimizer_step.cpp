@@ -1,14 +1,13 @@
 // adamw_, lamb_direction_ and lamb_apply_: the optimizers' updates of a flat shard.
-#include "../kernels/optimizer_step.cuh"
+#include "../kernels/optimizer_step.h"
 
 #include <cmath>
+#include <type_traits>
 
 #include "torch_side.h"
 
 namespace megatrain {
 namespace {
-
-unsigned num_tiles(int64_t count, int64_t tile) { return unsigned((count + tile - 1) / tile); }
 
 void check_flat(const char* name, const Tensor& tensor, const Tensor& master) {
   check_same_device(name, tensor, "master", master);
@@ -74,26 +73,6 @@ void dispatch_master(const Tensor& master, Body&& body) {
   body(float{});
 }
 
-// Calls body(constant<WIDTH>) with full packs of T where all addresses and the count are multiples of a pack, else with 1.
-template <typename T, typename Body>
-void dispatch_width(int64_t count, std::initializer_list<const void*> places, Body&& body) {
-  bool is_wide = count % full_width<T> == 0;
-  for (const void* place : places) is_wide = is_wide && is_aligned(place);
-  if (is_wide) return body(constant<full_width<T>>{});
-  body(constant<1>{});
-}
-
-template <typename G, typename T>
-void launch_adamw(const Tensor& grad, AdamwStep<G, T> p) {
-  p.grad = const_pointer<G>(grad);
-  const Device device(grad);
-  dispatch_width<T>(p.count, {p.grad, p.master, p.exp_avg, p.exp_avg_sq, p.published}, [&](auto width) {
-    // one block for each tile: many short blocks overlap each other's loads and stores, and need no loop
-    device.launch("adamw", adamw<G, T, width.value>, dim3(num_tiles(p.count, STEP_THREADS * width.value * STEP_PACKS)),
-                  dim3(STEP_THREADS), p);
-  });
-}
-
 void adamw_(const Tensor& grad, const Tensor& master, const Tensor& exp_avg, const Tensor& exp_avg_sq,
             std::optional<Tensor> published, const Tensor& run_borders, const Tensor& is_decayed, double lr, double beta1,
             double beta2, double eps, double weight_decay, double bias_correction1, double bias_correction2,
@@ -107,11 +86,13 @@ void adamw_(const Tensor& grad, const Tensor& master, const Tensor& exp_avg, con
   check_published(published, master);
   check_runs(run_borders, is_decayed, master);
   if (master.numel() == 0) return;
+  const Device device(master);
   dispatch_master(master, [&](auto type) {
     using T = decltype(type);
     const auto step = [&](auto grad_type) {
       using G = decltype(grad_type);
       AdamwStep<G, T> p{};
+      p.grad = const_pointer<G>(grad);
       p.master = pointer<T>(master);
       p.exp_avg = pointer<T>(exp_avg);
       p.exp_avg_sq = pointer<T>(exp_avg_sq);
@@ -121,7 +102,7 @@ void adamw_(const Tensor& grad, const Tensor& master, const Tensor& exp_avg, con
       p.moments = moment_scalars<T>(beta1, beta2, eps, bias_correction2, gradient_scale);
       p.kept = T(1.0 - lr * weight_decay);
       p.step_size = T(-lr / bias_correction1);
-      launch_adamw<G, T>(grad, p);
+      check_cuda("adamw", launch_adamw(device.stream(), p));
     };
     if constexpr (std::is_same_v<T, float>) {
       if (is_narrow) return step(__nv_bfloat16{});
@@ -139,9 +120,9 @@ Tensor lamb_direction_(const Tensor& grad, const Tensor& master, const Tensor& e
   check_state("exp_avg_sq", exp_avg_sq, master);
   check_runs(run_borders, is_decayed, master);
   const int64_t count = master.numel(), num_runs = run_borders.size(0) - 1;
-  const unsigned tiles = num_tiles(count, LAMB_TILE);
+  const int64_t tiles = divide_up(count, LAMB_TILE);
   const Tensor sums = torch::stable::new_empty(master, {num_runs, 2}, ScalarType::Double);
-  const Tensor parts = torch::stable::new_empty(master, {int64_t(tiles) + num_runs, 2}, ScalarType::Double);
+  const Tensor parts = torch::stable::new_empty(master, {tiles + num_runs, 2}, ScalarType::Double);
   const Device device(master);
   const ParameterRuns runs = runs_of(run_borders, const_pointer<bool>(is_decayed));
   dispatch_master(master, [&](auto type) {
@@ -158,13 +139,11 @@ Tensor lamb_direction_(const Tensor& grad, const Tensor& master, const Tensor& e
     p.correction1 = T(bias_correction1);
     p.weight_decay = T(weight_decay);
     if (count == 0) return;
-    dispatch_width<T>(count, {p.grad, p.master, p.exp_avg, p.exp_avg_sq}, [&](auto width) {
-      device.launch("lamb_direction", lamb_direction<T, width.value>, dim3(tiles), dim3(STEP_THREADS), p);
-    });
+    check_cuda("lamb_direction", launch_lamb_direction(device.stream(), p));
   });
   if (num_runs > 0) {
-    device.launch("lamb_square_sums", lamb_square_sums, dim3(unsigned(num_runs)), dim3(STEP_THREADS),
-                  const_pointer<double>(parts), pointer<double>(sums), runs);
+    check_cuda("lamb_square_sums",
+               launch_lamb_square_sums(device.stream(), const_pointer<double>(parts), pointer<double>(sums), runs));
   }
   return sums;
 }
@@ -191,10 +170,7 @@ void lamb_apply_(const Tensor& direction, const Tensor& master, std::optional<Te
     p.runs = runs_of(run_borders, nullptr);
     p.ratios = const_pointer<double>(ratios);
     p.lr = T(lr);
-    dispatch_width<T>(p.count, {p.direction, p.master, p.published}, [&](auto width) {
-      device.launch("lamb_apply", lamb_apply<T, width.value>, dim3(num_tiles(p.count, STEP_THREADS * width.value * APPLY_PACKS)),
-                    dim3(STEP_THREADS), p);
-    });
+    check_cuda("lamb_apply", launch_lamb_apply(device.stream(), p));
   });
 }
 

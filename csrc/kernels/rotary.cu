@@ -1,7 +1,9 @@
-// Rotary positions: heads are read, rotated (queries and keys) or not (values), and written to their target, which may be
-// the same place. Half-split convention: unit d is paired with unit d + half.
-#pragma once
+// The kernels of rotary.h, and their launches.
+#include "rotary.h"
 
+#include <algorithm>
+
+#include "launch.cuh"
 #include "pack.cuh"
 
 namespace megatrain {
@@ -9,32 +11,6 @@ namespace megatrain {
 constexpr int ROTARY_HEADS = 4;      // heads of a thread at a time: 128 bytes in flight
 constexpr int ROTARY_THREADS = 128;  // threads of a block
 constexpr int ROTARY_MIN_BLOCKS = 4;
-
-// Heads [S, B, G, heads of a group, D], with contiguous units. Strides in elements.
-template <typename T>
-struct HeadsFrom {
-  const T* place;
-  int64_t sequence, batch, group, head;
-};
-template <typename T>
-struct HeadsTo {
-  T* place;
-  int64_t sequence, batch, group, head;
-};
-
-template <typename T>
-struct Rotary {
-  HeadsFrom<T> from[3];  // queries, keys, values
-  HeadsTo<T> to[3];
-  const wide_t<T>* cos;  // [S, half]
-  const wide_t<T>* sin;
-  int tokens, batch;
-  int heads;    // of a token
-  int a_group;  // heads of a group: queries, then a key, then a value where values are moved too
-  int queries;  // in a group
-  int half;
-  bool is_inverse;
-};
 
 // Loads WIDTH fp32 or fp64 numbers, in accesses of at most 16 bytes.
 template <int WIDTH, typename A>
@@ -100,5 +76,41 @@ __global__ void __launch_bounds__(ROTARY_THREADS, ROTARY_MIN_BLOCKS) rotary(cons
     }
   }
 }
+
+namespace {
+
+// Whether packs of `width` are aligned to their size in every head.
+template <typename Side>
+bool is_packed(const Side& side, int width) {
+  return is_aligned(side.place) && side.sequence % width == 0 && side.batch % width == 0 && side.group % width == 0 &&
+         side.head % width == 0;
+}
+
+template <typename T>
+int width_of_heads(const Rotary<T>& p) {
+  int width = pack_width<T>(p.half, {p.cos, p.sin});
+  for (int kind = 0; kind < 3; ++kind) {
+    if (!is_packed(p.from[kind], width) || !is_packed(p.to[kind], width)) width = 1;
+  }
+  return width;
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t launch_rotary(cudaStream_t stream, const Rotary<T>& p) {
+  return dispatch_width<T>(width_of_heads(p), [&](auto width) {
+    // a thread keeps its token's angles and handles ROTARY_HEADS heads at a time; a block handles as many tokens as fit
+    const int packs = std::min(p.half / width.value, ROTARY_THREADS);
+    const int most = ROTARY_THREADS / packs;
+    const int rounds = int(divide_up(p.heads, int64_t(most) * ROTARY_HEADS));
+    const int height = int(divide_up(p.heads, int64_t(rounds) * ROTARY_HEADS));
+    const int depth = std::min(most / height, 64);  // a block may have at most 64 along z
+    return launch(stream, rotary<T, width.value>, divide_up(p.tokens, depth), dim3(packs, height, depth), p);
+  });
+}
+
+#define INSTANTIATE(T) template cudaError_t launch_rotary(cudaStream_t, const Rotary<T>&);
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
 
 }  // namespace megatrain

@@ -1,11 +1,10 @@
-// The two passes of softmax cross entropy over rows of logits. Columns at or past `real` are padding.
-//
 // One block handles one row: 256 threads with four packs of 16 bytes each keep 16 KB of a row in flight. Four such blocks
 // on a multiprocessor hide the latency of memory, even while one of them waits at a barrier.
-#pragma once
+#include "cross_entropy.h"
 
 #include <cmath>
 
+#include "launch.cuh"
 #include "pack.cuh"
 #include "row_sum.cuh"
 
@@ -53,14 +52,6 @@ __device__ __forceinline__ A max_over_block(A value) {
   for (int warp = 0; warp < LOSS_THREADS / WARP; ++warp) value = larger(value, of_warp[warp]);
   return value;
 }
-
-template <typename T>
-struct LossStatistics {
-  const T* logits;
-  const int64_t* labels;
-  wide_t<T>* out;  // [2 or 3, rows]: log of the sum of exponentials, the target's logit, the sum of the real logits
-  int64_t rows, columns, real, first_column;
-};
 
 template <typename T, int WIDTH, bool HAS_SUM>
 __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_statistics(const LossStatistics<T> p) {
@@ -128,18 +119,6 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_statistics(con
   if constexpr (HAS_SUM) p.out[2 * p.rows + blockIdx.x] = sums[1];
 }
 
-template <typename T>
-struct LossGradient {
-  T* logits;  // replaced by the gradient
-  const int64_t* labels;
-  const wide_t<T>* lse;
-  const wide_t<T>* grad;  // of each row's loss
-  int64_t columns, real, first_column;
-  wide_t<T> twice_z_loss;
-  wide_t<T> of_target;  // the weight of the target: 1 without smoothing
-  wide_t<T> of_each;    // the further weight of every real column: 0 without smoothing
-};
-
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_gradient(const LossGradient<T> p) {
   using A = wide_t<T>;
@@ -189,5 +168,25 @@ __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS) loss_gradient(const
     logits[column] = narrow<T>(value);
   }
 }
+
+template <typename T>
+cudaError_t launch_loss_statistics(cudaStream_t stream, const LossStatistics<T>& p, bool has_sum) {
+  return dispatch_width<T>(pack_width<T>(p.columns, {p.logits}), [&](auto width) {
+    const auto kernel = has_sum ? loss_statistics<T, width.value, true> : loss_statistics<T, width.value, false>;
+    return launch(stream, kernel, p.rows, dim3(LOSS_THREADS), p);
+  });
+}
+
+template <typename T>
+cudaError_t launch_loss_gradient(cudaStream_t stream, const LossGradient<T>& p) {
+  return dispatch_width<T>(pack_width<T>(p.columns, {p.logits}), [&](auto width) {
+    return launch(stream, loss_gradient<T, width.value>, p.rows, dim3(LOSS_THREADS), p);
+  });
+}
+
+#define INSTANTIATE(T)                                                                      \
+  template cudaError_t launch_loss_statistics(cudaStream_t, const LossStatistics<T>&, bool); \
+  template cudaError_t launch_loss_gradient(cudaStream_t, const LossGradient<T>&);
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
 
 }  // namespace megatrain

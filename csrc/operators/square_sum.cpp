@@ -1,5 +1,5 @@
 // square_sum: the sum of all squares of a flat tensor.
-#include "../kernels/square_sum.cuh"
+#include "../kernels/square_sum.h"
 
 #include "torch_side.h"
 
@@ -10,22 +10,16 @@ Tensor square_sum(const Tensor& flat) {
   require(flat.dim() == 1, "flat must have one dim, got ", shape_text(flat));
   check_contiguous("flat", flat);
   const int64_t count = flat.numel();
-  const int64_t tiles = (count + SQUARE_SUM_TILE - 1) / SQUARE_SUM_TILE;
+  const int64_t tiles = divide_up(count, SQUARE_SUM_TILE);
   const Tensor parts = torch::stable::new_empty(flat, {tiles}, ScalarType::Double);
   const Tensor total = torch::stable::new_empty(flat, {}, ScalarType::Double);
   const Device device(flat);
   dispatch_floating("flat", flat.scalar_type(), [&](auto type) {
     using T = decltype(type);
     if (count == 0) return;
-    const auto run = [&](auto width) {
-      device.launch("square_sum_parts", square_sum_parts<T, width.value>, dim3(unsigned(tiles)), dim3(SQUARE_SUM_THREADS),
-                    const_pointer<T>(flat), pointer<double>(parts), count);
-    };
-    if (count % full_width<T> == 0 && is_aligned(flat.const_data_ptr())) return run(constant<full_width<T>>{});
-    run(constant<1>{});
+    check_cuda("square_sum_parts", launch_square_sum_parts(device.stream(), const_pointer<T>(flat), pointer<double>(parts), count));
   });
-  device.launch("add_parts", add_parts, dim3(1), dim3(ADD_PARTS_THREADS), const_pointer<double>(parts), pointer<double>(total),
-                tiles);
+  check_cuda("add_parts", launch_add_parts(device.stream(), const_pointer<double>(parts), pointer<double>(total), tiles));
   return total;
 }
 

@@ -1,17 +1,16 @@
-// The sum of all squares of a flat tensor in fp64. Squares of fp32 are exact in fp64, and no sum overflows.
-#pragma once
+// The kernels of square_sum.h, and their launches.
+#include "square_sum.h"
 
+#include "launch.cuh"
 #include "pack.cuh"
 #include "row_sum.cuh"
 
 namespace megatrain {
 
 constexpr int SQUARE_SUM_THREADS = 256;
-constexpr int SQUARE_SUM_PACKS = 4;    // packs in flight: 64 bytes for each thread
-constexpr int SQUARE_SUM_TILE = 8192;  // elements of a block; fixed, so that the sum is the same for any number of SMs
+constexpr int SQUARE_SUM_PACKS = 4;  // packs in flight: 64 bytes for each thread
 constexpr int ADD_PARTS_THREADS = 1024;
 
-// parts[block] = sum of the squares of one tile.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(SQUARE_SUM_THREADS) square_sum_parts(const T* flat, double* parts, int64_t count) {
   using P = Pack<T, WIDTH>;
@@ -43,5 +42,20 @@ __global__ void __launch_bounds__(ADD_PARTS_THREADS) add_parts(const double* par
   sum_over_row(sum);
   if (threadIdx.x == 0) *total = sum[0];
 }
+
+template <typename T>
+cudaError_t launch_square_sum_parts(cudaStream_t stream, const T* flat, double* parts, int64_t count) {
+  return dispatch_width<T>(pack_width<T>(count, {flat}), [&](auto width) {
+    const int64_t tiles = divide_up(count, SQUARE_SUM_TILE);
+    return launch(stream, square_sum_parts<T, width.value>, tiles, dim3(SQUARE_SUM_THREADS), flat, parts, count);
+  });
+}
+
+cudaError_t launch_add_parts(cudaStream_t stream, const double* parts, double* total, int64_t num_parts) {
+  return launch(stream, add_parts, 1, dim3(ADD_PARTS_THREADS), parts, total, num_parts);
+}
+
+#define INSTANTIATE(T) template cudaError_t launch_square_sum_parts(cudaStream_t, const T*, double*, int64_t);
+MEGATRAIN_FOR_FLOATING(INSTANTIATE)
 
 }  // namespace megatrain
