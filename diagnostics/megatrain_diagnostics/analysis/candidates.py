@@ -72,7 +72,8 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
     scale = medians(window.scale, axis=0).astype(np.float64)
     count = len(window.steps)
     if is_steady:
-        middle, deficit = medians(excess, axis=0), -medians(window.excess[:, Aspect.WAIT], axis=0)
+        middle = medians(excess, axis=0).astype(np.float64)
+        deficit = -medians(window.excess[:, Aspect.WAIT], axis=0)
         error = _MEDIAN_ERROR * MAD_TO_SIGMA * medians(np.abs(excess - middle), axis=0) / np.sqrt(count)
     else:
         middle, deficit = excess.mean(axis=0), -window.excess[:, Aspect.WAIT].mean(axis=0)
