@@ -35,7 +35,7 @@ require(
 )
 
 COMPILES_FAST = ("-O0", "-Ofc=max")
-"""Kernels that only have to compile and load need no optimization, which takes more than half of nvcc's time."""
+"""Kernels that only have to compile and load need no optimization, which takes half of the time of a build."""
 LOAD = """
 import importlib, json, pkgutil, sys
 import torch
