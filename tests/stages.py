@@ -23,11 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import reference_ms
+from megatrain.programs.processes import adopt_orphans, children
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD_VARIABLE = "MEGATRAIN_SUITE_RECORD"
 """Names the file to which `tests.run` appends a line of JSON for each run of pytest: see `tests.run.main`."""
 PREPARATIONS = ("ci-deps", "venv")
+_ORPHANS_END_S = 10.0
+"""Fork servers of tests end when they notice that their test process has ended."""
 Make = Callable[[str, Path], int]
 Clocks = Callable[[], tuple[float, float]]
 """Returns the time of a clock, and the CPU time of all child processes that ended; both in seconds."""
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="megatrain-stages-") as directory:
         ends_at = PREPARATIONS if args.keep_going else args.targets
         with _busy_processes(args.busy):
-            failures, rows = run_stages(args.targets, _make, _clocks_s, Path(directory), ends_at=ends_at)
+            failures, rows = run_stages(args.targets, make_target, clocks_s, Path(directory), ends_at=ends_at)
         print(summary(rows, failures), flush=True)
         code = next(iter(failures.values()), 0)
         if not args.write:
@@ -119,7 +122,8 @@ def _busy_processes(number: int) -> Iterator[None]:
             process.wait()
 
 
-def _clocks_s() -> tuple[float, float]:
+def clocks_s() -> tuple[float, float]:
+    """Return the time of a clock, and the CPU time of the children of this process that ended; both in seconds."""
     times = os.times()
     return time.monotonic(), times.children_user + times.children_system
 
@@ -131,9 +135,31 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _make(target: str, record: Path) -> int:
+def make_target(target: str, record: Path) -> int:
+    """Make a target and return its exit code. Its tests write their record to that file.
+
+    Orphans of it become children of this process, which waits for them: the fork servers of the tests, and so the ranks
+    that they forked. Else nobody would have their CPU time.
+    """
+    adopt_orphans()
     environment = {**os.environ, RECORD_VARIABLE: str(record)}
-    return subprocess.run(["make", "--no-print-directory", target], cwd=ROOT, env=environment, check=False).returncode
+    others = set(children())
+    process = subprocess.Popen(["make", "--no-print-directory", target], cwd=ROOT, env=environment)
+    ended, status = 0, 0
+    while ended != process.pid:
+        ended, status = os.waitpid(-1, 0)  # also an orphan: tests expect that it is reaped at once
+    process.returncode = os.waitstatus_to_exitcode(status)
+    _wait_for_orphans(others)
+    return process.returncode
+
+
+def _wait_for_orphans(others: Collection[int]) -> None:
+    """Wait for the children of this process that are not in `others`. What does not end soon is left running."""
+    end_s = time.monotonic() + _ORPHANS_END_S
+    while (orphans := set(children()).difference(others)) and time.monotonic() < end_s:
+        for pid in orphans:
+            os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

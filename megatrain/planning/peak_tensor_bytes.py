@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from megatrain.planning.meta_results import MetaResults
+
 
 class PeakTensorBytes(TorchDispatchMode):
     """Bytes of the live tensors that were made inside the context or given to `include`: now, and the peak since
@@ -27,6 +29,7 @@ class PeakTensorBytes(TorchDispatchMode):
         """on_meta: count only tensors on the meta device; otherwise count all tensors except those."""
         super().__init__()
         self._on_meta = on_meta
+        self._results = MetaResults()
         self.live_bytes = 0
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -62,7 +65,10 @@ class PeakTensorBytes(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        if self._on_meta:
+            result = self._results.call(func, args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             self._count(leaf)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,13 +16,14 @@ SHARED_JOBS = (
     "tests/faults/programs/test_every_fault_reported.py",
 )
 """The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
-_LAUNCHED, _RANKS, _TREES, _FAMILIES = "tests/faults/", "tests/dist/", "tests/unit/conventions/", "tests/unit/hf/"
+_LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"
+_TRANSFORMERS = "transformers"
 _NAMING = {
     _RANKS: ("forked_program", "run_forked", "writer_process", "crash_at", "executor_process", "forked_launch"),
-    _FAMILIES: ('lazy_module("transformers', "helpers.huggingface"),
+    _TRANSFORMERS: ('lazy_module("transformers', "helpers.huggingface"),
 }
-"""What stays together -> names: a file with one of them starts processes from the fork server, which takes seconds to
-load torch, or loads transformers, which takes seconds in each process."""
+"""What takes seconds to load, once a process -> names: a file with one of them uses it. It is the fork server, as for
+ranks, which loads torch, or transformers."""
 _ENOUGH_TESTS = 2
 """A process begins a test when it knows the next one."""
 
@@ -32,6 +34,12 @@ class SharedFixtureScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
 
+    def _assign_work_unit(self, node: Any) -> None:
+        of_others = (scope for other, work in self.assigned_work.items() if other is not node for scope in work)
+        scope = next_scope(list(self.workqueue), self.assigned_work[node], of_others)
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
     def _reschedule(self, node: Any) -> None:
         # the base class keeps a test more in store; here another process may be free before
         if self._pending_of(self.assigned_work[node]) < _ENOUGH_TESTS or node.shutting_down:
@@ -41,19 +49,37 @@ class SharedFixtureScheduling(LoadScopeScheduling):
 def scope_of(nodeid: str) -> str:
     """Return the name of the tests that stay together: usually those of a file.
 
-    So do all that use the pool of ranks or the fork server, of which there is one a process, all that load
-    transformers, and all that read the syntax trees of all files, which are made once a process. Tests of launched jobs
-    take long and share nothing, but for those of SHARED_JOBS: each is alone.
+    So do all that read the syntax trees of all files, which are made once a process. Tests of launched jobs take long
+    and share nothing, but for those of SHARED_JOBS: each is alone.
     """
     file = nodeid.split("::", 1)[0]
     if file.startswith(_LAUNCHED):
         return file if file in SHARED_JOBS else nodeid
-    return _scope_of_file(file)
+    return _TREES if file.startswith(_TREES) else file
+
+
+def next_scope(waiting: Sequence[str], own: Iterable[str], of_others: Iterable[str]) -> str:
+    """Return which of the waiting scopes a process runs next: the first that loads nothing twice.
+
+    own, of_others: the scopes that this process and the other ones were given before. A process goes on with tests that
+    use what it has loaded. It takes those that use what only others have loaded when nothing else waits.
+    """
+    loaded = {_loads(scope) for scope in own} - {""}
+    by_others = {_loads(scope) for scope in of_others} - {""} - loaded
+
+    def costs(scope: str) -> int:
+        used = _loads(scope)
+        return 0 if used in loaded else 2 if used in by_others else 1
+
+    return min(waiting, key=costs)
 
 
 @cache
-def _scope_of_file(file: str) -> str:
-    if file.startswith((_RANKS, _TREES)):
-        return _RANKS if file.startswith(_RANKS) else _TREES
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return next((scope for scope, names in _NAMING.items() if any(name in text for name in names)), file)
+def _loads(scope: str) -> str:
+    """Return which key of _NAMING the tests of a scope load; empty for none, and for launched jobs, all of which do."""
+    if scope.startswith(_LAUNCHED) or scope == _TREES:
+        return ""
+    if scope.startswith(_RANKS):
+        return _RANKS
+    text = (ROOT / scope).read_text(encoding="utf-8")
+    return next((loaded for loaded, names in _NAMING.items() if any(name in text for name in names)), "")

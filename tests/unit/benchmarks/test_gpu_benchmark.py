@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +28,9 @@ from benchmarks.gpu_step import (
 from megatrain.config import load_config
 from megatrain.config.checks import check
 from megatrain.ops.optimizer_step import adamw_
+from tests.helpers.forked_program import run_forked
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 CPU = torch.device("cpu")
 SMALL = Sizes(tokens=32, hidden=64, ffn=96, heads=4, kv_heads=2, vocab_size=128, num_weights=64 * 64)
@@ -262,8 +262,6 @@ def test_offloaded_side_trains_as_the_other_does() -> None:
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_forked(["-m", "benchmarks.gpu"], timeout_s=DEADLINE_S)
     assert done.returncode == 2
     assert done.stderr == "benchmarks.gpu: torch sees no GPU on this machine\n"

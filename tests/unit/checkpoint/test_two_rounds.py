@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
+from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.hooked_location import HookedLocation
@@ -34,12 +36,27 @@ def newest(checkpoints: Location) -> int | None:
     return found[0].step if found else None
 
 
-def race(directory: Path, number: int) -> str:
+Put = Callable[[Path], Location]
+"""Returns an empty place for the checkpoints of a run in this directory."""
+
+
+@pytest.fixture(params=["disk", "memory"])
+def put(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Put]:
+    """Checkpoints on a disk, or in memory, which puts and removes files as object stores do."""
+    if request.param == "disk":
+        yield lambda directory: LocalLocation(directory / "checkpoints")
+        return
+    root = open_location(f"memory:/{tmp_path}")
+    yield lambda directory: root / directory.name / "checkpoints"
+    root.remove()
+
+
+def race(put: Put, directory: Path, number: int) -> str:
     """Hold an older round up before its change `number` until the newer one has committed; return which change it was.
 
     The retention of the newer one leaves nothing else that could be loaded.
     """
-    checkpoints = LocalLocation(directory / "checkpoints")
+    checkpoints = put(directory)
     put_main(checkpoints, 5)
     old, new = two_rounds(directory, str(checkpoints))
 
@@ -56,22 +73,24 @@ def race(directory: Path, number: int) -> str:
     return held_up.point
 
 
-def test_older_round_delayed_before_each_of_its_changes(tmp_path: Path) -> None:
+@pytest.mark.slow(kept=["disk"])
+def test_older_round_delayed_before_each_of_its_changes(put: Put, tmp_path: Path) -> None:
     points: list[str] = []
     while not points or points[-1]:
-        points.append(race(tmp_path / str(len(points)), len(points)))
+        points.append(race(put, tmp_path / str(len(points)), len(points)))
     assert points[0] == "write WRITING"
     for name in ("metadata", "index", "manifest", "COMMIT", "remove WRITING"):
         assert any(name in point for point in points), points
 
 
+@pytest.mark.slow(kept=["disk-refused", "disk-lost"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["refused", "lost"])
-def test_rounds_race_while_a_put_goes_wrong(tmp_path: Path, is_done: bool) -> None:
+def test_rounds_race_while_a_put_goes_wrong(put: Put, tmp_path: Path, is_done: bool) -> None:
     """Each put of the older round in turn fails or loses its answer; then the newer one comes, and it tries again."""
     number, has_failed, lock = 0, True, threading.Lock()
     while has_failed:
         directory = tmp_path / str(number)
-        checkpoints = LocalLocation(directory / "checkpoints")
+        checkpoints = put(directory)
         put_main(checkpoints)
         make_round(directory, 1, str(checkpoints), step=5).persist(checkpoints)
         old, new = two_rounds(directory, str(checkpoints))

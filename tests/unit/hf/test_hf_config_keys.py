@@ -61,7 +61,11 @@ def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any
     """Yield a key, another value, and the whole file with it."""
     for key, value in config.items():
         if key == NESTED:
-            yield from ((inner, other, config | {key: whole}) for inner, other, whole in changes_of(value))
+            # once for each key: the case of the same model without images has the other values
+            once: dict[str, tuple[Any, dict[str, Any]]] = {}
+            for inner, other, whole in changes_of(value):
+                once.setdefault(inner, (other, config | {key: whole}))
+            yield from ((inner, other, whole) for inner, (other, whole) in once.items())
             others: list[Any] = [{}]
         else:
             others = [other for other in changed(value) if other != value]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +15,7 @@ from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.plan_text import render
 from megatrain.planning.run_plan import plan_run
+from tests.helpers.forked_program import run_forked
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
 
@@ -39,14 +38,7 @@ print(json.dumps({"plan": plan.to_dict(), "text": render(plan), "zero_2": zero_2
 
 @pytest.fixture(scope="module")
 def output() -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(CONFIG)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = run_forked(["-c", SCRIPT, str(CONFIG)], timeout_s=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

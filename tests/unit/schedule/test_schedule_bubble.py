@@ -23,12 +23,15 @@ DURATIONS = [
 ]
 """Forward, dgrad and wgrad of a model chunk, as integers so that equality means equality."""
 
+MICROBATCHES = (*range(1, 18), 23, 24, 27, 31, 32)
+"""Fewer than stages, as many, and every remainder in two groups of them; then three and four groups of eight."""
+
 SIZES = [
     (name, pp_size, num_chunks, num_microbatches)
     for name in SCHEDULE_NAMES
     for pp_size in range(1, 9)
     for num_chunks in range(1, 5)
-    for num_microbatches in range(1, 33)
+    for num_microbatches in MICROBATCHES
     if infeasibility(name, pp_size, num_chunks, num_microbatches) is None
 ]
 

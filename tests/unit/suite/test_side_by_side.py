@@ -1,25 +1,50 @@
-"""Which tests stay together in one process."""
+"""Which tests stay together in one process, and which a free process runs next."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from tests.helpers.side_by_side import SHARED_JOBS, scope_of
+from tests.helpers.side_by_side import SHARED_JOBS, next_scope, scope_of
 from tests.helpers.source_tree import ROOT
+
+RANKS, MORE_RANKS = "tests/dist/test_overlap.py", "tests/dist/test_resume.py"
+FORKS = "tests/unit/checkpoint/test_writer.py"
+PLAIN, OTHER = "tests/unit/suite/test_side_by_side.py", "tests/unit/suite/test_stages.py"
 
 
 def scopes(pattern: str) -> Counter[str]:
     return Counter(scope_of(f"{path.relative_to(ROOT)}::test") for path in ROOT.glob(pattern))
 
 
-def test_ranks_and_conventions_stay_together_and_others_do_not() -> None:
-    assert len(scopes("tests/dist/test_*.py")) == 1
-    assert scope_of("tests/unit/checkpoint/test_writer.py::test_one") in scopes("tests/dist/test_*.py")
+def test_conventions_stay_together_and_others_do_not() -> None:
     assert len(scopes("tests/unit/conventions/test_*.py")) == 1
-    assert scope_of("tests/unit/model/test_frequencies.py::test_one") in scopes("tests/unit/hf/test_hf_export.py")
-    assert set(scopes("tests/unit/suite/test_*.py").values()) == {1}
-    file = "tests/unit/suite/test_side_by_side.py"
-    assert scope_of(f"{file}::test_one") == scope_of(f"{file}::test_two[case]") == file
+    for pattern in ("tests/unit/suite/test_*.py", "tests/dist/test_*.py"):
+        assert set(scopes(pattern).values()) == {1}
+    assert scope_of(f"{PLAIN}::test_one") == scope_of(f"{PLAIN}::test_two[case]") == PLAIN
+
+
+def test_one_process_runs_ranks_and_forks_while_others_have_work() -> None:
+    waiting = [PLAIN, MORE_RANKS, FORKS, OTHER]
+    # the process that has them, then another one, then any while none has them
+    assert next_scope(waiting, own=[PLAIN, RANKS], of_others=[]) == MORE_RANKS
+    assert next_scope(waiting[2:], own=[RANKS], of_others=[OTHER]) == FORKS
+    assert next_scope([OTHER], own=[RANKS], of_others=[]) == OTHER
+    assert next_scope(waiting[1:], own=[PLAIN], of_others=[RANKS]) == OTHER
+    assert next_scope([MORE_RANKS, FORKS], own=[PLAIN], of_others=[RANKS]) == MORE_RANKS
+    assert next_scope(waiting[1:], own=[], of_others=[PLAIN]) == MORE_RANKS
+
+
+def test_transformers_are_loaded_by_one_process_while_others_have_work() -> None:
+    first, second = "tests/unit/hf/test_hf_export.py", "tests/unit/model/test_frequencies.py"
+    assert next_scope([OTHER, second], own=[first], of_others=[]) == second
+    assert next_scope([second, OTHER], own=[], of_others=[first]) == OTHER
+    assert next_scope([second], own=[], of_others=[first]) == second
+    assert next_scope([MORE_RANKS, second, OTHER], own=[], of_others=[first, RANKS]) == OTHER
+
+
+def test_launched_jobs_are_run_by_every_process() -> None:
+    jobs = ["tests/faults/ranks/test_killed_rank.py::test_one", SHARED_JOBS[0]]
+    assert next_scope(jobs, own=[], of_others=jobs) == jobs[0]
 
 
 def test_tests_of_launched_jobs_stay_together_if_they_share_one() -> None:

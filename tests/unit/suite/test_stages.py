@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.helpers.child_process import in_child
 from tests.helpers.suite_pages import (
     bars_of_runs,
     limits,
@@ -17,7 +19,7 @@ from tests.helpers.suite_pages import (
     replaced,
     stage_rows,
 )
-from tests.stages import run_stages, summary
+from tests.stages import clocks_s, make_target, run_stages, summary
 
 
 class FakeMake:
@@ -85,6 +87,28 @@ def test_a_failed_target_ends_the_stages_where_it_should(
     assert (found, make.made) == (failures, made)
     expected = [f"{target} failed with exit code {code}" for target, code in failures.items()]
     assert summary(rows, found).splitlines()[-len(failures) :] == expected
+
+
+ORPHAN = """#!/bin/sh
+trap '' HUP
+(exec %s -c 'import time
+while time.process_time() < 0.4: pass') &
+exit 3
+"""
+
+
+def test_cpu_time_of_orphans_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "make"
+    program.write_text(ORPHAN % sys.executable)
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make() -> None:
+        _, begin_s = clocks_s()
+        assert make_target("test", tmp_path / "record.jsonl") == 3
+        assert clocks_s()[1] - begin_s >= 0.4
+
+    assert in_child(make) == 0
 
 
 def row_of(run: str, stage: str, seconds: int, busy: int = 0, **more: object) -> dict[str, Any]:
