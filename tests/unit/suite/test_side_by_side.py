@@ -23,7 +23,7 @@ def test_conventions_stay_together_and_others_do_not() -> None:
     assert scope_of(f"{PLAIN}::test_one") == scope_of(f"{PLAIN}::test_two[case]") == PLAIN
 
 
-def test_one_process_runs_ranks_and_forks_while_others_have_work() -> None:
+def test_ranks_and_forks_are_run_by_one_process_at_first() -> None:
     waiting = [PLAIN, MORE_RANKS, FORKS, OTHER]
     # the process that has them, then another one, then any while none has them
     assert next_scope(waiting, own=[PLAIN, RANKS], of_others=[]) == MORE_RANKS
@@ -34,7 +34,7 @@ def test_one_process_runs_ranks_and_forks_while_others_have_work() -> None:
     assert next_scope(waiting[1:], own=[], of_others=[PLAIN]) == MORE_RANKS
 
 
-def test_transformers_are_loaded_by_one_process_while_others_have_work() -> None:
+def test_transformers_are_loaded_by_one_process_at_first() -> None:
     first, second = "tests/unit/hf/test_hf_export.py", "tests/unit/model/test_frequencies.py"
     assert next_scope([OTHER, second], own=[first], of_others=[]) == second
     assert next_scope([second, OTHER], own=[], of_others=[first]) == OTHER
