@@ -23,7 +23,7 @@ def test_conventions_stay_together_and_others_do_not() -> None:
     assert scope_of(f"{PLAIN}::test_one") == scope_of(f"{PLAIN}::test_two[case]") == PLAIN
 
 
-def test_one_process_runs_ranks_and_forks_while_others_have_work() -> None:
+def test_ranks_and_forks_stay_in_one_process_while_others_work() -> None:
     waiting = [PLAIN, MORE_RANKS, FORKS, OTHER]
     # the process that has them, then another one, then any while none has them
     assert next_scope(waiting, own=[PLAIN, RANKS], of_others=[]) == MORE_RANKS
