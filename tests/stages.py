@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from select import select
 from typing import Any
 
 from benchmarks.machine import reference_ms
@@ -156,10 +157,15 @@ def make_target(target: str, record: Path) -> int:
 def _wait_for_orphans(others: Collection[int]) -> None:
     """Wait for the children of this process that are not in `others`. What does not end soon is left running."""
     end_s = time.monotonic() + _ORPHANS_END_S
-    while (orphans := set(children()).difference(others)) and time.monotonic() < end_s:
-        for pid in orphans:
-            os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.01)
+    while (orphans := set(children()).difference(others)) and (left_s := end_s - time.monotonic()) > 0:
+        pid = min(orphans)
+        descriptor = os.pidfd_open(pid)
+        try:
+            has_ended, _, _ = select([descriptor], [], [], left_s)
+        finally:
+            os.close(descriptor)
+        if has_ended:
+            os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from megatrain.telemetry.recorder import Recorder
+
+class EndsSpans(Protocol):
+    """What ends a span by its token: the recorder."""
+
+    def end(self, token: int, has_failed: bool = False) -> None: ...
 
 
 class Span:
@@ -14,7 +17,7 @@ class Span:
 
     __slots__ = ("_recorder", "_token")
 
-    def __init__(self, recorder: Recorder, token: int) -> None:
+    def __init__(self, recorder: EndsSpans, token: int) -> None:
         self._recorder = recorder
         self._token = token
 

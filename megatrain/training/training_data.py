@@ -8,7 +8,8 @@ from pathlib import Path
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
 from megatrain.config.config import Config
-from megatrain.config.data import DataSourceConfig, ValidationSetConfig, integer_weights
+from megatrain.config.data import DataSourceConfig, integer_weights
+from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.model_products import DocumentCost, document_cost
 from megatrain.contracts.errors import DataError
 from megatrain.data.block_cache import CacheSettings
