@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from megatrain.checkpoint import job
+from megatrain.checkpoint import job_restore
 from megatrain.checkpoint.load import LoadReport
 from megatrain.checkpoint_format.branches import list_branches
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
@@ -104,7 +104,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_by_all_ranks(
 
 def train_and_count(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     """Train, and leave beside the run how many bytes this rank read from storage."""
-    real = job.load_state
+    real = job_restore.load_state
     num_bytes = 0
 
     def counted(*args: Any) -> LoadReport:
@@ -113,7 +113,7 @@ def train_and_count(context: RankContext, config: Config, orders: CaseOrders) ->
         num_bytes += report.bytes_read
         return report
 
-    with mock.patch.object(job, "load_state", counted):
+    with mock.patch.object(job_restore, "load_state", counted):
         record = train_on_rank(context, config, orders)
     Path(config.job.run_directory, f"bytes-read-{context.rank}").write_text(str(num_bytes))
     return record

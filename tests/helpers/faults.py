@@ -22,11 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, NoReturn
 
 from tests.helpers.hooked_location import HookedLocation
-from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import wait_until
 
 _NUM_COPIES = 100
@@ -122,15 +120,14 @@ def faulty_writers(directory: Path) -> Iterator[None]:
     """Let the writers that this process starts in the block obey the faults in `directory`."""
     import pytest
 
-    from megatrain.checkpoint import snapshots
-    from megatrain.programs import companion
+    from megatrain.checkpoint import host_writer, snapshots
+    from megatrain.programs.child_process import start_companion
 
-    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        arguments = [command[0], "-m", "tests.helpers.faults", command[-1], str(directory)]
-        return subprocess.Popen(arguments, cwd=ROOT, **options)
+    def start(command: Sequence[str], log: Path, name: str) -> subprocess.Popen[bytes]:
+        return start_companion([command[0], "-m", "tests.helpers.faults", command[-1], str(directory)], log, name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(companion, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(host_writer, "start_companion", start)
         patch.setattr(snapshots, "_WAKE_AGAIN_S", _MISSED_AFTER_S)
         yield
 

@@ -19,6 +19,7 @@ MAX_STARTS: dict[int, int | None] = {
     ExitCode.CHECKPOINT: 10,
     ExitCode.NON_FINITE: 10,
     ExitCode.COMMUNICATION: 10,
+    ExitCode.UNREACHABLE: 10,
     ExitCode.REFUSED: 10,
     ExitCode.SAVED_AND_STOPPED: 10,
     -signal.SIGSEGV: 10,
