@@ -17,10 +17,11 @@ def side_by_side(action: Callable[[_Item], _Result], items: Sequence[_Item]) -> 
 
     Raises: the error of the first item that has one.
     """
-    if len(items) > 1:
+    if len(items) < 2:
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), MOST_THREADS), "data-fetch") as threads:
         try:
-            with ThreadPoolExecutor(min(len(items), MOST_THREADS), "data-fetch") as threads:
-                return list(threads.map(action, items))
-        except RuntimeError:
-            pass
-    return [action(item) for item in items]
+            results = [threads.submit(action, item) for item in items]
+        except RuntimeError:  # no thread can be started; errors of the action are raised by result()
+            results = []
+    return [one.result() for one in results] or [action(item) for item in items]
