@@ -15,6 +15,7 @@ NAMES = (
     "jitter",
     "group_init",
     "memory",
+    "gpu_roofline",
     "zero_bubble",
     "span_overhead",
     "telemetry_overhead",

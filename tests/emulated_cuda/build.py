@@ -28,6 +28,12 @@ def set_thread_order(kernels: ctypes.CDLL, seed: int) -> None:
     kernels.emulated_set_thread_order(ctypes.c_uint(seed))
 
 
+def count_launches(kernels: ctypes.CDLL) -> int:
+    """Return how many kernels this process has launched."""
+    kernels.emulated_num_launches.restype = ctypes.c_ulonglong
+    return int(kernels.emulated_num_launches())
+
+
 def _built() -> Path:
     # without the module, which only says what it was built for
     operators = [source for source in OPERATORS.glob("*.cpp") if source.name != "module.cpp"]

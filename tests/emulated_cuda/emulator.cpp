@@ -46,6 +46,7 @@ jmp_buf scheduler;
 unsigned current = 0;
 bool has_progress = false;
 unsigned order_seed = 0;
+unsigned long long num_launches = 0;
 const std::function<void()>* body = nullptr;
 
 [[noreturn]] void fail(const char* what) {
@@ -170,6 +171,7 @@ void run_grid(dim3 grid, dim3 shape, const std::function<void()>& thread) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
     fail("a grid that no device launches");
   }
+  ++num_launches;
   gridDim = grid;
   blockDim = shape;
   body = &thread;
@@ -195,3 +197,6 @@ void run_grid(dim3 grid, dim3 shape, const std::function<void()>& thread) {
 
 // 0: threads run in order, 1: from the last to the first, others: in an order drawn from the seed.
 extern "C" void emulated_set_thread_order(unsigned seed) { emulated::order_seed = seed; }
+
+// Kernels launched by this process.
+extern "C" unsigned long long emulated_num_launches() { return emulated::num_launches; }

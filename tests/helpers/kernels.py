@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.emulated_cuda.build import load_emulated_kernels, set_thread_order
+from tests.emulated_cuda.build import count_launches, load_emulated_kernels, set_thread_order
 from tests.helpers.require import require
 
 
@@ -55,6 +55,11 @@ def use_thread_order(order: int) -> None:
     """Let the threads of emulated blocks run in `order` from here on; elsewhere the hardware decides."""
     if UNDER_TEST.emulated is not None:
         set_thread_order(UNDER_TEST.emulated, order)
+
+
+def num_launches() -> int:
+    """Return how many kernels this process has launched in the emulation; 0 elsewhere."""
+    return count_launches(UNDER_TEST.emulated) if UNDER_TEST.emulated is not None else 0
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_roofline_trace import OWN_LAUNCHES
 from tests.helpers.guarded_memory import guarded
-from tests.helpers.kernels import UNDER_TEST, thread_orders, use_thread_order
+from tests.helpers.kernels import UNDER_TEST, num_launches, thread_orders, use_thread_order
 
 Operator = Callable[..., Any]
 
@@ -26,6 +27,7 @@ def assert_contract(operator: Operator, *arguments: Any) -> None:
     _assert_close(_run_poisoned(operator, arguments, 0, misaligned), results[0])
     if UNDER_TEST.kind == "emulated":
         _assert_close(_run_poisoned(operator, arguments, 0, before_a_guard), results[0])
+        _assert_launches(operator, arguments)
 
 
 def assert_refused(operator: Operator, arguments: Sequence[Any], message: str) -> None:
@@ -97,6 +99,14 @@ def _run_poisoned(
     written = [copy for copy, spec in zip(copies, operator._schema.arguments, strict=False) if _is_written(spec)]
     results = () if results is None else results if isinstance(results, tuple) else (results,)
     return [result for result in (*results, *written) if isinstance(result, Tensor)]
+
+
+def _assert_launches(operator: Operator, arguments: Sequence[Any]) -> None:
+    """Check that the operator launches as many kernels as the roofline counts (docs/benchmarks/gpu-roofline.md)."""
+    before = num_launches()
+    _run_poisoned(operator, arguments, 0)
+    name = operator._schema.name
+    assert num_launches() - before == OWN_LAUNCHES.get(name, 1), f"launches of {name}"
 
 
 def _assert_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
