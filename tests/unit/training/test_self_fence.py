@@ -32,8 +32,8 @@ RULE = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
 NO_STEP = "no step of this round was completed (limit 30.0 s)"
 NOTHING = (FenceAction.GO_ON, "")
 
-# Opens its black box, tells the watchdog, which looks oftener than elsewhere, starts a child in its own group, and
-# stands still.
+# Lets the watchdog, which polls more often than elsewhere, follow its black box; starts a child in its own group, and
+# completes no step. Tests end the lease only after its line: otherwise the watchdog may end it before.
 WORKER = """
 import pathlib, signal, subprocess, sys
 from megatrain.fencing.fence import FenceRule
@@ -62,7 +62,7 @@ def box(tmp_path: Path) -> Iterator[tuple[Recorder, Path]]:
 def lease_gone(
     path: Path, seconds: float, round_number: int = ROUND, interval_s: float = 0.0, stop_s: float = 0.0
 ) -> None:
-    """Say that the lease ended so long ago; below 0, that it is good for so long."""
+    """Record that the lease ended `seconds` ago; a negative number means that it is valid for that long."""
     until_ns = time.monotonic_ns() - int(seconds * S)
     page = ControlPage(
         lease_ok_until_ns=until_ns, round=round_number, interval_ns=int(interval_s * S), stop_ns=int(stop_s * S)
@@ -170,8 +170,8 @@ def start() -> Iterator[Callable[[Path], tuple[subprocess.Popen[str], int, int]]
 def test_watchdog_ends_the_group_of_a_silent_executor(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
-    lease_gone(box[1], 31.0)
     process, watchdog, child = start(box[1])
+    lease_gone(box[1], 31.0)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == -signal.SIGKILL
     assert errors.startswith(f"megatrain: rank 5 (process {process.pid}) is ended by its watchdog: this host fenced ")
@@ -185,8 +185,8 @@ def test_watchdog_requests_a_save_after_long_without_a_lease(
 ) -> None:
     recorder, path = box
     recorder.set_phase(Phase.STOPPING)  # where no step has to come
-    lease_gone(path, 480.0)
     process, _, _ = start(path)
+    lease_gone(path, 480.0)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.readline() == "SIGTERM\n"
@@ -196,9 +196,9 @@ def test_watchdog_requests_a_save_after_long_without_a_lease(
 def test_watchdog_ends_only_the_worker_in_a_foreign_group(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
-    lease_gone(box[1], 31.0)
     process, _, child = start(box[1], has_own_group=False)
     try:
+        lease_gone(box[1], 31.0)
         process.communicate(timeout=DEADLINE_S)
         assert process.returncode == -signal.SIGKILL
         assert is_running(child)
@@ -219,7 +219,6 @@ def test_watchdog_without_a_black_box_stays_and_reports_it(
 def test_full_unread_pipe_does_not_save_the_worker(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
-    lease_gone(box[1], 31.0)
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     with suppress(BlockingIOError):
@@ -228,6 +227,7 @@ def test_full_unread_pipe_does_not_save_the_worker(
     os.set_blocking(write_fd, True)
     try:
         process, _, _ = start(box[1], stderr=write_fd)
+        lease_gone(box[1], 31.0)
         assert process.wait(DEADLINE_S) == -signal.SIGKILL
     finally:
         os.close(read_fd)
