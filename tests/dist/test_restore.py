@@ -33,7 +33,8 @@ from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 from tests.helpers.waiting import wait_until
 
-LAYOUT = on_layout(2, 2, 2, 2)
+# no two of four ranks save the same; replicas are in test_peer_copies.py
+LAYOUT = on_layout(2, 2, 1, 2)
 STEPS, INTERVAL = 5, 2
 OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": INTERVAL}}
 KEPT: Tables = {"checkpoint": {"interval": INTERVAL, "keep_arena_s": 60.0}}
@@ -44,7 +45,7 @@ def test_job_continues_from_memory_after_a_crash(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
-    crash(rank_pool, *tables, orders=CaseOrders(die_at=(5, 3)))
+    crash(rank_pool, *tables, orders=CaseOrders(die_at=(2, 3)))
     # storage is of no use: what is there cannot be read
     files = data_files(tmp_path, 2)
     for path in files:
@@ -171,7 +172,7 @@ def test_a_run_that_was_removed_does_not_come_back_from_memory(
     run_directory = tmp_path / "run"
     run_directory.mkdir()
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(run_directory))
-    crash(rank_pool, *tables, orders=CaseOrders(die_at=(5, 3)))
+    crash(rank_pool, *tables, orders=CaseOrders(die_at=(2, 3)))
     wait_for_commit(run_directory, 2)
     remove(run_directory / "checkpoints")
     memory = the_arena(run_directory)
