@@ -17,7 +17,6 @@ NAMES = [
     "Llama, tp2 pp2, zero bubble, selective",
     "Llama, dp2, ZeRO-2, bf16",
     "GPT, pp2, 2 chunks of uneven layers",
-    "GPT, dp2, bf16, gradients summed in bf16",
     "GPT, dp2, ZeRO-2, bf16, gradients summed in bf16",
     "GPT, dp2, full, gradients summed in bf16",
 ]
