@@ -1,4 +1,7 @@
-"""Stock torchrun on our rendezvous: real agents, real workers, a real etcd, and what befalls them."""
+"""Stock torchrun on our rendezvous: real agents, real workers, a real etcd, and what befalls them.
+
+Agents are forks that need not load torch; their workers are new interpreters.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.processes import descendants
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.train_process import make_job, started
+from tests.helpers.train_process import forked, make_job
 from tests.helpers.training_case import TINY, on_layout
 from tests.helpers.waiting import DEADLINE_S, DeadlineError, wait_until
 
@@ -45,7 +48,7 @@ class Torchrun:
     def __init__(self, words: list[str], output: Path, environment: Mapping[str, str] | None = None) -> None:
         self.output = output
         self._stack = ExitStack()
-        self.process = self._stack.enter_context(started(words, environment, output=output))
+        self.process = self._stack.enter_context(forked(words, environment, output=output))
 
     @property
     def workers(self) -> set[int]:
@@ -181,11 +184,12 @@ def test_dead_torchrun_agent_is_replaced_by_another(etcd: EtcdServers, tmp_path:
         agents.append(start())
 
         output = "".join(f"{agent.finish()}\n{agent.output.read_text()}" for agent in agents)
+        codes = [agent.process.returncode for agent in agents]
 
     assert "resumed at step " in output, output
     assert f"step {STEPS}/{STEPS} | loss" in output, output
     assert job.records("step")[-1]["step"] == STEPS
-    assert [agent.process.returncode for agent in agents] == [0, 0]
+    assert codes == [0, 0]
 
 
 def test_a_wrong_password_is_reported_in_the_words_of_etcd(tmp_path: Path) -> None:
