@@ -66,7 +66,7 @@ def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
     section.get_by_role("button", name="web").click()
     expect(section.locator("figure")).to_have_attribute("data-chart", "Loss of web")
     expect(section.locator("tr[aria-current=true]")).to_have_text(re.compile("web"))
-    assert "source=web" in page.evaluate("location.hash")
+    page.wait_for_function("() => location.hash.includes('source=web')")
 
 
 def test_page_of_a_host_shows_its_data_loader(serve: Serve, pages) -> None:
