@@ -103,7 +103,7 @@ class RemoteFile:
                         f"{what}: cannot be read, after {num_failed + 1} tries: {reason(error)}; check the network and "
                         "the storage"
                     ) from error
-            # the hosts of a job fail together, and must not come back together
+            # requests of all hosts fail at the same time; different pauses keep them from returning all at once
             time.sleep(PAUSES_S[num_failed] * random.uniform(0.5, 1.0))
             num_failed += 1
 
