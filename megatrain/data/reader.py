@@ -28,7 +28,7 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
-from megatrain.data.remote_tokens import RemoteBlock
+from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_costs import sample_costs
 from megatrain.data.sample_sources import SampleSources
 
