@@ -85,12 +85,13 @@ class DataConfig:
             "data.has_document_mask, and the file that `megatrain data pack` makes for each pair."
         ),
     )
-    balance: Literal["none", "cost"] = field(
+    balance: Literal["none", "cost", "file"] = field(
         default="none",
         metadata=option(
             "How the samples of a step are dealt to its micro-batches and replicas. none: in their order. cost: so "
             "that all replicas compute equally long, by the lengths of the documents; needs data.has_document_mask. "
-            "The samples of a step are the same."
+            "file: by the costs of documents in the file that `megatrain data costs` makes for each pair. The samples "
+            "of a step are the same."
         ),
     )
     accepted_digest: str = field(
