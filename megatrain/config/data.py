@@ -80,9 +80,9 @@ class DataConfig:
     packing: Literal["none", "best_fit"] = field(
         default="none",
         metadata=option(
-            "How documents share samples. none: the token stream is cut every model.seq_len tokens. best_fit: "
+            "How documents share samples. none: the token stream is cut every seq_len tokens. best_fit: "
             "documents that fit into a sample stay whole, and the rest of the sample is padding; needs "
-            "data.has_document_mask, and the file that `megatrain data pack` makes for each pair."
+            "data.has_document_mask, and the file that `megatrain data pack` makes for each pair and sample length."
         ),
     )
     balance: Literal["none", "cost", "file"] = field(

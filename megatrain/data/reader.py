@@ -25,9 +25,10 @@ from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.length_order import SamplePieces
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
-from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
+from megatrain.data.order import PackedOrder, SampleOrder
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
 from megatrain.data.training_source import TrainingSource

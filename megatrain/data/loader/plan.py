@@ -89,11 +89,16 @@ class LoaderPlan:
 
         Raises: DataError when they cannot be used, or are not those with which the round began.
         """
-        found = [self._open_source(number, prefix) if prefix else None for number, prefix in enumerate(self.prefixes)]
         mixture = Mixture.of(self.stream)
+        first_lens = [mixture.lengths_of(number)[0].seq_len for number in range(len(self.prefixes))]
+        found = [
+            self._open_source(number, prefix, first_lens[number]) if prefix else None
+            for number, prefix in enumerate(self.prefixes)
+        ]
         return BatchReader.of(found, mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
 
-    def _open_source(self, number: int, prefix: str) -> TrainingSource:
+    def _open_source(self, number: int, prefix: str, seq_len: int) -> TrainingSource:
+        """Open a source for samples of the first length that it has."""
         dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size)
         identity = self.stream.sources[number]
         found = data_digest(dataset) if identity.digest else ""
@@ -104,8 +109,7 @@ class LoaderPlan:
                 "files were replaced during the run: restore them, or start the job again"
             )
         sizes = PartSizes(self.stream.block_tokens, self.stream.part_tokens)
-        # its first samples only: a source that ends before the longest samples may be too small for them
-        order = order_of(dataset, self.stream.stages[0].seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
+        order = order_of(dataset, seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
         costs = DocumentCosts(dataset) if self.cost_digests[number] else None
         if costs is not None and costs.digest != self.cost_digests[number]:
             raise DataError(

@@ -164,14 +164,18 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
             received.open_reader()
 
 
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
 @pytest.mark.parametrize("ends_early", [False, True])
-def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool) -> None:
+def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool, packing: str) -> None:
     tables, weights = write_mixture(tmp_path), (1, 1)
     if ends_early:  # a source without long samples may be too small for them
         weights = (1, 0)
         with IndexedWriter(tmp_path / "code", token_dtype(VOCAB_SIZE)) as writer:
             writer.add_document(np.arange(FIRST_TOKEN["code"], FIRST_TOKEN["code"] + 20))
-    config = make_config(tables, {"data": {"seq_len": 4, "balance": "cost"}})
+    config = make_config(tables, {"data": {"seq_len": 4, "balance": "cost", "packing": packing}})
+    if packing != "none":
+        for name, seq_len in itertools.product(FIRST_TOKEN, (4, config.model.seq_len)):
+            write_bins(open_dataset(tmp_path / name, config.model.vocab_size), seq_len)
     begun = sample_stream(config, open_reader(config), ())
     # a step begins at sample 14
     stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, weights, config.model.seq_len)))
