@@ -141,13 +141,15 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
     from megatrain.data.imbalance import expected_imbalance
 
     layout = config.layout(None)
-    if layout.num_sample_parts == 1 or not config.data.has_document_mask:
+    is_by_file = config.data.balance == "file"
+    if layout.num_sample_parts == 1 or not (config.data.has_document_mask or is_by_file):
         return []
     plans = config.steps(layout, config.batch.rampup_samples, _BALANCED_STEPS).plans()
     in_order, by_cost = expected_imbalance(reader, plans, document_cost(config.model))
+    measure, name = ("costs in the files", "file") if is_by_file else ("lengths of documents", "cost")
     text = (
-        f"  data.balance={value_text(config.data.balance)}: by the lengths of documents, the replica that computes "
-        f'longest takes {in_order:.3f} times the mean with "none", {by_cost:.3f} with "cost" ({_BALANCED_STEPS} steps)'
+        f"  data.balance={value_text(config.data.balance)}: by the {measure}, the replica that computes longest takes "
+        f'{in_order:.3f} times the mean with "none", {by_cost:.3f} with "{name}" ({_BALANCED_STEPS} steps)'
     )
     return [text]
 

@@ -80,17 +80,18 @@ class DataConfig:
     packing: Literal["none", "best_fit"] = field(
         default="none",
         metadata=option(
-            "How documents share samples. none: the token stream is cut every model.seq_len tokens. best_fit: "
+            "How documents share samples. none: the token stream is cut every seq_len tokens. best_fit: "
             "documents that fit into a sample stay whole, and the rest of the sample is padding; needs "
-            "data.has_document_mask, and the file that `megatrain data pack` makes for each pair."
+            "data.has_document_mask, and the file that `megatrain data pack` makes for each pair and sample length."
         ),
     )
-    balance: Literal["none", "cost"] = field(
+    balance: Literal["none", "cost", "file"] = field(
         default="none",
         metadata=option(
             "How the samples of a step are dealt to its micro-batches and replicas. none: in their order. cost: so "
             "that all replicas compute equally long, by the lengths of the documents; needs data.has_document_mask. "
-            "The samples of a step are the same."
+            "file: by the costs of documents in the file that `megatrain data costs` makes for each pair. The samples "
+            "of a step are the same."
         ),
     )
     accepted_digest: str = field(

@@ -9,9 +9,7 @@ packing.py determines the content; `megatrain data pack` writes the file.
 from __future__ import annotations
 
 import functools
-import os
 import struct
-import zlib
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.files.whole_files import sync_directory, temporary_name
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
 from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset, map_file
 from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, pack_block
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
+from megatrain.data.sidecar import check_header, new_sidecar, packed_header
 from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"
@@ -77,20 +75,13 @@ class PackedBins:
         content = map_file(self.path)
         if len(content) < BINS_HEADER.size:
             raise DataError(f"{self.path}: has {len(content)} bytes, less than its header; {again}")
-        magic, version, found_len, digest, num_pieces, num_bins, header_sum = BINS_HEADER.unpack_from(content)
+        magic, version, found_len, digest, num_pieces, num_bins, _ = BINS_HEADER.unpack_from(content)
         if (magic, version, found_len) != (BINS_MAGIC, BINS_VERSION, seq_len):
             raise DataError(
                 f"{self.path}: has magic {magic!r}, version {version} and seq_len {found_len}; expected "
                 f"{BINS_MAGIC!r}, {BINS_VERSION} and {seq_len}; {again}"
             )
-        wanted = data_digest(dataset)
-        if digest.decode("ascii", "replace") != wanted:
-            raise DataError(
-                f"{self.path}: was made for data with digest {digest.decode('ascii', 'replace')}, and {dataset.prefix} "
-                f"has {wanted}; {again}"
-            )
-        if header_sum != _header_sum(content[: BINS_HEADER.size]):
-            raise DataError(f"{self.path}: its header, at byte 0, differs from its checksum; it is damaged, {again}")
+        check_header(self.path, content[: BINS_HEADER.size], digest, dataset, again)
         num_bytes = num_pieces * PIECE_DTYPE.itemsize + (num_bins + 1) * _BOUND_BYTES
         self._sums_start = BINS_HEADER.size + num_bytes
         size = self._sums_start + num_blocks(num_bytes) * SUM_DTYPE.itemsize
@@ -162,41 +153,30 @@ def write_bins(
             f"{dataset.prefix}: only local files can be packed; pack a copy, and store the result beside them"
         )
     path = bins_path(dataset.prefix, seq_len)
-    temporary = path.with_name(temporary_name(path.name))
     num_bins = num_pieces = num_labels = num_left_out = 0
-    try:
-        with (
-            temporary.open("wb") as file,
-            TemporaryFile(dir=path.parent) as bounds,
-            closing(_packed(dataset, seq_len, num_workers)) as blocks,
-        ):
-            file.write(bytes(BINS_HEADER.size))
-            content = SummingWriter(file)
-            bounds.write(bytes(_BOUND_BYTES))
-            for block, done in blocks:
-                content.write(block.pieces.tobytes())
-                bounds.write((block.bounds[1:] + num_pieces).astype("<i8").tobytes())
-                num_bins += block.num_bins
-                num_pieces += len(block.pieces)
-                num_labels += int(block.pieces["labels"].sum(dtype=np.int64))
-                num_left_out += block.num_left_out
-                report(done, dataset.num_documents)
-            bounds.seek(0)
-            while part := bounds.read(_COPY_BYTES):
-                content.write(part)
-            file.write(content.sums().tobytes())
-            file.seek(0)
-            file.write(_header(seq_len, data_digest(dataset), num_pieces, num_bins))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written: {error.strerror or error}; free space or change its access"
-        ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        new_sidecar(path) as file,
+        TemporaryFile(dir=path.parent) as bounds,
+        closing(_packed(dataset, seq_len, num_workers)) as blocks,
+    ):
+        file.write(bytes(BINS_HEADER.size))
+        content = SummingWriter(file)
+        bounds.write(bytes(_BOUND_BYTES))
+        for block, done in blocks:
+            content.write(block.pieces.tobytes())
+            bounds.write((block.bounds[1:] + num_pieces).astype("<i8").tobytes())
+            num_bins += block.num_bins
+            num_pieces += len(block.pieces)
+            num_labels += int(block.pieces["labels"].sum(dtype=np.int64))
+            num_left_out += block.num_left_out
+            report(done, dataset.num_documents)
+        bounds.seek(0)
+        while part := bounds.read(_COPY_BYTES):
+            content.write(part)
+        file.write(content.sums().tobytes())
+        fields = (BINS_MAGIC, BINS_VERSION, seq_len, data_digest(dataset).encode("ascii"), num_pieces, num_bins)
+        file.seek(0)
+        file.write(packed_header(BINS_HEADER, *fields))
     return BinsSummary(seq_len, num_bins, num_pieces, num_labels, num_left_out)
 
 
@@ -220,16 +200,6 @@ def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
     if num_bins != bins.num_bins:
         return BINS_HEADER.size + bins.pieces.nbytes + (num_bins + 1) * _BOUND_BYTES
     return bins.first_wrong_sum()
-
-
-def _header(seq_len: int, digest: str, num_pieces: int, num_bins: int) -> bytes:
-    fields = (BINS_MAGIC, BINS_VERSION, seq_len, digest.encode("ascii"), num_pieces, num_bins)
-    return BINS_HEADER.pack(*fields, _header_sum(BINS_HEADER.pack(*fields, 0)))
-
-
-def _header_sum(header: bytes) -> int:
-    """Return the CRC-32 of a header without its last field."""
-    return zlib.crc32(header[: -SUM_DTYPE.itemsize])
 
 
 def _packed(dataset: IndexedDataset, seq_len: int, num_workers: int) -> Generator[tuple[PackedBlock, int]]:

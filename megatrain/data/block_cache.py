@@ -29,7 +29,7 @@ import numpy as np
 
 from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.files.file_locks import is_locked, lock, wait_and_lock, wait_and_lock_byte, wait_and_share
+from megatrain.contracts.files.file_locks import lock, wait_and_lock, wait_and_lock_byte, wait_and_share
 from megatrain.contracts.files.own_files import check_own_directory, make_own_directory
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, temporary_name
 from megatrain.data.block_sums import BLOCK_BYTES as PAGE_BYTES
@@ -100,7 +100,7 @@ class BlockCache:
             ) from error
 
     def read(self, block: FileBlock, offset: int, num_bytes: int, load: _Load) -> bytes:
-        """Return a range of a block.
+        """Return a range of a block; of 0 bytes, to store the block for later.
 
         load: returns a range of the file from the source. Its errors, which are no OSErrors, are raised here.
         """
@@ -115,45 +115,29 @@ class BlockCache:
             found = self._stored(block, offset, num_bytes)
             if found is None:
                 content = load(block.offset, block.num_bytes)
-                self._store(block, content)
+                header = np.array(_sums(content), SUM_DTYPE).tobytes()
+                self._store(self._path(block), len(header) + len(content), (header, content))
                 found = content[offset : offset + num_bytes]
         return found
-
-    def fetch(self, block: FileBlock, load: _Load) -> None:
-        """Store a block for later, unless it has a file, which then counts as used, or the disk is full."""
-        if self._misses_until_retry > 0 or self._has_file(block):
-            return
-        with self._locked(block):
-            if not self._has_file(block):
-                self._store(block, load(block.offset, block.num_bytes))
 
     def whole(self, block: FileBlock, load: _Load) -> bytes | mmap.mmap:
         """Return a whole file: mapped if it can be stored, otherwise in memory. The map outlives the file."""
         path = self._path(block).with_suffix(_WHOLE)
-        starts = range(0, block.num_bytes, _PART_BYTES)
-        parts = (load(start, min(_PART_BYTES, block.num_bytes - start)) for start in starts)
+
+        def parts() -> Iterator[bytes]:
+            for start in range(0, block.num_bytes, _PART_BYTES):
+                yield load(start, min(_PART_BYTES, block.num_bytes - start))
+
         with self._locked(block):
             found = _mapped(path, block.num_bytes)
             if found is None:
-                try:
-                    self._write(path, block.num_bytes, parts)
-                    found = _mapped(path, block.num_bytes)
-                except OSError as error:
-                    self._not_stored(path, error)
-        if found is not None:
-            return found
-        return b"".join(load(start, min(_PART_BYTES, block.num_bytes - start)) for start in starts)
+                self._store(path, block.num_bytes, parts())
+                found = _mapped(path, block.num_bytes)
+        return b"".join(parts()) if found is None else found
 
     def _path(self, block: FileBlock) -> Path:
         name = block.name
         return self._directory / name[:2] / name
-
-    def _has_file(self, block: FileBlock) -> bool:
-        """Return whether a block has a file. Making room for others will not remove it next."""
-        with suppress(OSError):
-            os.utime(self._path(block))
-            return True
-        return False
 
     def _stored(self, block: FileBlock, offset: int, num_bytes: int) -> bytes | None:
         """Return a range of a block's file; None if there is no file, or if it is damaged there."""
@@ -182,16 +166,20 @@ class BlockCache:
             path.unlink()
         return None
 
-    def _store(self, block: FileBlock, content: bytes) -> None:
-        header = np.array(_sums(content), SUM_DTYPE).tobytes()
-        path = self._path(block)
+    def _store(self, path: Path, num_bytes: int, parts: Iterable[bytes]) -> None:
+        """Write a file of `num_bytes`, if it has room. Raises: the errors of `parts`, which are no OSErrors."""
         try:
-            self._write(path, len(header) + len(content), (header, content))
+            self._write(path, num_bytes, parts)
         except OSError as error:
-            self._not_stored(path, error)
+            self._misses_until_retry = _MISSES_UNTIL_RETRY
+            self._report(
+                "not stored",
+                f"{path} cannot be written: {error.strerror}; remote data are read from their source each time: free "
+                "space, or change data.cache_directory or data.cache_bytes",
+            )
 
     def _write(self, path: Path, num_bytes: int, parts: Iterable[bytes]) -> None:
-        """Write a file of `num_bytes` atomically. Raises: OSError, and the errors of `parts`."""
+        """Write a file atomically. Raises: OSError, and the errors of `parts`."""
         if num_bytes > self.settings.max_bytes:
             raise OSError(errno.EFBIG, f"its {num_bytes} bytes are more than data.cache_bytes")
         temporary = path.with_name(temporary_name(path.name))
@@ -234,32 +222,24 @@ class BlockCache:
         yield descriptor
 
     def _make_room(self, num_bytes: int) -> int:
-        """Remove the files that were not used for the longest time, and those of processes that were killed.
+        """Remove what processes that were killed have not completed, then what was not used for the longest time.
 
         Returns the bytes of the files that remain.
         """
-        found = []
-        for entry in self._files():
+        found, used = [], 0
+        for path in self._directory.glob("??/*"):
             with suppress(FileNotFoundError):
-                if is_temporary_name(entry.name) and _is_left_behind(entry.path):
-                    os.unlink(entry.path)
-                else:
-                    status = entry.stat()
-                    found.append((status.st_mtime_ns, status.st_size, entry.path))
-        used = sum(size for _, size, _ in found)
+                status, is_temporary = path.stat(), is_temporary_name(path.name)
+                used += status.st_size
+                if not (is_temporary or path.suffix == _WHOLE) or not _is_in_use(path):
+                    found.append((not is_temporary, status.st_mtime_ns, status.st_size, path))
         wanted = self.settings.max_bytes - max(num_bytes, self.settings.max_bytes // _ROOM)
-        for _, size, path in sorted(found):
+        for *_, size, path in sorted(found):
             if used <= wanted:
                 break
-            if not is_temporary_name(Path(path).name) and not _is_mapped(path):
-                Path(path).unlink(missing_ok=True)
-                used -= size
+            path.unlink(missing_ok=True)
+            used -= size
         return used
-
-    def _files(self) -> Iterator[os.DirEntry[str]]:
-        for folder in os.scandir(self._directory):
-            if folder.is_dir(follow_symlinks=False):
-                yield from os.scandir(folder.path)
 
     @contextmanager
     def _locked(self, block: FileBlock) -> Iterator[None]:
@@ -278,14 +258,6 @@ class BlockCache:
             with suppress(OSError):
                 wait_and_lock_byte(file.fileno(), int(block.name[:15], 16))
             yield
-
-    def _not_stored(self, path: Path, error: OSError) -> None:
-        self._misses_until_retry = _MISSES_UNTIL_RETRY
-        self._report(
-            "not stored",
-            f"{path} cannot be written: {error.strerror}; remote data are read from their source each time: free "
-            "space, or change data.cache_directory or data.cache_bytes",
-        )
 
     def _report(self, kind: str, text: str) -> None:
         """Log the first problem of each kind."""
@@ -313,19 +285,13 @@ def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
     return None
 
 
-def _is_mapped(path: str) -> bool:
-    """Return whether a process maps a whole file. If it were removed, its bytes would stay on the disk, uncounted."""
-    if not path.endswith(_WHOLE):
-        return False
-    with suppress(FileNotFoundError), open(path, "rb") as file:
+def _is_in_use(path: Path) -> bool:
+    """Return whether a process writes or maps a file. If it were removed, its bytes would stay on the disk, and not
+    count."""
+    with path.open("rb") as file:
         try:
-            lock(file.fileno())
+            has_no_locks = bool(lock(file.fileno()))
         except BlockingIOError:
             return True
-    return False
-
-
-def _is_left_behind(path: str) -> bool:
-    """Return whether the process that wrote a temporary file has ended."""
-    with open(path, "rb") as file:
-        return is_locked(file.fileno()) is False
+    # without locks, a process may still be writing it
+    return has_no_locks and is_temporary_name(path.name)

@@ -18,8 +18,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, DataMeta
+from megatrain.data.remote_file import fetch_together
 from megatrain.data.remote_path import AnyPath, DataPath
-from megatrain.data.remote_tokens import fetch_together
 from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokenizer_file
 
 BLOCKS = 64

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.mixture import Mixture
-from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.reader import BatchReader
+from megatrain.data.training_source import TrainingSource
 
 
 @dataclass(frozen=True, slots=True)

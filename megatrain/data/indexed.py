@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
+from megatrain.data.remote_file import RemoteBlock, RemoteFile
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
-from megatrain.data.remote_tokens import RemoteBlock, RemoteTokens
 from megatrain.data.token_file import TokenFile, UnreadableError, unopened
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
@@ -79,11 +79,11 @@ class IndexedDataset:
         # the arrays of the index are not aligned, so numpy would copy a whole array to search it
         self._search_pointers = memoryview(index)[offset - self.sequence_pointers.nbytes : offset].cast("q")
         self._search_bounds = memoryview(index)[offset:].cast("q")
-        self._data: TokenFile | RemoteTokens
-        if isinstance(prefix, RemotePath):
-            self._data = RemoteTokens(data_path(prefix))
-        else:
-            self._data = TokenFile(data_path(prefix))
+        path = data_path(prefix)
+        try:
+            self._data = path.file() if isinstance(path, RemotePath) else TokenFile(path)
+        except FileNotFoundError as error:
+            raise unopened(path, error) from error
         _check_sums(self, self._data.num_bytes)
 
     @property
@@ -178,7 +178,7 @@ class IndexedDataset:
 
     @property
     def is_remote(self) -> bool:
-        return isinstance(self._data, RemoteTokens)
+        return isinstance(self._data, RemoteFile)
 
     def window(self, start: int, length: int) -> NDArray[Any]:
         """Return `length` tokens from position `start`, or all up to the end; of the file's type.
@@ -211,7 +211,7 @@ def map_file(path: DataPath) -> bytes | mmap.mmap:
     """Return the content of a file, mapped. Raises: DataError when it cannot be read."""
     try:
         if isinstance(path, RemotePath):
-            return path.map()
+            return path.file().map()
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return b""

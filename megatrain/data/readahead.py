@@ -7,12 +7,12 @@ those of the step that is being read, and a number of blocks of the steps behind
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from megatrain.config.step_sequence import StepSequence
 from megatrain.data.reader import BatchReader
-from megatrain.data.remote_tokens import RemoteBlock
+from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.side_by_side import MOST_THREADS
 from megatrain.programs.thread_limits import thread_error
 
@@ -28,17 +28,13 @@ class Readahead:
     """
 
     def __init__(self, steps: Iterable[Iterable[RemoteBlock]], num_blocks: int, first: int = 0) -> None:
-        self._num_blocks = num_blocks
-        self._changed = threading.Condition()
-        self._steps = iter(steps)
-        self._found: deque[tuple[int, RemoteBlock]] = deque()
-        self._last = first - 1
-        """The last step whose blocks are known."""
         self._reading = first - 1
-        self._taken: Counter[int] = Counter()
-        """The blocks beyond the step that is being read, by step."""
         self._is_closed = False
+        self._changed = threading.Condition()
+        self._turn = threading.Lock()
+        self._due = self._due_blocks(steps, first, num_blocks)
         for number in range(min(num_blocks, MOST_THREADS)):
+            # a daemon thread: one that waits for the storage must not keep an ending process alive
             thread = threading.Thread(target=self._run, name=f"data-readahead-{number}", daemon=True)
             try:
                 thread.start()
@@ -52,7 +48,6 @@ class Readahead:
         """State that a step is about to be read."""
         with self._changed:
             self._reading = max(self._reading, step)
-            self._taken = Counter({of: count for of, count in self._taken.items() if of > self._reading})
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -62,27 +57,31 @@ class Readahead:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while (block := self._take()) is not None:
+        while True:
+            with self._turn:
+                block = next(self._due, None)
+            if block is None:
+                return
             block.fetch()
 
-    def _take(self) -> RemoteBlock | None:
-        """Wait until a block may be fetched, and return it; None if there are no more."""
+    def _due_blocks(self, steps: Iterable[Iterable[RemoteBlock]], first: int, num_blocks: int) -> Iterator[RemoteBlock]:
+        """Yield each block as soon as it may be fetched, until there are no more or `close` is called."""
+        # the steps of the newest `num_blocks` blocks: one more is too many while the first of these steps is not read
+        recent = deque([first - 1] * num_blocks, num_blocks)
+        for step, blocks in enumerate(steps, first):
+            if not self._has_reached(step - _MOST_STEPS):
+                return
+            for block in dict.fromkeys(blocks):
+                if not self._has_reached(min(step, recent[0])):
+                    return
+                recent.append(step)
+                yield block
+
+    def _has_reached(self, step: int) -> bool:
+        """Wait until a step is read. Returns whether it is; False: `close` was called."""
         with self._changed:
-            while not self._is_closed:
-                if not self._found and self._last < self._reading + _MOST_STEPS:
-                    blocks = next(self._steps, None)
-                    if blocks is None:
-                        return None
-                    self._last += 1
-                    self._found.extend((self._last, block) for block in dict.fromkeys(blocks))
-                elif self._found and (self._found[0][0] <= self._reading or self._taken.total() < self._num_blocks):
-                    step, block = self._found.popleft()
-                    if step > self._reading:
-                        self._taken[step] += 1
-                    return block
-                else:
-                    self._changed.wait()
-        return None
+            self._changed.wait_for(lambda: self._is_closed or self._reading >= step)
+            return not self._is_closed
 
 
 def readahead(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.checkpoint_format.sample_stream import SampleStream, StreamSource
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.sample_ranges import position_after
@@ -25,12 +25,13 @@ from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.length_order import SamplePieces
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
-from megatrain.data.order import PackedOrder, SampleOrder, SamplePieces
-from megatrain.data.remote_tokens import RemoteBlock
-from megatrain.data.sample_costs import sample_costs
+from megatrain.data.order import PackedOrder, SampleOrder
+from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
+from megatrain.data.training_source import TrainingSource
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
 _OnBad = Callable[[int, BadTokensError], None]
@@ -116,20 +117,6 @@ class TokenWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingSource:
-    """Tokens that samples come from, and their order.
-
-    section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
-    """
-
-    identity: StreamSource
-    dataset: IndexedDataset
-    order: SampleOrder | PackedOrder
-    section: str = ""
-    max_epochs: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class BatchReader:
     """Reads any step of a run. It has no state: a first read of step 1,000 costs as much as a first read of step 0."""
 
@@ -140,7 +127,7 @@ class BatchReader:
     replaces_bad_samples: bool = False
     """Whether a sample whose tokens cannot be used has no labels; otherwise it is an error."""
     balanced_cost: DocumentCost | None = None
-    """The cost by which the samples of a step are dealt; None: in the order of their numbers."""
+    """The cost by which the samples of a step are dealt; None: by the costs of the sources, or else in their order."""
 
     @classmethod
     def of(
@@ -229,20 +216,22 @@ class BatchReader:
 
     def dealt(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the order in which this reader deals the samples of the step."""
-        if self.balanced_cost is None:
+        if self.balanced_cost is None and not any(self.cost_digests):
             return plan
         costs = self.costs(np.array(plan.samples, dtype=np.int64), self.balanced_cost)
         order = balanced_order(costs, plan.dealing, plan.micro_batch_size)
         return replace(plan, order=tuple(order.tolist()))
 
-    def costs(self, samples: NDArray[np.int64], cost: DocumentCost) -> NDArray[np.int64]:
-        """Return the cost of each of these samples by the lengths of their documents. Shapes: all [samples]."""
+    def costs(self, samples: NDArray[np.int64], cost: DocumentCost | None) -> NDArray[np.int64]:
+        """Return the cost of each of these samples by the costs of its source, or else by the lengths of its documents.
+
+        Shapes: all [samples]. Raises: DataError when a file of costs or of packed samples is damaged.
+        """
         sources, indices = self.mixture.places(samples)
         costs = np.zeros_like(samples)
         for number in np.unique(sources).tolist():
             of_source = sources == number
-            source = self._open(number)
-            costs[of_source] = sample_costs(cost, source.dataset, source.order, indices[of_source])
+            costs[of_source] = self._open(number).sample_costs(cost, indices[of_source])
         return costs
 
     def seq_len_of(self, plan: StepPlan) -> int:
@@ -256,6 +245,11 @@ class BatchReader:
     def source_names(self) -> tuple[str, ...]:
         """The names of all sources of the mixture, "" for a source that gets no more samples."""
         return tuple("" if source is None else source.identity.name for source in self.sources)
+
+    @property
+    def cost_digests(self) -> tuple[str, ...]:
+        """The digests of the costs of all sources of the mixture, "" for a source without costs."""
+        return tuple("" if source is None or source.costs is None else source.costs.digest for source in self.sources)
 
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:

@@ -1,4 +1,4 @@
-"""A file in object storage: its version, and reads that are repeated while the storage fails, and notice a change.
+"""A file in object storage: its version, reads that are repeated while the storage fails, and reads through a cache.
 
 A read asks for the version afterwards: if it is that of the time when the file was opened, so are the bytes.
 """
@@ -6,16 +6,20 @@ A read asks for the version afterwards: if it is that of the time when the file 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
 
 from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.files.url_drivers import reason
 from megatrain.contracts.files.whole_files import MISSING_ERRORS
+from megatrain.data.block_cache import BlockCache, FileBlock
 from megatrain.data.input_file import FileVersion, url_version
+from megatrain.data.side_by_side import side_by_side
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """The longest pauses before a read is repeated. After these, the storage counts as failed."""
@@ -24,27 +28,55 @@ _Result = TypeVar("_Result")
 
 
 class RemoteFile:
-    """A file behind a URL: `path` in fsspec's driver `store`. `version`: that of the time when it was opened.
+    """A file behind a URL: `path` in fsspec's driver `store`. For any number of threads.
 
-    Raises: FileNotFoundError; DataError when access is denied; UnreachableError when the storage does not answer.
+    `num_bytes`: its size when it was opened. cache: keeps what `read` and `map` have read.
+    Raises: FileNotFoundError; DataError when access is denied; UnreachableError when the storage does not answer. All
+    reads raise DataError when the file was changed or removed, or access is denied, and UnreachableError.
     """
 
-    def __init__(self, url: str, store: Any, path: str) -> None:
-        self.url = url
+    def __init__(self, url: str, store: Any, path: str, cache: BlockCache) -> None:
+        self._url = url
         self._store = store
         self._path = path
-        self.version = self._look_up()
-
-    @property
-    def key(self) -> str:
-        """Identifies the content."""
-        return f"{self.url}\n{self.version.num_bytes}\n{self.version.mark}"
-
-    def _look_up(self) -> FileVersion:
-        found = self._repeated(self.url, self._current_version)
+        self._cache = cache
+        found = _repeated(url, self._current_version)
         if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.url)
-        return found
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+        self._version = found
+        self.num_bytes = found.num_bytes
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes through the cache, as many as the file has from `offset` on, at most `num_bytes`."""
+        end, parts = min(offset + num_bytes, self.num_bytes), []
+        for _, block in self.blocks(offset, num_bytes):
+            first, last = max(offset, block.offset), min(end, block.offset + block.num_bytes)
+            parts.append(self._cache.read(block, first - block.offset, last - first, self.read_range))
+        return b"".join(parts)
+
+    def blocks(self, offset: int, num_bytes: int) -> list[RemoteBlock]:
+        """Return the blocks of the cache that such a read needs."""
+        size, end = self._cache.settings.block_bytes, min(offset + num_bytes, self.num_bytes)
+        starts = range(offset - offset % size, end, size) if offset < end else range(0)
+        return [RemoteBlock(self, self._block(start, min(size, self.num_bytes - start))) for start in starts]
+
+    def fetch(self, block: FileBlock) -> None:
+        """Copy a block to the cache. If that fails, the read will raise the error."""
+        with suppress(DataError):
+            self._cache.read(block, 0, 0, self.read_range)
+
+    def map(self) -> bytes | mmap.mmap:
+        """Return the content of the whole file, which is copied to the cache and mapped."""
+        return self._cache.whole(self._block(0, self.num_bytes), self.read_range)
+
+    def read_range(self, offset: int, num_bytes: int) -> bytes:
+        """Return bytes from the storage."""
+        if num_bytes == 0:
+            return b""
+        return _repeated(f"{self._url} at byte {offset}", lambda: self._read(offset, num_bytes))
+
+    def _block(self, offset: int, num_bytes: int) -> FileBlock:
+        return FileBlock(f"{self._url}\n{self._version.num_bytes}\n{self._version.mark}", offset, num_bytes)
 
     def _current_version(self) -> FileVersion | None:
         """Return the version that the storage has now; None if the file does not exist."""
@@ -53,59 +85,63 @@ class RemoteFile:
         except MISSING_ERRORS:
             return None
 
-    def read_range(self, offset: int, num_bytes: int) -> bytes:
-        """Return bytes of the version that was opened.
-
-        Raises: DataError when the file was changed or removed, or access is denied; UnreachableError when the storage
-        does not answer.
-        """
-        if num_bytes == 0:
-            return b""
-        return self._repeated(f"{self.url} at byte {offset}", lambda: self._read(offset, num_bytes))
-
     def _read(self, offset: int, num_bytes: int) -> bytes:
         try:
             content = bytes(self._store.cat_file(self._path, start=offset, end=offset + num_bytes))
         finally:
             # after an error, too: drivers report a range beyond a new end with various ones
-            self._check_version()
+            found = self._current_version()
+            if found is None:
+                raise DataError(f"{self._url}: was removed while it was read; restore it")
+            if found != self._version:
+                before, now = (f"{version.num_bytes} bytes ({version.mark})" for version in (self._version, found))
+                raise DataError(
+                    f"{self._url}: was changed while it was read: had {before}, has {now}; restore it, or start again"
+                )
         if len(content) != num_bytes:
             raise OSError(errno.EIO, f"{len(content)} of {num_bytes} bytes were received")
         return content
 
-    def _check_version(self) -> None:
-        found = self._current_version()
-        if found is None:
-            raise DataError(f"{self.url}: was removed while it was read; restore it")
-        if found != self.version:
-            before, now = (f"{version.num_bytes} bytes ({version.mark})" for version in (self.version, found))
-            raise DataError(
-                f"{self.url}: was changed while it was read: had {before}, has {now}; restore it, or start again"
-            )
 
-    def _repeated(self, what: str, action: Callable[[], _Result]) -> _Result:
-        """Return the result of an action, which is repeated while the storage fails.
+class RemoteBlock(NamedTuple):
+    """A block of a file."""
 
-        Raises: DataError naming `what` when access is denied; UnreachableError naming it after the last try.
-        """
-        num_failed = 0
-        while True:
-            try:
-                return action()
-            except DataError:
-                raise
-            except Exception as error:
-                # of the SDKs only the names are known here: NoCredentialsError, CredentialRetrievalError
-                if isinstance(error, _REFUSALS) or "Credential" in type(error).__name__:
-                    raise DataError(f"{what}: cannot be read: {reason(error)}; {_refusal_hint(error)}") from error
-                if num_failed == len(PAUSES_S):
-                    raise UnreachableError(
-                        f"{what}: cannot be read, after {num_failed + 1} tries: {reason(error)}; check the network and "
-                        "the storage"
-                    ) from error
-            # the hosts of a job fail together, and must not come back together
-            time.sleep(PAUSES_S[num_failed] * random.uniform(0.5, 1.0))
-            num_failed += 1
+    file: RemoteFile
+    block: FileBlock
+
+    def fetch(self) -> None:
+        self.file.fetch(self.block)
+
+
+def fetch_together(blocks: Iterable[RemoteBlock]) -> None:
+    """Fetch blocks at the same time, before they are read one after the other."""
+    found = list(dict.fromkeys(blocks))
+    if len(found) > 1:
+        side_by_side(RemoteBlock.fetch, found)
+
+
+def _repeated(what: str, action: Callable[[], _Result]) -> _Result:
+    """Return the result of an action, which is repeated while the storage fails.
+
+    Raises: DataError naming `what` when access is denied; UnreachableError naming it after the last try.
+    """
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return action()
+        except DataError:
+            raise
+        except Exception as error:
+            # of the SDKs only the names are known here: NoCredentialsError, CredentialRetrievalError
+            if isinstance(error, _REFUSALS) or "Credential" in type(error).__name__:
+                raise DataError(f"{what}: cannot be read: {reason(error)}; {_refusal_hint(error)}") from error
+            if pause_s is None:
+                raise UnreachableError(
+                    f"{what}: cannot be read, after {len(PAUSES_S) + 1} tries: {reason(error)}; check the network and "
+                    "the storage"
+                ) from error
+        # requests of all hosts fail at the same time; different pauses keep them from returning all at once
+        time.sleep(pause_s * random.uniform(0.5, 1.0))
+    raise AssertionError("the last try returns or raises")
 
 
 def _refusal_hint(error: Exception) -> str:

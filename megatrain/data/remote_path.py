@@ -6,7 +6,6 @@ A RemotePath has the parts of pathlib.Path that the readers of data files use, w
 from __future__ import annotations
 
 import io
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.url_drivers import driver, reason, split_url
-from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
+from megatrain.data.block_cache import BlockCache, CacheSettings
 from megatrain.data.input_file import url_file
 from megatrain.data.remote_file import RemoteFile
 
@@ -78,23 +77,14 @@ class RemotePath:
     def read_bytes(self) -> bytes:
         """Read a small file from its source. Raises: OSError, DataError."""
         file = self.file()
-        return file.read_range(0, file.version.num_bytes)
+        return file.read_range(0, file.num_bytes)
 
     def read_text(self, encoding: str) -> str:
         return self.read_bytes().decode(encoding)
 
     def file(self) -> RemoteFile:
         """Open the file. Raises: FileNotFoundError; DataError when it cannot be looked up."""
-        return RemoteFile(self.url, self.store, self._path)
-
-    def map(self) -> bytes | mmap.mmap:
-        """Return the content of the whole file, which is copied to the cache and mapped.
-
-        Raises: FileNotFoundError; DataError when it cannot be read.
-        """
-        file = self.file()
-        block = FileBlock(file.key, 0, file.version.num_bytes)
-        return self.cache.whole(block, file.read_range)
+        return RemoteFile(self.url, self.store, self._path, self.cache)
 
     @property
     def _path(self) -> str:

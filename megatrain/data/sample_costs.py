@@ -1,8 +1,9 @@
-"""The cost of samples, from the lengths of their documents. Only the index of the tokens is read, not the tokens.
+"""The cost of samples, from the lengths of their documents or from a file with the cost of each document.
 
-Attention stays within documents, so its cost grows with the square of their lengths, or with the size of a window. All
-other costs grow with the number of tokens. Padding at the end of a sample is computed like a document.
-Costs are integers in the unit of DocumentCost. This package loads no torch.
+Only the index of the tokens is read, not the tokens. By lengths: attention stays within documents, so its cost grows
+with the square of their lengths, or with the size of a window. All other costs grow with the number of tokens. Padding
+at the end of a sample is computed like a document.
+Costs are integers, in the unit of DocumentCost or of the file. This package loads no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.config.model_products import DocumentCost
+from megatrain.data.costs import DocumentCosts
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import PackedOrder, SampleOrder
 
@@ -45,6 +47,39 @@ def sample_costs(
     padding = order.lengths(indices) - np.diff(num_tokens[bounds])
     costs: Int64 = np.diff(sums[bounds]) + length_costs(cost, padding)
     return costs
+
+
+def recorded_costs(
+    costs: DocumentCosts, dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64
+) -> Int64:
+    """Return the cost of samples of one source by the costs of its documents. Shapes: all [samples].
+
+    A sample has the part of a document's cost that it has of the document's labels. Padding costs nothing.
+    Raises: DataError when the costs or the file of packed samples are damaged there.
+    """
+    pieces = order.pieces(indices)
+    is_packed = isinstance(order, PackedOrder)
+    found = [
+        _piece_cost(costs, dataset, start, end, is_packed=is_packed)
+        for start, end in zip(pieces.starts.tolist(), (pieces.starts + pieces.labels).tolist(), strict=True)
+    ]
+    sums = np.concatenate([[0], np.cumsum(np.array(found, dtype=np.int64))])
+    of_samples: Int64 = np.diff(sums[pieces.bounds])
+    return of_samples
+
+
+def _piece_cost(costs: DocumentCosts, dataset: IndexedDataset, start: int, end: int, *, is_packed: bool) -> int:
+    """Return the cost of the labels of the tokens from `start` to `end` - 1. The costs of all pieces of a document add
+    up to its cost."""
+    first = dataset.document_of(start)
+    last = first + len(dataset.document_starts_between(start + 1, end))
+    bounds = dataset.document_starts(first, last + 2)
+    # the last token of a packed document is only a label
+    lengths = np.maximum(np.diff(bounds) - is_packed, 1)
+    before, through = (np.clip(place - bounds[:-1], 0, lengths) for place in (start, end))
+    of_documents = costs.read(first, last + 1)
+    # rounded down at both ends, so that no part is lost between two pieces
+    return int((of_documents * through // lengths - of_documents * before // lengths).sum())
 
 
 def _documents(dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64) -> tuple[Int64, Int64]:

@@ -12,6 +12,7 @@ import numpy as np
 from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokensError
 from megatrain.data.bins import PackedBins, first_difference
+from megatrain.data.costs import DocumentCosts, costs_path
 from megatrain.data.dataset import tokenizer_beside, tokenizer_digest
 from megatrain.data.indexed import IndexedDataset, data_path, index_path
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta
@@ -96,6 +97,7 @@ def _verify_pair(
     if meta is not None and split is not None:
         problems += _end_problems(dataset, meta.eod_id)
     problems += _packing_problems(dataset)
+    problems += _costs_problems(dataset)
     return VerifiedPair(str(prefix), *counts, tuple(problems))
 
 
@@ -115,6 +117,17 @@ def _packing_problems(dataset: IndexedDataset) -> Iterator[DataProblem]:
             yield DataProblem(
                 str(path), offset, f"differs from what packing makes of the documents; make it again: {again}"
             )
+
+
+def _costs_problems(dataset: IndexedDataset) -> Iterator[DataProblem]:
+    """Yield what is wrong with the costs beside the token files."""
+    path = costs_path(dataset.prefix)
+    if not path.exists():
+        return
+    try:
+        DocumentCosts(dataset).read(0, dataset.num_documents)
+    except DataError as error:
+        yield _as_problem(error, path)
 
 
 def _tokenizer_problems(prefix: DataPath, meta: DataMeta) -> Iterator[DataProblem]:

@@ -12,7 +12,6 @@ from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.sample_ranges import SampleRanges, num_kept, position_after
 from megatrain.contracts.step_plan import idle_text
-from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
 
 
@@ -63,7 +62,7 @@ def length_notes(
         assembled = sum(
             source.order.num_assembled(count)
             for source, count, weight in zip(reader.sources, counts, weights, strict=True)
-            if weight and source is not None and isinstance(source.order, SampleOrder)
+            if weight and source is not None
         )
         # a stage among the samples that the run leaves out may have been removed since
         planned = [one for one in config.placed_stages if one.changes_length and one.first_sample <= sample]

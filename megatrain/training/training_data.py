@@ -13,6 +13,7 @@ from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.model_products import DocumentCost, document_cost
 from megatrain.contracts.errors import DataError
 from megatrain.data.block_cache import CacheSettings
+from megatrain.data.costs import DocumentCosts
 from megatrain.data.dataset import (
     check_same_tokenizer,
     check_tokenizer,
@@ -28,8 +29,9 @@ from megatrain.data.mixture import Mixture
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
 from megatrain.data.parts import PartSizes
-from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, path_or_url
+from megatrain.data.training_source import TrainingSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +61,29 @@ def open_reader(config: Config) -> BatchReader:
         for key, prefix in prefixes.items():
             check_tokenizer(Path(config.data.tokenizer), prefix, metas[key], config.model.vocab_size)
     replaces_bad_samples = config.data.bad_samples == "replace"
-    sources = []
+    mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(config.data_sources))
+    sources: list[TrainingSource] = []
     for key, source in config.data_sources.items():
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
         is_packed = config.data.packing != "none"
         sizes = PartSizes(config.data.block_tokens, config.data.part_tokens)
-        order = order_of(dataset, config.seq_len, config.resolved_data_seed, is_packed=is_packed, sizes=sizes)
+        # a source that begins in a later stage needs no samples of the lengths before
+        seq_len = mixture.lengths_of(len(sources))[0].seq_len
+        order = order_of(dataset, seq_len, config.resolved_data_seed, is_packed=is_packed, sizes=sizes)
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
-        sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs))
+        costs = DocumentCosts(dataset) if config.data.balance == "file" else None
+        sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs, costs))
     _refuse_duplicates(
         ((f"{source.section}.path", source.dataset, source.identity.digest) for source in sources),
         "use one source with the sum of their weights",
     )
-    mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(sources))
     has_mask = config.data.has_document_mask
     return BatchReader.of(sources, mixture, has_mask, replaces_bad_samples, balanced_cost(config))
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:
-    """Return the cost by which the samples of a step are dealt; None: in the order of their numbers."""
+    """Return the cost of documents by which the samples of a step are dealt; None: not by the lengths of documents."""
     return document_cost(config.model) if config.data.balance == "cost" else None
 
 

@@ -6,7 +6,6 @@ hide the error.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -20,7 +19,7 @@ from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.checkpoint_format.claims import JobRound
 from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.comm.group_stores import GroupStores
-from megatrain.comm.rendezvous import Rendezvous, value_of_rank_0
+from megatrain.comm.rendezvous import Rendezvous
 from megatrain.config.config import Config
 from megatrain.config.serialize import CONFIG_NAME, config_values, recorded_values, to_toml
 from megatrain.contracts.black_box.operations import Operation
@@ -45,6 +44,7 @@ from megatrain.training.observers.garbage_collection import PlannedGarbageCollec
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
+from megatrain.training.same_start import check_same_config, check_same_costs
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
 from megatrain.training.training_data import open_reader, open_validation, sample_stream, tokenizer_notes
@@ -79,7 +79,8 @@ def run_worker(
         rendezvous = open_rendezvous(process, job=config.job.name, timeout_s=config.runtime.init_timeout_s)
         if rendezvous is not None:
             process = rendezvous.process
-            _check_same_config(config, rendezvous)
+            check_same_config(config, rendezvous)
+            check_same_costs(reader.sources, rendezvous)
         recorder = _open_recorder(config, process, run_directory, device)
         watchdog.follow(recorder.path)
         try:
@@ -224,25 +225,6 @@ def _join(
             has_sequence_chunks=config.parallel.num_sequence_chunks > 1,
             timeout_s=runtime.init_timeout_s,
         )
-
-
-def _check_same_config(config: Config, rendezvous: Rendezvous) -> None:
-    """Raise ConfigError naming host and keys if this rank was started with another configuration than rank 0.
-
-    `megatrain launch` makes this check before it starts workers; torchrun does not.
-    """
-    process, own = rendezvous.process, config_values(config)
-    first = json.loads(value_of_rank_0(rendezvous, "config", json.dumps(own)))
-    if first == own:
-        return
-    host = process.host or socket.gethostname()
-    problems = [
-        f"{key}: rank {process.rank} on {host} has {own.get(key, 'no such key')}, rank 0 has "
-        f"{first.get(key, 'no such key')}; start all workers with one configuration"
-        for key in sorted(own.keys() | first.keys())
-        if own.get(key) != first.get(key)
-    ]
-    raise ConfigError(problems)
 
 
 def _device_notes(config: Config, device: torch.device, queues: str) -> list[str]:

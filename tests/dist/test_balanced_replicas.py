@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from megatrain.config.config import Config
+from megatrain.data.costs import write_costs
+from megatrain.data.indexed import IndexedDataset
+from tests.dist.conftest import VOCAB_SIZE
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_bitwise, assert_close, distance
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import CaseOrders, make_config
 from tests.helpers.waiting import wait_until
 
 OF_LOSSES, OF_WEIGHTS = 1e-12, 1e-10
 MASK = {"has_document_mask": True}
 BY_COST = MASK | {"balance": "cost"}
+BY_FILE = {"balance": "file"}
 LAYOUTS: dict[str, Tables] = {
     "dp2": {"parallel": {"dp_size": 2}},
     "dp2-micro2": {"parallel": {"dp_size": 2}, "batch": {"micro_batch_size": 2}},
@@ -27,10 +36,35 @@ def samples_of_replicas(run: Run, cursor: int) -> dict[int, list[int]]:
     return {record.coordinate["dp"]: record.samples[cursor] for record in run.ranks}
 
 
+@pytest.fixture(scope="module")
+def data_with_costs(all_data: Tables, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Return the tables of a source with costs that have nothing to do with the lengths of its documents."""
+    dataset = IndexedDataset(write_corpus(tmp_path_factory.mktemp("costs") / "train", 4000, VOCAB_SIZE, seed=1))
+    costs = np.random.default_rng(1).integers(0, 1000, dataset.num_documents).tolist()
+    write_costs(dataset, map(str, costs), "costs")
+    source = {"path": str(dataset.prefix), "name": "web"}
+    return {"data": {"train": "", "validation": all_data["data"]["validation"]}, "data_source": source}
+
+
 @pytest.mark.slow(kept=["dp3"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_dealing_by_cost_does_not_change_the_numbers(layout: Tables, jobs: TrainingJobs, all_data: Tables) -> None:
-    in_order, by_cost = (jobs.run(make_config({"data": all_data["data"] | keys}, layout)) for keys in (MASK, BY_COST))
+    check_same_numbers(jobs, [make_config({"data": all_data["data"] | keys}, layout) for keys in (MASK, BY_COST)])
+
+
+@pytest.mark.slow(kept=["dp3-mask"])
+@pytest.mark.parametrize("mask", [MASK, {}], ids=["mask", "no-mask"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_dealing_by_a_file_does_not_change_the_numbers(
+    layout: Tables, mask: dict[str, Any], jobs: TrainingJobs, data_with_costs: Tables
+) -> None:
+    data = data_with_costs["data"] | mask
+    check_same_numbers(jobs, [make_config(data_with_costs, {"data": data | keys}, layout) for keys in ({}, BY_FILE)])
+
+
+def check_same_numbers(jobs: TrainingJobs, configs: Sequence[Config]) -> None:
+    """Check two jobs, of which the second one deals by cost."""
+    in_order, by_cost = map(jobs.run, configs)
     assert_bitwise(by_cost.initial, in_order.initial)
     assert by_cost.samples_by_step() == in_order.samples_by_step()
     cursors = in_order.ranks[0].samples

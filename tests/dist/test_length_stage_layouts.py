@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.data.bins import write_bins
+from megatrain.data.indexed import IndexedDataset
 from tests.dist.training_jobs import Run, Tables, TrainingJobs, assert_close, distance
 from tests.helpers.training_case import CaseOrders, make_config, on_layout
 from tests.helpers.waiting import wait_until
@@ -65,6 +67,17 @@ def test_lengths_train_alike_on_one_device_and_in_a_layout(
             "whole step); 8 of them consist of windows of the length before"
         ),
     ]
+
+
+@pytest.mark.slow
+def test_packed_lengths_train_alike_in_a_layout(jobs: TrainingJobs, train_data: Tables) -> None:
+    prefix = Path(train_data["data"]["train"])
+    for seq_len in set(SEQ_LENS):
+        write_bins(IndexedDataset(prefix), seq_len)
+    found = tables(train_data)
+    data = {"train": "", "seq_len": 4, "has_document_mask": True, "packing": "best_fit", "balance": "cost"}
+    reference = jobs.run(make_config(found | {"data": data | {"balance": "none"}}))
+    assert_same_numbers([jobs.run(make_config(found | {"data": data}, on_layout(2, 2, 2)))], reference)
 
 
 @pytest.mark.slow

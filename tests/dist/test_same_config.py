@@ -1,4 +1,4 @@
-"""Workers started with different configurations: under torchrun, only the workers can detect it."""
+"""Workers started with different configurations or costs: only the workers can detect it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 from torch import distributed as dist
 
+from megatrain.checkpoint_format.sample_stream import StreamSource
 from megatrain.comm.rendezvous import Rendezvous
 from megatrain.config.config import Config
-from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.errors import ConfigError, DataError
 from megatrain.contracts.process import Process
-from megatrain.training.worker import _check_same_config
+from megatrain.data.costs import DocumentCosts, write_costs
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.order import SampleOrder
+from megatrain.data.training_source import TrainingSource
+from megatrain.training.same_start import check_same_config, check_same_costs
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import make_job
 
 
@@ -32,11 +38,24 @@ def test_the_rank_that_differs_names_its_host_and_all_keys(config: Config) -> No
         optimizer=replace(config.optimizer, lr=0.5),
         model=replace(config.model, num_layers=config.model.num_layers + 1),
     )
-    _check_same_config(config, rendezvous_of(0, store))
-    _check_same_config(config, rendezvous_of(1, store))
+    check_same_config(config, rendezvous_of(0, store))
+    check_same_config(config, rendezvous_of(1, store))
     with pytest.raises(ConfigError) as caught:
-        _check_same_config(other, rendezvous_of(1, store))
+        check_same_config(other, rendezvous_of(1, store))
     first, second = caught.value.problems
     layers = config.model.num_layers
     assert first.startswith(f"model.num_layers: rank 1 on host-1 has {layers + 1}, rank 0 has {layers}; start all")
     assert second.startswith(f"optimizer.lr: rank 1 on host-1 has 0.5, rank 0 has {config.optimizer.lr}; start all")
+
+
+def test_costs_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
+    store, costs = dist.HashStore(), []
+    for host in ("host-0", "host-1"):
+        dataset = IndexedDataset(write_corpus(tmp_path / host / "web", 400, 90))
+        write_costs(dataset, (str(number if host == "host-0" else 1) for number in range(dataset.num_documents)), host)
+        identity, order = StreamSource("web", dataset.num_tokens), SampleOrder(dataset.num_tokens, 16, 1)
+        costs.append([None, TrainingSource(identity, dataset, order, costs=DocumentCosts(dataset))])
+    check_same_costs(costs[0], rendezvous_of(0, store))
+    check_same_costs(costs[0], rendezvous_of(1, store))
+    with pytest.raises(DataError, match=r"web.costs: rank 1 on host-1 has costs with digest \w+, rank 0 has \w+; copy"):
+        check_same_costs(costs[1], rendezvous_of(1, store))

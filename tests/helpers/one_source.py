@@ -7,7 +7,8 @@ from megatrain.config.model_products import DocumentCost
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.reader import BatchReader
+from megatrain.data.training_source import TrainingSource
 
 SEQ_LEN = 16
 

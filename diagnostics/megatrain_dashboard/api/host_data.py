@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
@@ -122,7 +123,7 @@ def _rank(rank: int, wait_s: Float64, ready: Float64 | None, steps: Int64) -> Ra
         longest_wait_s=None if longest is None else float(wait_s[longest]),
         longest_wait_step=None if longest is None else int(steps[longest]),
         num_not_ready=None if ready is None else int((ready == 0).sum()),
-        wait_history=_history(wait_s),
+        wait_history=_history(wait_s, np.max),
     )
 
 
@@ -152,7 +153,7 @@ def _loader(
         least_ready=int(known.min()) if len(known) else None,
         most_ready=prefetch,
         num_starts=int(starts.max()) if len(starts) else None,
-        ready_history=tuple(None if one is None else -one for one in _history(-fewest)),
+        ready_history=_history(fewest, np.min),
     )
 
 
@@ -176,11 +177,11 @@ def _mean(cells: Float64) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _history(of_steps: Float64) -> tuple[float | None, ...]:
-    """Return the greatest value of each of at most _NUM_POINTS stretches of steps; None where there is none."""
+def _history(of_steps: Float64, reduce: Callable[[Float64], float]) -> tuple[float | None, ...]:
+    """Return the reduced values of each of at most _NUM_POINTS stretches of steps; None where there is none."""
     parts = np.array_split(of_steps, min(_NUM_POINTS, len(of_steps)))
     known = (part[np.isfinite(part)] for part in parts)
-    return tuple(float(part.max()) if len(part) else None for part in known)
+    return tuple(float(reduce(part)) if len(part) else None for part in known)
 
 
 def router(parts: DashboardParts) -> APIRouter:

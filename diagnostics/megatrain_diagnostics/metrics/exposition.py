@@ -85,6 +85,22 @@ _RANK_GAUGES = (
         "Samples of the rank that cannot be used and were replaced since its process began.",
         lambda rank: rank.replaced_samples,
     ),
+    _RankGauge(
+        "megatrain_rank_data_steps_ready",
+        "Steps that the host's data loader had ready when the rank requested the last step; 0: the rank waited.",
+        lambda rank: rank.steps_ready,
+    ),
+    _RankGauge(
+        "megatrain_rank_data_read_seconds",
+        "Reads of the host's data loader in the last step, of the first rank of each replica.",
+        lambda rank: rank.read_s,
+    ),
+    _RankGauge("megatrain_rank_data_read_bytes", "Bytes of these reads.", lambda rank: rank.read_bytes),
+    _RankGauge(
+        "megatrain_rank_data_loader_starts",
+        "How often the host's data loader was started in this round, of the same ranks.",
+        lambda rank: rank.loader_starts,
+    ),
 )
 
 

@@ -40,6 +40,13 @@ class RankReading:
     """The sum of the squared lengths of the documents: the cost of attention."""
     replaced_samples: float | None = None
     """Since the rank's process began; None also if the run does not replace bad samples."""
+    steps_ready: float | None = None
+    """Steps that the data loader of the host had ready at the last request; None also without such a loader."""
+    read_s: float | None = None
+    """Reads of that loader that the rank recorded in the last step; only the first rank of a replica records them."""
+    read_bytes: float | None = None
+    loader_starts: float | None = None
+    """How often the loader was started in this round; of the same ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ _EXCHANGES = tuple(operation for operation in Operation if operation.is_collecti
 def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankReading:
     """Return the reading of one rank's box."""
     progress = tail.progress
+    loader_starts = _value(tail.values, StepValue.LOADER_STARTS)
+    records_reads = loader_starts is not None
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
     return RankReading(
         rank=tail.identity.rank,
@@ -39,6 +41,10 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
         documents=_value(tail.values, StepValue.DOCUMENTS),
         squared_lengths=_value(tail.values, StepValue.SQUARED_LENGTHS),
         replaced_samples=_value(tail.values, StepValue.REPLACED_SAMPLES),
+        steps_ready=_value(tail.values, StepValue.STEPS_READY),
+        read_s=_sum_s(tail.totals, (Operation.DATA_READ,)) if records_reads else None,
+        read_bytes=_read_bytes(tail.totals) if records_reads else None,
+        loader_starts=loader_starts,
     )
 
 
@@ -86,6 +92,11 @@ def _sum_s(totals: StepTotals | None, operations: Sequence[Operation]) -> float 
         return None
     chosen = np.isin(totals.operation, [operation.number for operation in operations])
     return float(totals.sum_ns[chosen].sum()) / _NS
+
+
+def _read_bytes(totals: StepTotals | None) -> float | None:
+    """Return the bytes that the data loader has read in the last step; None before the first step."""
+    return None if totals is None else float(totals.num_bytes[totals.operation == Operation.DATA_READ.number].sum())
 
 
 def _value(values: Values | None, kind: StepValue) -> float | None:

@@ -1,4 +1,4 @@
-"""`megatrain data`: build token files from text; inspect, verify, sample, pack, merge and export them.
+"""`megatrain data`: build token files from text; inspect, verify, sample, pack, cost, merge and export them.
 
 Loads no torch.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 
-from megatrain.commands.data import build, export, inspect, merge, pack, sample, verify
+from megatrain.commands.data import build, costs, export, inspect, merge, pack, sample, verify
 
-SUMMARY = "build token files from text; inspect, verify, sample, pack, merge and export them"
+SUMMARY = "build token files from text; inspect, verify, sample, pack, cost, merge and export them"
 
-_VERBS = (build, inspect, verify, sample, pack, merge, export)
+_VERBS = (build, inspect, verify, sample, pack, costs, merge, export)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

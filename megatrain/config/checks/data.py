@@ -62,11 +62,11 @@ def data_problems(context: Context) -> Iterator[Problem]:
             'whose magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
             'data.bad_samples="refuse"',
         )
-    if config.data.balance != "none" and not config.data.has_document_mask:
+    if config.data.balance == "cost" and not config.data.has_document_mask:
         yield Problem(
             ("data.balance", "data.has_document_mask"),
             f"data.balance={value_text(config.data.balance)} needs data.has_document_mask=true: without it, all "
-            'samples cost the same; set it, or data.balance="none"',
+            'samples cost the same; set it, or data.balance="none" or "file"',
         )
     if config.data.balance != "none" and config.data.packing != "none" and config.data.bad_samples == "replace":
         yield Problem(

@@ -100,12 +100,6 @@ def _part_problems(config: Config, lengths: Mapping[str, int]) -> Iterator[Probl
 def _change_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem]:
     """Yield what cannot follow a change of the sample length, which `key` makes."""
     refused = (
-        (
-            "data.packing",
-            config.data.packing,
-            "none",
-            "the samples of another length are other bins of the same documents, some of which were read",
-        ),
         ("kernels.cuda_graphs", config.kernels.cuda_graphs, False, "a captured micro-batch has one length"),
         (
             "parallel.offload_layers",

@@ -22,15 +22,17 @@ from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.layout import STAGES, Layout
 from megatrain.contracts.step_plan import Dealing
 from megatrain.data.block_cache import CacheSettings
+from megatrain.data.costs import DocumentCosts
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, order_of
 from megatrain.data.parts import PartSizes
-from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import path_or_url
+from megatrain.data.training_source import TrainingSource
 
-PLAN_SCHEMA_VERSION = 1
+PLAN_SCHEMA_VERSION = 2
 _DAMAGE = "the arena is damaged; remove its directory, and the job restarts from storage"
 
 
@@ -52,6 +54,7 @@ class LoaderPlan:
     """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
 
     prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples.
+    cost_digests: the digest of the costs of each source, "" where samples are not dealt by costs.
     """
 
     steps: StepSequence
@@ -64,6 +67,7 @@ class LoaderPlan:
     is_packed: bool
     has_document_mask: bool
     balanced_cost: DocumentCost | None
+    cost_digests: tuple[str, ...]
     cache: CacheSettings
     readahead_blocks: int
 
@@ -85,11 +89,16 @@ class LoaderPlan:
 
         Raises: DataError when they cannot be used, or are not those with which the round began.
         """
-        found = [self._open_source(number, prefix) if prefix else None for number, prefix in enumerate(self.prefixes)]
         mixture = Mixture.of(self.stream)
+        first_lens = [mixture.lengths_of(number)[0].seq_len for number in range(len(self.prefixes))]
+        found = [
+            self._open_source(number, prefix, first_lens[number]) if prefix else None
+            for number, prefix in enumerate(self.prefixes)
+        ]
         return BatchReader.of(found, mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
 
-    def _open_source(self, number: int, prefix: str) -> TrainingSource:
+    def _open_source(self, number: int, prefix: str, seq_len: int) -> TrainingSource:
+        """Open a source for samples of the first length that it has."""
         dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size)
         identity = self.stream.sources[number]
         found = data_digest(dataset) if identity.digest else ""
@@ -100,9 +109,14 @@ class LoaderPlan:
                 "files were replaced during the run: restore them, or start the job again"
             )
         sizes = PartSizes(self.stream.block_tokens, self.stream.part_tokens)
-        # its first samples only: a source that ends before the longest samples may be too small for them
-        order = order_of(dataset, self.stream.stages[0].seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
-        return TrainingSource(identity, dataset, order)
+        order = order_of(dataset, seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
+        costs = DocumentCosts(dataset) if self.cost_digests[number] else None
+        if costs is not None and costs.digest != self.cost_digests[number]:
+            raise DataError(
+                f"{costs.path}: has digest {costs.digest}, and had {self.cost_digests[number]} when this round began; "
+                "it was replaced during the run: start the job again"
+            )
+        return TrainingSource(identity, dataset, order, costs=costs)
 
     def to_json(self) -> str:
         """Return the plan as text for `from_json`."""
@@ -125,6 +139,7 @@ class LoaderPlan:
             is_packed=read.flag("is_packed"),
             has_document_mask=read.flag("has_document_mask"),
             balanced_cost=_cost(read),
+            cost_digests=read.texts("cost_digests"),
             cache=_cache(read.section("cache")),
             readahead_blocks=read.count("readahead_blocks"),
         )
@@ -153,6 +168,7 @@ def loader_plan(
         is_packed=isinstance(opened.order, PackedOrder),
         has_document_mask=reader.has_document_mask,
         balanced_cost=reader.balanced_cost,
+        cost_digests=reader.cost_digests,
         cache=CacheSettings.of(config),
         readahead_blocks=config.readahead_blocks,
     )

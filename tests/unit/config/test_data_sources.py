@@ -119,6 +119,8 @@ def test_sources_survive_a_round_trip_and_differ_by_key(tmp_path: Path) -> None:
     masked = load_config(tmp_path / "config.toml", ["--data.has_document_mask=true"]).config
     balanced = load_config(tmp_path / "config.toml", ["--data.has_document_mask=true", "--data.balance=cost"]).config
     assert training_changes(masked, balanced) == []
+    # costs of a file need no mask
+    assert load_config(tmp_path / "config.toml", ["--data.balance=file"]).config.data.balance == "file"
 
 
 def test_stages_are_in_the_order_of_their_samples(tmp_path: Path) -> None:

@@ -116,14 +116,6 @@ RULES: Rules = {
             f"(--data.block_tokens {PLACE}"
         ),
     ),
-    "packing": (
-        (*STAGE, "--data.packing=best_fit", "--data.has_document_mask=true"),
-        (
-            'data_stage.seq_len=32 changes the sample length, but data.packing="best_fit" allows one only: the samples '
-            "of another length are other bins of the same documents, some of which were read; use "
-            f'data.packing="none", or one length for the whole run (--data_stage.seq_len {PLACE}'
-        ),
-    ),
     "offload": (
         (*STAGE, "--parallel.offload_layers=1"),
         (

@@ -151,7 +151,7 @@ def test_packed_sample_with_damaged_bins_is_replaced(write_tokens: Callable[...,
         of_one = reader_of_one(dataset, SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1), has_document_mask=True)
         source = of_one.sources[0]
         assert source is not None
-        packed = replace(source, order=PackedOrder(PackedBins(dataset, SEQ_LEN), seed=3))
+        packed = replace(source, order=PackedOrder.of(dataset, SEQ_LEN, seed=3))
         return read(replace(of_one, sources=(packed,), replaces_bad_samples=True), size=size)
 
     clean = by_sample(read_packed())

@@ -72,7 +72,7 @@ def read_ranges(cache: BlockCache, source: Source) -> None:
 def test_a_block_is_read_from_its_source_once(tmp_path: Path) -> None:
     source, cache = Source(), cache_in(tmp_path)
     read_ranges(cache, source)
-    cache.fetch(BLOCK, source)
+    cache.read(BLOCK, 0, 0, source)
     read_ranges(cache_in(tmp_path), source)
     assert source.ranges == [(0, SIZE)]
 
@@ -131,17 +131,14 @@ def test_a_damaged_block_is_read_from_its_source_again(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("is_fetched", [False, True])
-def test_the_blocks_used_longest_ago_make_room(tmp_path: Path, is_fetched: bool) -> None:
+@pytest.mark.parametrize("num_bytes", [0, 1])
+def test_the_blocks_used_longest_ago_make_room(tmp_path: Path, num_bytes: int) -> None:
     source, cache = Source(), cache_in(tmp_path, 3 * STORED)
     blocks = [FileBlock(f"key {number}", 0, SIZE) for number in range(5)]
     for number, block in enumerate(blocks[:3]):
         cache.read(block, 0, 1, source)
         os.utime(block_file(tmp_path, block), ns=(number, number))
-    if is_fetched:  # used again
-        cache.fetch(blocks[0], source)
-    else:
-        cache.read(blocks[0], 0, 1, source)
+    cache.read(blocks[0], 0, num_bytes, source)
     for block in blocks[3:]:
         cache.read(block, 0, 1, source)
     assert [block_file(tmp_path, block).exists() for block in blocks] == [True, False, False, True, True]
@@ -202,7 +199,6 @@ def test_without_a_disk_the_source_is_read(tmp_path: Path, caplog: pytest.LogCap
     own(tmp_path).touch()
     read_ranges(cache, source)
     read_ranges(cache, source)
-    cache.fetch(BLOCK, source)
     # the first miss asks for a whole block
     assert source.ranges == [(0, SIZE), *RANGES[1:], *RANGES]
     assert bytes(cache.whole(BLOCK, source)) == CONTENT

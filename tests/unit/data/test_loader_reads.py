@@ -17,6 +17,7 @@ from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
 from megatrain.data.bins import write_bins
+from megatrain.data.costs import write_costs
 from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import data_path, token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
@@ -137,12 +138,18 @@ def test_each_rank_gets_the_batches_it_would_read(
         assert read_all(plan, lambda: data.reader, ranks, layout) == expected(plan, data.reader, ranks, layout)
 
 
-@pytest.mark.parametrize(("packing", "balance"), [("none", "none"), ("best_fit", "none"), ("best_fit", "cost")])
+@pytest.mark.parametrize(
+    ("packing", "balance"), [("none", "none"), ("best_fit", "none"), ("best_fit", "cost"), ("none", "file")]
+)
 def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, balance: str) -> None:
     config = make_config(write_mixture(tmp_path), {"data": {"packing": packing, "balance": balance}})
     if packing != "none":
         for name in FIRST_TOKEN:
             write_bins(open_dataset(tmp_path / name, config.model.vocab_size), config.model.seq_len)
+    if balance == "file":
+        for name in FIRST_TOKEN:
+            dataset = open_dataset(tmp_path / name, config.model.vocab_size)
+            write_costs(dataset, (str(number % 7) for number in range(dataset.num_documents)), name)
     reader, layout, ranks = open_reader(config), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
     sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
     plan = loader_plan(reader, sample_stream(config, reader, ()), sequence, layout, ranks, DataConfig(prefetch=1))
@@ -151,16 +158,24 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
     assert plan.is_packed == (packing != "none")
     received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
     assert read_all(received, received.open_reader, ranks, layout) == whole
+    if balance == "file":
+        write_costs(dataset, ["5"] * dataset.num_documents, name)
+        with pytest.raises(DataError, match=r"\.costs: has digest .* it was replaced during the run"):
+            received.open_reader()
 
 
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
 @pytest.mark.parametrize("ends_early", [False, True])
-def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool) -> None:
+def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool, packing: str) -> None:
     tables, weights = write_mixture(tmp_path), (1, 1)
     if ends_early:  # a source without long samples may be too small for them
         weights = (1, 0)
         with IndexedWriter(tmp_path / "code", token_dtype(VOCAB_SIZE)) as writer:
             writer.add_document(np.arange(FIRST_TOKEN["code"], FIRST_TOKEN["code"] + 20))
-    config = make_config(tables, {"data": {"seq_len": 4, "balance": "cost"}})
+    config = make_config(tables, {"data": {"seq_len": 4, "balance": "cost", "packing": packing}})
+    if packing != "none":
+        for name, seq_len in itertools.product(FIRST_TOKEN, (4, config.model.seq_len)):
+            write_bins(open_dataset(tmp_path / name, config.model.vocab_size), seq_len)
     begun = sample_stream(config, open_reader(config), ())
     # a step begins at sample 14
     stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, weights, config.model.seq_len)))

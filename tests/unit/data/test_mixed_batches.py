@@ -16,7 +16,8 @@ from megatrain.data.dataset import open_dataset
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.reader import BatchReader
+from megatrain.data.training_source import TrainingSource
 from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 8

@@ -98,7 +98,7 @@ def dataset(write_tokens: Callable[..., Path]) -> IndexedDataset:
 
 def read_epoch(dataset: IndexedDataset, dp_size: int, epoch: int = 0) -> list[tuple[Any, ...]]:
     """Return the samples of an epoch in their order: number, tokens, labels and documents of each."""
-    order = PackedOrder(PackedBins(dataset, SEQ_LEN), seed=3)
+    order = PackedOrder.of(dataset, SEQ_LEN, seed=3)
     reader = reader_of_one(dataset, order, has_document_mask=True)
     size = order.samples_per_epoch
     found = []

@@ -12,8 +12,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.data import remote_file
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.remote_file import fetch_together
 from megatrain.data.remote_path import path_or_url
-from megatrain.data.remote_tokens import fetch_together
 from megatrain.data.verification import verify_data
 from tests.helpers.s3_server import Fault, s3_server
 from tests.helpers.tiny_data import write_corpus

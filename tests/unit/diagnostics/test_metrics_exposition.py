@@ -29,7 +29,7 @@ LABELS_ALLOWED = {
     *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
     *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code"),
 }
-MAX_RANK_GAUGES = 13
+MAX_RANK_GAUGES = 17
 """One of them, of replaced samples, has series only in a run with data.bad_samples="replace"."""
 
 

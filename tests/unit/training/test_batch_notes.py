@@ -12,7 +12,8 @@ from megatrain.contracts.sample_ranges import SampleRanges
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, TrainingSource
+from megatrain.data.reader import BatchReader
+from megatrain.data.training_source import TrainingSource
 from megatrain.training.batch_notes import batch_notes, length_notes
 
 SEQ_LEN = 16

@@ -1,0 +1,41 @@
+"""A source of training samples: its token files, the order of its samples, and what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.checkpoint_format.sample_stream import StreamSource
+from megatrain.config.model_products import DocumentCost
+from megatrain.data.costs import DocumentCosts
+from megatrain.data.indexed import IndexedDataset
+from megatrain.data.order import PackedOrder, SampleOrder
+from megatrain.data.sample_costs import recorded_costs, sample_costs
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSource:
+    """Tokens that samples come from, and their order.
+
+    section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
+    costs: the costs by which samples are dealt; None: those of the reader.
+    """
+
+    identity: StreamSource
+    dataset: IndexedDataset
+    order: SampleOrder | PackedOrder
+    section: str = ""
+    max_epochs: float = 0.0
+    costs: DocumentCosts | None = None
+
+    def sample_costs(self, cost: DocumentCost | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].
+
+        cost: by the lengths of the documents, for a source without costs.
+        """
+        if self.costs is not None:
+            return recorded_costs(self.costs, self.dataset, self.order, indices)
+        assert cost is not None, "a source without costs in a reader without a cost"
+        return sample_costs(cost, self.dataset, self.order, indices)
