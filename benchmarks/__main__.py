@@ -36,6 +36,7 @@ NAMES = (
     "whatif",
     "dashboard",
     "command_line",
+    "pictures",
 )
 
 
