@@ -41,4 +41,4 @@ def pillow_command(directory: Path, name: str = "Pillow") -> MakeCommand:
 
 
 if __name__ == "__main__":
-    serve_pictures(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), lambda: PillowDecoder(sys.argv[4]))
+    sys.exit(serve_pictures(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), lambda: PillowDecoder(sys.argv[4])))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from megatrain.contracts.errors import CommunicationError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
@@ -71,7 +72,7 @@ class Producer:
             self._jobs.put(job)
             send_answer(connection, request, self._decoder.identity, job.pictures())
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Prepare what is asked for, without end. For the main thread: DALI stays in the thread that loaded it."""
         while True:
             job = self._jobs.get()
@@ -91,12 +92,16 @@ class Producer:
             )
 
 
-def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Callable[[], PictureDecoder]) -> None:
+def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Callable[[], PictureDecoder]) -> int:
     """Serve the pictures of a directory, without end. listener, secret: descriptors.
 
-    Raises: DataError when the index or the decoder cannot be used.
+    Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
     """
-    producer = Producer(PictureIndex(directory), make_decoder())
+    try:
+        producer = Producer(PictureIndex(directory), make_decoder())
+    except MegatrainError as error:
+        _log(f"ended: {error}")
+        return error.exit_code
     _log(f"serves {directory}")
     # Never closed: a shutdown would close the socket for the next producer too.
     PeerServer(
@@ -115,12 +120,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DEVICE THREADS",
               file=sys.stderr)  # fmt: skip
         return ExitCode.USAGE
-    try:
-        serve_pictures(Path(directory), *numbers[:2], lambda: DaliDecoder(device, numbers[2]))
-    except MegatrainError as error:
-        _log(f"ended: {error}")
-        return error.exit_code
-    return ExitCode.OK
+    return serve_pictures(Path(directory), *numbers[:2], lambda: DaliDecoder(device, numbers[2]))
 
 
 def _log(text: str) -> None:

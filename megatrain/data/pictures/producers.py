@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,8 +35,8 @@ def producer_command(directory: Path, device: str, num_threads: int = 1) -> Make
 class PictureProducers:
     """Producers that run during the block. Their addresses stay the same when they are started again.
 
-    listeners: one for each producer; they are closed at the end. logs: the directory for their output. report: receives
-    a message when a producer exits.
+    listeners: one for each producer; each is closed when its producer is not started again. logs: the directory for
+    their output. report: receives a message when a producer exits.
     Raises: OSError when the secret cannot be stored in memory.
     """
 
@@ -54,15 +53,14 @@ class PictureProducers:
         self._command = command
         self._logs = logs
         self._report = report
-        self._listeners = listeners
         self._secret_file = os.memfd_create("picture-secret")
         os.write(self._secret_file, secret)
         self._closed = threading.Event()
         self._supervisors = [self._supervisor(number, one) for number, one in enumerate(listeners)]
         # the kernel kills a producer with the thread that started it
         self._threads = [
-            threading.Thread(target=one.run, args=(self._closed,), name=f"picture-producer-{number}", daemon=True)
-            for number, one in enumerate(self._supervisors)
+            threading.Thread(target=self._run, args=pair, name=f"picture-producer-{number}", daemon=True)
+            for number, pair in enumerate(zip(self._supervisors, listeners, strict=True))
         ]
 
     def problem(self) -> str:
@@ -85,10 +83,11 @@ class PictureProducers:
         self._closed.set()
         for thread in self._threads:
             thread.join()
-        with ExitStack() as stack:
-            stack.callback(os.close, self._secret_file)
-            for listener in self._listeners:
-                stack.callback(listener.close)
+        os.close(self._secret_file)
+
+    def _run(self, supervisor: Supervisor, listener: socket.socket) -> None:
+        supervisor.run(self._closed)
+        listener.close()  # ends the connections that wait for a producer
 
     def _supervisor(self, number: int, listener: socket.socket) -> Supervisor:
         inherited = (listener.fileno(), self._secret_file)
