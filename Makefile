@@ -83,20 +83,21 @@ CUDA_TORCH ?= 2.13.0
 CUDA_VENV  := .venv-cuda-$(CUDA_TORCH)
 CUDA_TESTS := --rootdir . -c /dev/null -p no:cacheprovider -q -rfEs tests/kernels tests/unit/ops tests/gpu
 
-# DALI has a directory of its own, because it is large and only this target and its benchmark need it.
-DALI_SITE := $(CURDIR)/$(VENV)/dali
-
-test-dali: venv  ## test the decoding of pictures with NVIDIA DALI (needs no GPU; downloads 270 MB)
-	@test -d $(DALI_SITE)/nvidia/dali || $(VENV_PY) -m pip install $(PIP_FLAGS) --target $(DALI_SITE) \
-	  --constraint constraints.txt nvidia-dali-cuda130
-	@PYTHONPATH=$(DALI_SITE) MEGATRAIN_REQUIRE=dali $(PYTEST) -- tests/unit/data/test_picture_decoder.py tests/unit/benchmarks/test_pictures.py $(TEST_ARGS)
-
 test-torch-cuda:  ## test kernels and operators with torch built for CUDA (needs no GPU; downloads gigabytes; CUDA_TORCH=2.11.0)
 	@test -x $(CUDA_VENV)/bin/pytest || { $(PYTHON) -m venv --clear $(CUDA_VENV) && \
 	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) 'torch===$(CUDA_TORCH)' && \
 	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
 	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
+
+# DALI has a directory of its own, because it is large and only this target and its benchmark need it.
+DALI_SITE := $(CURDIR)/$(VENV)/dali
+DALI_TESTS := tests/unit/data/test_picture_decoder.py tests/unit/benchmarks/test_pictures.py
+
+test-dali: venv  ## test the decoding of pictures with NVIDIA DALI (needs no GPU; downloads 270 MB)
+	@test -d $(DALI_SITE)/nvidia/dali || $(VENV_PY) -m pip install $(PIP_FLAGS) --target $(DALI_SITE) \
+	  --constraint constraints.txt nvidia-dali-cuda130
+	@PYTHONPATH=$(DALI_SITE) MEGATRAIN_REQUIRE=dali $(PYTEST) -- $(DALI_TESTS) $(TEST_ARGS)
 
 # Launched jobs wait about as long as they compute, so a job more than there are cores runs at a time: a further one
 # would only make the steps of all slower. The short tests are at the end. Tests that depend on step times run alone.

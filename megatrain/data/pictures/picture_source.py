@@ -26,6 +26,8 @@ from megatrain.data.pictures.requests import PictureRequests, TakenNumbers
 from megatrain.peers.link import PeerAddress, connect_peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_REQUESTS_OF_PRODUCER = 2
+"""At a time: it decodes for one while it sends the answer to the other."""
 _Answer = list[PreparedPicture]
 
 
@@ -69,7 +71,7 @@ class PictureSource:
         self._format = picture_format
         self._producers = producers
         self._bad_pictures = bad_pictures
-        self._asked = [_AskedProducer(address) for address in producers.addresses]
+        self._asked = [_AskedProducer(address) for address in producers.addresses for _ in range(_REQUESTS_OF_PRODUCER)]
         self._decoders = _SameDecoder()
         self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
 
@@ -140,7 +142,7 @@ class PictureSource:
 
 
 class _AskedProducer:
-    """A producer, and the time (time.monotonic) from which it is asked again.
+    """One of the requests to a producer, and the time (time.monotonic) from which it is asked again.
 
     After each failure in a row the pause is longer: a host that is gone must not hold up requests that others can
     answer.
