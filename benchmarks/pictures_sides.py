@@ -105,18 +105,17 @@ def _produce(directory: Path, connection: Connection) -> None:
 
 
 def _run_pipeline(directory: Path, connection: Connection) -> None:
-    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali import Pipeline, fn, types
 
     _use_one_core()
     shards = [str(directory / shard.name) for shard in PictureIndex(directory).shards]
 
-    @pipeline_def(batch_size=BATCH_PICTURES, num_threads=1, device_id=None)
-    def pictures() -> object:
+    size = [FORMAT.size, FORMAT.size]
+    pipeline = Pipeline(batch_size=BATCH_PICTURES, num_threads=1, device_id=None)
+    with pipeline:
         encoded = fn.readers.webdataset(paths=shards, ext=["jpg"], missing_component_behavior="error")
-        decoded = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
-        return fn.resize(decoded, size=[FORMAT.size, FORMAT.size], interp_type=types.INTERP_LINEAR, antialias=True)
-
-    pipeline = pictures()
+        decoded = fn.decoders.image(encoded, device=CPU, output_type=types.RGB)
+        pipeline.set_outputs(fn.resize(decoded, size=size, interp_type=types.INTERP_LINEAR, antialias=True))
     pipeline.build()
     while True:
         count = connection.recv()
