@@ -51,8 +51,8 @@ def run(num_rounds: int = ROUNDS, round_pictures: int = ROUND_PICTURES, num_pict
             OURS: processes.enter_context(producer_side(directory)),
             PEER: processes.enter_context(bare_side(directory)),
         }
-        for side in sides.values():
-            side(0, 32)  # builds the pipeline
+        for decode in sides.values():
+            decode(0, 32)  # builds the pipeline
         for turn in range(num_rounds):
             for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
                 decodings[side].append(sides[side](turn * round_pictures, round_pictures))

@@ -107,7 +107,7 @@ class AnswerReader:
         if is_bad:
             patches_PV[...] = 0
         else:
-            self._connection.receive_into(memoryview(patches_PV).cast("B"))
+            self._connection.receive_into(patches_PV.data.cast("B"))
         text = bytearray(text_bytes)
         self._connection.receive_into(memoryview(text))
         self._connection.check_tag()
@@ -143,6 +143,6 @@ def _send_picture(connection: PeerConnection, request: PictureRequest, picture: 
     head = {"number": picture.number, "digest": digest, "is_bad": picture.bad is not None, "text_bytes": len(text)}
     connection.send_message(json.dumps(head).encode())
     if picture.patches_PV is not None:
-        connection.send(memoryview(np.ascontiguousarray(picture.patches_PV)).cast("B"))
+        connection.send(np.ascontiguousarray(picture.patches_PV).data.cast("B"))
     connection.send(text)
     connection.send_tag()

@@ -51,7 +51,8 @@ def test_dali_makes_the_pixels_of_pillow(name: str, decoder: DaliDecoder) -> Non
     content = {"plain": PLAIN, **unusual_files()}[name]
     (found,) = decoder.decode([content], SIZE)
     assert isinstance(found, np.ndarray), found
-    assert (found.shape, found.dtype) == ((SIZE, SIZE, 3), np.uint8)
+    assert found.shape == (SIZE, SIZE, 3)
+    assert found.dtype == np.uint8
     difference = np.abs(found.astype(int) - resized(content, SIZE)).max()
     assert difference <= MAX_DIFFERENCE_OF.get(name, MAX_DIFFERENCE)
 

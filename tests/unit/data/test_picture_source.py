@@ -137,7 +137,7 @@ def test_producers_with_another_secret_are_not_believed(shards: tuple[Path, list
             asked(directory, stranger, [1])
 
 
-WRONG_HEADS = {
+WRONG_HEADS: dict[str, tuple[dict[str, object], str]] = {
     "hash": ({"digest": "0" * 64}, "sent other content for sample 1 than its SHA-256 names"),
     "number": ({"number": 2}, "answered with sample 2 in place of 1"),
     "text": ({"text_bytes": 1 << 40}, r"announces 1099511627776 bytes of text; the limit is 1048576"),
