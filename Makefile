@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n auto --dist loadscope --no-loadscope-reorder
 SUITE      := tests/dist tests/docs tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help gate smoke smoke-jobs smoke-kernels venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-faults test-faults-hosts test-faults-programs test-faults-pace test-faults-short test-web test-mutations check check-mypy check-text check-types bench ci-nightly ci-deps clean
+.PHONY: help gate smoke smoke-jobs smoke-kernels venv web dashboard-sample demo demo-fault test test-slow test-all test-kernels test-torch-cuda test-dali test-faults test-faults-hosts test-faults-programs test-faults-pace test-faults-short test-web test-mutations check check-mypy check-text check-types bench ci-nightly ci-deps clean
 
 help:  ## list the targets with their descriptions
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "make %-17s %s\n", $$1, $$2 }'
@@ -90,6 +90,15 @@ test-torch-cuda:  ## test kernels and operators with torch built for CUDA (needs
 	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
+# DALI has a directory of its own, because it is large and only this target and its benchmark need it.
+DALI_SITE := $(CURDIR)/$(VENV)/dali
+DALI_TESTS := tests/unit/data/test_picture_decoder.py tests/unit/benchmarks/test_pictures.py
+
+test-dali: venv  ## test the decoding of pictures with NVIDIA DALI (needs no GPU; downloads 270 MB)
+	@test -d $(DALI_SITE)/nvidia/dali || $(VENV_PY) -m pip install $(PIP_FLAGS) --target $(DALI_SITE) \
+	  --constraint constraints.txt nvidia-dali-cuda130
+	@PYTHONPATH=$(DALI_SITE) MEGATRAIN_REQUIRE=dali $(PYTEST) -- $(DALI_TESTS) $(TEST_ARGS)
+
 # Launched jobs wait about as long as they compute, so a job more than there are cores runs at a time: a further one
 # would only make the steps of all slower. The short tests are at the end. Tests that depend on step times run alone.
 FAULTS := test-faults-hosts test-faults-programs
@@ -139,7 +148,7 @@ gate ci-nightly: export MEGATRAIN_REQUIRE = all
 gate:  ## run what CI runs for each change, in minutes (SUITE_ARGS=--write: times go to docs/benchmarks; --busy 2: beside two busy processes)
 	@$(PYTHON) -m tests.stages gate $(SUITE_ARGS) ci-deps venv check test smoke
 
-ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda (NIGHTLY_ALSO=test-torch-cuda adds it)
+ci-nightly:  ## run all tests that need no GPU, except test-torch-cuda and test-dali (NIGHTLY_ALSO=test-dali adds one)
 	@$(PYTHON) -m tests.stages nightly --keep-going $(SUITE_ARGS) ci-deps venv check check-types test test-slow test-kernels \
 	  test-web $(FAULTS) test-faults-pace test-mutations $(NIGHTLY_ALSO)
 

@@ -37,6 +37,7 @@ NAMES = (
     "whatif",
     "dashboard",
     "command_line",
+    "pictures",
 )
 
 

@@ -22,9 +22,9 @@ from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.checkpoint.start import StartingPoint
 from megatrain.comm import Mesh
 from megatrain.comm.cpu_groups import CpuGroups
-from megatrain.comm.peer_link import PeerLimits
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError, ConfigError
+from megatrain.peers.link import PeerLimits
 
 _CALL_S = 30.0
 _AUTHENTICATION_S = 10.0

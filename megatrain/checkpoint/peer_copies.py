@@ -25,10 +25,10 @@ from megatrain.checkpoint.snapshot_offer import (
     send_contents,
 )
 from megatrain.comm.cpu_groups import CpuGroups
-from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.comm.peer_rendezvous import PeerRendezvous, open_peer_rendezvous
-from megatrain.comm.peer_server import PeerServer
 from megatrain.contracts.errors import CheckpointError, CommunicationError
+from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits, connect_peer
+from megatrain.peers.server import PeerServer
 from megatrain.programs.background import lower_thread_priority
 
 _SEND = b"send"

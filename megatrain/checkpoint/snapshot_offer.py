@@ -14,9 +14,9 @@ from typing import Self
 
 from megatrain.arena.slot_file import SlotReader
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.comm.peer_link import PeerConnection
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.files.json_object import JsonObject
+from megatrain.peers.link import PeerConnection
 
 _SCHEMA_VERSION = 1
 _DAMAGE = "the peer runs another version of this program"

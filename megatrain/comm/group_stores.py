@@ -15,9 +15,9 @@ from torch import distributed as dist
 
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.comm.local_address import local_address
-from megatrain.comm.peer_server import listen
 from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.errors import CommunicationError
+from megatrain.peers.server import listen
 
 
 def store_number(planned: PlannedGroup, num_stores: int) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.local_address import is_loopback, local_address
-from megatrain.comm.peer_link import SECRET_BYTES, PeerAddress
-from megatrain.comm.peer_server import listen
 from megatrain.contracts.errors import CommunicationError
+from megatrain.peers.link import SECRET_BYTES, PeerAddress
+from megatrain.peers.server import listen
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class ChildProcess:
 
     log: a file to which the child appends its output; None: it writes to the parent's. directory: its working
     directory; None: the parent's. output: a descriptor that receives its stdout; the log then has only its stderr.
+    inherited: descriptors that the child keeps open, such as that of a listening socket.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         directory: Path | None = None,
         output: int | None = None,
+        inherited: Sequence[int] = (),
         stop_s: float = 10.0,
     ) -> None:
         self.command = tuple(command)
@@ -49,6 +51,7 @@ class ChildProcess:
                 stderr=kept,
                 env=None if environment is None else dict(environment),
                 cwd=directory,
+                pass_fds=inherited,
                 start_new_session=True,
                 preexec_fn=partial(install_parent_death_guard, os.getpid()),
             )

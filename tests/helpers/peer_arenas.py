@@ -10,8 +10,8 @@ from megatrain.arena.directory import Arena, create_arena
 from megatrain.arena.slot_file import SlotReader
 from megatrain.checkpoint.copy_slots import SlotFiller, open_copy_slots
 from megatrain.checkpoint.snapshot_offer import PlannedSlot
-from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits
-from megatrain.comm.peer_server import PeerServer, listen
+from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
+from megatrain.peers.server import PeerServer, listen
 from tests.helpers.arena_snapshots import put_slot
 
 SECRET = b"s" * 32

@@ -1,4 +1,4 @@
-"""`megatrain data`: build token files from text; inspect, verify, sample, pack, cost, merge and export them.
+"""`megatrain data`: build token files from text; inspect, verify, sample, pack, cost, merge and export them; pictures.
 
 Loads no torch.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 
-from megatrain.commands.data import build, costs, export, inspect, merge, pack, sample, verify
+from megatrain.commands.data import build, costs, export, inspect, merge, pack, pictures, sample, verify
 
-SUMMARY = "build token files from text; inspect, verify, sample, pack, cost, merge and export them"
+SUMMARY = "build token files from text; inspect, verify, sample, pack, cost, merge and export them; pictures"
 
-_VERBS = (build, inspect, verify, sample, pack, costs, merge, export)
+_VERBS = (build, inspect, verify, sample, pack, costs, merge, export, pictures)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

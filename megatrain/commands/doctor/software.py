@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from megatrain.commands.doctor.dali_report import dali_finding
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.ops.optional_backends import FoundBackend, find_apex, find_transformer_engine
 from megatrain.training.device_settings import QUEUES_VARIABLE, queues_warning
@@ -53,6 +54,7 @@ def software_findings() -> list[DoctorFinding]:
         *(package_finding(name, consequence) for name, consequence in OPTIONAL_PACKAGES.items()),
         backend_finding("apex (NVIDIA)", 'kernels.norm="apex"', find_apex()),
         backend_finding("transformer-engine", 'fp8.backend="transformer_engine"', find_transformer_engine()),
+        dali_finding(),
     ]
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
-from megatrain.contracts.exit_codes import exit_text
+from megatrain.commands.doctor.probe import run_probe
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)
@@ -20,8 +18,6 @@ GIB = 1 << 30
 
 REPORT_MARK = "torch-report "
 """Begins the line that the probe prints."""
-# Importing torch from a cold network disk takes tens of seconds; a broken driver can hang for ever.
-PROBE_TIMEOUT_S = 120
 
 
 def torch_findings(python_version: Sequence[Any]) -> list[DoctorFinding]:
@@ -51,22 +47,7 @@ def probe_torch() -> tuple[Mapping[str, Any] | None, str]:
     """Run the probe in another process. Return (report, ""), or (None, why there is no report)."""
     if importlib.util.find_spec("torch") is None:
         return None, "not installed"
-    command = [sys.executable, "-m", "megatrain.commands.doctor.torch_probe"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PROBE_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"installed, but it did not answer within {PROBE_TIMEOUT_S} s"
-    if done.returncode != 0:
-        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return None, f"installed, but importing it failed {exit_text(done.returncode)}: {last_line}"
-    # packages that Python loads at startup or exit may print other lines
-    line = next((line for line in done.stdout.splitlines() if line.startswith(REPORT_MARK)), "")
-    if not line:
-        return None, "installed, but the process that imports it reported nothing"
-    report: dict[str, Any] = json.loads(line.removeprefix(REPORT_MARK))
-    return report, ""
+    return run_probe("megatrain.commands.doctor.torch_probe", REPORT_MARK)
 
 
 def describe_torch(report: Mapping[str, Any] | None, problem: str) -> list[DoctorFinding]:

@@ -18,10 +18,10 @@ from megatrain.checkpoint import peer_copies, snapshot_offer
 from megatrain.checkpoint.copy_slots import SlotFiller
 from megatrain.checkpoint.peer_copies import CopyKeeper, CopySender, PeerCopies
 from megatrain.checkpoint.snapshot_offer import SnapshotOffer, send_contents
-from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.comm.peer_rendezvous import PeerRendezvous
-from megatrain.comm.peer_server import PeerServer, listen
 from megatrain.contracts.errors import CommunicationError
+from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits, connect_peer
+from megatrain.peers.server import PeerServer, listen
 from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, PeerHosts, serving, whole_contents
 from tests.helpers.waiting import DEADLINE_S, wait_until
 

@@ -20,9 +20,9 @@ from megatrain.checkpoint.peers import MemoryPoint
 from megatrain.checkpoint.snapshot_offer import SnapshotOffer, SnapshotRequest
 from megatrain.checkpoint.start import StartingPoint, StorageCandidate
 from megatrain.comm.cpu_groups import CpuGroups
-from megatrain.comm.peer_link import PeerAddress, PeerConnection, connect_peer
 from megatrain.contracts.errors import CheckpointError, CommunicationError
 from megatrain.contracts.layout import Layout
+from megatrain.peers.link import PeerAddress, PeerConnection, connect_peer
 from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, PeerHosts, serving, whole_contents
 from tests.helpers.single_rank import simulated_group
 

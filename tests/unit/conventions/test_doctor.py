@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from megatrain.cli import main
-from megatrain.commands.doctor import machine, software, torch_report
+from megatrain.commands.doctor import dali_report, machine, software, torch_report
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
+from megatrain.data.pictures.dali_package import FoundDali, find_dali
 from megatrain.ops.extension import load_extension, missing_capability
 from megatrain.ops.optional_backends import FoundBackend
 from tests.helpers.backend_packages import PYPI_APEX, write_packages
@@ -55,6 +56,7 @@ def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[s
         "tokenizers",
         "apex (NVIDIA)",
         "transformer-engine",
+        "NVIDIA DALI",
         "cuda kernels",
         "cores",
         "memory",
@@ -226,6 +228,60 @@ def test_pypis_apex_is_reported_as_another_package(package_root: Path) -> None:
 
     assert findings["apex (NVIDIA)"].state == f"another package at {package_root / 'apex'}"
     assert "is not NVIDIA's" in findings["apex (NVIDIA)"].consequence
+
+
+@pytest.mark.parametrize(
+    ("found", "report", "problem", "expected"),
+    [
+        (
+            FoundDali(problem="NVIDIA DALI is not installed", hint="pip install it"), None, "",
+            ("NVIDIA DALI is not installed", FindingLevel.ABSENT, "only pictures need it"),
+        ),
+        (
+            FoundDali("nvidia-dali-cuda130", "2.4.0"), {"cpu": "", "mixed": "no GPU"}, "",
+            ("nvidia-dali-cuda130 2.4.0", FindingLevel.OK, "device=cpu; not with mixed: no GPU"),
+        ),
+        (
+            FoundDali("nvidia-dali-cuda130", "2.4.0"), {"cpu": "", "mixed": ""}, "",
+            ("nvidia-dali-cuda130 2.4.0", FindingLevel.OK, "device=cpu and mixed"),
+        ),
+        (
+            FoundDali("nvidia-dali-cuda130", "2.4.0"), {"cpu": "bad", "mixed": "bad"}, "",
+            ("nvidia-dali-cuda130 2.4.0", FindingLevel.WARNING, "decodes no picture"),
+        ),
+        (
+            FoundDali("nvidia-dali-cuda130", "2.4.0"), None, "it did not answer",
+            ("it did not answer", FindingLevel.WARNING, "only pictures need it"),
+        ),
+    ],
+)  # fmt: skip
+def test_dali_is_there_absent_or_without_a_device(
+    found: FoundDali, report: dict[str, str] | None, problem: str, expected: tuple[str, FindingLevel, str]
+) -> None:
+    finding = dali_report.describe_dali(found, report, problem)
+    assert (finding.state, finding.level) == expected[:2]
+    assert expected[2] in finding.consequence
+
+
+@pytest.mark.parametrize(
+    ("packages", "expected"),
+    [
+        ([], ("", "NVIDIA DALI is not installed")),
+        (["nvidia-dali"], ("", "the package nvidia-dali is a placeholder without code")),
+        (["nvidia-dali", "nvidia_dali_cuda130"], ("nvidia-dali-cuda130", "has no module nvidia.dali")),
+        (["nvidia-dali-cuda120", "nvidia-dali-cuda130"], ("nvidia-dali-cuda130", "installed over each other")),
+    ],
+)
+def test_dali_is_found_by_its_packages(
+    packages: list[str], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = [SimpleNamespace(name=name, version="2.4.0") for name in packages]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = find_dali()
+    assert found.package == expected[0]
+    assert expected[1] in found.problem
+    assert "pip install 'megatrain[dali]'" in found.hint
 
 
 def test_driver_version_is_read(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ def test_parts_are_required_by_name_or_all() -> None:
     assert is_required("gpu", "all") is False
     assert is_required("apex", "all") is False
     assert is_required("gpu", "gpu") is False
+    assert is_required("dali", "all") is False
+    assert is_required("dali", "dali") is True
 
 
 @pytest.mark.parametrize(

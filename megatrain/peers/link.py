@@ -1,7 +1,7 @@
-"""Bulk transfers from one rank to another in parallel with training: plain TCP, in separate threads.
+"""Transfers between two programs of a job in parallel with training, such as snapshots and pictures: plain TCP.
 
 This module uses no process groups, which belong to the main thread and to training. The two sides authenticate each
-other by the round's secret before they read anything else, so a connection from another program occupies a thread for
+other by a common secret before they read anything else, so a connection from another program occupies a thread for
 only a few seconds. A running HMAC in each direction covers all data after that and detects changed bytes. Like the data
 of NCCL, it is not encrypted. Every call has a time limit, every connection has a deadline, and this module buffers
 nothing.
@@ -42,7 +42,7 @@ class PeerLimits:
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Where a rank listens."""
+    """Where a program listens."""
 
     host: str
     port: int
@@ -52,7 +52,7 @@ class PeerAddress:
 
 
 class PeerConnection:
-    """A connection of two ranks. After `authenticate`, each has proved that it belongs to the same round.
+    """A connection of two programs. After `authenticate`, each has proved that it has the same secret.
 
     Raises: CommunicationError naming the peer, from every method.
     """
@@ -78,7 +78,7 @@ class PeerConnection:
             nonces = (ours, theirs)
         else:
             if self._take(len(_HELLO)) != _HELLO:
-                raise CommunicationError(f"{self.location}: the program that listens there is not a megatrain rank")
+                raise CommunicationError(f"{self.location}: the program that listens there is not a megatrain program")
             theirs = self._take(_NONCE_BYTES)
             self._send(ours + _mac(secret, b"client", theirs, ours))
             self._compare(self._take(_TAG_BYTES), _mac(secret, b"server", theirs, ours))
@@ -174,7 +174,7 @@ class PeerConnection:
     def _compare(self, found: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(found, expected):
             raise CommunicationError(
-                f"{self.location}: the peer does not have this round's secret, or its bytes were changed"
+                f"{self.location}: the peer does not have the same secret, or its bytes were changed"
             )
 
     def _failure(self, error: OSError) -> CommunicationError:
@@ -182,7 +182,7 @@ class PeerConnection:
 
 
 def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> PeerConnection:
-    """Return a connection to the rank that listens at `address`.
+    """Return a connection to the program that listens at `address`.
 
     Raises: CommunicationError naming the address.
     """

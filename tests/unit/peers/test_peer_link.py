@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from megatrain.comm.peer_link import MAX_MESSAGE_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
-from megatrain.comm.peer_server import PeerServer, listen
 from megatrain.contracts.errors import CommunicationError
+from megatrain.peers.link import MAX_MESSAGE_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
+from megatrain.peers.server import PeerServer, listen
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
@@ -120,7 +120,7 @@ def test_server_without_the_secret_is_refused() -> None:
         # it sends a hello, ignores the client's authentication, and answers with an invented one
         theirs.sendall(b"MTPEER1\n" + bytes(32) + bytes(32))
         connection = PeerConnection(ours, "a liar", LIMITS)
-        with connection, pytest.raises(CommunicationError, match="a liar: the peer does not have this round's secret"):
+        with connection, pytest.raises(CommunicationError, match="a liar: the peer does not have the same secret"):
             connection.authenticate(SECRET, is_server=False)
         assert len(theirs.recv(4096)) == 64
 
@@ -129,7 +129,7 @@ def test_other_program_on_the_port_is_recognised() -> None:
     ours, theirs = socket.socketpair()
     with theirs, PeerConnection(ours, "a web server", LIMITS) as connection:
         theirs.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-        with pytest.raises(CommunicationError, match="the program that listens there is not a megatrain rank"):
+        with pytest.raises(CommunicationError, match="the program that listens there is not a megatrain program"):
             connection.authenticate(SECRET, is_server=False)
 
 

@@ -1,4 +1,4 @@
-"""The side that listens for bulk transfers from other ranks (peer_link.py): it authenticates each connection,
+"""The side that listens for connections of other programs (link.py): it authenticates each connection,
 and serves each in a separate thread.
 """
 
@@ -11,8 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from megatrain.comm.peer_link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.contracts.errors import CommunicationError
+from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.programs.background import lower_thread_priority
 
 _MAX_UNAUTHENTICATED = 8
@@ -22,31 +22,40 @@ _PAUSE_S = 0.1
 _CLOSE_S = 2.0
 
 
-def listen(host: str) -> socket.socket:
-    """Return a socket that listens at an address of this machine, on a port that the system chooses.
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens at an address of this machine. Port 0: the system chooses one.
 
     Raises: CommunicationError naming the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise CommunicationError(f"{host}: cannot listen on this address: {error.strerror or error}") from error
+        where = PeerAddress(host, port) if port else host
+        raise CommunicationError(f"{where}: cannot listen on this address: {error.strerror or error}") from error
 
 
 class PeerServer:
     """Calls `serve` with each authenticated connection, in a separate thread; drops all other connections.
 
     The server closes the listener, and each connection after `serve`, which must handle all errors that it can expect.
+    has_low_priority: its threads have the lowest priority, for transfers beside training that no rank waits for.
     """
 
     def __init__(
-        self, listener: socket.socket, secret: bytes, serve: Callable[[PeerConnection], None], limits: PeerLimits
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        serve: Callable[[PeerConnection], None],
+        limits: PeerLimits,
+        *,
+        has_low_priority: bool = True,
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._serve = serve
         self._limits = limits
+        self._has_low_priority = has_low_priority
         self._unauthenticated = threading.Semaphore(_MAX_UNAUTHENTICATED)
         self._is_closing = threading.Event()
         self._lock = threading.Lock()
@@ -76,7 +85,8 @@ class PeerServer:
         self.close()
 
     def _accept(self) -> None:
-        lower_thread_priority()
+        if self._has_low_priority:
+            lower_thread_priority()
         while not self._is_closing.is_set():
             try:
                 connected, where = self._listener.accept()
@@ -94,7 +104,8 @@ class PeerServer:
             thread.start()
 
     def _handle(self, connection: PeerConnection) -> None:
-        lower_thread_priority()
+        if self._has_low_priority:
+            lower_thread_priority()
         try:
             with connection:
                 if self._is_authentic(connection) and not self._is_closing.is_set():

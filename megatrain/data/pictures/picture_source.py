@@ -1,0 +1,180 @@
+"""Pictures by sample number, from any number of producers. The result depends on the numbers alone.
+
+What the loader of a host calls. The numbers of a call are divided into requests, which go to whichever producer is
+free. A request that fails, because its producer was killed or its answer was wrong, is sent again, to any producer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
+from megatrain.data.pictures.bad_picture import BadPicture, BadPictureError
+from megatrain.data.pictures.picture_format import REFUSE, PictureFormat
+from megatrain.data.pictures.preparation import PreparedPicture
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
+from megatrain.data.pictures.requests import PictureRequests, TakenNumbers
+from megatrain.peers.link import PeerAddress, connect_peer
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+_REQUESTS_OF_PRODUCER = 2
+"""At a time: it decodes for one while it sends the answer to the other."""
+_Answer = list[PreparedPicture]
+
+
+@dataclass(frozen=True, slots=True)
+class Producers:
+    """Where pictures are asked for. secret: what the producers authenticate with.
+
+    problem: returns why no producer can ever answer; empty while one may. patience_s: how long a call waits without
+    any answer.
+    """
+
+    addresses: Sequence[PeerAddress]
+    secret: bytes
+    problem: Callable[[], str] = str
+    patience_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The pictures of some samples, in the order of their numbers.
+
+    Shapes: patches [N, patches, patch_values]. bad: the samples that were replaced: their patches are 0 and their
+    captions are empty, so that they have no labels.
+    """
+
+    patches_NPV: NDArray[np.uint8]
+    captions: tuple[str, ...]
+    bad: tuple[BadPicture, ...]
+
+
+class PictureSource:
+    """Asks producers for the pictures of one index, in one format. For use by one thread.
+
+    data: the digest of the index. bad_pictures: one of BAD_PICTURES.
+    """
+
+    def __init__(
+        self, data: str, picture_format: PictureFormat, producers: Producers, bad_pictures: str = REFUSE
+    ) -> None:
+        self._data = data
+        self._format = picture_format
+        self._producers = producers
+        self._bad_pictures = bad_pictures
+        self._asked = [_AskedProducer(address) for address in producers.addresses for _ in range(_REQUESTS_OF_PRODUCER)]
+        self._decoders = _SameDecoder()
+        self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
+
+    def patches(self, numbers: Sequence[int]) -> Pictures:
+        """Return the pictures of these samples.
+
+        Raises: BadPictureError with bad_pictures="refuse", for the first number whose picture cannot be used;
+        UnreachableError when no producer answers; DataError when a producer has other data, or decodes in another way.
+        """
+        shape = (len(numbers), self._format.num_patches, self._format.patch_values)
+        patches_NPV = np.empty(shape, np.uint8)
+        work = PictureRequests(numbers)
+        asking = [self._threads.submit(self._ask, asked, work, patches_NPV) for asked in self._asked]
+        try:
+            for one in asking:
+                one.result()
+        finally:
+            work.stop()
+        pictures = work.results()
+        bad = tuple(picture.bad for picture in pictures if picture.bad is not None)
+        if bad and self._bad_pictures == REFUSE:
+            raise BadPictureError(bad[0])
+        return Pictures(patches_NPV, tuple(picture.caption for picture in pictures), bad)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _ask(self, asked: _AskedProducer, work: PictureRequests, patches_NPV: NDArray[np.uint8]) -> None:
+        """Send one producer the requests that no other one works on, until all are answered."""
+        try:
+            while (taken := work.take(asked.ready_s)) is not None:
+                try:
+                    work.store(taken, self._answer(asked.address, taken, patches_NPV))
+                    asked.has_answered()
+                except CommunicationError as error:
+                    asked.has_failed()
+                    work.give_back(taken)
+                    self._check_hope(work, error)
+        except BaseException:
+            work.stop()
+            raise
+
+    def _check_hope(self, work: PictureRequests, error: CommunicationError) -> None:
+        """Raise an error when it makes no sense to ask again."""
+        problem = self._producers.problem()
+        if problem:
+            raise DataError(problem)
+        if work.seconds_without_answer() > self._producers.patience_s:
+            raise UnreachableError(
+                f"no producer of pictures has answered for {self._producers.patience_s:.0f} s; {error}; start the "
+                "producers, or correct their addresses"
+            )
+
+    def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> _Answer:
+        request = PictureRequest(self._data, self._format, taken.numbers)
+        with connect_peer(address, self._producers.secret, PRODUCER_LIMITS) as connection:
+            connection.send_message(request.encode())
+            answer = AnswerReader(connection, request)
+            self._decoders.check(address, answer.decoder)
+            return answer.read_into(patches_NPV[taken.first : taken.first + len(taken.numbers)])
+
+
+class _AskedProducer:
+    """One of the requests to a producer, and the time (time.monotonic) from which it is asked again.
+
+    After each failure in a row the pause is longer: a host that is gone must not hold up requests that others can
+    answer.
+    """
+
+    def __init__(self, address: PeerAddress) -> None:
+        self.address = address
+        self.ready_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+
+    def has_answered(self) -> None:
+        self._pause_s = _FIRST_PAUSE_S
+
+    def has_failed(self) -> None:
+        self.ready_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+class _SameDecoder:
+    """Checks that all producers decode with the same program: the pixels of two differ."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: tuple[PeerAddress, str] | None = None
+
+    def check(self, address: PeerAddress, decoder: str) -> None:
+        """Raises: DataError naming both producers."""
+        with self._lock:
+            self._first = self._first or (address, decoder)
+            other, expected = self._first
+        if decoder != expected:
+            raise DataError(
+                f"the producer at {address} decodes with {decoder}, and the one at {other} with {expected}: a picture "
+                "would depend on who decodes it; use the same DALI and the same device in all producers"
+            )

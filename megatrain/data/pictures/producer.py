@@ -1,0 +1,134 @@
+"""The producer: a process that prepares pictures for those who ask it by sample number.
+
+    python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DEVICE THREADS
+
+DIRECTORY: the shards and their index. LISTENER and SECRET: descriptors of a listening socket and of a file that begins
+with the secret, which the program that starts the producer (producers.py) keeps open, so that the address stays the
+same when it starts the producer again. The producer is started by exec: a process that is forked after a pipeline of
+DALI has run hangs. Its only state is the request that it works on, so it may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from megatrain.contracts.errors import CommunicationError, DataError, MegatrainError
+from megatrain.contracts.exit_codes import ExitCode
+from megatrain.data.pictures.decoder import DaliDecoder, PictureDecoder
+from megatrain.data.pictures.picture_index import PictureIndex
+from megatrain.data.pictures.preparation import PreparedPicture, prepared_pictures
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS, PictureRequest, send_answer, send_refusal
+from megatrain.data.pictures.shard_reader import ShardReader
+from megatrain.peers.link import SECRET_BYTES, PeerConnection
+from megatrain.peers.server import PeerServer
+from megatrain.programs.own_output import keep_own_log
+
+_END = None
+"""Follows the last picture of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request, and the queue for its pictures, for the error that ends them, and for the mark of the end."""
+
+    request: PictureRequest
+    answers: queue.SimpleQueue[PreparedPicture | DataError | None] = field(default_factory=queue.SimpleQueue)
+
+    def pictures(self) -> Iterator[PreparedPicture]:
+        while (answer := self.answers.get()) is not _END:
+            if isinstance(answer, DataError):
+                raise answer
+            yield answer
+
+
+class Producer:
+    """Prepares pictures in one thread, in the order of the requests. Each connection has a thread that sends them."""
+
+    def __init__(self, index: PictureIndex, decoder: PictureDecoder) -> None:
+        self._reader = ShardReader(index)
+        self._decoder = decoder
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+
+    def serve(self, connection: PeerConnection) -> None:
+        """Answer the request of a connection. For the threads of a server."""
+        with suppress(CommunicationError):  # whoever asked has gone, and asks again if it needs the pictures
+            message = connection.receive_message()
+            try:
+                request = PictureRequest.decode(message)
+                self._check(request)
+            except DataError as error:
+                send_refusal(connection, str(error))
+                return
+            job = _Job(request)
+            self._jobs.put(job)
+            send_answer(connection, request, self._decoder.identity, job.pictures())
+
+    def run(self) -> NoReturn:
+        """Prepare what is asked for, without end. For the main thread: DALI stays in the thread that loaded it."""
+        while True:
+            job = self._jobs.get()
+            try:
+                for picture in prepared_pictures(self._reader, self._decoder, job.request.format, job.request.numbers):
+                    job.answers.put(picture)
+            except DataError as error:
+                job.answers.put(error)
+            job.answers.put(_END)
+
+    def _check(self, request: PictureRequest) -> None:
+        index = self._reader.index
+        if request.data != index.digest:
+            raise DataError(
+                f"{index.path} has the digest {index.digest[:12]}..., and pictures of {request.data[:12]}... are asked "
+                "for; use the same shards on all hosts, and index them again"
+            )
+
+
+def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Callable[[], PictureDecoder]) -> int:
+    """Serve the pictures of a directory, without end. listener, secret: descriptors.
+
+    Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
+    """
+    try:
+        producer = Producer(PictureIndex(directory), make_decoder())
+    except MegatrainError as error:
+        _log(f"ended: {error}")
+        return error.exit_code
+    _log(f"serves {directory}")
+    # Never closed: a shutdown would close the socket for the next producer too.
+    PeerServer(
+        socket.socket(fileno=listener), os.pread(secret, SECRET_BYTES, 0), producer.serve, PRODUCER_LIMITS,
+        has_low_priority=False,
+    )  # fmt: skip
+    producer.run()
+
+
+def main(arguments: list[str]) -> int:
+    """Run a producer. Returns the exit code."""
+    try:
+        directory, listener, secret, device, num_threads = arguments
+        numbers = int(listener), int(secret), int(num_threads)
+    except ValueError:
+        print("usage: python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DEVICE THREADS",
+              file=sys.stderr)  # fmt: skip
+        return ExitCode.USAGE
+    return serve_pictures(Path(directory), *numbers[:2], lambda: DaliDecoder(device, numbers[2]))
+
+
+def _log(text: str) -> None:
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} picture producer {os.getpid()}: {text}\n"
+    with suppress(OSError):  # the log may be on a full disk
+        os.write(2, line.encode(errors="backslashreplace"))
+
+
+if __name__ == "__main__":
+    keep_own_log()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Producers of this host: starts them beside this program, and starts one again that exits."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from megatrain.peers.link import SECRET_BYTES, PeerAddress
+from megatrain.peers.server import listen
+from megatrain.programs.child_process import ChildProcess
+from megatrain.programs.supervisor import Supervisor
+
+_STOP_S = 2.0
+MakeCommand = Callable[[int, int], Sequence[str]]
+"""Returns the command of a producer, from the descriptors of its listener and of its secret."""
+
+
+def producer_command(directory: Path, device: str, num_threads: int = 1) -> MakeCommand:
+    """Return the command of a producer that decodes with DALI."""
+
+    def command(listener: int, secret: int) -> Sequence[str]:
+        arguments = (str(directory), str(listener), str(secret), device, str(num_threads))
+        return (sys.executable, "-m", "megatrain.data.pictures.producer", *arguments)
+
+    return command
+
+
+class PictureProducers:
+    """Producers that run during the block. Their addresses stay the same when they are started again.
+
+    listeners: one for each producer; each is closed when its producer is not started again. logs: the directory for
+    their output. report: receives a message when a producer exits.
+    Raises: OSError when the secret cannot be stored in memory.
+    """
+
+    def __init__(
+        self,
+        command: MakeCommand,
+        listeners: Sequence[socket.socket],
+        secret: bytes,
+        logs: Path,
+        report: Callable[[str], None],
+    ) -> None:
+        self.addresses = tuple(PeerAddress(*listener.getsockname()[:2]) for listener in listeners)
+        self.secret = secret
+        self._command = command
+        self._logs = logs
+        self._report = report
+        self._secret_file = os.memfd_create("picture-secret")
+        os.write(self._secret_file, secret)
+        self._closed = threading.Event()
+        self._supervisors = [self._supervisor(number, one) for number, one in enumerate(listeners)]
+        # the kernel kills a producer with the thread that started it
+        self._threads = [
+            threading.Thread(target=self._run, args=pair, name=f"picture-producer-{number}", daemon=True)
+            for number, pair in enumerate(zip(self._supervisors, listeners, strict=True))
+        ]
+
+    def problem(self) -> str:
+        """Return why no producer runs and none is started again; empty while one may answer."""
+        if any(thread.is_alive() for thread in self._threads):
+            return ""
+        return next((one.problem for one in self._supervisors if one.problem), "all producers of pictures have ended")
+
+    def wait(self) -> None:
+        """Return when no producer is started again."""
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+        os.close(self._secret_file)
+
+    def _run(self, supervisor: Supervisor, listener: socket.socket) -> None:
+        supervisor.run(self._closed)
+        listener.close()  # ends the connections that wait for a producer
+
+    def _supervisor(self, number: int, listener: socket.socket) -> Supervisor:
+        inherited = (listener.fileno(), self._secret_file)
+
+        def start(log: Path) -> ChildProcess:
+            return ChildProcess(self._command(*inherited), log=log, inherited=inherited, stop_s=_STOP_S)
+
+        return Supervisor(f"picture producer {number}", start, self._logs / f"producer-{number}.log", self._report)
+
+
+def local_producers(
+    command: MakeCommand, num_producers: int, logs: Path, report: Callable[[str], None]
+) -> PictureProducers:
+    """Return producers for this program alone: on loopback, with a secret that only they have.
+
+    Raises: CommunicationError when this machine has no loopback address.
+    """
+    listeners = [listen("127.0.0.1") for _ in range(num_producers)]
+    return PictureProducers(command, listeners, secrets.token_bytes(SECRET_BYTES), logs, report)
