@@ -24,25 +24,13 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.parts import WHOLE, EpochParts, PartSizes
 from megatrain.data.permutation import epoch_keys, mixed, permuted
 from megatrain.data.stretches import LengthChange, Stretch, following
+from megatrain.data.token_stream import Int64, SamplePieces
 
 _STREAM_OFFSET = 0
 _STREAM_PERMUTATION = 1
 _STREAM_BLOCKS = 2
 _PART_STRIDE = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so that all parts of an epoch have different keys. Part 0 has the key of the epoch."""
-Int64 = NDArray[np.int64]
-
-
-class SamplePieces(NamedTuple):
-    """The pieces of N samples: sample n has those from bounds[n] to bounds[n + 1].
-
-    A piece has a first token and a number of labels; it spans one token more than labels. Shapes: starts and labels
-    [P], bounds [N + 1].
-    """
-
-    starts: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    bounds: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,10 @@ Costs are integers in the unit of DocumentCost. This package loads no torch.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.config.model_products import DocumentCost
-from megatrain.data.indexed import IndexedDataset
-from megatrain.data.order import PackedOrder, SampleOrder
-
-Int64 = NDArray[np.int64]
+from megatrain.data.order import PackedOrder
+from megatrain.data.token_stream import Int64, SourceOrder, TokenStream
 
 
 def length_costs(cost: DocumentCost, lengths: Int64) -> Int64:
@@ -31,9 +28,7 @@ def sample_cost(cost: DocumentCost, seq_len: int) -> int:
     return int(length_costs(cost, np.array([seq_len], dtype=np.int64))[0])
 
 
-def sample_costs(
-    cost: DocumentCost, dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64
-) -> Int64:
+def sample_costs(cost: DocumentCost, dataset: TokenStream, order: SourceOrder, indices: Int64) -> Int64:
     """Return the cost of samples of one source. indices: their numbers in its order. Shapes: all [samples].
 
     Raises: DataError when the file of packed samples is damaged there.
@@ -47,7 +42,7 @@ def sample_costs(
     return costs
 
 
-def _documents(dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64) -> tuple[Int64, Int64]:
+def _documents(dataset: TokenStream, order: SourceOrder, indices: Int64) -> tuple[Int64, Int64]:
     """Return the lengths of the documents within samples. Those of sample n are from bounds[n] to bounds[n + 1].
 
     Shapes: indices [samples], lengths [documents], bounds [samples + 1].
