@@ -140,7 +140,7 @@ def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
         assert (micro.patches_PBC[:, 0] == patches_of(drawn(scene_of(5, number), SIZE), PATCH)).all()
 
 
-def test_only_the_encoding_stage_reads_patches_and_empty_slots_have_zeros() -> None:
+def test_patches_are_read_for_the_first_stage_alone() -> None:
     uneven = make_config(PICTURES, {"parallel": {"dp_size": 3, "zero_stage": 2}})
     last = read(uneven, 0)[2].microbatches[-1]
     (without,) = read(make_config(PICTURES), 0, has_patches=False)
