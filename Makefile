@@ -47,7 +47,7 @@ web: venv  ## build the dashboard's page from diagnostics/web (only after a chan
 dashboard-sample: venv  ## open the dashboard of a recorded small job with many failures
 	@$(VENV_PY) -m megatrain dashboard --replay tests/golden/dashboard-sample
 
-demo: venv  ## train a small GPT on real text with 8 CPU processes, evaluate it and sample from it
+demo: venv  ## train a small GPT on real text with 8 CPU processes, and sample from it (DEMO_ARGS=--vision: on pictures)
 	@$(VENV_PY) -m megatrain.demo $(DEMO_ARGS)
 
 demo-fault: venv  ## run the demo, kill a process during training, and show the recovery

@@ -15,6 +15,7 @@ from megatrain.comm import create_mesh, join, leave, open_rendezvous
 from megatrain.comm.gloo import GlooCommunicator
 from megatrain.comm.lanes import AwaitedLane
 from megatrain.config.config import Config
+from megatrain.config.pictures import patch_width
 from megatrain.contracts.process import Process
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.planning.chunks import plan_stage, planned_mesh
@@ -194,12 +195,15 @@ def random_inputs(rank_model: RankModel) -> list[PipelineInput]:
     config = rank_model.config
     shape = (config.model.seq_len, config.batch.micro_batch_size)
     first_sample = torch.arange(config.batch.micro_batch_size)
+    patch_shape = (config.model.num_patches, shape[1], patch_width(config.model))
+    encodes = config.model.has_pictures and rank_model.mesh.stage == 0
     return [
         rank_model.pipeline_input(
             torch.randint(config.model.vocab_size, shape),
             torch.randint(config.model.vocab_size, shape),
             first_sample + microbatch * config.batch.micro_batch_size,
             torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None,
+            torch.randint(256, patch_shape, dtype=torch.uint8) if encodes else None,
         )
         for microbatch in range(config.num_microbatches(rank_model.mesh.layout))
     ]

@@ -156,7 +156,7 @@ def _on_device(config: Config, mesh: Mesh, number: int, meta: MetaChunk, device:
     use_norms(meta.module, config.kernels, device)
     scales = use_fp8(meta.module, config.fp8, device)
     if config.parallel.recompute == "full":
-        for block in meta.module.blocks.values():
+        for block in meta.module.all_blocks:
             recompute_fully(block)
     options = _data_parallel_options(config, mesh.layout)
     data_parallel = ChunkDataParallel(meta.parameters, mesh.by_name, options, device, number)

@@ -253,12 +253,13 @@ def _summary(config: Config, world_size: int | None) -> str:
     chunks = parallel.num_chunks
     size = parameters_by_part(config.model)
     bubble = bubble_fraction(parallel.schedule, layout.pp_size, chunks, num_microbatches)
+    encoder = f"encoder and projector {size.encoder:,}, " if size.encoder else ""
     facts = {
         "layout": f"{layout}: {layout.world_size} {'rank' if layout.world_size == 1 else 'ranks'}"
         + (" (dp_size follows the world size; 1 is assumed here)" if is_dp_assumed else ""),
         "pipeline": f"{parallel.schedule}, {chunks} {'chunk' if chunks == 1 else 'chunks'} a stage, "
         + _layers_text(config.layers_per_chunk),
-        "parameters": f"{size.total:,} (embedding {size.embedding:,}, positions {size.position:,}, "
+        "parameters": f"{size.total:,} ({encoder}embedding {size.embedding:,}, positions {size.position:,}, "
         f"{size.num_blocks} blocks of {size.block:,}, final norm {size.final_norm:,}, head {size.head:,})",
         "batch": f"{batch.global_batch_size} sequences of {config.seq_len} tokens = "
         f"{batch.global_batch_size * config.seq_len:,} tokens a step, {num_microbatches} micro-batches of "

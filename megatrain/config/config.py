@@ -125,9 +125,12 @@ class Config:
 
     @property
     def data_sources(self) -> Mapping[str, DataSourceConfig]:
-        """The sources of training data by the key that holds their path: data.train, or one key per [[data_source]]."""
+        """The sources of training data by the key that selects them: data.train, data.pictures, or the path of each
+        [[data_source]]."""
         if self.data.train:
             return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
+        if self.data.pictures == "drawn":
+            return {"data.pictures": DataSourceConfig(name="drawn pictures")}
         return {f"{name}.path": source for name, source in self.sections_of("data_source").items() if source.path}
 
     @property

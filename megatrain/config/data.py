@@ -44,6 +44,13 @@ class DataConfig:
         default="",
         metadata=option("Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with."),
     )
+    pictures: Literal["none", "drawn"] = field(
+        default="none",
+        metadata=option(
+            "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
+            "shapes that the program draws itself, with captions of three words as the text; needs no files."
+        ),
+    )
     seq_len: int = field(
         default=0,
         metadata=option(

@@ -262,6 +262,51 @@ class ModelConfig:
             maximum=1_000_000,
         ),
     )
+    picture_size: int = field(
+        default=0,
+        metadata=option(
+            "Width and height of the picture of a sample. An encoder and a projector turn its patches into the first "
+            "rows of the sequence, before the tokens of the text. 0: samples have no pictures.",
+            unit="pixels",
+            minimum=0,
+            maximum=1_000_000,
+        ),
+    )
+    patch_size: int = field(
+        default=16,
+        metadata=option(
+            "Width and height of a patch; it divides picture_size.", unit="pixels", minimum=1, maximum=1_000_000
+        ),
+    )
+    encoder_hidden_size: int = field(
+        default=0,
+        metadata=option("Width of the encoder of pictures. 0: hidden_size.", minimum=0, maximum=10_000_000),
+    )
+    encoder_num_layers: int = field(
+        default=0,
+        metadata=option("Transformer blocks of the encoder of pictures. 0: num_layers.", minimum=0, maximum=1_000_000),
+    )
+    encoder_num_heads: int = field(
+        default=0,
+        metadata=option("Attention heads of the encoder of pictures. 0: num_heads.", minimum=0, maximum=1_000_000),
+    )
+    encoder_ffn_size: int = field(
+        default=0,
+        metadata=option(
+            "Inner width of the feed-forward network in the encoder of pictures. 0: 4 * its hidden size.",
+            minimum=0,
+            maximum=100_000_000,
+        ),
+    )
+
+    @property
+    def has_pictures(self) -> bool:
+        return self.picture_size > 0
+
+    @property
+    def num_patches(self) -> int:
+        """The patches of a sample's picture, which are the first rows of its sequence; 0 without pictures."""
+        return (self.picture_size // self.patch_size) ** 2
 
     @property
     def resolved_num_kv_heads(self) -> int:

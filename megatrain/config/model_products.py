@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.pictures import encoder_of, patch_width
 
 
 class Widths(NamedTuple):
@@ -33,10 +34,29 @@ def widths_of(model: ModelConfig) -> Widths:
 
 def products_per_token(model: ModelConfig) -> int:
     """Return the multiplications of one token in the matrices of all layers and of the output head."""
+    return _products_of_blocks(model) + model.hidden_size * model.vocab_size
+
+
+def products_per_picture(model: ModelConfig) -> int:
+    """Return the multiplications of a sample's picture in the encoder and the projector; 0 without pictures.
+
+    Each patch attends to all patches.
+    """
+    if not model.has_pictures:
+        return 0
+    encoder = encoder_of(model)
+    embedding = patch_width(model) * encoder.hidden_size
+    projector = encoder.hidden_size * model.hidden_size + model.hidden_size**2
+    pairs = encoder.num_layers * model.num_patches * products_per_pair(encoder)
+    return model.num_patches * (embedding + _products_of_blocks(encoder) + pairs + projector)
+
+
+def _products_of_blocks(model: ModelConfig) -> int:
+    """Return the multiplications of one token in the matrices of all layers."""
     widths = widths_of(model)
     projections = model.hidden_size * (2 * widths.query + 2 * widths.kv)
     mlp = widths.num_mlp_matrices * model.hidden_size * model.resolved_ffn_size
-    return model.num_layers * (projections + mlp) + model.hidden_size * model.vocab_size
+    return model.num_layers * (projections + mlp)
 
 
 def products_per_pair(model: ModelConfig) -> int:

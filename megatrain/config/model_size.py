@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.pictures import ENCODER, PROJECTOR, encoder_of, patch_width
 from megatrain.config.variant_parameters import (
     ShapedParameter,
     own_parameters,
@@ -21,14 +22,38 @@ from megatrain.config.variant_parameters import (
 
 def parameter_sizes(model: ModelConfig) -> dict[str, int]:
     """Return the number of elements of each parameter by its name. A tied head has no entry."""
-    sizes = {"embedding.word.weight": model.padded_vocab_size * model.hidden_size} | _position_sizes(model)
-    block = block_parameter_sizes(model)
-    for layer in range(model.num_layers):
-        sizes |= {f"blocks.{layer}.{name}": size for name, size in block.items()}
+    sizes = picture_parameter_sizes(model)
+    sizes |= {"embedding.word.weight": model.padded_vocab_size * model.hidden_size} | _position_sizes(model)
+    sizes |= _block_sizes(model)
     sizes |= norm_sizes(model, "loss_head.norm")
     if not model.has_tied_head:
         sizes["loss_head.weight"] = model.padded_vocab_size * model.hidden_size
     return sizes
+
+
+def picture_parameter_sizes(model: ModelConfig) -> dict[str, int]:
+    """Return the number of elements of each parameter of the encoder and the projector; none without pictures."""
+    if not model.has_pictures:
+        return {}
+    encoder = encoder_of(model)
+    sizes = {
+        "position": model.num_patches * encoder.hidden_size,
+        "patch.weight": encoder.hidden_size * patch_width(model),
+        "patch.bias": encoder.hidden_size,
+        **_block_sizes(encoder),
+        **norm_sizes(encoder, "norm"),
+    }
+    return {f"{ENCODER}{name}": size for name, size in sizes.items()} | {
+        f"{PROJECTOR}bias": model.hidden_size,
+        f"{PROJECTOR}up.weight": model.hidden_size * encoder.hidden_size,
+        f"{PROJECTOR}up.bias": model.hidden_size,
+        f"{PROJECTOR}down.weight": model.hidden_size**2,
+    }
+
+
+def _block_sizes(model: ModelConfig) -> dict[str, int]:
+    block = block_parameter_sizes(model)
+    return {f"blocks.{layer}.{name}": size for layer in range(model.num_layers) for name, size in block.items()}
 
 
 def block_parameter_sizes(model: ModelConfig) -> dict[str, int]:
@@ -105,10 +130,13 @@ class ModelSize:
     num_blocks: int
     final_norm: int
     head: int
+    encoder: int = 0
+    """The encoder of pictures and the projector."""
 
     @property
     def total(self) -> int:
-        return self.embedding + self.position + self.num_blocks * self.block + self.final_norm + self.head
+        ends = self.encoder + self.embedding + self.position + self.final_norm + self.head
+        return ends + self.num_blocks * self.block
 
 
 def parameters_by_part(model: ModelConfig) -> ModelSize:
@@ -121,6 +149,7 @@ def parameters_by_part(model: ModelConfig) -> ModelSize:
         num_blocks=model.num_layers,
         final_norm=sum(norm_sizes(model, "loss_head.norm").values()),
         head=0 if model.has_tied_head else table,
+        encoder=sum(picture_parameter_sizes(model).values()),
     )
 
 

@@ -53,6 +53,7 @@ class DocumentCosts:
     """
 
     def __init__(self, dataset: IndexedDataset) -> None:
+        self.dataset = dataset
         self.path = costs_path(dataset.prefix)
         command = f"megatrain data costs {dataset.prefix} --input FILE"
         self._again = again = f"make it again: `{command} --force`"

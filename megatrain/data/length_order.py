@@ -13,24 +13,10 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.data.parts import EpochParts
 from megatrain.data.stretches import LengthChange, Stretch, following
-
-Int64 = NDArray[np.int64]
-
-
-class SamplePieces(NamedTuple):
-    """The pieces of N samples: sample n has those from bounds[n] to bounds[n + 1].
-
-    A piece has a first token and a number of labels; it spans one token more than labels. Shapes: starts and labels
-    [P], bounds [N + 1].
-    """
-
-    starts: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    bounds: NDArray[np.int64]
+from megatrain.data.token_stream import Int64, SamplePieces
 
 
 class LengthOrder(ABC):

@@ -19,10 +19,11 @@ import numpy as np
 from megatrain.contracts.errors import DataError
 from megatrain.data.bins import PackedBins
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.length_order import Int64, LengthOrder, SamplePieces
+from megatrain.data.length_order import LengthOrder
 from megatrain.data.parts import WHOLE, EpochParts, PartSizes
 from megatrain.data.permutation import epoch_keys, mixed, permuted
 from megatrain.data.stretches import LengthChange
+from megatrain.data.token_stream import Int64, SamplePieces
 
 _STREAM_OFFSET = 0
 _STREAM_PERMUTATION = 1

@@ -4,8 +4,9 @@ The step plan (contracts/step_plan.py) determines the samples of each micro-batc
 empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
 and read the same data. With a cost, balance.py determines which of them form a micro-batch. A mixture determines the
 source of each sample. A sample that cannot be used may be replaced by one without labels, which changes no other
-sample.
-Legend: S sequence, B micro-batch. Arrays are sequence-first, int64. This package loads no torch.
+sample. A sample with a picture begins with the rows of its patches.
+Legend: S sequence, B micro-batch, P patches, C bytes of a patch. Arrays are sequence-first, int64 (patches: uint8).
+This package loads no torch.
 """
 
 from __future__ import annotations
@@ -24,13 +25,12 @@ from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
-from megatrain.data.indexed import IndexedDataset
-from megatrain.data.length_order import SamplePieces
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
-from megatrain.data.order import PackedOrder, SampleOrder
+from megatrain.data.patches import Patches
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
+from megatrain.data.token_stream import SamplePieces, SourceOrder, TokenStream
 from megatrain.data.training_source import TrainingSource
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
@@ -49,6 +49,8 @@ class MicroBatch:
     squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
     whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
     num_documents: the number of these stretches, without the padding.
+    patches_PBC: of the pictures, whose rows are the first of the sequence; zeros in an empty micro-batch. None if
+    samples have no pictures, or the rank does not encode them.
     """
 
     tokens_SB: NDArray[np.int64]
@@ -58,6 +60,7 @@ class MicroBatch:
     num_labels_B: NDArray[np.int64]
     squared_lengths: int
     num_documents: int
+    patches_PBC: Patches | None = None
 
     @property
     def num_label_tokens(self) -> int:
@@ -85,11 +88,11 @@ class StepBatch:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the tokens, labels and documents."""
+        """The bytes of the tokens, labels, documents and patches."""
         return sum(
             array.nbytes
             for one in self.microbatches
-            for array in (one.tokens_SB, one.labels_SB, one.document_SB)
+            for array in (one.tokens_SB, one.labels_SB, one.document_SB, one.patches_PBC)
             if array is not None
         )
 
@@ -107,7 +110,7 @@ class StepBatch:
 class TokenWindow(NamedTuple):
     """A stretch of a token stream: its first token, and how many labels it has. It spans one token more than labels."""
 
-    dataset: IndexedDataset
+    dataset: TokenStream
     start: int
     num_labels: int
 
@@ -156,11 +159,14 @@ class BatchReader:
             self.balanced_cost,
         )
 
-    def read_step(self, plan: StepPlan, replica: int, *, has_tokens: bool = True) -> StepBatch:
+    def read_step(
+        self, plan: StepPlan, replica: int, *, has_tokens: bool = True, has_patches: bool = True
+    ) -> StepBatch:
         """Return one replica's part of a step.
 
         has_tokens=False: for a stage in the middle of a pipeline, which needs only the bounds of documents. Tokens are
-        not read then, and are 0; their labels are -100. All other fields are the same.
+        not read then, and are 0; their labels are -100. All other fields are the same. has_patches=False: for a stage
+        that does not encode pictures; their patches are left out.
         Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
         """
         slots = self.dealt(plan).slots(replica)
@@ -175,6 +181,7 @@ class BatchReader:
 
         samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
         seq_len = self.seq_len_of(plan)
+        patches = self._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
@@ -183,8 +190,10 @@ class BatchReader:
                 self.has_document_mask,
                 on_bad,
                 has_tokens=has_tokens,
+                first_row=self.num_patches,
+                patches_PBC=patches_PBC,
             )
-            for slot in slots
+            for slot, patches_PBC in zip(slots, patches, strict=True)
         ]
         places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
         return StepBatch(
@@ -197,6 +206,12 @@ class BatchReader:
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
         )
+
+    @property
+    def num_patches(self) -> int:
+        """The patches of the picture of a sample, the same for all samples; 0 if they have no pictures."""
+        sources = (source.pictures for source in self.sources if source is not None)
+        return max((0 if pictures is None else pictures.num_patches for pictures in sources), default=0)
 
     @property
     def is_remote(self) -> bool:
@@ -260,6 +275,20 @@ class BatchReader:
         source_MB.reshape(-1)[: len(sources)] = sources
         return SampleSources(self.source_names, source_MB, num_labels_MB)
 
+    def _patches(
+        self, slots: Sequence[Sequence[int]], indices_N: NDArray[np.int64], micro_batch_size: int
+    ) -> list[Patches | None]:
+        """Return the patches of each slot, zeros for an empty one. indices: of the samples of all slots, in order.
+
+        Pictures come from one source only. Shapes: of each result [P, B, C].
+        """
+        pictures = self.sources[0].pictures if self.sources[0] is not None else None
+        if pictures is None:
+            return [None] * len(slots)
+        patches_NPC = iter(pictures.patches(indices_N))
+        empty = np.zeros((pictures.num_patches, pictures.patch_width), dtype=np.uint8)
+        return [np.stack([next(patches_NPC) for _ in slot] or [empty] * micro_batch_size, axis=1) for slot in slots]
+
     def _samples(
         self, numbers_N: NDArray[np.int64], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64], on_bad: _OnBad
     ) -> list[list[TokenWindow]]:
@@ -288,7 +317,7 @@ class BatchReader:
 
 
 def _readable(
-    order: SampleOrder | PackedOrder,
+    order: SourceOrder,
     places: NDArray[np.int64],
     numbers_N: NDArray[np.int64],
     indices_N: NDArray[np.int64],
@@ -314,10 +343,13 @@ def assemble(
     on_bad: _OnBad = _refuse,
     *,
     has_tokens: bool = True,
+    first_row: int = 0,
+    patches_PBC: Patches | None = None,
 ) -> MicroBatch:
-    """Return the micro-batch of these samples. The windows of a sample follow each other.
+    """Return the micro-batch of these samples. The windows of a sample follow each other from `first_row` on.
 
-    A sample with fewer labels than `seq_len` is padded with token 0 and label -100. With `has_document_mask`, each
+    Rows before `first_row` are of the picture: they have token 0 and label -100, and belong to the first document. A
+    sample with fewer labels than `seq_len` is padded with the same token and label. With `has_document_mask`, each
     window begins another document, as does the padding, and the last token of a document gets label -100 too, because
     it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
     BatchReader.read_step.
@@ -329,7 +361,7 @@ def assemble(
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
     num_documents = 0
     for sample, windows in enumerate(samples):
-        place, bounds = 0, [np.zeros(1, dtype=np.int64)]
+        place, bounds = first_row, [np.zeros(1, dtype=np.int64)]
         try:
             contents = [
                 (*window, window.read() if has_tokens else _NO_TOKENS) for window in windows if window.num_labels
@@ -352,8 +384,9 @@ def assemble(
                 bounds += [firsts, np.array([end])] if end < seq_len else [firsts]
             place = end
         unread = place if has_tokens else 0
-        tokens_SB[unread:, sample] = 0
-        labels_SB[unread:, sample] = IGNORED_LABEL
+        for rows in (slice(first_row), slice(unread, None)):
+            tokens_SB[rows, sample] = 0
+            labels_SB[rows, sample] = IGNORED_LABEL
         if document_SB is not None:
             lengths = np.diff(np.concatenate((*bounds, [seq_len])))
             document_SB[:, sample] = np.repeat(np.arange(len(lengths)), lengths)
@@ -367,4 +400,5 @@ def assemble(
         num_labels_B=num_labels_B,
         squared_lengths=squared_lengths,
         num_documents=num_documents,
+        patches_PBC=patches_PBC,
     )

@@ -9,14 +9,12 @@ Costs are integers, in the unit of DocumentCost or of the file. This package loa
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.config.model_products import DocumentCost
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.order import PackedOrder, SampleOrder
-
-Int64 = NDArray[np.int64]
+from megatrain.data.order import PackedOrder
+from megatrain.data.token_stream import Int64, SourceOrder, TokenStream
 
 
 def length_costs(cost: DocumentCost, lengths: Int64) -> Int64:
@@ -33,9 +31,7 @@ def sample_cost(cost: DocumentCost, seq_len: int) -> int:
     return int(length_costs(cost, np.array([seq_len], dtype=np.int64))[0])
 
 
-def sample_costs(
-    cost: DocumentCost, dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64
-) -> Int64:
+def sample_costs(cost: DocumentCost, dataset: TokenStream, order: SourceOrder, indices: Int64) -> Int64:
     """Return the cost of samples of one source. indices: their numbers in its order. Shapes: all [samples].
 
     Raises: DataError when the file of packed samples is damaged there.
@@ -49,9 +45,7 @@ def sample_costs(
     return costs
 
 
-def recorded_costs(
-    costs: DocumentCosts, dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64
-) -> Int64:
+def recorded_costs(costs: DocumentCosts, order: SourceOrder, indices: Int64) -> Int64:
     """Return the cost of samples of one source by the costs of its documents. Shapes: all [samples].
 
     A sample has the part of a document's cost that it has of the document's labels. Padding costs nothing.
@@ -60,7 +54,7 @@ def recorded_costs(
     pieces = order.pieces(indices)
     is_packed = isinstance(order, PackedOrder)
     found = [
-        _piece_cost(costs, dataset, start, end, is_packed=is_packed)
+        _piece_cost(costs, costs.dataset, start, end, is_packed=is_packed)
         for start, end in zip(pieces.starts.tolist(), (pieces.starts + pieces.labels).tolist(), strict=True)
     ]
     sums = np.concatenate([[0], np.cumsum(np.array(found, dtype=np.int64))])
@@ -82,7 +76,7 @@ def _piece_cost(costs: DocumentCosts, dataset: IndexedDataset, start: int, end: 
     return int((of_documents * through // lengths - of_documents * before // lengths).sum())
 
 
-def _documents(dataset: IndexedDataset, order: SampleOrder | PackedOrder, indices: Int64) -> tuple[Int64, Int64]:
+def _documents(dataset: TokenStream, order: SourceOrder, indices: Int64) -> tuple[Int64, Int64]:
     """Return the lengths of the documents within samples. Those of sample n are from bounds[n] to bounds[n + 1].
 
     Shapes: indices [samples], lengths [documents], bounds [samples + 1].

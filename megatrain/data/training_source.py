@@ -1,4 +1,4 @@
-"""A source of training samples: its token files, the order of its samples, and what they cost."""
+"""A source of training samples: its tokens and pictures, the order of its samples, and what they cost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from megatrain.checkpoint_format.sample_stream import StreamSource
 from megatrain.config.model_products import DocumentCost
 from megatrain.data.costs import DocumentCosts
-from megatrain.data.indexed import IndexedDataset
-from megatrain.data.order import PackedOrder, SampleOrder
+from megatrain.data.patches import SamplePictures
 from megatrain.data.sample_costs import recorded_costs, sample_costs
+from megatrain.data.token_stream import SourceOrder, TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,17 @@ class TrainingSource:
     """Tokens that samples come from, and their order.
 
     section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
-    costs: the costs by which samples are dealt; None: those of the reader.
+    costs: the costs by which samples are dealt; None: those of the reader. pictures: of its samples; None if they have
+    none.
     """
 
     identity: StreamSource
-    dataset: IndexedDataset
-    order: SampleOrder | PackedOrder
+    dataset: TokenStream
+    order: SourceOrder
     section: str = ""
     max_epochs: float = 0.0
     costs: DocumentCosts | None = None
+    pictures: SamplePictures | None = None
 
     def sample_costs(self, cost: DocumentCost | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].
@@ -36,6 +38,6 @@ class TrainingSource:
         cost: by the lengths of the documents, for a source without costs.
         """
         if self.costs is not None:
-            return recorded_costs(self.costs, self.dataset, self.order, indices)
+            return recorded_costs(self.costs, self.order, indices)
         assert cost is not None, "a source without costs in a reader without a cost"
         return sample_costs(cost, self.dataset, self.order, indices)

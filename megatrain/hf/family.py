@@ -110,6 +110,10 @@ class Family(ABC):
             for key, value in self.fixed.items()
             if getattr(model, key) != value
         ]
+        if model.has_pictures:
+            found.append(
+                f"model.picture_size={model.picture_size} cannot be exported: {self.architecture} has no pictures"
+            )
         if not self.has_window and 0 < model.window_size < model.seq_len:
             found.append(
                 f"model.window_size={model.window_size} cannot be exported: {self.architecture} attends to all earlier "

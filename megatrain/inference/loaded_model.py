@@ -1,6 +1,6 @@
 """`megatrain.load`: a whole model on one device, from a checkpoint of any layout or from a Hugging Face directory.
 
-Shapes: S sequence, B samples, V vocabulary without padding.
+Shapes: S sequence, B samples, V vocabulary without padding, P patches, C bytes of a patch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.config.model import ModelConfig
+from megatrain.config.pictures import patch_width
 from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
 from megatrain.conversion.software import job_config
 from megatrain.data.tokenizer import Tokenizer, load_tokenizer, parse_tokenizer
 from megatrain.hf import HfModel, open_model
 from megatrain.inference.generation import Sampling, draw_tokens
-from megatrain.model import TokenContext, Transformer
+from megatrain.model import PatchRows, TokenContext, Transformer
 from megatrain.ops.precision import DTYPES
 
 HF_CONFIG_NAME = "config.json"
@@ -58,15 +59,18 @@ class LoadedModel:
         """
         return self.read_tokenizer()
 
-    def logits(self, tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    def logits(self, tokens: Tensor | Sequence[int] | Sequence[Sequence[int]], patches: Tensor | None = None) -> Tensor:
         """Return the logits of the token after each of `tokens`.
 
-        Shapes: tokens [S] or [B, S], with S at most model.seq_len; result [S, V] or [B, S, V], fp32 (fp64 for fp64), on
-        the model's device.
-        Raises: DataError when the tokens have another form, or are not in the vocabulary.
+        patches: of the picture of each sample, for a model with pictures (data/patches.py::patchify). They take the
+        place of the first P tokens, whose values do not matter.
+        Shapes: tokens [S] or [B, S], with S at most model.seq_len; patches uint8 [P, C] or [B, P, C]; result [S, V] or
+        [B, S, V], fp32 (fp64 for fp64), on the model's device.
+        Raises: DataError when tokens or patches have another form, or tokens are not in the vocabulary.
         """
         found = self._checked(tokens)
-        return self._logits(found) if found.dim() == 2 else self._logits(found[None])[0]
+        pictures = self._checked_patches(found, patches)
+        return self._logits(found, pictures) if found.dim() == 2 else self._logits(found[None], pictures)[0]
 
     def generate(
         self,
@@ -88,8 +92,10 @@ class LoadedModel:
     def tokens_after(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
         """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document.
 
-        Raises: DataError for an empty prompt when the tokenizer names no end-of-document token.
+        Raises: DataError for an empty prompt when the tokenizer names no end-of-document token, and for a model with
+        pictures, whose answers `logits` gives.
         """
+        self._checked_patches(torch.zeros(1), None)
         tokenizer = self.tokenizer
         end = tokenizer.eod_id if tokenizer.end else None
         yield from draw_tokens(self._next_logits, list(prompt) or [tokenizer.eod_id], end, sampling)
@@ -98,15 +104,38 @@ class LoadedModel:
         context = torch.tensor([tokens[-self.config.seq_len :]], device=self.device)
         return self._logits(context, last_only=True)[0, 0].cpu()
 
-    def _logits(self, tokens_BS: Tensor, *, last_only: bool = False) -> Tensor:
+    def _logits(self, tokens_BS: Tensor, pictures: PatchRows | None = None, *, last_only: bool = False) -> Tensor:
         num_samples, seq_len = tokens_BS.shape
-        context = TokenContext(torch.arange(num_samples, device=self.device), seq_len)
+        context = TokenContext(torch.arange(num_samples, device=self.device), seq_len, pictures=pictures)
         assert self.model.loss_head is not None
         with torch.no_grad():
             hidden_SBH = self.model.hidden(tokens_BS.t().contiguous(), context)
             logits_SBV = self.model.loss_head.logits(hidden_SBH[-1:] if last_only else hidden_SBH)
         logits_BSV = logits_SBV[..., : self.config.vocab_size].transpose(0, 1)
         return logits_BSV if logits_BSV.dtype == torch.float64 else logits_BSV.float()
+
+    def _checked_patches(self, tokens: Tensor, patches: Tensor | None) -> PatchRows | None:
+        """Return the patches of the pictures of `tokens`, [S] or [B, S], on the model's device. Raises: DataError."""
+        if not self.config.has_pictures:
+            if patches is not None:
+                raise DataError(
+                    "the model has no pictures (model.picture_size=0), and patches were given; leave them out"
+                )
+            return None
+        shape = [*tokens.shape[:-1], self.config.num_patches, patch_width(self.config)]
+        if patches is None or list(patches.shape) != shape or patches.dtype != torch.uint8:
+            found = "none" if patches is None else f"{list(patches.shape)} of {patches.dtype}"
+            raise DataError(
+                f"the model takes pictures, and the patches are {found}; give LoadedModel.logits patches of shape "
+                f"{shape} and type uint8"
+            )
+        if tokens.shape[-1] <= self.config.num_patches:
+            raise DataError(
+                f"{tokens.shape[-1]} tokens in a sequence whose first {self.config.num_patches} rows are patches; give "
+                "at least one more"
+            )
+        patches_BPC = patches if patches.dim() == 3 else patches[None]
+        return PatchRows(patches_BPC.transpose(0, 1).to(self.device))
 
     def _checked(self, tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         """Return the tokens as a tensor on the model's device. Raises: DataError."""

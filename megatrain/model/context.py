@@ -11,6 +11,18 @@ from megatrain.ops.documents import PackedDocuments
 
 
 @dataclass(frozen=True, slots=True)
+class PatchRows:
+    """The patches of the pictures of a micro-batch that this rank embeds.
+
+    Shapes: patches [P_local, B, C] uint8, C the pixels of a patch by row, each with red, green and blue. first: the
+    number of the first of these patches in the picture, 0 unless ranks hold different rows.
+    """
+
+    patches_PBC: Tensor
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TokenContext:
     """The position of a micro-batch in the training stream.
 
@@ -18,12 +30,14 @@ class TokenContext:
     documents: the document of each token, or None if attention may cross documents.
     token_offset: the position of this rank's first row of the hidden states. It is 0 unless ranks hold different rows
     (sequence parallelism).
+    pictures: only where the encoder is, and only if samples have pictures.
     """
 
     sample_B: Tensor
     seq_len: int
     documents: PackedDocuments | None = None
     token_offset: int = 0
+    pictures: PatchRows | None = None
 
     def clone(self) -> TokenContext:
         """Return a copy that shares no memory with this context.
@@ -35,17 +49,22 @@ class TokenContext:
                 "a context with documents cannot be cloned, because their bounds differ between micro-batches; use "
                 "data.has_document_mask=false"
             )
-        return replace(self, sample_B=self.sample_B.clone())
+        pictures = self.pictures and replace(self.pictures, patches_PBC=self.pictures.patches_PBC.clone())
+        return replace(self, sample_B=self.sample_B.clone(), pictures=pictures)
 
     def copy_(self, other: TokenContext) -> None:
-        """Copy the samples of `other`. Raises: ValueError when the contexts differ in anything else."""
+        """Copy the samples and pictures of `other`. Raises: ValueError when the contexts differ in anything else."""
         if self._form() != other._form():
             raise ValueError(f"a context of {self._form()} cannot copy the samples of {other._form()}")
         self.sample_B.copy_(other.sample_B)
+        if self.pictures is not None and other.pictures is not None:
+            self.pictures.patches_PBC.copy_(other.pictures.patches_PBC)
 
     def _form(self) -> str:
-        documents = "" if self.documents is None else ", documents"
-        return f"{self.sample_B.numel()} samples, seq_len={self.seq_len}, token_offset={self.token_offset}{documents}"
+        further = "" if self.documents is None else ", documents"
+        if self.pictures is not None:
+            further += f", patches of shape {list(self.pictures.patches_PBC.shape)}"
+        return f"{self.sample_B.numel()} samples, seq_len={self.seq_len}, token_offset={self.token_offset}{further}"
 
     def token_numbers(self, num_rows: int) -> Tensor:
         """Return the global number of each token in this rank's `num_rows` rows. Shapes: result [num_rows, B]."""

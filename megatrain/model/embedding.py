@@ -1,10 +1,10 @@
-"""Token and position embedding. Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary."""
+"""Token and position embedding. Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary, P patches."""
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,13 @@ class WordEmbedding(nn.Module):
         return embedding(tokens_SB, self.weight)
 
 
+class ProjectedPatches(NamedTuple):
+    """The first rows of the sequence: the projection of the patches, or this rank's part of a sum, and its bias."""
+
+    x_PBH: Tensor
+    bias_H: Tensor
+
+
 class Embedding(nn.Module):
     """Token embeddings. If the configuration requires it, they are multiplied by sqrt(H), and positions are added.
 
@@ -46,17 +53,28 @@ class Embedding(nn.Module):
         self.positions: Any = build_variant(config, "positions", config) if "add" in position_methods(config) else None
         self.dropout = ResidualDropout(config.dropout, dropout_seed, site="embedding")
 
-    def forward(self, tokens_SB: Tensor, context: TokenContext) -> Tensor:
-        """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H]."""
-        x_SBH = self.embedding_out(self.word(tokens_SB))
-        if self.scale != 1.0:
-            x_SBH = x_SBH * _rounded(self.scale, x_SBH.dtype)
+    def forward(self, tokens_SB: Tensor, context: TokenContext, patches: ProjectedPatches | None = None) -> Tensor:
+        """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H].
+
+        patches: take the place of the first rows, whose tokens are not looked up. The factor sqrt(H) is for words only.
+        """
+        if patches is None:
+            x_SBH = self._scaled(self.embedding_out(self.word(tokens_SB)))
+        else:
+            num_patches = len(patches.x_PBH)
+            joined_SBH = torch.cat([patches.x_PBH, self.word(tokens_SB[num_patches:])])
+            x_SBH = self.embedding_out(joined_SBH)
+            num_own = min(max(num_patches - context.token_offset, 0), len(x_SBH))
+            x_SBH = torch.cat([x_SBH[:num_own] + patches.bias_H, self._scaled(x_SBH[num_own:])])
         if self.position is not None:
             first = context.token_offset
             x_SBH = x_SBH + self.position[first : first + x_SBH.shape[0], None, :]
         if self.positions is not None:
             x_SBH = self.positions.add(x_SBH, context)
         return self.dropout(x_SBH, context)
+
+    def _scaled(self, x_SBH: Tensor) -> Tensor:
+        return x_SBH if self.scale == 1.0 else x_SBH * _rounded(self.scale, x_SBH.dtype)
 
 
 @cache

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megatrain import rng
 from megatrain.config.model import ModelConfig
+from megatrain.config.pictures import ENCODER, encoder_of
 from megatrain.config.variant_parameters import parameters_by_path
 
 
@@ -23,6 +24,8 @@ def initialise_(
     out: Tensor, name: str, config: ModelConfig, seed: int, global_shape: Sequence[int], offsets: Sequence[int]
 ) -> None:
     """Fill `out`, the part at `offsets` of the parameter `name` (of `global_shape`), with its initial values."""
+    if name.startswith(ENCODER):
+        config = encoder_of(config)
     with torch.no_grad():
         leaf = name.rsplit(".", 1)[-1]
         of_variant = next(

@@ -48,11 +48,11 @@ class Up(Projection):
     Weight [P, F, H] and bias [P, F]. P is 1, or 2 if the activation has a gate (gate, up).
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden_size: int, ffn_size: int, *, is_gated: bool, has_bias: bool) -> None:
         super().__init__()
-        parts = 2 if config.is_mlp_gated else 1
-        self.weight = nn.Parameter(torch.empty(parts, config.resolved_ffn_size, config.hidden_size))
-        self.bias = nn.Parameter(torch.empty(parts, config.resolved_ffn_size)) if config.has_bias else None
+        parts = 2 if is_gated else 1
+        self.weight = nn.Parameter(torch.empty(parts, ffn_size, hidden_size))
+        self.bias = nn.Parameter(torch.empty(parts, ffn_size)) if has_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
         return self.multiply(x_SBH, self.weight).unflatten(-1, self.weight.shape[:2])
@@ -63,7 +63,9 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.up = Up(config)
+        self.up = Up(
+            config.hidden_size, config.resolved_ffn_size, is_gated=config.is_mlp_gated, has_bias=config.has_bias
+        )
         self.activation = _ACTIVATIONS[config.mlp]() if config.is_own("mlp") else build_variant(config, "mlp")
         self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 

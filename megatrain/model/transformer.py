@@ -1,5 +1,7 @@
 """The decoder: embedding, blocks and loss head, or the part of these that one pipeline chunk holds.
 
+In a model with pictures, the part with the embedding has the encoder and the projector too (ADR 0087).
+
 Layers keep their global number in every part (`blocks.17.`), so a parameter has the same name in all layouts.
 Shapes: S sequence, B micro-batch, H hidden.
 """
@@ -12,11 +14,14 @@ from torch import Tensor, nn
 
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
+from megatrain.contracts.errors import DataError
 from megatrain.model.block import Block
 from megatrain.model.context import TokenContext
-from megatrain.model.embedding import Embedding
+from megatrain.model.embedding import Embedding, ProjectedPatches
+from megatrain.model.encoder import PictureEncoder
 from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.head import LossHead
+from megatrain.model.projector import Projector
 from megatrain.ops.attention import AttentionPattern
 from megatrain.ops.attention_choice import DeviceKind
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, LossTerms
@@ -58,6 +63,9 @@ class Transformer(nn.Module):
         self.kernels = kernels or KernelsConfig()
         self.device_kind = device_kind
         self.part = part or ModelPart.whole(config)
+        has_encoder = self.part.has_embedding and config.has_pictures
+        self.encoder = PictureEncoder(config, self.kernels, device_kind) if has_encoder else None
+        self.projector = Projector(config) if has_encoder else None
         self.embedding = Embedding(config, dropout_seed) if self.part.has_embedding else None
         self.blocks = nn.ModuleDict({str(layer): Block(config, layer, dropout_seed) for layer in self.part.layers})
         tied = self.embedding.word.weight if config.has_tied_head and self.embedding is not None else None
@@ -74,14 +82,36 @@ class Transformer(nn.Module):
         """
         return self._stream(x, context).total()
 
+    @property
+    def all_blocks(self) -> list[nn.Module]:
+        """The blocks of this part in the order in which they compute, those of the encoder first."""
+        return [*(() if self.encoder is None else self.encoder.blocks.values()), *self.blocks.values()]
+
     def _stream(self, x: Tensor, context: TokenContext) -> ResidualStream:
-        stream = ResidualStream(x if self.embedding is None else self.embedding(x, context))
+        if self.embedding is not None:
+            x = self.embedding(x, context, self._projected(context))
+        stream = ResidualStream(x)
         whole = replace(context, token_offset=0)  # attention has all rows
         patterns = {window: self._pattern(context, window) for window in self.positions}
         for layer, block in zip(self.part.layers, self.blocks.values(), strict=True):
             window = self.config.window_of(layer)
             stream = block(stream, context, patterns[window], self.positions[window] or whole)
         return stream
+
+    def _projected(self, context: TokenContext) -> ProjectedPatches | None:
+        """Return the first rows of the sequence; None if the model has no pictures.
+
+        Raises: DataError when the model has pictures, and the input none.
+        """
+        if self.encoder is None or self.projector is None:
+            return None
+        if context.pictures is None:
+            raise DataError(
+                f"the model takes pictures (model.picture_size={self.config.picture_size}), and the input has none; "
+                "set TokenContext.pictures"
+            )
+        encoded_PBE = self.encoder(context.pictures, context.sample_B)
+        return ProjectedPatches(self.projector(encoded_PBE), self.projector.bias)
 
     def _windows(self) -> set[int]:
         """Return the windows of this part's layers: one, or two if only some layers attend to all earlier tokens."""

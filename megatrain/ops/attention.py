@@ -1,4 +1,4 @@
-"""Causal self-attention: full or sliding window, with or without document boundaries, MHA or GQA.
+"""Self-attention: causal, full or sliding window, with or without document boundaries, MHA or GQA; or bidirectional.
 
 Shapes: S sequence, B micro-batch, N query heads, G key-value heads, D head dim.
 """
@@ -46,6 +46,7 @@ class AttentionPattern:
     device_kind: the kind of device that kernels are chosen for; None: the device of the heads. It must be set if the
     heads are on meta.
     scale: the factor of the scores; None: 1 / sqrt(D). softcap c > 0: a score s becomes c * tanh(s / c).
+    is_causal: False means that every position attends to all positions; then there are no window, documents and cap.
     """
 
     seq_len: int
@@ -56,9 +57,13 @@ class AttentionPattern:
     device_kind: DeviceKind | None = None
     scale: float | None = None
     softcap: float = 0.0
+    is_causal: bool = True
     _mask: Tensor | None = field(default=None, init=False)
     _segments: tuple[AttentionSegment, ...] | None = field(default=None, init=False)
     _choice: AttentionChoice | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        assert self.is_causal or not (self.window_size or self.documents or self.softcap), "not causal, with a mask"
 
     @property
     def has_window(self) -> bool:
@@ -66,7 +71,7 @@ class AttentionPattern:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a token attends to all tokens before it."""
+        """Whether a token attends to all tokens before it, or to all tokens: no mask is needed."""
         return not self.has_window and self.documents is None
 
     def choice(self, q_SBND: Tensor, k_SBGD: Tensor) -> AttentionChoice:
@@ -141,33 +146,41 @@ def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
     scale = pattern.scale
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBND, k_SBGD, v_SBGD))
     mask = None if pattern.is_plain else pattern.mask(q.device, q.dtype)
+    is_causal = pattern.is_causal and mask is None
     is_grouped = q.shape[1] != k.shape[1]
     if is_grouped and choice.backend in (Backend.EFFICIENT, Backend.DENSE) and pattern.kind(q.device).type == "cuda":
         # on CUDA these kernels support no grouped heads; torch would use one that writes out all S * S scores
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         is_grouped = False
     if q.is_meta:
-        out_BNSD = _attention_on_meta(choice.backend, q, k, v, mask, scale)
+        out_BNSD = _attention_on_meta(choice.backend, q, k, v, mask, is_causal=is_causal, scale=scale)
     elif choice.backend in _KERNELS:
         with sdpa_kernel(_KERNELS[choice.backend]):
             out_BNSD = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=is_grouped
+                q, k, v, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
             )
     else:
         out_BNSD = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=is_grouped
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
         )
     return out_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
 def _attention_on_meta(
-    backend: Backend, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, mask: Tensor | None, scale: float | None
+    backend: Backend,
+    q_BNSD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    scale: float | None,
 ) -> Tensor:
     """Run attention on meta with the operator that torch uses on the device of `backend`, which saves the same tensors.
 
     On meta, scaled_dot_product_attention() would choose an operator that writes out all scores.
     """
-    aten, is_causal = torch.ops.aten, mask is None
+    aten = torch.ops.aten
     if backend is Backend.CPU:
         return aten._scaled_dot_product_flash_attention_for_cpu(q_BNSD, k_BGSD, v_BGSD, 0.0, is_causal, scale=scale)[0]
     if backend is Backend.CUDNN:
@@ -196,7 +209,7 @@ def _flash_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: At
         length = pattern.seq_len
         q, k, v = (x.transpose(0, 1) for x in (q_SBND, k_SBGD, v_SBGD))
         out_BSND = torch.ops.aten._flash_attention_forward(
-            q, k, v, None, None, length, length, 0.0, True, False, **options
+            q, k, v, None, None, length, length, 0.0, pattern.is_causal, False, **options
         )[0]
         return out_BSND.transpose(0, 1)
     outs = []

@@ -1,11 +1,12 @@
-"""The placements of the decoder's parameters.
+"""The placements of the parameters of the decoder, and of the encoder of pictures, whose blocks are placed alike.
 
 Column-parallel weights are sharded along their outputs, row-parallel weights along their inputs (Megatron-LM,
 arXiv:1909.08053). Between residual branches, each tp rank computes only its own rows of the sequence. So its gradient
 of a parameter that is not sharded covers only these rows, and is summed over tp.
 If there are more tp ranks than key-value heads, consecutive ranks compute queries of the same group: each holds its own
 queries, and all hold the group's key and value.
-Shapes: V vocabulary, H hidden, N query heads, G key-value heads, R = N / G, D head dim, F ffn, P = 2 with a gate, or 1.
+Shapes: V vocabulary, H hidden, E hidden of the encoder, C bytes of a patch, N query heads, G key-value heads, R =
+N / G, D head dim, F ffn, P = 2 with a gate, or 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megatrain.config.model import ModelConfig
+from megatrain.config.pictures import ENCODER
 from megatrain.config.variant_parameters import parameters_by_path
 from megatrain.parallel.placement import PIPELINE_ENDS, Cut, Fused, PlacementRow
 
@@ -43,6 +45,18 @@ _TABLE = (
     PlacementRow("loss_head.norm.weight", sum_groups=("tp",)),
     PlacementRow("loss_head.norm.bias", sum_groups=("tp",)),
 )
+_PICTURES = (
+    *(replace(row, pattern=f"{ENCODER}{row.pattern}") for row in _TABLE if row.pattern.startswith("blocks.")),
+    PlacementRow("encoder.patch.weight", sum_groups=("tp",)),  #  [E, C]  each tp rank embeds its own patches
+    PlacementRow("encoder.patch.bias", sum_groups=("tp",)),
+    PlacementRow("encoder.position", sum_groups=("tp",)),
+    PlacementRow("encoder.norm.weight", sum_groups=("tp",)),
+    PlacementRow("encoder.norm.bias", sum_groups=("tp",)),
+    PlacementRow("projector.up.weight", Cut("tp", 1), is_hidden_weight=True),  #    [1, H, E]
+    PlacementRow("projector.up.bias", Cut("tp", 1)),
+    PlacementRow("projector.down.weight", Cut("tp", 1), is_hidden_weight=True),  #  [H, H]
+    PlacementRow("projector.bias", sum_groups=("tp",)),
+)
 
 
 def decoder_table(model: ModelConfig | None = None, *, has_two_ends: bool = False) -> tuple[PlacementRow, ...]:
@@ -51,7 +65,7 @@ def decoder_table(model: ModelConfig | None = None, *, has_two_ends: bool = Fals
     model: variants from other packages add rows for their parameters; None for a model without such variants.
     has_two_ends: whether a tied embedding is used on two different stages.
     """
-    rows = _TABLE if model is None else (*_variant_rows(model), *_TABLE)
+    rows = (*_TABLE, *_PICTURES) if model is None else (*_variant_rows(model), *_TABLE, *_PICTURES)
     if not has_two_ends:
         return (_WORD, *rows, _HEAD)
     word = replace(_WORD, sum_groups=(PIPELINE_ENDS,))

@@ -144,10 +144,10 @@ def _place_styles(
 def _has_chunks(plan: TensorPlan, path: str) -> bool:
     """Return whether the branch that contains `path` exchanges its rows in sequence chunks.
 
-    The path has the layer's global number, which layers keep in every chunk.
+    The path has the layer's global number, which layers keep in every chunk. Patches have too few rows for chunks.
     """
-    _, layer, _ = path.split(".", 2)
-    return plan.num_sequence_chunks > 1 and int(layer) not in plan.whole_layers
+    first, layer, *_ = path.split(".")
+    return plan.num_sequence_chunks > 1 and first == "blocks" and int(layer) not in plan.whole_layers
 
 
 def _parent(path: str) -> str:

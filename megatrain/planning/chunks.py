@@ -17,6 +17,7 @@ from megatrain.chunks.inputs import pipeline_input
 from megatrain.comm import Mesh, dry_mesh
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
+from megatrain.config.pictures import patch_width
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain.model import ModelPart
@@ -51,7 +52,7 @@ class PlannedChunk:
     """Buckets of the stage's other chunks whose parameters this chunk uses too: of the embedding for a tied head."""
     measured: MeasuredChunk
     micro_batch_bytes: int
-    """Bytes of the input of a micro-batch: tokens, labels, documents."""
+    """Bytes of the input of a micro-batch: tokens, labels, documents, patches."""
     tokens_sent: int
     """Bytes that a rank sends to other tp ranks for a micro-batch, forward and backward."""
 
@@ -89,7 +90,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
     recorder.set_step(0)
     copies = ImmediateCopies() if kind.type == "cpu" else host
     built = build_chunks(config, mesh, _META, copies, kind)
-    micro = planned_micro_batch(config, tp)
+    micro = planned_micro_batch(config, tp, has_patches=config.model.has_pictures and mesh.stage == 0)
     measured: dict[tuple[object, ...], tuple[MeasuredChunk, int]] = {}
     for chunk in built:
         key = _kind(config, chunk.meta.part)
@@ -126,7 +127,7 @@ def _borrowed_buckets(chunk: BuiltChunk, built: Sequence[BuiltChunk]) -> tuple[B
     return tuple(bucket for bucket in others if any(logical.parameter in used for logical in bucket.parameters))
 
 
-def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
+def planned_micro_batch(config: Config, tp: Group, *, has_patches: bool = False) -> PipelineInput:
     """Return a micro-batch on meta. With a document mask each sample is one document: the real number is not known."""
     shape = (config.seq_len, config.batch.micro_batch_size)
     tokens_SB = torch.empty(shape, dtype=torch.int64, device=_META)
@@ -135,7 +136,11 @@ def planned_micro_batch(config: Config, tp: Group) -> PipelineInput:
     if config.data.has_document_mask:
         starts = tuple(torch.empty(2, dtype=torch.int32, device=_META) for _ in range(shape[1]))
         documents = PackedDocuments(torch.empty_like(tokens_SB, dtype=torch.int32), starts, shape[:1] * shape[1])
-    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, documents)
+    patches_PBC = None
+    if has_patches:
+        patch_shape = (config.model.num_patches, shape[1], patch_width(config.model))
+        patches_PBC = torch.empty(patch_shape, dtype=torch.uint8, device=_META)
+    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, documents, patches_PBC)
 
 
 def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:

@@ -143,9 +143,10 @@ def parameter_tensors(chunk: BuiltChunk) -> list[Tensor]:
 
 def tensors_of(micro: PipelineInput) -> list[Tensor]:
     """Return all tensors of a micro-batch."""
-    documents = micro.context.documents
+    documents, pictures = micro.context.documents, micro.context.pictures
     packed = [] if documents is None else [documents.number_SB, *documents.starts]
-    return [micro.tokens_SB, micro.labels_SB, micro.context.sample_B, *packed]
+    patches = [] if pictures is None else [pictures.patches_PBC]
+    return [micro.tokens_SB, micro.labels_SB, micro.context.sample_B, *packed, *patches]
 
 
 @dataclass(frozen=True, slots=True)

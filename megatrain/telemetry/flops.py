@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
-from megatrain.config.model_products import products_per_pair, products_per_token, widths_of
+from megatrain.config.model_products import products_per_pair, products_per_picture, products_per_token, widths_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +64,10 @@ def attended_pairs(seq_len: int, window_size: int = 0) -> int:
 
 
 def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
-    """Return the FLOPs of one token's forward pass, averaged over a full sequence."""
+    """Return the FLOPs of one token's forward pass, averaged over a full sequence with its picture."""
     pairs = _pairs_of_all_layers(model) if attention == "exact" else model.num_layers * model.seq_len**2
-    return 2 * (products_per_token(model) + products_per_pair(model) * pairs / model.seq_len)
+    shared = products_per_pair(model) * pairs + products_per_picture(model)
+    return 2 * (products_per_token(model) + shared / model.seq_len)
 
 
 def training_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
@@ -81,10 +82,11 @@ def flops_formula(model: ModelConfig) -> str:
         span += f", each {model.full_attention_every}th layer without it, mean of layers"
     widths = widths_of(model)
     pairs = _pairs_of_all_layers(model) / model.num_layers
+    picture = f" + {products_per_picture(model)} of the picture/S" if model.has_pictures else ""
     return (
-        f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {widths.num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab)"
-        f" = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={widths.query} kv={widths.kv}"
-        f" ffn={model.resolved_ffn_size} layers={model.num_layers} vocab={model.vocab_size} (unpadded)"
+        f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {widths.num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab"
+        f"{picture}) = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={widths.query}"
+        f" kv={widths.kv} ffn={model.resolved_ffn_size} layers={model.num_layers} vocab={model.vocab_size} (unpadded)"
         f" S={model.seq_len} pairs={pairs:.10g} ({span}); backward = 2 * forward, recompute not counted"
     )
 

@@ -98,10 +98,11 @@ class RankModel:
             scales.scaling.advance()
 
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
-                       document_SB: torch.Tensor | None) -> PipelineInput:  # fmt: skip
+                       document_SB: torch.Tensor | None,
+                       patches_PBC: torch.Tensor | None = None) -> PipelineInput:  # fmt: skip
         """Return the pipeline's input on this rank's device for a micro-batch on the CPU."""
         documents = None if document_SB is None else pack_documents(document_SB)
-        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, documents)
+        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, documents, patches_PBC)
 
     def input_of(self, micro: MicroBatch) -> PipelineInput:
         """Return the pipeline's input on this rank's device for a micro-batch of the data."""
@@ -110,6 +111,7 @@ class RankModel:
             torch.from_numpy(micro.labels_SB),
             torch.from_numpy(micro.sample_B),
             None if micro.document_SB is None else torch.from_numpy(micro.document_SB),
+            None if micro.patches_PBC is None else torch.from_numpy(micro.patches_PBC),
         )
 
     def set_training(self, is_training: bool) -> None:

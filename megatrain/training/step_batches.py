@@ -41,7 +41,13 @@ def open_batches(
     if config.data.loader == "thread":
         replica, _ = mesh.layout.sample_share(mesh.rank)
         ahead = readahead(reader, steps, replica, config.data.readahead_blocks)
-        return Prefetcher(lambda plan: reader.read_step(plan, replica), steps.plans(), config.data.prefetch, ahead)
+        encodes = mesh.stage == 0
+        return Prefetcher(
+            lambda plan: reader.read_step(plan, replica, has_patches=encodes),
+            steps.plans(),
+            config.data.prefetch,
+            ahead,
+        )
     attachment = checkpoints.attachment
     ranks = attachment.ranks_of_host(mesh.rank)
     plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data)

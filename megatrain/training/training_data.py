@@ -22,6 +22,7 @@ from megatrain.data.dataset import (
     open_dataset,
     tokenizer_digest,
 )
+from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnCaptions, DrawnOrder, DrawnPictures
 from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_metas
@@ -52,8 +53,10 @@ def open_reader(config: Config) -> BatchReader:
     """Return the reader of the training data, in the order of a new run.
 
     Raises: DataError when files cannot be used, when their tokenizers differ from each other, from data.tokenizer or
-    from the model, and when two sources have the same content.
+    from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large.
     """
+    if config.data.pictures == "drawn":
+        return _drawn_reader(config)
     prefixes = data_prefixes(config)
     metas = read_metas(prefixes)
     check_same_tokenizer(prefixes, metas)
@@ -62,7 +65,7 @@ def open_reader(config: Config) -> BatchReader:
             check_tokenizer(Path(config.data.tokenizer), prefix, metas[key], config.model.vocab_size)
     replaces_bad_samples = config.data.bad_samples == "replace"
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(config.data_sources))
-    sources: list[TrainingSource] = []
+    sources, opened = [], []
     for key, source in config.data_sources.items():
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
@@ -74,12 +77,32 @@ def open_reader(config: Config) -> BatchReader:
         identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
         costs = DocumentCosts(dataset) if config.data.balance == "file" else None
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs, costs))
-    _refuse_duplicates(
-        ((f"{source.section}.path", source.dataset, source.identity.digest) for source in sources),
-        "use one source with the sum of their weights",
-    )
+        opened.append((f"{sources[-1].section}.path", dataset, identity.digest))
+    _refuse_duplicates(opened, "use one source with the sum of their weights")
     has_mask = config.data.has_document_mask
     return BatchReader.of(sources, mixture, has_mask, replaces_bad_samples, balanced_cost(config))
+
+
+def _drawn_reader(config: Config) -> BatchReader:
+    model, seed = config.model, config.resolved_data_seed
+    num_labels = min(config.seq_lens) - model.num_patches
+    if model.vocab_size < len(WORDS):
+        raise DataError(
+            f'data.pictures="drawn": captions have {len(WORDS)} words, more than model.vocab_size={model.vocab_size}; '
+            f"set model.vocab_size={len(WORDS)}"
+        )
+    if num_labels < CAPTION_TOKENS - 1:
+        raise DataError(
+            f'data.pictures="drawn": {model.num_patches} patches leave {num_labels} tokens of a sample for the '
+            f"caption, which needs {CAPTION_TOKENS - 1}; use longer samples or larger patches"
+        )
+    pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
+    ((key, source),) = config.data_sources.items()
+    captions = DrawnCaptions(seed)
+    identity = StreamSource(source.resolved_name, captions.num_tokens, pictures.digest())
+    drawn = TrainingSource(identity, captions, DrawnOrder(seed), key.partition(".")[0], pictures=pictures)
+    mixture = Mixture(seed, planned_stages(config), 1)
+    return BatchReader.of([drawn], mixture, config.data.has_document_mask, config.data.bad_samples == "replace")
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:
@@ -110,11 +133,12 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
 
 
 def data_prefixes(config: Config) -> Mapping[str, DataPath]:
-    """Return the prefixes of all sources and sets of held-out tokens by their keys.
+    """Return the prefixes of all token files: of sources and sets of held-out tokens by their keys.
 
     Raises: DataError when a URL has no driver, or the cache cannot be used.
     """
-    return _prefixes(config, {**config.data_sources, **config.validation_sets})
+    sources = {} if config.data.pictures == "drawn" else config.data_sources
+    return _prefixes(config, {**sources, **config.validation_sets})
 
 
 def _prefixes(config: Config, named: Mapping[str, DataSourceConfig | ValidationSetConfig]) -> dict[str, DataPath]:

@@ -34,11 +34,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
         "parallel.dp_size": 2, "parallel.num_chunks": 2, "parallel.schedule": "interleaved", "parallel.zero_stage": 2,
         "train.precision": "bf16", "parallel.grad_reduce_dtype": "bf16",
     },
+    "pictures, tp2 pp2, selective": {
+        "parallel.tp_size": 2, "parallel.pp_size": 2, "parallel.recompute": "selective", "model.picture_size": 64,
+        "model.patch_size": 8, "model.encoder_num_layers": 3,
+    },
     "dp2, zero bubble": {"parallel.pp_size": 2, "parallel.dp_size": 2, "parallel.schedule": "zero_bubble"},
 }  # fmt: skip
 
 
-@pytest.mark.slow(kept=["GPT, pp2, 2 chunks of uneven layers"])
+@pytest.mark.slow(kept=["GPT, pp2, 2 chunks of uneven layers", "pictures, tp2 pp2, selective"])
 @pytest.mark.parametrize("changes", LAYOUTS.values(), ids=LAYOUTS)
 def test_estimate_is_the_memory_of_each_rank(changes: dict[str, Any], rank_pool: RankPool) -> None:
     tables = with_changes(SMALL | changes | {"parallel.bucket_size": 50_000})

@@ -34,8 +34,9 @@ from megatrain.contracts.process import Process
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.dataset import open_dataset
-from megatrain.data.order import SampleOrder, SamplePieces
+from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.token_stream import SamplePieces
 from megatrain.ops.main_grad import Addition, MainGrad, main_grad_of, set_main_grad
 from megatrain.reporting import EvaluationReport, StepReport
 from megatrain.run_files.run_directory import RunDirectory
@@ -183,8 +184,8 @@ class _NotingReader:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 
-    def read_step(self, plan: StepPlan, replica: int) -> StepBatch:
-        batch = self._reader.read_step(plan, replica)
+    def read_step(self, plan: StepPlan, replica: int, **options: bool) -> StepBatch:
+        batch = self._reader.read_step(plan, replica, **options)
         read = np.concatenate([micro.sample_B for micro in batch.microbatches])
         self.samples[plan.cursor] = read[read != NO_SAMPLE].tolist()
         return batch

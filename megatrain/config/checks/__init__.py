@@ -17,6 +17,7 @@ from megatrain.config.checks.lengths import length_problems
 from megatrain.config.checks.model import model_problems
 from megatrain.config.checks.optimizer import optimizer_problems, parameter_group_problems
 from megatrain.config.checks.parallel import parallel_problems
+from megatrain.config.checks.pictures import picture_problems
 from megatrain.config.checks.run import run_problems, training_problems
 from megatrain.config.config import Config, build_config
 from megatrain.config.options import Value, options_of
@@ -61,6 +62,7 @@ def find_problems(
         parameter_group_problems,
         data_problems,
         length_problems,
+        picture_problems,
         kernels_problems,
         fp8_problems,
         run_problems,

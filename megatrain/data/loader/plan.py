@@ -155,13 +155,14 @@ def loader_plan(
 ) -> LoaderPlan:
     """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`."""
     opened = next(source for source in reader.sources if source is not None)
-    vocab_size = opened.dataset.vocab_size
+    files = [None if source is None else _token_files(source) for source in reader.sources]
+    vocab_size = _token_files(opened).vocab_size
     assert vocab_size is not None, "training data is checked against the vocabulary"
     return LoaderPlan(
         steps=steps,
         shares=shares_of(layout, ranks),
         depth=config.prefetch + 1,
-        prefixes=tuple("" if one is None else str(one.dataset.prefix.absolute()) for one in reader.sources),
+        prefixes=tuple("" if one is None else str(one.prefix.absolute()) for one in files),
         stream=stream,
         vocab_size=vocab_size,
         order_seed=opened.order.seed,
@@ -172,6 +173,11 @@ def loader_plan(
         cache=CacheSettings.of(config),
         readahead_blocks=config.readahead_blocks,
     )
+
+
+def _token_files(source: TrainingSource) -> IndexedDataset:
+    assert isinstance(source.dataset, IndexedDataset), "the configuration refuses data.pictures with this loader"
+    return source.dataset
 
 
 def shares_of(layout: Layout, ranks: Sequence[int]) -> tuple[Share, ...]:

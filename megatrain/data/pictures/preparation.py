@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.data.patches import patchify
 from megatrain.data.pictures.bad_picture import BadPicture, BadPictureError
 from megatrain.data.pictures.decoder import BATCH_PICTURES, PictureDecoder
 from megatrain.data.pictures.picture_format import PictureFormat
@@ -45,16 +46,6 @@ def prepared_pictures(
         group.append(read)
         num_pixels += more
     yield from _decoded(reader, decoder, picture_format, group)
-
-
-def patchify(picture_HWC: NDArray[np.uint8], patch: int) -> NDArray[np.uint8]:
-    """Cut a picture into patches, in row-major order; the values of a patch are in row-major order too.
-
-    Shapes: picture [H, W, 3], result [H / patch * W / patch, patch * patch * 3].
-    """
-    height, width, channels = picture_HWC.shape
-    rows = picture_HWC.reshape(height // patch, patch, width // patch, patch, channels)
-    return np.ascontiguousarray(rows.transpose(0, 2, 1, 3, 4)).reshape(-1, patch * patch * channels)
 
 
 def content_digest(data: str, picture_format: PictureFormat, picture: PreparedPicture) -> str:

@@ -9,6 +9,7 @@ from tests.helpers.source_tree import ROOT
 
 WORLD_SIZES = {
     "demo": 8,
+    "demo_vision": 4,
     "gpt_125m": 1,
     "llama3_8b": 64,
     "qwen3_8b": 64,

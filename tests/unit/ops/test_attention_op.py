@@ -82,6 +82,18 @@ def test_attention_is_the_softmax_over_allowed_pairs(heads: tuple[int, int], win
     )
 
 
+def test_attention_in_both_directions_sees_all_pairs() -> None:
+    pattern, everything = AttentionPattern(S, is_causal=False), [[[True] * S] * S] * B
+
+    assert_same(
+        lambda q, k, v: causal_attention(q, k, v, pattern),
+        lambda q, k, v: plain_attention(q, k, v, everything),
+        [draw(S, B, 4, D), draw(S, B, 2, D, seed=1), draw(S, B, 2, D, seed=2)],
+        draw(S, B, 4 * D, seed=3),
+        1e-12,
+    )
+
+
 @pytest.mark.parametrize("has_documents", [False, True])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 def test_half_precision_loses_no_more_than_plain_torch(heads: tuple[int, int], has_documents: bool) -> None:

@@ -42,7 +42,19 @@ def count_by_hand(model: ModelConfig) -> int:
         num_keys = min(token + 1, model.window_size or model.seq_len)
         attention += model.num_heads * (2 * num_keys * model.resolved_head_dim) * 2
     head = 2 * model.seq_len * model.hidden_size * model.vocab_size
-    return model.num_layers * (products + attention) + head
+    return model.num_layers * (products + attention) + head + count_of_pictures(model)
+
+
+def count_of_pictures(model: ModelConfig) -> int:
+    """Count the multiply-adds of encoder and projector, patch by patch."""
+    count, width = 0, model.encoder_hidden_size
+    for _ in range(model.num_patches):
+        count += 2 * model.patch_size * model.patch_size * 3 * width
+        for _ in range(model.encoder_num_layers):
+            count += 2 * (4 * width * width + 2 * width * model.encoder_ffn_size)
+            count += 2 * 2 * model.num_patches * width
+        count += 2 * (width * model.hidden_size + model.hidden_size * model.hidden_size)
+    return count
 
 
 @pytest.mark.parametrize(
@@ -56,6 +68,14 @@ def count_by_hand(model: ModelConfig) -> int:
         {"window_size": 6},
         {"window_size": 100},
         {"has_tied_head": False, "vocab_size": 51},
+        {
+            "picture_size": 6,
+            "patch_size": 2,
+            "encoder_hidden_size": 10,
+            "encoder_num_layers": 2,
+            "encoder_ffn_size": 7,
+            "encoder_num_heads": 5,
+        },
     ],
 )
 def test_against_a_count_by_hand(changes: dict[str, object]) -> None:

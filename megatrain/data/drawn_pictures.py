@@ -1,0 +1,178 @@
+"""Pictures that this program draws, and their captions: data for demonstrations and tests, without files.
+
+A picture shows one to four equal objects on a dark, noisy background. Its caption names their number, colour and
+shape: "two red circle". Everything follows from the seed and the number of the sample, through integer arithmetic that
+does not change between versions of numpy. The samples of a run have numbers below NUM_PICTURES, so the pictures from
+there on are unseen by every run.
+Shapes: N samples, P patches, C bytes of a patch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatrain.data.patches import Patches, patchify
+from megatrain.data.permutation import key_of, mixed
+from megatrain.data.remote_file import RemoteBlock
+from megatrain.data.stretches import LengthChange
+from megatrain.data.token_stream import Int64, SamplePieces
+
+COUNTS = ("one", "two", "three", "four")
+COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (220, 210, 40)}
+SHAPES = ("circle", "square", "triangle")
+WORDS = ("<end>", *COUNTS, *COLOURS, *SHAPES)
+"""The vocabulary; a token is an index. "<end>" begins and ends each caption."""
+CAPTION_TOKENS = 5
+"""<end>, number, colour, shape, <end>."""
+NUM_PICTURES = 1 << 31
+GRID = 4
+"""Objects lie in the cells of a grid of GRID * GRID; each cell has at most one."""
+_DIGEST_PICTURES = 16
+_BRIGHTEST_BACKGROUND, _NOISE, _SHIFT = 60, 24, 0.6
+
+
+class Scene(NamedTuple):
+    """What a picture shows. count: from 1; colour and shape: indices of COLOURS and SHAPES. key: of its details."""
+
+    count: int
+    colour: int
+    shape: int
+    key: np.uint64
+
+    @property
+    def caption(self) -> tuple[int, ...]:
+        """The tokens of the caption."""
+        words = (COUNTS[self.count - 1], tuple(COLOURS)[self.colour], SHAPES[self.shape])
+        return (0, *(WORDS.index(word) for word in words), 0)
+
+
+def scene_of(seed: int, number: int) -> Scene:
+    """Return what picture `number` shows: each number, colour and shape is equally frequent."""
+    key = key_of(seed, number)
+    count, colour, shape = _draws(key, 0, 3) % np.array([len(COUNTS), len(COLOURS), len(SHAPES)], np.uint64)
+    return Scene(int(count) + 1, int(colour), int(shape), key)
+
+
+def drawn(scene: Scene, size: int) -> Patches:
+    """Return the picture of a scene. Shapes: result [size, size, 3]."""
+    background, *cell_draws = _draws(scene.key, 3, 1 + GRID**2).tolist()
+    noise = (_draws(scene.key, 32, size**2) % np.uint64(_NOISE)).astype(np.int64).reshape(size, size, 1)
+    picture = np.broadcast_to(background % _BRIGHTEST_BACKGROUND, (size, size, 3)) + noise
+    cells = sorted(range(GRID**2), key=cell_draws.__getitem__)[: scene.count]
+    places = _draws(scene.key, 20, 3 * scene.count).reshape(-1, 3) % np.uint64(1 << 20) / (1 << 20)
+    cell_size = size / GRID
+    colour = np.array(tuple(COLOURS.values())[scene.colour])
+    for cell, (right, down, larger) in zip(cells, places.tolist(), strict=True):
+        radius = cell_size * (0.34 + 0.1 * larger)
+        row, column = divmod(cell, GRID)
+        # the object stays in its cell and does not touch its edge
+        most_shift = _SHIFT * (cell_size / 2 - radius)
+        centre_y = (row + 0.5) * cell_size + (down * 2 - 1) * most_shift
+        centre_x = (column + 0.5) * cell_size + (right * 2 - 1) * most_shift
+        y, x = np.mgrid[:size, :size] + 0.5
+        is_inside = _is_inside(SHAPES[scene.shape], x - centre_x, y - centre_y, radius)
+        picture = np.where(is_inside[:, :, None], colour + noise // 2, picture)
+    return picture.clip(0, 255).astype(np.uint8)
+
+
+def _is_inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64], radius: float) -> NDArray[np.bool_]:
+    """Return which points lie in a shape around (0, 0)."""
+    if shape == "circle":
+        return x**2 + y**2 <= radius**2
+    if shape == "square":
+        return np.maximum(abs(x), abs(y)) <= radius
+    return (y <= radius) & (2 * abs(x) - radius <= y)
+
+
+def _draws(key: np.uint64, first: int, count: int) -> NDArray[np.uint64]:
+    """Return random words number `first` to `first + count` - 1 of a key."""
+    return mixed(key ^ mixed(np.arange(first, first + count, dtype=np.uint64)))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPictures:
+    """The pictures of a run's samples: SamplePictures. size, patch_size: in pixels; the second divides the first."""
+
+    size: int
+    patch_size: int
+    seed: int
+
+    @property
+    def num_patches(self) -> int:
+        return (self.size // self.patch_size) ** 2
+
+    @property
+    def patch_width(self) -> int:
+        return self.patch_size**2 * 3
+
+    def patches(self, indices_N: Int64) -> Patches:
+        """Return the pictures of these samples. Shapes: result [N, P, C]."""
+        found = np.empty((len(indices_N), self.num_patches, self.patch_width), dtype=np.uint8)
+        for place, number in enumerate(indices_N.tolist()):
+            found[place] = patchify(drawn(scene_of(self.seed, number), self.size), self.patch_size)
+        return found
+
+    def digest(self) -> str:
+        """Return a digest of the first pictures and captions, so that another way of drawing counts as other data."""
+        numbers = np.arange(_DIGEST_PICTURES)
+        digest = hashlib.sha256(self.patches(numbers).tobytes())
+        digest.update(repr([scene_of(self.seed, number).caption for number in numbers.tolist()]).encode())
+        return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCaptions:
+    """The captions of drawn pictures end to end: a TokenStream. Each caption is a document."""
+
+    seed: int
+    num_tokens: int = NUM_PICTURES * CAPTION_TOKENS
+    is_remote: bool = False
+
+    def window(self, start: int, length: int) -> Int64:
+        """Return tokens of the stream."""
+        first, end = start // CAPTION_TOKENS, -(-(start + length) // CAPTION_TOKENS)
+        captions = np.array([scene_of(self.seed, number).caption for number in range(first, end)], dtype=np.int64)
+        skipped = start - first * CAPTION_TOKENS
+        return captions.ravel()[skipped : skipped + length]
+
+    def document_starts_between(self, first: int, last: int) -> Int64:
+        """Return where captions begin, from `first` to before `last`."""
+        return np.arange(-(-first // CAPTION_TOKENS) * CAPTION_TOKENS, last, CAPTION_TOKENS, dtype=np.int64)
+
+    def remote_blocks(self, start: int, length: int) -> Sequence[RemoteBlock]:
+        """Return no blocks: captions are in no file."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnOrder:
+    """Sample n has caption n: a SourceOrder. After NUM_PICTURES samples they begin again."""
+
+    seed: int
+    changes: tuple[LengthChange, ...] = ()
+
+    def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
+        """Return the order with these lengths. The rest of a sample after its caption is padding."""
+        return self.__class__(self.seed, tuple(lengths))
+
+    def lengths(self, indices: Int64) -> Int64:
+        """Return the number of positions of each sample. Shapes: all [N]."""
+        firsts = [change.first_index for change in self.changes]
+        found = np.searchsorted(firsts, indices, side="right") - 1
+        return np.array([change.seq_len for change in self.changes], dtype=np.int64)[found]
+
+    def epochs_after(self, num_samples: int) -> float:
+        """Return how often the pictures are shown."""
+        return num_samples / NUM_PICTURES
+
+    def pieces(self, cursors: Int64) -> SamplePieces:
+        """Return the caption of each sample as its only piece."""
+        starts = np.asarray(cursors, dtype=np.int64) % NUM_PICTURES * CAPTION_TOKENS
+        labels = np.full_like(starts, CAPTION_TOKENS - 1)
+        return SamplePieces(starts, labels, np.arange(len(starts) + 1, dtype=np.int64))

@@ -1,0 +1,104 @@
+"""The rules of pictures: the encoder's keys, the data that pictures exclude, and what training needs."""
+
+from __future__ import annotations
+
+from tests.unit.config.conftest import ProblemsOf, assert_rules
+
+PICTURES = ("--model.picture_size=32", "--model.patch_size=8", "--model.encoder_num_heads=8")
+DRAWN = (*PICTURES, "--data.pictures=drawn")
+CASES = {
+    "pictures": (PICTURES, None),
+    "drawn pictures": (DRAWN, None),
+    "an encoder without pictures": (
+        ["--model.encoder_num_layers=2"],
+        (
+            "model.encoder_num_layers=2 does nothing with model.picture_size=0; set picture_size, or remove "
+            "encoder_num_layers (--model.encoder_num_layers on the command line)"
+        ),
+    ),
+    "patches that do not fit": (
+        ["--model.picture_size=30", "--model.patch_size=8"],
+        (
+            "model.patch_size=8 must divide model.picture_size=30; use patch_size 1, 2, 3, 5, 6, 10, 15 or 30, or "
+            "picture_size 24 or 32 (--model.picture_size on the command line)"
+        ),
+    ),
+    "heads that do not fit": (
+        [*PICTURES[:2], "--model.encoder_hidden_size=100", "--model.encoder_num_heads=8"],
+        (
+            "the encoder's heads, model.encoder_num_heads=8 (0: model.num_heads=20), must divide its hidden size 100; "
+            "use 1, 2, 4, 5, 10, 20, 25 or 50 (--model.encoder_num_heads on the command line)"
+        ),
+    ),
+    "more patches than tokens": (
+        ["--model.picture_size=64", "--model.patch_size=8"],
+        (
+            "a sample has 64 tokens, and the patches of its picture take the first 64 ((model.picture_size=64 / "
+            "model.patch_size=8) squared); use longer samples, smaller pictures or larger patches "
+            "(--model.picture_size on the command line)"
+        ),
+    ),
+    "patches that ranks cannot divide": (
+        ["--model.picture_size=24", "--model.patch_size=8", "--parallel.tp_size=2"],
+        (
+            "parallel.tp_size=2 must divide the 9 patches of a picture; use 1, 3 or 9 (--parallel.tp_size on the "
+            "command line)"
+        ),
+    ),
+    "heads that ranks cannot divide": (
+        [*PICTURES[:2], "--model.encoder_num_heads=2", "--parallel.tp_size=4"],
+        (
+            "parallel.tp_size=4 must divide the 2 heads of the encoder; use 1 or 2 (--parallel.tp_size on the command "
+            "line)"
+        ),
+    ),
+    "drawn pictures that no model takes": (
+        ["--data.pictures=drawn"],
+        (
+            'data.pictures="drawn" does nothing with model.picture_size=0; set picture_size, or use pictures="none" '
+            "(--data.pictures on the command line)"
+        ),
+    ),
+    "drawn pictures that are too small": (
+        [*DRAWN, "--model.picture_size=16"],
+        (
+            'data.pictures="drawn" needs model.picture_size of at least 24, found 16: in smaller pictures the shapes '
+            "look alike; use 24 or more (--data.pictures on the command line)"
+        ),
+    ),
+    "drawn pictures beside text": (
+        [*DRAWN, "--data.train=web"],
+        (
+            'data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="" '
+            "(--data.train on the command line)"
+        ),
+    ),
+    "drawn pictures beside a source": (
+        [*DRAWN, "--data_source.path=web"],
+        (
+            'data_source.path="web" cannot be used with data.pictures="drawn": training text has no pictures; remove '
+            "it (--data_source.path on the command line)"
+        ),
+    ),
+    "drawn pictures by the loader of a host": (
+        [*DRAWN, "--data.loader=host"],
+        (
+            'data.loader="host" cannot be used with data.pictures="drawn": the loader of a host delivers no pictures; '
+            'use loader="thread" (--data.loader on the command line)'
+        ),
+    ),
+}  # fmt: skip
+
+
+def test_rules_of_pictures(problems_of: ProblemsOf) -> None:
+    assert_rules(problems_of, CASES)
+
+
+def test_training_needs_pictures_for_a_model_that_takes_them(problems_of: ProblemsOf) -> None:
+    (found,) = problems_of(*PICTURES, "--data.train=web", is_for_training=True)
+
+    assert found.startswith(
+        "model.picture_size=32 needs training samples with pictures, and "
+        'data.pictures="none"; use data.pictures="drawn", or picture_size=0'
+    )
+    assert problems_of(*DRAWN, is_for_training=True) == ()

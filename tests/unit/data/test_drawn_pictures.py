@@ -1,0 +1,165 @@
+"""Drawn pictures: what they show against their captions, their statistics, and the micro-batches that carry them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from megatrain.config.config import Config
+from megatrain.contracts.errors import DataError
+from megatrain.data.drawn_pictures import (
+    CAPTION_TOKENS,
+    COLOURS,
+    COUNTS,
+    NUM_PICTURES,
+    SHAPES,
+    WORDS,
+    DrawnPictures,
+    drawn,
+    scene_of,
+)
+from megatrain.data.patches import Patches, patchify
+from megatrain.data.reader import StepBatch
+from megatrain.training.training_data import open_reader
+from tests.helpers.training_case import make_config
+
+SIZE, PATCH = 48, 12
+PICTURES = {
+    "model": {"picture_size": SIZE, "patch_size": PATCH, "seq_len": 24, "encoder_num_layers": 1},
+    "data": {"pictures": "drawn", "seed": 5},
+}
+NUMBERS = (0, 1, 17, NUM_PICTURES - 1, NUM_PICTURES + 3)
+
+
+def objects_in(picture: Patches) -> list[tuple[Patches, NDArray[np.bool_]]]:
+    """Return each connected bright area of a picture: the colours of its pixels, and its mask in its bounding box."""
+    is_bright = picture.max(-1) > 120
+    labels = np.where(is_bright, np.arange(1, is_bright.size + 1).reshape(is_bright.shape), 0)
+    while True:
+        padded = np.pad(labels, 1)
+        neighbours = (padded[2:, 1:-1], padded[:-2, 1:-1], padded[1:-1, 2:], padded[1:-1, :-2], labels)
+        spread = np.where(is_bright, np.max(neighbours, axis=0), 0)
+        if (spread == labels).all():
+            break
+        labels = spread
+    masks = [labels == label for label in np.unique(labels[is_bright])]
+    return [(picture[mask], mask[np.ix_(mask.any(1), mask.any(0))]) for mask in masks]
+
+
+def test_pictures_show_what_their_captions_say() -> None:
+    """A square fills its bounding box, a disc pi / 4 of it, a triangle half."""
+    share_of = {"circle": np.pi / 4, "square": 1.0, "triangle": 0.5}
+    for number in range(60):
+        scene = scene_of(5, number)
+        objects = objects_in(drawn(scene, 96))
+        pixels = objects[0][0]
+        distances = {name: np.abs(np.array(known) - pixels.mean(0)).sum() for name, known in COLOURS.items()}
+        share = np.mean([mask.mean() for _, mask in objects])
+        words = [WORDS[token] for token in scene.caption]
+
+        assert words == [
+            "<end>",
+            COUNTS[len(objects) - 1],
+            min(distances, key=lambda name: distances[name]),
+            min(SHAPES, key=lambda name: abs(share_of[name] - share)),
+            "<end>",
+        ], (number, share)
+
+
+def test_scenes_are_equally_frequent_and_differ_by_seed() -> None:
+    scenes = [scene_of(5, number) for number in range(4800)]
+    counted = Counter(scene[:3] for scene in scenes)
+
+    assert len(counted) == len(COUNTS) * len(COLOURS) * len(SHAPES) == 48
+    # 100 of each on average, with a deviation of 10
+    assert 60 < min(counted.values()) <= max(counted.values()) < 140
+    assert [scene_of(6, number)[:3] for number in range(30)] != [scene[:3] for scene in scenes[:30]]
+    assert len({scene.key for scene in scenes}) == len(scenes)
+
+
+def test_pictures_are_the_same_on_every_machine() -> None:
+    """Another digest means other data: a run could not be resumed, and stored results would not be comparable."""
+    assert DrawnPictures(32, 8, 7).digest() == "cde3348aad5e895c6f416efb17c77a6b"
+
+
+def test_patches_cut_the_picture_row_by_row() -> None:
+    picture = drawn(scene_of(5, 3), SIZE)
+    patches = patchify(picture, PATCH)
+
+    assert patches.shape == (16, PATCH * PATCH * 3)
+    for number in range(16):
+        row, column = divmod(number, 4)
+        part = picture[row * PATCH : (row + 1) * PATCH, column * PATCH : (column + 1) * PATCH]
+        assert (patches[number] == part.ravel()).all(), number
+
+
+def read(config: Config, step: int, **options: bool) -> list[StepBatch]:
+    """Return the parts of all replicas of a step."""
+    layout = config.layout(None)
+    plan = list(config.steps(layout, 0, step + 1).plans())[step]
+    return [open_reader(config).read_step(plan, replica, **options) for replica in range(layout.num_sample_parts)]
+
+
+def samples_of(parts: list[StepBatch]) -> dict[int, bytes]:
+    """Return tokens, labels and patches of each sample by its number."""
+    found = {}
+    for micro in (micro for part in parts for micro in part.microbatches):
+        assert micro.patches_PBC is not None
+        for place, number in enumerate(micro.sample_B.tolist()):
+            arrays = (micro.tokens_SB, micro.labels_SB, micro.patches_PBC)
+            found[number] = b"".join(np.ascontiguousarray(array[:, place]).tobytes() for array in arrays)
+    return found
+
+
+def test_samples_are_the_same_for_any_number_of_replicas() -> None:
+    by_dp = [
+        samples_of(read(make_config(PICTURES, {"parallel": {"dp_size": dp_size}, "batch": {"micro_batch_size": 2}}), 3))
+        for dp_size in (1, 2, 4)
+    ]
+
+    assert list(by_dp[0]) == list(range(24, 32))
+    assert by_dp[0] == by_dp[1] == by_dp[2]
+
+
+def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
+    config = make_config(PICTURES, {"data": PICTURES["data"] | {"has_document_mask": True}})
+    (part,) = read(config, 0)
+    for micro in part.microbatches:
+        assert micro.patches_PBC is not None
+        assert micro.document_SB is not None
+        number = int(micro.sample_B[0])
+        caption = scene_of(5, number).caption
+        num_labels = CAPTION_TOKENS - 1
+        assert micro.tokens_SB[:, 0].tolist() == [0] * 16 + list(caption[:-1]) + [0] * 4
+        assert micro.labels_SB[:, 0].tolist() == [-100] * 16 + list(caption[1:]) + [-100] * 4
+        assert micro.document_SB[:, 0].tolist() == [0] * 20 + [1] * 4
+        assert micro.num_labels_B.tolist() == [num_labels]
+        assert (micro.patches_PBC[:, 0] == patchify(drawn(scene_of(5, number), SIZE), PATCH)).all()
+
+
+def test_patches_are_read_for_the_first_stage_alone() -> None:
+    uneven = make_config(PICTURES, {"parallel": {"dp_size": 3, "zero_stage": 2}})
+    last = read(uneven, 0)[2].microbatches[-1]
+    (without,) = read(make_config(PICTURES), 0, has_patches=False)
+
+    assert last.sample_B.tolist() == [-1]
+    assert last.patches_PBC is not None
+    assert not last.patches_PBC.any()
+    assert all(micro.patches_PBC is None for micro in without.microbatches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 11}, r"captions have 12 words, more than model\.vocab_size=11; set model\.vocab_size=12"),
+        ({"seq_len": 19}, r"16 patches leave 3 tokens of a sample for the caption, which needs 4"),
+    ],
+)
+def test_model_without_room_for_captions_is_refused(changes: dict[str, int], message: str) -> None:
+    config = make_config(PICTURES, {"model": PICTURES["model"] | changes})
+
+    with pytest.raises(DataError, match=message):
+        open_reader(config)

@@ -1,0 +1,101 @@
+"""Answers about pictures: logits of a loaded model with patches, and how the demo counts what is right."""
+
+from __future__ import annotations
+
+import re
+from typing import NoReturn
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from megatrain.config.model import ModelConfig
+from megatrain.contracts.errors import DataError
+from megatrain.data.drawn_pictures import DrawnPictures
+from megatrain.demo_vision import Answers, answers_of, captions_of
+from megatrain.inference.loaded_model import LoadedModel
+from megatrain.model import PatchRows, TokenContext, Transformer
+
+MODEL = ModelConfig(
+    vocab_size=12,
+    vocab_multiple=4,
+    seq_len=20,
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    picture_size=24,
+    patch_size=6,
+)
+NUMBERS = np.array([3, 700])
+
+
+def no_tokenizer() -> NoReturn:
+    raise AssertionError("no tokenizer is needed")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    torch.manual_seed(2)
+    model = Transformer(MODEL).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    return LoadedModel(model, MODEL, 0, torch.device("cpu"), no_tokenizer)
+
+
+def plain_logits(loaded: LoadedModel, tokens: list[int], patches_PC: Tensor) -> Tensor:
+    """Return the logits [S, V] of one sample, by the model's own call."""
+    context = TokenContext(torch.zeros(1, dtype=torch.int64), len(tokens), pictures=PatchRows(patches_PC[:, None]))
+    with torch.no_grad():
+        hidden = loaded.model.hidden(torch.tensor(tokens)[:, None], context)
+        assert loaded.model.loss_head is not None
+        return loaded.model.loss_head.logits(hidden)[:, 0, : MODEL.vocab_size]
+
+
+def patches_of_numbers() -> Tensor:
+    return torch.from_numpy(DrawnPictures(MODEL.picture_size, MODEL.patch_size, 0).patches(NUMBERS))
+
+
+def test_logits_of_several_pictures_are_those_of_each(loaded: LoadedModel) -> None:
+    patches, tokens = patches_of_numbers(), [[0] * 16 + [0, 2], [7] * 16 + [0, 4]]
+    found = loaded.logits(tokens, patches)
+
+    for sample, expected in enumerate(plain_logits(loaded, *pair) for pair in zip(tokens, patches, strict=True)):
+        torch.testing.assert_close(found[sample], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(loaded.logits(tokens[sample], patches[sample]), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_captions_are_the_likeliest_words(loaded: LoadedModel) -> None:
+    found = captions_of(loaded, NUMBERS)
+
+    for words, patches in zip(found.tolist(), patches_of_numbers(), strict=True):
+        tokens = [0] * 17
+        for _ in range(3):
+            tokens.append(int(plain_logits(loaded, tokens, patches)[-1].argmax()))
+        assert words == tokens[17:]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "patches", "message"),
+    [
+        ([0] * 17, None, "the patches are none; give LoadedModel.logits patches of shape [16, 108] and type uint8"),
+        ([0] * 17, torch.zeros(16, 108), "the patches are [16, 108] of torch.float32; give"),
+        ([[0] * 17], torch.zeros(16, 108, dtype=torch.uint8), "give LoadedModel.logits patches of shape [1, 16, 108]"),
+        ([0] * 16, torch.zeros(16, 108, dtype=torch.uint8), "16 tokens in a sequence whose first 16 rows are patches"),
+    ],
+)  # fmt: skip
+def test_patches_of_another_form_are_refused(
+    loaded: LoadedModel, tokens: list[int], patches: Tensor | None, message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        loaded.logits(tokens, patches)
+
+
+def test_answers_are_compared_with_chance_for_each_question() -> None:
+    found = answers_of(np.array([[1, 5, 9], [2, 5, 9]]), np.array([[1, 5, 10], [1, 5, 9]]))
+
+    assert found == Answers(
+        {"number": 0.5, "colour": 1.0, "shape": 0.5}, {"number": 1 / 4, "colour": 1 / 4, "shape": 1 / 3}
+    )
+    assert found.least_margin == pytest.approx(0.5 - 1 / 3)
