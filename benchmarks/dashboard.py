@@ -28,7 +28,7 @@ from megatrain.contracts.records.diag_records import DashboardRecord
 from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd.process import free_ports
+from megatrain_launcher.etcd.process import free_port
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_run import LARGEST, NUM_STEPS, write_run
 from tests.helpers.waiting import wait_until
@@ -130,7 +130,7 @@ def _asked(url: str) -> Sequence[float]:
 @contextmanager
 def _served(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run a dashboard at a free port during the block."""
-    port = free_ports(1)[0]
+    port = free_port("127.0.0.1")
     with _kept("megatrain", "dashboard", "--port", str(port), *arguments) as process:
         url = f"http://127.0.0.1:{port}/"
         wait_until(lambda: _is_ready(url), "the page")

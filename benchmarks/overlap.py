@@ -32,7 +32,7 @@ from benchmarks.overlap_trace import OverlapTrace, ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.reader import read_black_box
-from megatrain_launcher.etcd.process import free_ports
+from megatrain_launcher.etcd.process import free_port
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.waiting import wait_until
 
@@ -226,7 +226,7 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overlap-")))
         network = stack.enter_context(HostNetwork(num_ranks, (NETWORK,)))
-        address = f"tcp://{network.address(NETWORK, 0)}:{free_ports(1)[0]}"
+        address = f"tcp://{network.address(NETWORK, 0)}:{free_port('127.0.0.1')}"
         shared = {
             "sides": tables, "peers": list(case.peers), "world_size": num_ranks, "init_method": address,
             "directory": str(directory), "forward_s": case.forward_s, "product_s": case.product_s,

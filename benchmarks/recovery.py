@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.bars import Bar, at_most, must_hold
 from benchmarks.recovery_sides import FAULT_STEP, GIVE_UP_S, RecoveryOutcome, RecoverySide, ours, torchrun
 from benchmarks.result import Result
+from benchmarks.tables import spread
 from tests.helpers.waiting import wait_until
 
 RUNS = 3
@@ -146,8 +147,8 @@ def _row(
         "fault": fault.title,
         "launcher": name,
         "recovered": f"{len(recovered)} of {len(outcomes)}",
-        "detected s": _spread([each.detected_s for each in outcomes]) if is_ours else "",
-        "next step s": _spread([each.next_step_s for each in outcomes]),
+        "detected s": spread([each.detected_s for each in outcomes]) if is_ours else "",
+        "next step s": spread([each.next_step_s for each in outcomes]),
         "culprit named": "; ".join(sorted({each.named or "none" for each in outcomes})) if is_ours else "",
         "same losses": "yes" if is_same and recovered else "no",
         "left behind": sum(each.num_orphans + len(each.leaked) for each in outcomes) if is_ours else "",
@@ -170,14 +171,6 @@ def _bars(fault: RecoveryFault, outcomes: list[RecoveryOutcome], expected: dict[
             f"{fault.title}: nothing is left behind", not any(each.num_orphans or each.leaked for each in outcomes)
         ),
     ]
-
-
-def _spread(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "never"
-    missing = f", {len(values) - len(known)} never" if len(known) < len(values) else ""
-    return f"{statistics.median(known):.2f} ({min(known):.2f} to {max(known):.2f}{missing})"
 
 
 def _phases(outcomes: list[RecoveryOutcome]) -> str:

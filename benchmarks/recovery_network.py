@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 from benchmarks.bars import Bar, at_most, must_hold
 from benchmarks.result import Result
+from benchmarks.tables import spread
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.exit_codes import ExitCode
 from tests.helpers.outage_job import HOSTS, MANAGEMENT, TRAIN, OutageJob, outage_job
@@ -205,14 +205,14 @@ def _row(outage: Outage, found: Sequence[FoundNetwork]) -> dict[str, Any]:
     return {
         "outage": outage.title,
         "runs": len(found) or SKIPPED,
-        "detected s": _spread([one.detected_s for one in found]) if is_partition else "",
-        "next step s": _spread([one.next_step_s for one in found]) if is_partition else "",
-        "stopped itself s": _spread([one.stopped_itself_s for one in found]) if is_partition else "",
-        "longest step s": "" if is_partition else _spread([one.longest_step_s for one in found]),
+        "detected s": spread([one.detected_s for one in found]) if is_partition else "",
+        "next step s": spread([one.next_step_s for one in found]) if is_partition else "",
+        "stopped itself s": spread([one.stopped_itself_s for one in found]) if is_partition else "",
+        "longest step s": "" if is_partition else spread([one.longest_step_s for one in found]),
         "never stopped": "" if is_partition or not found else f"{never_stopped} of {len(found)}",
         "evicted": "; ".join(str(one.num_evicted) for one in found),
         "named": "; ".join(sorted({one.named for one in found})),
-        "back s": _spread([one.back_s for one in found]),
+        "back s": spread([one.back_s for one in found]),
         "as before": _all(one.is_as_before for one in found) if found else "",
         "same losses": _all(one.has_same_losses for one in found) if found else "",
         "left behind": sum(one.num_left_behind for one in found) if found else "",
@@ -245,11 +245,3 @@ def _bars(outage: Outage, found: Sequence[FoundNetwork]) -> list[Bar]:
 
 def _all(answers: Iterable[bool]) -> str:
     return "yes" if all(answers) else "no"
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "never" if values else ""
-    missing = f", {len(values) - len(known)} never" if len(known) < len(values) else ""
-    return f"{statistics.median(known):.2f} ({min(known):.2f} to {max(known):.2f}{missing})"

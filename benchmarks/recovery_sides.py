@@ -15,7 +15,7 @@ from typing import Protocol
 
 from megatrain.contracts.records.incident import IncidentState, phase_seconds
 from megatrain.run_files.run_directory import own_box_paths
-from megatrain_launcher.etcd.process import free_ports
+from megatrain_launcher.etcd.process import free_port
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.processes import descendants
@@ -143,7 +143,7 @@ def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[RecoverySide]:
     """Run two agents that meet at a store of the first agent. A third agent is a spare: it waits for a place."""
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
-    (port,) = free_ports(1)
+    port = free_port("127.0.0.1")
     side = _Torchrun("torchrun" if is_store_shared else "torchrun, unshared", job, faults, port, is_store_shared)
     try:
         for number in range(2):

@@ -30,7 +30,7 @@ from megatrain.contracts.process import HOST_VARIABLE
 from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_job.commands.etcd_flags import etcd_arguments
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd.process import free_ports
+from megatrain_launcher.etcd.process import free_port
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.tiny_data import write_corpus
 
@@ -121,7 +121,7 @@ def _train(root: Path, steps: int, *, is_beside: bool) -> tuple[list[int], list[
         etcd = stack.enter_context(EtcdServers(root))
         with _diagnosis(root, config, EtcdSettings.of(etcd.urls), is_beside=is_beside) as programs:
             command = [sys.executable, "-m", "benchmarks.telemetry_rank", str(times), str(BLOCK), str(file)]
-            rank = subprocess.Popen(command, env=_environment(free_ports(1)[0]), stdout=subprocess.DEVNULL)
+            rank = subprocess.Popen(command, env=_environment(free_port("127.0.0.1")), stdout=subprocess.DEVNULL)
             stack.callback(rank.kill)  # for an interrupt; no effect on a process that has ended
             code = rank.wait()
             cpu_s = [_cpu_seconds(pid) for pid in programs]

@@ -39,9 +39,8 @@ class Nowhere:
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
         """Discard the rows."""
 
-    def commit(self) -> int:
+    def commit(self) -> None:
         """Do nothing."""
-        return 0
 
 
 def serve(job: str, endpoint: str, stop: threading.Event) -> None:

@@ -85,7 +85,7 @@ def make_app(
     routers = (*routers_of_job(parts, streams, handler), session.router(settings, authenticator, clock))
     app = api_app(routers)
     app.include_router(health.router(lambda: source.is_recorded or source.snapshot() is not None))
-    add_openapi(app, API_PREFIX)
+    add_openapi(app)
     app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
     app.add_middleware(Guard, settings=settings, authenticator=authenticator, clock=clock)
     return Dashboard(app, streams, session_id)
@@ -118,12 +118,12 @@ def routers_of_job(parts: DashboardParts, streams: LiveStreams, handler: ActionH
     )
 
 
-def add_openapi(app: FastAPI, prefix: str) -> None:
+def add_openapi(app: FastAPI) -> None:
     """Add the route that describes `app`. Call it after all routes of the API are added.
 
     The description is generated from routes and documents, so it cannot differ from the responses.
     """
 
-    @app.get(f"{prefix}/openapi.json", include_in_schema=False, dependencies=[Depends(check_query)])
+    @app.get(f"{API_PREFIX}/openapi.json", include_in_schema=False, dependencies=[Depends(check_query)])
     async def openapi_json() -> Response:
         return Response(json.dumps(app.openapi()), media_type=JSON_TYPE)

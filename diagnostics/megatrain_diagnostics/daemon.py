@@ -126,7 +126,6 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
             record,
             controller,
             statistics,
-            store,
             problem,
         )
         report = DaemonReporter(

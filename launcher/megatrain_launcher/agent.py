@@ -42,7 +42,6 @@ class AgentSettings:
     """The workers of a job, and their program. `environment`: their variables, without the variables of a round."""
 
     job: str
-    num_workers: int
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]

@@ -207,7 +207,6 @@ class JobCheckpoints:
         self._writer = HostWriter(arena, self._log)
         self._snapshots = Snapshots(
             slots,
-            self._plan.num_bytes,
             self.attachment.next_snapshot,
             rank,
             self._local_rank,

@@ -66,10 +66,6 @@ class ItemCatalog:
             self._first_number[key] = number
             number += len(tensor.items)
 
-    @property
-    def item_lengths(self) -> list[int]:
-        return [item.length for item in self.items]
-
     def shared(self, wanted: WantedBox) -> list[tuple[int, Box]]:
         """Return (item number, intersection) for all items that a wanted box needs; intersections partition the box.
 

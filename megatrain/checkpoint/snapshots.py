@@ -37,7 +37,6 @@ class SnapshotTimes:
     step: int
     stall_s: float
     waited_s: float
-    num_bytes: int
 
     @property
     def has_waited(self) -> bool:
@@ -50,7 +49,6 @@ class Snapshots:
     def __init__(
         self,
         slots: Sequence[ArenaSlot],
-        num_bytes: int,
         first_number: int,
         rank: int,
         local_rank: int,
@@ -67,7 +65,6 @@ class Snapshots:
         """
         self._wake_or_start_writer = wake_or_start_writer
         self._slots = tuple(slots)
-        self._num_bytes = num_bytes
         self._number = first_number
         self._rank = rank
         self._local_rank = local_rank
@@ -80,8 +77,6 @@ class Snapshots:
         """Whether every rank found its next slot usable at the last snapshot; all ranks hold the same value."""
         self.smallest_failure_number = 0
         """The smallest failure number of all ranks at the last snapshot."""
-        self.num_waits = 0
-        """Snapshots that had to wait for storage."""
 
     def take(self, label: SnapshotLabel, timeout_s: float) -> SnapshotTimes:
         """Take a snapshot of the current state, and number it.
@@ -113,9 +108,7 @@ class Snapshots:
         if self._local_rank == 0:
             self._wake_or_start_writer()
         self._number += 1
-        times = SnapshotTimes(label.step, time.perf_counter() - started, waited_s, self._num_bytes)
-        self.num_waits += times.has_waited
-        return times
+        return SnapshotTimes(label.step, time.perf_counter() - started, waited_s)
 
     def newest(self) -> ArenaSlot | None:
         """Return the slot with the newest complete snapshot, None without one."""

@@ -4,11 +4,9 @@ Only this package of megatrain communicates through torch.distributed. Every exc
 It is recorded as a span, and a failed exchange becomes a CommunicationError that names operation, group and rank.
 """
 
-from megatrain.comm.channel import Channel
 from megatrain.comm.dry import dry_mesh
 from megatrain.comm.exchange import Pending
-from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh, create_mesh
 from megatrain.comm.process import join, leave, open_rendezvous
 
-__all__ = ["Channel", "Group", "Mesh", "Pending", "create_mesh", "dry_mesh", "join", "leave", "open_rendezvous"]
+__all__ = ["Mesh", "Pending", "create_mesh", "dry_mesh", "join", "leave", "open_rendezvous"]

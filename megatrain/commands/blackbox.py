@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import whole_number
+from megatrain.commands.printing import table
 from megatrain.config.recording import TelemetryConfig
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBox, read_black_box
@@ -172,13 +173,13 @@ def _totals(box: BlackBox) -> list[str]:
     rows = [("total_ms", "longest_us", "count", "operation")]
     rows += [(f"{total.sum_ns / 1e6:.3f}", f"{total.max_ns / 1e3:.1f}", str(total.count), total.operation)
              for total in totals]  # fmt: skip
-    return [f"step {box.progress.completed_step} by operation:", *_aligned(rows, text_columns=(3,)), ""]
+    return [f"step {box.progress.completed_step} by operation:", *table(rows, left=(3,)), ""]
 
 
 def _table(box: BlackBox, records: Sequence[Record], now_ns: int) -> list[str]:
     if not records:
         return ["no records"]
-    return _aligned([_COLUMNS, *(_row(box, record, now_ns) for record in records)], _TEXT_COLUMNS)
+    return table([_COLUMNS, *(_row(box, record, now_ns) for record in records)], _TEXT_COLUMNS)
 
 
 def _row(box: BlackBox, record: Record, now_ns: int) -> tuple[str, ...]:
@@ -203,17 +204,6 @@ def _row(box: BlackBox, record: Record, now_ns: int) -> tuple[str, ...]:
         str(record.collective_sequence) if record.group else "",
         remark,
     )
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], text_columns: tuple[int, ...]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            f"{cell:<{width}}" if column in text_columns else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _index(value: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.config.checks import find_problems
+from megatrain.config.checks import check
 from megatrain.config.config import NUMBERED, Config, build_config, options_with
 from megatrain.config.locator import key_lines
 from megatrain.config.options import Option
@@ -103,9 +103,7 @@ def _checked(
     reader.read(given.tables, given.origins)
     reader.require_all(origins_of_tables, fallback)
     origins = _complete(reader.origins, options)
-    found = find_problems(
-        build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training
-    )
+    found = check(build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training)
     reader.problems.extend(found)
     if reader.problems:
         raise ConfigError(reader.problems)

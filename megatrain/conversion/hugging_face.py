@@ -43,7 +43,6 @@ from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.serialize import config_hash, section_toml
 from megatrain.config.toml_text import value_text
 from megatrain.config.train import TrainConfig
-from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.layout import Layout
 from megatrain.conversion.software import current_versions, job_config
 from megatrain.data.encoders import sentencepiece_encoder
@@ -98,7 +97,7 @@ def import_hf(source: Path, output: Location, *, file_bytes: int = _FILE_BYTES) 
 
 def _tokenizer_files(tokenizer: Path) -> tuple[dict[str, bytes], str]:
     """Return the tokenizer's files for a checkpoint, and a note on the token that ends documents."""
-    content = _content(tokenizer)
+    content = LocalLocation(tokenizer).read()
     name = SENTENCEPIECE_NAME if is_sentencepiece(tokenizer.name) else TOKENIZER_NAME
     if name == SENTENCEPIECE_NAME and not has_library_of(tokenizer):
         note = f"{tokenizer}: the token that ends documents is not known: install sentencepiece, and import again"
@@ -188,13 +187,6 @@ def _toml(opened: HfModel, output: Location) -> str:
     if opened.tokenizer is not None:
         lines.insert(1, f"[data]\ntokenizer = {value_text(str(opened.tokenizer.absolute()))}")
     return "\n\n".join(lines) + "\n"
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def export_hf(

@@ -84,6 +84,12 @@ def process_stat(pid: int) -> ProcessStat | None:
     return ProcessStat(pid, state, int(parent), int(group), int(session))
 
 
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state in /proc; empty if there is no such process."""
+    stat = process_stat(pid)
+    return "" if stat is None else stat.state
+
+
 def living_members(groups: set[int], session: int) -> list[ProcessStat]:
     """Return the processes of `session` that belong to one of the groups and are not dead."""
     found = []

@@ -64,11 +64,11 @@ def host_name(number: int) -> str:
     return f"host-{number:03d}"
 
 
-def job_document(*, can_act: bool = False, is_recorded: bool = False, has_session: bool = False) -> JobDocument:
+def job_document(*, can_act: bool = False) -> JobDocument:
     return JobDocument(
         job=JOB,
         run_directory="/data/runs/gpt-13b-demo",
-        is_recorded=is_recorded,
+        is_recorded=False,
         layout=layout_document(Layout(tp_size=8, pp_size=8, dp_size=6)),
         rounds=(
             RoundDocument(number=1, began_unix_s=NOW_S - 90_000, world_size=384, first_step=1, last_step=31_000),
@@ -82,7 +82,7 @@ def job_document(*, can_act: bool = False, is_recorded: bool = False, has_sessio
         role="operator" if can_act else "viewer",
         can_act=can_act,
         why_not_act="" if can_act else "Actions are switched off: start the dashboard with --enable-actions.",
-        has_session=has_session,
+        has_session=False,
         perfetto_url="",
         version="0.1.0",
     )

@@ -15,7 +15,14 @@ from typing import Any
 from megatrain.contracts.records.host_verdict import HostVerdict, VerdictConfidence, VerdictOutcome
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import OVERLAPPED, WORKERS, LaunchedJob, LaunchedJobView, make_launched_job
+from tests.helpers.job_under_launch import (
+    OVERLAPPED,
+    WORKERS,
+    LaunchedJob,
+    LaunchedJobView,
+    ViewedJob,
+    make_launched_job,
+)
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.paced_train import PaceDirectory, StepPace
 from tests.helpers.source_tree import ROOT
@@ -29,23 +36,11 @@ _ENDLESS = 100_000
 
 
 @dataclass
-class ClosedLoop:
+class ClosedLoop(ViewedJob):
     """A running job with its daemon."""
 
-    launched: LaunchedJob
-    view: LaunchedJobView
     pace: PaceDirectory
-    daemon: subprocess.Popen[bytes]
     network: HostNetwork | None = None
-
-    def newest_step(self) -> int:
-        return max((record["step"] for record in self.launched.step_records()), default=0)
-
-    def wait_for_more_steps(self, count: int) -> int:
-        """Wait until the job has come `count` steps further; return how far it is."""
-        wanted = self.newest_step() + count
-        self.launched.wait_for_step(wanted)
-        return self.newest_step()
 
     def verdicts(self, confidence: VerdictConfidence = VerdictConfidence.HIGH) -> list[HostVerdict]:
         return [one for one in self.view.all("verdicts", HostVerdict) if one.confidence is confidence]
@@ -114,16 +109,12 @@ def closed_loop(
         view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         listen = () if network is None else ("--address", addresses[0])
-        for number, host in enumerate(hosts):
-            address = "127.0.0.1" if network is None else network.address(TRAIN, number)
-            enter = [] if network is None else network.enter(number)
-            launched.start(host, "--local-addr", address, enter=enter)
-            if number == num_training - 1:
-                wait_until(lambda: len(view.rounds()) > 0, "the first round")
-        daemon = stack.enter_context(running_daemon(root, job.files.root, job.config.job.name, urls, *listen))
+        loop = ClosedLoop(launched, view, paced, network)
+        loop.start_hosts(hosts, num_training, network, TRAIN)
+        stack.enter_context(running_daemon(root, job.files.root, job.config.job.name, urls, *listen))
         launched.wait_for_step(8)
         wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts")
-        yield ClosedLoop(launched, view, paced, daemon, network)
+        yield loop
 
 
 @contextmanager

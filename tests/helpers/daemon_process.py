@@ -60,7 +60,7 @@ def running_daemon(run: Path, endpoints: list[str]) -> Iterator[DaemonProcess]:
         one.kill()
 
 
-def daemon_record(client: EtcdClient) -> DaemonRecord | None:
+def daemon_record(client: EtcdClient, keys: JobKeys = KEYS) -> DaemonRecord | None:
     """Return what etcd says of the daemon."""
-    item = client.get(KEYS.daemon)
-    return None if item is None else decode(DaemonRecord, item.value, KEYS.daemon)
+    item = client.get(keys.daemon)
+    return None if item is None else decode(DaemonRecord, item.value, keys.daemon)

@@ -38,8 +38,8 @@ JOB_PATH = "/api/v1/job"
 SCRIPT = b"export const answer = 42;\n" * 100
 
 
-def make_asset(body: bytes, media_type: str, compressed: bytes | None = None, cache: str = "no-cache") -> Asset:
-    return Asset(body, compressed, media_type, f'"{len(body)}"', cache)
+def make_asset(body: bytes, media_type: str, cache: str = "no-cache") -> Asset:
+    return Asset(body, None, media_type, f'"{len(body)}"', cache)
 
 
 FILES = {
@@ -60,7 +60,6 @@ class MadeUpJob:
     state: LiveState = field(default_factory=lambda: LiveState(None, {"overview": 1}))
     problem: str = ""
     num_reads: int = 0
-    is_closed: bool = False
     events: StoredEvents = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +90,7 @@ class MadeUpJob:
         return self.state
 
     def close(self) -> None:
-        self.is_closed = True
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,12 +85,12 @@ def _table(kind: type[Table], rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def draw_job(layout: Layout, steps: Sequence[int], num_microbatches: int, *, seed: int = 0) -> Drawing:
+def draw_job(layout: Layout, steps: Sequence[int], num_microbatches: int) -> Drawing:
     """Draw whole steps of every rank: data, forwards and backwards with links and tp sums, scatter, clip, optimizer.
 
     A stage begins a micro-batch when the one before has sent it. Times are those of no machine, but possible ones.
     """
-    drawing, random = Drawing(layout=layout, ranks_a_host=8), np.random.default_rng(seed)
+    drawing, random = Drawing(layout=layout, ranks_a_host=8), np.random.default_rng(0)
     places: dict[tuple[int, int], int] = {}
 
     def next_place(rank: int, group: int) -> int:

@@ -50,7 +50,6 @@ class EtcdMember:
     name: str
     directory: Path
     client_port: int
-    peer_port: int
     command: Sequence[str]
     scheme: str = "http"
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -164,7 +163,7 @@ class EtcdServers:
                 "--initial-cluster", cluster, "--initial-cluster-token", token,
                 "--heartbeat-interval", "50", "--election-timeout", "500", *arguments,
             ]  # fmt: skip
-            self.members.append(EtcdMember(name, directory, port, peers[name], command, scheme))
+            self.members.append(EtcdMember(name, directory, port, command, scheme))
 
     @property
     def urls(self) -> list[str]:

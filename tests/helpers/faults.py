@@ -140,14 +140,13 @@ class WriterFaults:
     """The faults that were ordered in a directory."""
 
     directory: Path
-    faults: tuple[WriterFault, ...]
 
     @classmethod
     def order(cls, directory: Path, *faults: WriterFault) -> WriterFaults:
         directory.mkdir(parents=True)
         for number, fault in enumerate(faults):
             (directory / f"{number:02d}.json").write_text(json.dumps(asdict(fault)))
-        return cls(directory, faults)
+        return cls(directory)
 
     @property
     def num_reached(self) -> int:

@@ -18,12 +18,13 @@ from megatrain.contracts.records.host_records import HostRecord, HostStatus
 from megatrain.contracts.records.incident import Incident, IncidentState
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import RecordType, decode
-from megatrain.contracts.records.rounds import Halt, JobEnd, Round
+from megatrain.contracts.records.rounds import JobEnd, Round
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.forked_launch import forked_launch
 from tests.helpers.forked_program import ForkedProgram
+from tests.helpers.namespaces import HostNetwork
 from tests.helpers.source_tree import ROOT
 from tests.helpers.step_faults import VARIABLE, FaultDirectory
 from tests.helpers.tiny_data import write_corpus
@@ -176,9 +177,6 @@ class LaunchedJobView:
     def rounds(self) -> list[Round]:
         return self.all("rounds", Round)
 
-    def halts(self) -> list[Halt]:
-        return self.all("halts", Halt)
-
     def incidents(self) -> list[Incident]:
         return self.all("incidents", Incident)
 
@@ -207,3 +205,31 @@ class LaunchedJobView:
 
         wait_until(is_over, f"the end of incident {number}")
         return self.incidents()[number]
+
+
+@dataclass
+class ViewedJob:
+    """A job under launch, and the view of its state."""
+
+    launched: LaunchedJob
+    view: LaunchedJobView
+
+    def newest_step(self) -> int:
+        return max((record["step"] for record in self.launched.step_records()), default=0)
+
+    def wait_for_more_steps(self, count: int) -> int:
+        """Wait until the job has come `count` steps further; return how far it is."""
+        wanted = self.newest_step() + count
+        self.launched.wait_for_step(wanted)
+        return self.newest_step()
+
+    def start_hosts(self, hosts: Sequence[str], num_training: int, network: HostNetwork | None, name: str) -> None:
+        """Start the hosts, each in its namespace of the network `name`. The first `num_training` form a round before
+        the others start.
+        """
+        for number, host in enumerate(hosts):
+            address = "127.0.0.1" if network is None else network.address(name, number)
+            enter = [] if network is None else network.enter(number)
+            self.launched.start(host, "--local-addr", address, enter=enter)
+            if number == num_training - 1:
+                wait_until(lambda: len(self.view.rounds()) > 0, "the first round")

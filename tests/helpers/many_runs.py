@@ -102,12 +102,12 @@ def step_report(step: int, loss: float, step_s: float) -> StepReport:
     )  # fmt: skip
 
 
-def interval_report(step: int, step_s: float, mfu: float = 0.4) -> IntervalReport:
+def interval_report(step: int, step_s: float) -> IntervalReport:
     """Return the metrics of ten steps. `mfu` holds for steps of `STEP_S`."""
     rate = TOKENS / step_s / NUM_RANKS
     return IntervalReport(
         step=step, num_steps=10, wall_s=10 * step_s, loss=2.0, grad_norm=1.0, lr=3e-4, tokens_per_s=rate * NUM_RANKS,
-        tokens_per_s_per_rank=rate, flops_per_s_per_rank=1e12, mfu=mfu * STEP_S / step_s, step_ms=1e3 * step_s,
+        tokens_per_s_per_rank=rate, flops_per_s_per_rank=1e12, mfu=0.4 * STEP_S / step_s, step_ms=1e3 * step_s,
         data_wait_ms=10.0, memory_bytes=10**9, num_skipped=0, consumed_tokens=TOKENS * step,
     )  # fmt: skip
 

@@ -18,25 +18,22 @@ from megatrain.contracts.records.incident import Incident, IncidentKind, Inciden
 from megatrain.contracts.records.rounds import Round
 from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
-from tests.helpers.job_under_launch import WORKERS, LaunchedJob, LaunchedJobView, make_launched_job
+from tests.helpers.job_under_launch import WORKERS, LaunchedJob, LaunchedJobView, ViewedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
 from tests.helpers.processes import descendants
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 HOSTS = ("host-0", "host-1", "host-2")
-SPARE = "host-2"
 TRAIN, MANAGEMENT = "train", "mgmt"
 PACE_S = 0.08
 _ENDLESS = 100_000
 
 
 @dataclass
-class OutageJob:
+class OutageJob(ViewedJob):
     """A running job. Times are unix seconds."""
 
-    launched: LaunchedJob
-    view: LaunchedJobView
     etcd: EtcdServers
     network: HostNetwork | None
     stopped_unix_s: float | None = None
@@ -78,15 +75,6 @@ class OutageJob:
     def wait_seconds(self, since: float, seconds: float) -> None:
         """Let an outage last. It is the clock that is waited for: nothing else ends it."""
         wait_until(lambda: time.time() >= since + seconds, "the clock", seconds + DEADLINE_S)
-
-    def newest_step(self) -> int:
-        return max((record["step"] for record in self.launched.step_records()), default=0)
-
-    def wait_for_more_steps(self, count: int) -> int:
-        """Wait until the job has come `count` steps further; return how far it is."""
-        wanted = self.newest_step() + count
-        self.launched.wait_for_step(wanted)
-        return self.newest_step()
 
     def first_step_of_round(self, number: int) -> float | None:
         """Return when a round completed its first step."""
@@ -214,12 +202,7 @@ def outage_job(
         view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         running = OutageJob(launched, view, etcd, network)
-        for number, host in enumerate(hosts):
-            address = "127.0.0.1" if network is None else network.address(TRAIN, number)
-            enter = [] if network is None else network.enter(number)
-            launched.start(host, "--local-addr", address, enter=enter)
-            if number == 1:
-                wait_until(lambda: len(view.rounds()) > 0, "the first round")
+        running.start_hosts(hosts, 2, network, TRAIN)
         launched.wait_for_step(8)
         wait_until(lambda: set(view.hosts()) == set(hosts), "all hosts")
         yield running

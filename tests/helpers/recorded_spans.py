@@ -98,7 +98,7 @@ def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
     return joined(Spans, parts)
 
 
-def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
+def who_ran(shape: JobShape) -> Ranks:
     """Return the row of each rank of a made job."""
     layout = Layout(tp_size=shape.tp_size, cp_size=shape.dsp_size, pp_size=shape.pp_size, dp_size=shape.dp_size)
     count = layout.world_size
@@ -110,7 +110,7 @@ def who_ran(shape: JobShape, ranks_per_host: int = 2) -> Ranks:
             **axis_columns(layout),
             "pid": [1000 + rank for rank in range(count)],
             "at_ns": [BEGIN_NS] * count,
-            "host": [f"host{rank // ranks_per_host}" for rank in range(count)],
+            "host": [f"host{rank // 2}" for rank in range(count)],
             "branch": ["main"] * count,
         },
     )

@@ -60,9 +60,9 @@ def put_whole(branch: Location, step: int, tensor: Tensor | None = None, **chang
     return Path(str(place))
 
 
-def whole_state(config: Config, seed: int = 3) -> dict[str, Tensor]:
+def whole_state(config: Config) -> dict[str, Tensor]:
     """Return all state of a model by key, every element random."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(3)
     return {
         key_of(kind, name): torch.randn(shape, generator=generator)
         for name, shape in parameter_shapes(config.model).items()

@@ -97,7 +97,7 @@ class SimulatedDevice:
     def __init__(self) -> None:
         self.now_ns: Callable[[], float] = lambda: sys.float_info.max
         self.streams: list[SimulatedStream] = []
-        self.compute = self.current = self.new_stream(is_urgent=True)
+        self.current = self.new_stream(is_urgent=True)
 
     def new_stream(self, *, is_urgent: bool) -> SimulatedStream:
         self.streams.append(SimulatedStream(self, is_urgent=is_urgent))

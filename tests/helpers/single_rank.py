@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.group import Group
 from megatrain.comm.mesh import Mesh, create_mesh
 from megatrain.config.config import Config
@@ -50,6 +51,12 @@ class SilentRecorder:
 def simulated_group(name: str, size: int, rank: int) -> Group:
     """Return the group as rank `rank` of `size` sees it. It has no peers: use it for what needs no exchange."""
     return Group(name, tuple(range(size)), rank)
+
+
+def single_rank_groups() -> CpuGroups:
+    """Return the groups of a job of one rank."""
+    along = {axis: simulated_group(axis, 1, 0) for axis in Layout().grid}
+    return CpuGroups(along, Layout().grid, along["dp"])
 
 
 def single_rank_mesh(device: str = "cpu", *, has_wrap_links: bool = False, **along: Group) -> Mesh:

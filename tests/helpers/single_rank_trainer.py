@@ -70,7 +70,7 @@ class _Checkpoints:
 
     def take(self, progress: TrainingProgress) -> SnapshotTimes:
         self._notes.append(("take", progress.step))
-        return SnapshotTimes(progress.step, 0.25, 0.0, 1000)
+        return SnapshotTimes(progress.step, 0.25, 0.0)
 
     def wait(self, step: int) -> None:
         self._notes.append(("wait", step))

@@ -32,12 +32,7 @@ _AFTER_ALL = 10**9
 
 
 def write_run(
-    root: Path,
-    layout: Layout = LARGEST,
-    num_steps: int = NUM_STEPS,
-    *,
-    full_steps: Sequence[int] = (),
-    full_ranks: range = range(0),
+    root: Path, layout: Layout = LARGEST, *, full_steps: Sequence[int] = (), full_ranks: range = range(0)
 ) -> RunDirectory:
     """Write the run; of `full_steps` the spans of `full_ranks`, some 390 of each rank and step."""
     run = RunDirectory(root)
@@ -45,8 +40,8 @@ def write_run(
     job = SyntheticJob(layout, ranks_per_host=8, compute_factor={SLOW_RANK: 1.3})
     with SegmentStore(run.events) as store:
         _commit(store, job.ranks())
-        for first in range(0, num_steps, _STEPS_AT_ONCE):
-            made = [job.step(step) for step in range(first, min(first + _STEPS_AT_ONCE, num_steps))]
+        for first in range(0, NUM_STEPS, _STEPS_AT_ONCE):
+            made = [job.step(step) for step in range(first, min(first + _STEPS_AT_ONCE, NUM_STEPS))]
             _commit(store, joined(StepTotals, [totals for totals, _ in made]))
             reported = [_step_values(layout, step) for step in range(first, first + len(made))]
             lengths = [select(values, values.kind == int(StepValue.SQUARED_LENGTHS)) for _, values in made]

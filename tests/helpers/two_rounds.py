@@ -12,6 +12,8 @@ from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import sealed_slots
 from megatrain.checkpoint.persist import Persistence, WriteResult
 from megatrain.checkpoint.persist_policy import next_due
+from megatrain.checkpoint.verification import verify_checkpoint
+from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.location import Location
 from tests.helpers.arena_snapshots import ROUND, described_by, host_plan, make_arena, put_slot
 from tests.helpers.hooked_location import READS, Hook, HookedLocation
@@ -69,3 +71,11 @@ class HeldUp:
     def over(self, checkpoints: Location) -> Location:
         hook: Hook = self
         return HookedLocation(checkpoints, hook)
+
+
+def newest(checkpoints: Location) -> int | None:
+    """Return the step that a job would go on from, whose checkpoint is whole."""
+    found = candidates(checkpoints)
+    if found:
+        assert verify_checkpoint(found[0].location) == []
+    return found[0].step if found else None

@@ -86,7 +86,6 @@ class WriterThread:
 def writer_thread(
     arena: Arena,
     hook: Hook = lambda action, path: None,
-    open_checkpoints: Callable[[str], Location] | None = None,
     clock_s: Callable[[], float] = lambda: 0.0,
     *,
     has_worker: bool = True,
@@ -99,7 +98,7 @@ def writer_thread(
     lock = hold_exclusively(arena.writer_lock)
     assert lock is not None
     with lock:
-        writer = CheckpointWriter(arena, lock, open_checkpoints or open_hooked, clock_s)
+        writer = CheckpointWriter(arena, lock, open_hooked, clock_s)
         running = WriterThread(writer, threading.Thread(target=writer.run, daemon=True))
         workers = join_arena(arena.root)[1] if has_worker else None
         running.thread.start()

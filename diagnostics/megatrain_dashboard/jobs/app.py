@@ -21,7 +21,7 @@ from megatrain_dashboard import assets
 from megatrain_dashboard.api import compare, health, live, session
 from megatrain_dashboard.api.jobs import route as jobs
 from megatrain_dashboard.api.live import LiveStreams
-from megatrain_dashboard.app import API_PREFIX, add_openapi, api_app
+from megatrain_dashboard.app import add_openapi, api_app
 from megatrain_dashboard.jobs.open_jobs import OpenJobs
 from megatrain_dashboard.parts import JobsParts
 from megatrain_dashboard.security.authenticator import Attempts, Authenticator
@@ -87,7 +87,7 @@ def make_jobs_app(
         )
     )
     app.include_router(health.router(lambda: True))
-    add_openapi(app, API_PREFIX)
+    add_openapi(app)
     app.include_router(assets.router(assets.installed_assets() if files is None else files, settings.base_path))
     # the middleware that is added last runs first
     app.add_middleware(JobRouter, open_jobs=open_jobs)

@@ -48,8 +48,6 @@ class Candidates:
     """The excess divided by its noise, without unit; negative if the excess is negative."""
     deficit_s: Floats
     """How much less the rank waits than its peers; negative: it waits longer."""
-    num_seen: Indices
-    """Number of steps in which the excess reaches its threshold."""
     num_peers: Indices
     """Number of ranks that each rank is compared with."""
     is_slow: Flags
@@ -86,7 +84,7 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
     is_slow = (middle >= thresholds.excess * scale) & (score >= least_score(thresholds, peers.num_ranks))
     is_slow &= num_seen >= max(2.0, count * (_MIN_PART_STEADY if is_steady else _MIN_PART_NOW_AND_THEN))
     is_slow &= (reference.num_peers > 0) & (deficit > _MAX_VICTIM_DEFICIT * middle)
-    return Candidates(aspect, middle, scale, score, deficit.astype(np.float64), num_seen, reference.num_peers, is_slow)
+    return Candidates(aspect, middle, scale, score, deficit.astype(np.float64), reference.num_peers, is_slow)
 
 
 def least_score(thresholds: Thresholds, num_ranks: int) -> float:

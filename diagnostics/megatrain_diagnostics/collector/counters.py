@@ -58,10 +58,7 @@ class IngestCounters:
     """Number of open streams."""
     connected: tuple[str, ...]
     """Hosts with an open stream."""
-    commits: int
     failed_commits: int
-    last_commit_s: float
-    """Duration of the newest commit."""
     skipped_rows: int
     """Rows that the live detection skipped, because too many waited for it or for their round; they are stored."""
 
@@ -77,7 +74,6 @@ class IngestStatistics:
         self._refused_batches: Counter[tuple[RejectionReason, str]] = Counter()
         self._dropped_rows: dict[str, dict[str, int]] = {}
         self._open_streams: Counter[str] = Counter()
-        self._last_commit_s = 0.0
         self._last_refusal = ""
         self._examples: dict[RejectionReason, str] = {}
 
@@ -111,11 +107,9 @@ class IngestStatistics:
                 sessions = self._dropped_rows.setdefault(host, {})
                 sessions[session] = max(num_rows, sessions.get(session, 0))
 
-    def count_commit(self, rows: Mapping[str, int], seconds: float) -> None:
+    def count_commit(self, rows: Mapping[str, int]) -> None:
         with self._lock:
             self._stored_rows.update(rows)
-            self._numbers["commits"] += 1
-            self._last_commit_s = seconds
 
     def count_failed_commit(self) -> None:
         with self._lock:
@@ -150,9 +144,7 @@ class IngestStatistics:
                 refused_handshakes=numbers["refused_handshakes"],
                 streams=numbers["streams"],
                 connected=tuple(sorted(self._open_streams)),
-                commits=numbers["commits"],
                 failed_commits=numbers["failed_commits"],
-                last_commit_s=self._last_commit_s,
                 skipped_rows=numbers["skipped_rows"],
             )
 

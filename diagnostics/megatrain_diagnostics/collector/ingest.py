@@ -38,7 +38,7 @@ class Store(Protocol):
     def append(self, kind: type[Table], batch: pa.RecordBatch) -> None:
         """Keep rows for the next commit. Raises: DataError."""
 
-    def commit(self) -> int:
+    def commit(self) -> None:
         """Make all appended rows durable. Raises: MegatrainError; the rows are then kept for the next commit."""
 
 
@@ -233,14 +233,13 @@ class Ingest:
         for pending in taken:
             if pending.admitted is not None:
                 self._append(pending.session.name.host, pending.admitted, rows)
-        began_s = time.monotonic()
         while not self._try_commit():
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closed, _RETRY_S):
                     break
         if self.problem and not self._try_commit():
             return False
-        self.statistics.count_commit(rows, time.monotonic() - began_s)
+        self.statistics.count_commit(rows)
         through: dict[SenderSession, int] = {}
         for pending in taken:
             through[pending.session] = max(pending.number, through.get(pending.session, -1))

@@ -12,7 +12,6 @@ from typing import Protocol
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import IngestCounters, IngestStatistics
-from megatrain_diagnostics.metrics.job_metrics import StoreSize
 from megatrain_diagnostics.metrics.training_metrics import refused_by_reason
 from megatrain_diagnostics.store.daemon_state import (
     STATE_NAME,
@@ -52,12 +51,11 @@ class StateWriter:
         record: DaemonRecord,
         judge: LiveAssessmentSource,
         statistics: IngestStatistics,
-        store: StoreSize,
         problem: Callable[[], str],
     ) -> None:
         """`record`: the record of this daemon; `problem`: returns why nothing can be stored, "" when storing works."""
         self._directory, self._job, self._record = directory, job, record
-        self._judge, self._statistics, self._store, self._problem = judge, statistics, store, problem
+        self._judge, self._statistics, self._problem = judge, statistics, problem
         self._written: DaemonState | None = None
         self._next_warning_s = float("-inf")
 
@@ -82,8 +80,6 @@ class StateWriter:
         return DaemonState(
             job=self._job,
             session=self._record.session,
-            host=self._record.host,
-            started_unix_s=self._record.started_unix_s,
             written_unix_s=0.0,
             round=judge.round,
             step=judge.step,
@@ -97,12 +93,9 @@ class StateWriter:
             is_enough=known.is_enough,
             silent=ranges_of(judge.silent_ranks()),
             without_peers=ranges_of(known.ranks_without_peers),
-            stored_rows=counters.stored_rows,
             refused_rows=_refused(counters),
             dropped_rows=sum(counters.dropped_rows.values()),
-            passed_over_rows=counters.skipped_rows,
             connected_hosts=counters.connected,
-            segment_bytes=self._store.num_bytes,
             problem=self._problem(),
         )
 

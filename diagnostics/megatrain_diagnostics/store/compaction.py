@@ -55,32 +55,11 @@ class SmallFile:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    """The result of a compaction."""
-
-    num_merged: int = 0
-    num_written: int = 0
-    num_removed: int = 0
-    damaged: tuple[str, ...] = ()
-    """A sentence for each damaged file."""
-
-    def __add__(self, other: Compaction) -> Compaction:
-        return Compaction(
-            self.num_merged + other.num_merged,
-            self.num_written + other.num_written,
-            self.num_removed + other.num_removed,
-            self.damaged + other.damaged,
-        )
-
-
-def compact(directory: Path, now_ns: int) -> Compaction:
+def compact(directory: Path, now_ns: int) -> None:
     """Merge the files of a directory that only this process writes. Raises: StoreError when the disk is full."""
-    done = Compaction()
     for kind in TABLES:
         for hour, end_ns in hour_directories(directory / kind.NAME):
-            done += _compact_hour(kind, hour, is_over=now_ns > end_ns + HOUR_IS_OVER_NS)
-    return done
+            _compact_hour(kind, hour, is_over=now_ns > end_ns + HOUR_IS_OVER_NS)
 
 
 def hour_directories(table_directory: Path) -> Iterator[tuple[Path, int]]:
@@ -111,14 +90,12 @@ def _is_worth_it(run: Sequence[SmallFile]) -> bool:
     return len(run) >= MAX_SMALL_FILES or 2 * sum(file.num_bytes for file in run) >= MAX_BYTES
 
 
-def _compact_hour(kind: type[Table], hour: Path, *, is_over: bool) -> Compaction:
+def _compact_hour(kind: type[Table], hour: Path, *, is_over: bool) -> None:
     paths = [path for path in hour.glob(f"[!.]*{SUFFIX}") if parse_name(path.name) is not None]
     valid = not_superseded(paths)
-    num_removed = _remove_superseded(set(paths) - set(valid), valid)
-    done = Compaction(num_removed=num_removed)
+    _remove_superseded(set(paths) - set(valid), valid)
     for run in plan_merges([_small_file(path) for path in valid], is_over=is_over):
-        done += _merge(kind, hour, run)
-    return done
+        _merge(kind, hour, run)
 
 
 def _small_file(path: Path) -> SmallFile:
@@ -127,9 +104,8 @@ def _small_file(path: Path) -> SmallFile:
     return SmallFile(path, name, path.stat().st_size)
 
 
-def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> int:
+def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> None:
     """Remove files that a merged file has superseded for longer than GRACE_S."""
-    num_removed = 0
     for path in superseded:
         name = parse_name(path.name)
         assert name is not None, path
@@ -139,27 +115,25 @@ def _remove_superseded(superseded: set[Path], valid: Sequence[Path]) -> int:
         with suppress(OSError):
             if any(time.time() - segment.stat().st_mtime > GRACE_S for segment in covers):
                 path.unlink()
-                num_removed += 1
-    return num_removed
 
 
-def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> Compaction:
+def _merge(kind: Any, hour: Path, run: Sequence[SmallFile]) -> None:
+    """Merge the files of a run. If one is damaged, only set it aside: the next compaction merges the others."""
     parts: list[Any] = []
-    damaged: list[str] = []
+    is_damaged = False
     ahead_ns = 0
     for file in run:
         try:
             segment = read_footer(file.path)
             parts.append(_rows(kind, segment))
             ahead_ns = max(ahead_ns, segment.ahead_ns)
-        except (DataError, pa.ArrowException) as error:
+        except (DataError, pa.ArrowException):
             os.replace(file.path, file.path.with_name(file.path.name + ".damaged"))
-            damaged.append(f"{error}; it was set aside")
-    if damaged:  # the next compaction merges the other files
-        return Compaction(damaged=tuple(damaged))
+            is_damaged = True
+    if is_damaged:
+        return
     rows = by_step(in_order(joined(kind, parts)))
     write_segment(hour, run[0].name.first, run[-1].name.last, to_stored(kind, to_arrow(rows)), ahead_ns)
-    return Compaction(num_merged=len(run), num_written=1)
 
 
 def _rows(kind: Any, segment: Segment) -> Any:

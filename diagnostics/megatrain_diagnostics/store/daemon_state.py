@@ -44,8 +44,6 @@ class DaemonState:
     job: str
     session: str
     """Identifies this daemon process, as in its record in etcd."""
-    host: str
-    started_unix_s: float
     written_unix_s: float
     round: int = -1
     """The round that is being analyzed; -1: no rank has sent anything."""
@@ -63,16 +61,11 @@ class DaemonState:
     is_enough: bool = False
     silent: Ranges = ()
     without_peers: Ranges = ()
-    stored_rows: Mapping[str, int] = field(default_factory=dict)
-    """By table."""
     refused_rows: Mapping[str, int] = field(default_factory=dict)
     """By reason; a batch that was refused entirely counts as one row."""
     dropped_rows: int = 0
     """Rows that hosts dropped before they were sent."""
-    passed_over_rows: int = 0
-    """Rows that were stored but not analyzed, because they arrived too fast."""
     connected_hosts: tuple[str, ...] = ()
-    segment_bytes: int = 0
     problem: str = ""
     """Why nothing can be stored; empty when storing works."""
 

@@ -31,7 +31,7 @@ def stored_full_steps(events: StoredEvents, round_number: int) -> tuple[FullStep
     If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     Raises: DataError.
     """
-    bounds = events.bounds(Spans, Where((round_number,)), "step")
+    bounds = events.step_bounds(Spans, Where((round_number,)))
     if bounds is None:
         return ()
     for first in dict.fromkeys((max(0, bounds[1] - _NEWEST), 0)):

@@ -24,7 +24,7 @@ from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dum
 from megatrain_diagnostics.analysis.hang import RankActivity, group_key
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_job.failures.hang import Position
-from megatrain_job.failures.hang_activity import activity_of
+from megatrain_job.failures.hang_activity import activity_of, reported_positions
 
 _ROUND = re.compile(r"round-(\d+)$")
 _RANK_AT_END = re.compile(r"(\d+)(\.json)?$")
@@ -252,17 +252,11 @@ def _groups(boxes: Iterable[BlackBox], world_size: int) -> dict[str, tuple[int, 
 
 
 def _reported_activity(rank_evidence: RankEvidence, *, is_after_halt: bool) -> RankActivity:
-    def awaited(group: str) -> int | None:
-        if not rank_evidence.awaited_group:
-            return 0 if rank_evidence.is_on_device else None
-        return rank_evidence.awaited if rank_evidence.awaited_group == group else 0
-
-    positions = {group: Position(at.entered, at.left, awaited(group)) for group, at in rank_evidence.positions.items()}
     # after a halt, a dead rank may have been killed by the halt; but a halt suspends no process (state T)
     state = rank_evidence.process_state if rank_evidence.process_state in _STOPPED or not is_after_halt else None
     return RankActivity(
         rank_evidence.rank,
-        positions,
+        reported_positions(rank_evidence),
         rank_evidence.in_flight,
         rank_evidence.step,
         rank_evidence.phase,

@@ -90,12 +90,12 @@ class StoredEvents:
                 )
         return in_order(table)
 
-    def bounds(self, kind: type[Table], where: Where, column: str) -> tuple[int, int] | None:
-        """Return the least and greatest value of a column from the footers of the files; None: no such files.
+    def step_bounds(self, kind: type[Table], where: Where) -> tuple[int, int] | None:
+        """Return the first and the last step from the footers of the files; None: no such files.
 
         The files may have rows that do not match `where`, so the exact bounds may be narrower. Raises: DataError.
         """
-        found = [segment.bounds.get(column) for segment in self._catalog.segments(kind, where) if segment.num_rows]
+        found = [segment.bounds.get("step") for segment in self._catalog.segments(kind, where) if segment.num_rows]
         known = [bound for bound in found if bound is not None]
         return (min(bound[0] for bound in known), max(bound[1] for bound in known)) if known else None
 

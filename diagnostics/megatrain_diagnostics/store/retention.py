@@ -27,15 +27,6 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
-    """Removed files and bytes, and the remaining bytes."""
-
-    num_files: int
-    num_bytes: int
-    kept_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class _OldFile:
     end_ns: int
     first: int
@@ -43,8 +34,8 @@ class _OldFile:
     num_bytes: int
 
 
-def expire(directory: Path, retention: Retention, now_ns: int) -> Expiry:
-    """Remove files beyond the limits from a directory that only this process writes."""
+def expire(directory: Path, retention: Retention, now_ns: int) -> int:
+    """Remove files beyond the limits from a directory that only this process writes; return the bytes that are left."""
     files = [file for kind in TABLES if kind not in _ROSTERS for file in _files(directory / kind.NAME)]
     rosters = [file for kind in _ROSTERS for file in _files(directory / kind.NAME)]
     files.sort(key=lambda file: (file.end_ns, file.first))
@@ -62,8 +53,7 @@ def expire(directory: Path, retention: Retention, now_ns: int) -> Expiry:
     for file in removed:
         file.path.unlink(missing_ok=True)
     _remove_empty_directories(removed, directory)
-    num_bytes = sum(file.num_bytes for file in removed)
-    return Expiry(len(removed), num_bytes, sum(file.num_bytes for file in [*files, *rosters]) - num_bytes)
+    return sum(file.num_bytes for file in [*files, *rosters]) - sum(file.num_bytes for file in removed)
 
 
 def _files(table_directory: Path) -> list[_OldFile]:

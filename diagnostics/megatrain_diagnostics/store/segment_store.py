@@ -66,28 +66,20 @@ class SegmentStore:
             with self._pending_lock:
                 self._pending.setdefault(kind, []).append(plain)
 
-    @property
-    def num_pending_rows(self) -> int:
-        """Return the number of rows that wait for a commit, including those of a failed commit."""
-        with self._pending_lock:
-            return sum(batch.num_rows for batches in self._pending.values() for batch in batches)
-
-    def commit(self) -> int:
-        """Write all appended rows durably, and return their number.
+    def commit(self) -> None:
+        """Write all appended rows durably.
 
         Raises: StoreError when a file cannot be written; unwritten rows are then kept for the next commit.
         """
         with self._commit_lock:
             with self._pending_lock:
                 taken, self._pending = self._pending, {}
-            num_rows = 0
             try:
                 for kind in list(taken):
-                    num_rows += self._write(kind, taken[kind])
+                    self._write(kind, taken[kind])
                     del taken[kind]
             finally:
                 self._put_back(taken)
-            return num_rows
 
     def retake(self) -> bool:
         """If the directory was removed, create it again and lock it; return whether it was removed.
@@ -115,14 +107,13 @@ class SegmentStore:
     ) -> None:
         self.close()
 
-    def _write(self, kind: type[Table], batches: list[pa.RecordBatch]) -> int:
+    def _write(self, kind: type[Table], batches: list[pa.RecordBatch]) -> None:
         rows = pa.Table.from_batches(batches)
         written_ns = self._now_ns()
         directory = hour_directory(self.directory / kind.NAME, written_ns)
         number = self._last[kind] + 1
         write_segment(directory, number, number, to_stored(kind, rows), ahead_of(kind, rows, written_ns))
         self._last[kind] = number
-        return sum(int(batch.num_rows) for batch in batches)
 
     def _put_back(self, batches: dict[type[Table], list[pa.RecordBatch]]) -> None:
         with self._pending_lock:

@@ -80,11 +80,8 @@ class Segment:
     """A segment and the content of its footer. `bounds`: column -> (least, greatest value), if known."""
 
     path: Path
-    num_bytes: int
     kind: type[Table]
     num_rows: int
-    num_plain_bytes: int
-    """Size before compression."""
     bounds: Mapping[str, tuple[int, int]]
     ahead_ns: int
     """The latest time of its rows minus the time of writing by the daemon's clock, in ns; above 0: from the future."""
@@ -130,7 +127,6 @@ def read_footer(path: Path) -> Segment:
     try:
         with opened_parquet(path) as file:
             schema, metadata = file.schema_arrow, file.metadata
-        num_bytes = path.stat().st_size
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -148,10 +144,8 @@ def read_footer(path: Path) -> Segment:
     ahead = (schema.metadata or {}).get(AHEAD_KEY, b"0")
     return Segment(
         path=path,
-        num_bytes=num_bytes,
         kind=kind,
         num_rows=metadata.num_rows,
-        num_plain_bytes=sum(group.total_byte_size for group in groups),
         bounds=_bounds(schema, groups),
         ahead_ns=int(ahead) if re.fullmatch(rb"-?\d{1,18}", ahead) else 0,
     )

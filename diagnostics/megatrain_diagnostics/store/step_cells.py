@@ -49,7 +49,7 @@ def newest_stored_steps(
     If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     Raises: DataError.
     """
-    bounds = events.bounds(StepTotals, Where((round_number,)), "step")
+    bounds = events.step_bounds(StepTotals, Where((round_number,)))
     if bounds is None:
         return np.zeros(0, dtype=np.int64)
     least = 0 if first is None else first

@@ -20,6 +20,7 @@ from typing import Any
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import ranks_text
+from megatrain.programs.processes import process_state
 from megatrain.programs.stack_dumps import STACKS_FILE, STACKS_SIGNAL
 from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.analysis.stack_clusters import MAIN_THREAD
@@ -109,7 +110,7 @@ def collect_stacks(targets: Sequence[DumpTarget], host: str, first_number: int, 
 
 def process_state_text(pid: int) -> str:
     """Return the state of a process as text: "process is stopped (T)", "process waits in the kernel (D) in ..."."""
-    state = _state(pid)
+    state = process_state(pid)
     if state in _STATES:
         return f"process is {_STATES[state]}"
     where = _wchan(pid)
@@ -181,7 +182,7 @@ class StackWatch:
 
 def _request_dump(pid: int) -> tuple[Path | None, int, str]:
     """Request the stacks of a process; return the file and the offset of its answer, or None and the reason."""
-    if _state(pid) in _STATES:
+    if process_state(pid) in _STATES:
         return None, 0, process_state_text(pid)
     try:
         file = _stacks_file(pid)
@@ -228,14 +229,6 @@ def _handles_signal(pid: int) -> bool:
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     return False
-
-
-def _state(pid: int) -> str:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[0]
 
 
 def _wchan(pid: int) -> str:

@@ -37,7 +37,6 @@ class BatchHeader:
     """By the host's clock."""
     dropped_rows: int = 0
     """Rows of all tables that this session has dropped so far."""
-    dropped_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,6 @@ class OutboxState:
     in_flight_bytes: int
     acknowledged_rows: int
     dropped_rows: int
-    dropped_batches: int
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class Outbox:
         self._changed = threading.Condition()
         self._queues = _Queues()
         self._in_memory_bytes = self._spooled_bytes = self._in_flight_bytes = 0
-        self._acknowledged_rows = self._dropped_rows = self._dropped_batches = 0
+        self._acknowledged_rows = self._dropped_rows = 0
         self._num_batches = self._num_wakes = 0
         self._next_number = 0
         for spooled in spool.found() if spool is not None else ():
@@ -204,7 +203,6 @@ class Outbox:
                 in_flight_bytes=self._in_flight_bytes,
                 acknowledged_rows=self._acknowledged_rows,
                 dropped_rows=self._dropped_rows,
-                dropped_batches=self._dropped_batches,
             )
 
     def wake(self) -> None:
@@ -252,7 +250,6 @@ class Outbox:
         if batch.is_over:
             return
         self._dropped_rows += batch.num_rows
-        self._dropped_batches += 1
         self._end(batch)
         self._changed.notify_all()
 

@@ -61,8 +61,6 @@ class SenderState:
     """The state of a host's stream."""
 
     is_connected: bool
-    num_connections: int
-    """Number of connections made so far."""
     problem: str
     """Why there is no connection; empty when there is one."""
     outbox: OutboxState
@@ -90,7 +88,6 @@ class Sender:
         self._outbox = Outbox(limits.memory_bytes, _spool(spool_directory), limits.spool_bytes)
         self._connection: DaemonConnection | None = None
         self._clock_reading: ClockReading | None = None
-        self._num_connections = 0
         self._problem = "no daemon is known yet"
         self._is_leaving = False
         """The daemon has announced that it is about to exit."""
@@ -124,7 +121,6 @@ class Sender:
         problem = "" if is_connected else self._problem
         return SenderState(
             is_connected,
-            self._num_connections,
             "; ".join(filter(None, (problem, self._disk_problem))),
             self._outbox.state(),
             self._clock_reading,
@@ -183,7 +179,6 @@ class Sender:
         """Send until the stream ends, this sender closes, or there is a newer daemon. Raises: CONNECTION_ERRORS."""
         connection = DaemonConnection(record, self.name, self._take_answer, self._outbox.wake)
         self._connection, self._is_leaving = connection, False
-        self._num_connections += 1
         _logger.info("streaming to the daemon at %s:%d", record.address, record.port)
         try:
             self._outbox.rewind()
@@ -210,7 +205,7 @@ class Sender:
 
     def _header(self, batch: Batch) -> BatchHeader:
         state = self._outbox.state()
-        return BatchHeader(batch.table, batch.number, batch.made_unix_ns, state.dropped_rows, state.dropped_batches)
+        return BatchHeader(batch.table, batch.number, batch.made_unix_ns, state.dropped_rows)
 
     def _compare_clocks(self, connection: DaemonConnection) -> None:
         try:

@@ -83,16 +83,9 @@ class Leadership:
 
         Raises: LeadershipLostError; UnknownOutcomeError: call it again.
         """
-        return self._write((), (), (), None).revision
+        return self._write((), ()).revision
 
-    def txn(
-        self,
-        then: Sequence[Operation],
-        conditions: Sequence[Compare] = (),
-        otherwise: Sequence[Operation] = (),
-        *,
-        deadline_s: float | None = None,
-    ) -> TxnResponse:
+    def txn(self, then: Sequence[Operation], conditions: Sequence[Compare] = ()) -> TxnResponse:
         """Do the same as `EtcdClient.txn`, but only while this leadership lasts, and without a second try after an
         unknown outcome.
 
@@ -101,23 +94,15 @@ class Leadership:
         """
         if self._revision is None:
             raise RuntimeError("the revision of this leadership must be renewed first")
-        return self._write(then, (Compare.mod_revision(self.key, self._revision), *conditions), otherwise, deadline_s)
+        return self._write(then, (Compare.mod_revision(self.key, self._revision), *conditions))
 
-    def _write(
-        self,
-        then: Sequence[Operation],
-        conditions: Sequence[Compare],
-        otherwise: Sequence[Operation],
-        deadline_s: float | None,
-    ) -> TxnResponse:
+    def _write(self, then: Sequence[Operation], conditions: Sequence[Compare]) -> TxnResponse:
         before = self._revision
         own = Put(self.key, self._value, is_lease_kept=True)
         current = Range(KeyRange.key(self.key), has_values=False)
         guard = Compare.create_revision(self.key, self.token)
         try:
-            response = self._client.txn(
-                [guard, *conditions], [*then, own], [current, *otherwise], deadline_s=deadline_s
-            )
+            response = self._client.txn([guard, *conditions], [*then, own], [current])
         except UnknownOutcomeError:
             self._revision = None
             raise

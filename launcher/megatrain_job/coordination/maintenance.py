@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import CompactedError
-from megatrain_job.coordination.gateway_response import JsonObject, MalformedError
+from megatrain_job.coordination.gateway_response import JsonObject
 from megatrain_job.coordination.json_fields import header_revision, int_field, list_field
 from megatrain_job.coordination.settings import Endpoint
 from megatrain_job.coordination.wire import KeyRange, Range
@@ -20,15 +19,10 @@ from megatrain_job.coordination.wire import KeyRange, Range
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member. `database_bytes`: the file's size; `used_bytes`: its size after a defragmentation."""
+    """One member. `leader_id`: 0 if it knows no leader; `database_bytes`: the file's size."""
 
-    member_id: int
-    version: str
-    revision: int
     leader_id: int
     database_bytes: int
-    used_bytes: int
-    errors: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +85,8 @@ class HistoryTrimmer:
 
 
 def _read_status(response: JsonObject) -> MemberStatus:
-    version, errors = response.get("version"), response.get("errors", [])
-    if not isinstance(version, str) or not isinstance(errors, list):
-        raise MalformedError("no version")
-    header: dict[str, Any] = response["header"]
-    return MemberStatus(
-        member_id=int_field(header, "member_id"),
-        version=version,
-        revision=header_revision(response),
-        leader_id=int_field(response, "leader"),
-        database_bytes=int_field(response, "dbSize"),
-        used_bytes=int_field(response, "dbSizeInUse"),
-        errors=tuple(map(str, errors)),
-    )
+    header_revision(response)  # raises where there is no header
+    return MemberStatus(leader_id=int_field(response, "leader"), database_bytes=int_field(response, "dbSize"))
 
 
 def _read_alarms(response: JsonObject) -> tuple[EtcdAlarm, ...]:

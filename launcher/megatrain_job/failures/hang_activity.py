@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import GroupRecord, Progress, Record, RecordFlag
 from megatrain.contracts.layout import first_axis_of
-from megatrain_job.failures.hang import is_own_work
+from megatrain.contracts.records.host_records import RankEvidence
+from megatrain_job.failures.hang import Position, is_own_work
 
 _MESSAGES = frozenset(operation.number for operation in Operation if operation.is_point_to_point)
 _SEQUENCES = 1 << 32
@@ -54,6 +55,20 @@ def activity_of(records: Sequence[Record], progress: Progress, groups: Mapping[i
     return HangActivity(
         entered, progress.awaited_group or None, progress.awaited_place, operation, is_busy=is_own_work(operation)
     )
+
+
+def reported_positions(evidence: RankEvidence) -> dict[str, Position]:
+    """Return a rank's position in each group as its executor has reported it."""
+    return {
+        group: Position(at.entered, at.left, _reported_wait(evidence, group))
+        for group, at in evidence.positions.items()
+    }
+
+
+def _reported_wait(evidence: RankEvidence, group: str) -> int | None:
+    if not evidence.awaited_group:
+        return 0 if evidence.is_on_device else None
+    return evidence.awaited if evidence.awaited_group == group else 0
 
 
 def _on_device(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_job.failures.gpu_faults import GpuFault, blame, fault_of, worst_of
-from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, Position, hang_suspects
+from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, hang_suspects
+from megatrain_job.failures.hang_activity import reported_positions
 
 _MAX_SENTENCES = 12
 _RANGE = 3
@@ -56,7 +57,8 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
     states = {
         rank: rank_evidence.process_state for rank, rank_evidence in known.items() if 0 <= rank < round_.world_size
     }
-    report = hang_suspects(_positions(known), _groups(evidence, round_), silent, busy, states)
+    positions = {rank: reported_positions(rank_evidence) for rank, rank_evidence in known.items()}
+    report = hang_suspects(positions, _groups(evidence, round_), silent, busy, states)
     complaints = (*stalls, *(f"{part.host} sent no evidence" for part in without_evidence))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
     host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part) if rank < round_.world_size}
@@ -100,22 +102,6 @@ def gpu_faults(evidence: Mapping[str, HangEvidence]) -> dict[str, GpuFault]:
         for host in sorted(evidence)
     }
     return {host: fault for host, fault in worst.items() if fault is not None}
-
-
-def _positions(known: Mapping[int, RankEvidence]) -> dict[int, dict[str, Position]]:
-    return {
-        rank: {
-            group: Position(at.entered, at.left, _awaited(rank_evidence, group))
-            for group, at in rank_evidence.positions.items()
-        }
-        for rank, rank_evidence in known.items()
-    }
-
-
-def _awaited(rank_evidence: RankEvidence, group: str) -> int | None:
-    if not rank_evidence.awaited_group:
-        return 0 if rank_evidence.is_on_device else None
-    return rank_evidence.awaited if rank_evidence.awaited_group == group else 0
 
 
 def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tuple[int, ...]]:

@@ -57,14 +57,12 @@ _REPAIR_AGAIN_S = 2.0
 _MAX_LOG_BYTES = 16 * 2**20
 
 
-def free_ports(count: int, address: str = "127.0.0.1") -> list[int]:
-    """Return different ports that are free at the moment."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
-        for sock in sockets:
-            sock.bind((address, 0))
-        return [sock.getsockname()[1] for sock in sockets]
+def free_port(address: str) -> int:
+    """Return a port that is free at the moment."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        sock.bind((address, 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 class EtcdProcess:
@@ -342,7 +340,7 @@ class EtcdProcess:
 
     def _start_on_free_port(self, always: Sequence[str]) -> None:
         for number in range(_NUM_PORT_TRIES):
-            endpoint = Endpoint("https", self._address, free_ports(1, self._address)[0])
+            endpoint = Endpoint("https", self._address, free_port(self._address))
             command = [*always, *listening(str(endpoint)), *guarded(self._tls), *EXISTING]
             try:
                 return self._start_and_wait(command, EtcdSettings((endpoint,), self._credentials, self._tls))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.host_records import GpuErrorRecord, HangEvidence, RankEvidence, RankPosition
+from megatrain.programs.processes import process_state
 from megatrain_job.failures.hang_activity import activity_of
 from megatrain_launcher.executor.progress import RankWatch
 
@@ -21,15 +21,6 @@ _NS = 1_000_000_000
 _RECENT_NS = 2 * _NS
 _NUM_BACK = 1024
 """How many of the newest records are searched for open spans."""
-
-
-def process_state(pid: int) -> str:
-    """Return the letter of a process's state in /proc; empty if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[0]
 
 
 def is_running(pid: int) -> bool:

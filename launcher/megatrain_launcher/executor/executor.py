@@ -217,7 +217,6 @@ def _publish(writer: StatusWriter, crash: CrashEvidence, evidence: HangEvidence)
 def _agent_settings(settings: ExecutorSettings, local: LocalParts, cluster_id: str) -> AgentSettings:
     return AgentSettings(
         job=settings.config.job.name,
-        num_workers=settings.num_workers,
         module=settings.module,
         arguments=tuple(settings.arguments),
         environment={**local.environment, ROUND_COUNTER_VARIABLE: cluster_id},

@@ -61,11 +61,6 @@ def run_checks(context: HealthContext, checks: Sequence[Check] = CHECKS) -> Chec
     return CheckReport(context.host, context.session, at_unix_s, tuple(results))
 
 
-def unfit_reason(report: CheckReport) -> str:
-    """Return a line with the reasons why a host may not take part; empty if it may."""
-    return "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
-
-
 def _remember(context: HealthContext, history: HealthHistory, findings: Sequence[Sequence[HealthFinding]]) -> str:
     """Write the history with the new findings; return the error, empty if there was none."""
     newer = history.with_findings(finding for some in findings for finding in some)

@@ -25,7 +25,6 @@ START_S = 60.0
 class PairTask:
     """One host's parameters of an all-reduce with its partner."""
 
-    host: str
     partner: str
     side: int
     """0 for the host whose store both use, 1 for its partner."""
@@ -52,7 +51,6 @@ def pair_task(
     side = 0 if own.host < partner.host else 1
     offering = own if side == 0 else partner
     return PairTask(
-        own.host,
         partner.host,
         side,
         offering.address,

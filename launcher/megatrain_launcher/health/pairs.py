@@ -74,16 +74,6 @@ class PairFindings:
     bad_links: tuple[Pair, ...] = ()
 
 
-def culprit_hosts(
-    schedule: Sequence[Pair],
-    results: Sequence[PairResult],
-    max_slowdown: float,
-    hardware: Mapping[str, str] | None = None,
-) -> tuple[str, ...]:
-    """Return the hosts at fault, in the order of the schedule."""
-    return tuple(judge_pairs(schedule, results, max_slowdown, hardware).culprits)
-
-
 def judge_pairs(
     schedule: Sequence[Pair],
     results: Sequence[PairResult],

@@ -35,6 +35,7 @@ _ANSWER_TIMEOUT_S: Final = 60.0
 """Timeout for forks, which take milliseconds, or seconds with swapped-out memory."""
 _KILL_TIMEOUT_S: Final = 5.0
 """A server that has not confirmed a kill within this time counts as stuck."""
+_CLOSE_S: Final = 10.0
 _MAX_DEATHS: Final = 2
 """After this many servers in a row died before they were ready, the next server imports nothing in advance."""
 _RESTART_DELAY_S: Final = 0.5
@@ -194,16 +195,16 @@ class StandbyClient:
         with self._state.changed:
             return self._state.changed.wait_for(lambda: not self._state.living, timeout_s)
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self) -> None:
         """Kill all workers and the server, and stop the thread. A second call does nothing."""
         state = self._state
         with state.changed:
             state.is_closing = True
             state.changed.notify_all()
         self.kill_all()
-        self.wait_gone(timeout_s)
+        self.wait_gone(_CLOSE_S)
         self._kill_server()  # no worker is left, or the rest cannot be killed; the server may still import modules
-        self._keeper.join(timeout_s)
+        self._keeper.join(_CLOSE_S)
 
     def __enter__(self) -> Self:
         return self

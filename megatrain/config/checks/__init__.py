@@ -25,24 +25,10 @@ from megatrain.config.origin import Origin
 from megatrain.config.problem import Problem
 from megatrain.config.toml_text import setting
 
-__all__ = ["check", "check_for_training", "find_problems"]
+__all__ = ["check"]
 
 
-def check(config: Config, origins: Mapping[str, Origin], world_size: int | None) -> list[str]:
-    """Return every problem of the values, each with its origin; empty if the run can start.
-
-    `origins` may be empty for a configuration made by a program: then messages name no origin. Without a world size,
-    dp_size = 0 counts as 1, the most lenient case.
-    """
-    return find_problems(config, origins, world_size)
-
-
-def check_for_training(config: Config, origins: Mapping[str, Origin]) -> list[str]:
-    """Return the problems beyond `check` that matter only for training, such as missing data."""
-    return [problem.located(origins) for problem in training_problems(config)]
-
-
-def find_problems(
+def check(
     config: Config,
     origins: Mapping[str, Origin],
     world_size: int | None,
@@ -50,7 +36,12 @@ def find_problems(
     *,
     is_for_training: bool = False,
 ) -> list[str]:
-    """Return the problems that do not use `doubtful` keys ("section.key"): those were reported before."""
+    """Return every problem of the values, each with its origin; empty if the run can start.
+
+    `origins` may be empty for a configuration made by a program: then messages name no origin. Without a world size,
+    dp_size = 0 counts as 1, the most lenient case. Problems that use `doubtful` keys ("section.key") are left out: they
+    were reported before.
+    """
     in_range, problems = _own_ranges(config)
     untrusted = frozenset(doubtful).union(key for problem in problems for key in problem.keys)
     context = Context(in_range, world_size, untrusted)

@@ -70,7 +70,7 @@ def _transformer_engine_problems(config: Config) -> Iterator[Problem]:
             f'fp8.scaling="delayed" with {named} would keep histories in its own modules, which checkpoints do not '
             f'contain; use scaling="current" or backend="megatrain"',
         )
-    yield from gpu_only_problems(config, "fp8.backend", "megatrain")
+    yield from gpu_only_problems(config, "fp8.backend")
 
 
 def _dim_problems(config: Config) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ def kernels_problems(context: Context) -> Iterator[Problem]:
 
 
 def _apex_problems(config: Config) -> Iterator[Problem]:
-    yield from gpu_only_problems(config, "kernels.norm", "megatrain")
+    yield from gpu_only_problems(config, "kernels.norm")
     if config.model.norm == "rmsnorm_zero_centered":
         yield Problem(
             ("kernels.norm", "model.norm"),
@@ -56,13 +56,13 @@ def _capture_problems(config: Config) -> Iterator[Problem]:
             )
 
 
-def gpu_only_problems(config: Config, key: str, instead: str) -> Iterator[Problem]:
-    """Yield a problem if the run is on CPUs, and the value of `key` runs on GPUs only; `instead`: a value for CPUs."""
+def gpu_only_problems(config: Config, key: str) -> Iterator[Problem]:
+    """Yield a problem if the run is on CPUs. The value of `key` runs on GPUs only; "megatrain" runs on CPUs, too."""
     section, _, name = key.partition(".")
     if config.runtime.device == "cpu":
         value = getattr(getattr(config, section), name)
         yield Problem(
             (key, "runtime.device"),
             f'{key}={value_text(value)} runs on GPUs only, and runtime.device="cpu"; '
-            f"use {name}={value_text(instead)} or another device",
+            f'use {name}="megatrain" or another device',
         )

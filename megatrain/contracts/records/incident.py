@@ -114,9 +114,22 @@ class Incident:
 PHASES = ("detect", "decide", "stop", "rendezvous", "load", "first_step")
 
 
+def phase_begins(moments: Moments) -> dict[str, float | None]:
+    """Return when each phase of a recovery began, None for phases that have not."""
+    return dict(zip(PHASES, _phase_times(moments), strict=False))
+
+
 def phase_seconds(moments: Moments) -> dict[str, float | None]:
     """Return the seconds of each phase of a recovery, None for unfinished phases."""
-    times = (
+    times = _phase_times(moments)
+    return {
+        phase: None if before is None or after is None else max(0.0, after - before)
+        for phase, before, after in zip(PHASES, times, times[1:], strict=False)
+    }
+
+
+def _phase_times(moments: Moments) -> tuple[float | None, ...]:
+    return (
         moments.began,
         moments.detected,
         moments.decided,
@@ -125,7 +138,3 @@ def phase_seconds(moments: Moments) -> dict[str, float | None]:
         moments.loaded,
         moments.first_step,
     )
-    return {
-        phase: None if before is None or after is None else max(0.0, after - before)
-        for phase, before, after in zip(PHASES, times, times[1:], strict=False)
-    }

@@ -82,7 +82,7 @@ def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(
 
     with WorkerLogs(tmp_path / "logs", tee="none") as logs:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        settings = AgentSettings("job", 2, "megatrain.train", (str(job.config_file),), environment, ROOT, 20.0)
+        settings = AgentSettings("job", "megatrain.train", (str(job.config_file),), environment, ROOT, 20.0)
         agent = RoundAgent(settings, orders, witness, standby, logs)
         thread = threading.Thread(target=agent.run)
         thread.start()

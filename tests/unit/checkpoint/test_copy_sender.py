@@ -42,8 +42,8 @@ def slots(hosts: PeerHosts) -> Iterator[list[SlotFiller]]:
 
 
 @contextmanager
-def sending(address: PeerAddress, limits: PeerLimits = LIMITS, secret: bytes = SECRET) -> Iterator[CopySender]:
-    sender = CopySender(address, secret, limits, "rank 7")
+def sending(address: PeerAddress, secret: bytes = SECRET) -> Iterator[CopySender]:
+    sender = CopySender(address, secret, LIMITS, "rank 7")
     try:
         yield sender
     finally:

@@ -54,8 +54,8 @@ def slots(arena: Arena) -> Iterator[list[SlotFiller]]:
         slot.close()
 
 
-def fill(slot: SlotFiller, offer: SnapshotOffer = OFFER, content: bytes = b"x" * 1000) -> None:
-    slot.begin(offer)
+def fill(slot: SlotFiller, content: bytes = b"x" * 1000) -> None:
+    slot.begin(OFFER)
     slot.write(0, memoryview(content)[:600])
     slot.write(600, memoryview(content)[600:])
     slot.seal()

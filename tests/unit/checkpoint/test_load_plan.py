@@ -142,7 +142,8 @@ def test_any_layout_loads_what_any_other_saved(case: Any, seed: int) -> None:
             for _, shard in state:
                 shard.tensor.fill_(-7)
         plans = [plan_load(wanted_boxes(state), catalog) for state in group]
-        readers = assign_readers([[read.number for read in plan] for plan in plans], catalog.item_lengths)
+        lengths = [item.length for item in catalog.items]
+        readers = assign_readers([[read.number for read in plan] for plan in plans], lengths)
         read_by: dict[int, Tensor] = {}
         for dp_rank, plan in enumerate(plans):
             for read in plan:

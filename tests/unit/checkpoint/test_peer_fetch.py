@@ -19,12 +19,10 @@ from megatrain.checkpoint.peer_fetch import FetchPlan, adopt, fetch_missing, fet
 from megatrain.checkpoint.peers import MemoryPoint
 from megatrain.checkpoint.snapshot_offer import SnapshotOffer, SnapshotRequest
 from megatrain.checkpoint.start import StartingPoint, StorageCandidate
-from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.contracts.errors import CheckpointError, CommunicationError
-from megatrain.contracts.layout import Layout
 from megatrain.peers.link import PeerAddress, PeerConnection, connect_peer
 from tests.helpers.peer_arenas import LIMITS, OWNER, SECRET, PeerHosts, serving, whole_contents
-from tests.helpers.single_rank import simulated_group
+from tests.helpers.single_rank import single_rank_groups
 
 SNAPSHOT = SealedSnapshot(step=10, round=2, snapshot=0)
 
@@ -116,11 +114,6 @@ def test_partly_fetched_snapshot_is_not_sealed(
         fetch(address, SnapshotRequest(hosts.planned, SNAPSHOT), slot)
     with SlotReader(slot) as found:
         assert found.words().state == SlotState.WRITING
-
-
-def single_rank_groups() -> CpuGroups:
-    along = {axis: simulated_group(axis, 1, 0) for axis in Layout().grid}
-    return CpuGroups(along, Layout().grid, along["dp"])
 
 
 def fetch_alone(arena: Arena, hosts: PeerHosts, missing: list[int]) -> str | None:

@@ -54,9 +54,7 @@ class _Slot:
 def make_snapshots(slots: list[_Slot], calls: list[str], local_rank: int = 0) -> Snapshots:
     host: Any = SimpleNamespace(minimum=list, agree=lambda rank, problem: problem)
     members: list[Any] = list(slots)
-    return Snapshots(
-        members, 1000, 0, local_rank, local_rank, host, lambda: calls.append("call"), lambda: 0, lambda: None
-    )
+    return Snapshots(members, 0, local_rank, local_rank, host, lambda: calls.append("call"), lambda: 0, lambda: None)
 
 
 def label(step: int) -> SnapshotLabel:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
-from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.claims import Claims
 from megatrain.checkpoint_format.commit import committed_steps, is_committed
@@ -25,16 +24,7 @@ from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.hooked_location import HookedLocation
 from tests.helpers.power_cuts import Disk, put_tree, watched
-from tests.helpers.two_rounds import STEP, HeldUp, make_round, two_rounds
-
-
-def newest(checkpoints: Location) -> int | None:
-    """Return the step that a job would go on from, whose checkpoint is whole."""
-    found = candidates(checkpoints)
-    if found:
-        assert verify_checkpoint(found[0].location) == []
-    return found[0].step if found else None
-
+from tests.helpers.two_rounds import STEP, HeldUp, make_round, newest, two_rounds
 
 Put = Callable[[Path], Location]
 """Returns an empty place for the checkpoints of a run in this directory."""

@@ -10,17 +10,15 @@ from uuid import uuid4
 import pytest
 
 from megatrain.checkpoint.housekeeping import Housekeeping
-from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.commit import committed_steps
-from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.location import Location, put_once
 from megatrain.checkpoint_format.url_location import open_location
 from megatrain.contracts.errors import CheckpointError
 from tests.helpers.checkpoint_tree import put_main
 from tests.helpers.location_cases import LocationCases
 from tests.helpers.s3_server import Fault, FaultyS3, s3_server
-from tests.helpers.two_rounds import STEP, make_round, two_rounds
+from tests.helpers.two_rounds import STEP, make_round, newest, two_rounds
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +75,6 @@ def test_put_without_an_answer_is_read_back(place: Location, s3: FaultyS3, fault
         with pytest.raises(CheckpointError, match="place/a: cannot be written: "):
             put_once(place / "a", b"mine")
         assert not (place / "a").exists()
-
-
-def newest(checkpoints: Location) -> int | None:
-    found = candidates(checkpoints)
-    if found:
-        assert verify_checkpoint(found[0].location) == []
-    return found[0].step if found else None
 
 
 @pytest.fixture

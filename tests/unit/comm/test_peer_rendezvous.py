@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain.comm.cpu_groups import CpuGroups
 from megatrain.comm.local_address import is_loopback, local_address
 from megatrain.comm.peer_rendezvous import open_peer_rendezvous, unreachable_address
 from megatrain.contracts.errors import CommunicationError
-from megatrain.contracts.layout import Layout
 from megatrain.peers.link import PeerAddress
-from tests.helpers.single_rank import simulated_group
+from tests.helpers.single_rank import single_rank_groups
 
 
 def test_address_is_that_of_the_interface() -> None:
@@ -49,11 +47,6 @@ def test_loopback_address_is_refused_between_hosts() -> None:
             f"rank 1: b uses the loopback address {host}, which other hosts cannot use; set runtime.network_interface "
             "to the interface between hosts, such as eth0"
         )
-
-
-def single_rank_groups() -> CpuGroups:
-    along = {axis: simulated_group(axis, 1, 0) for axis in Layout().grid}
-    return CpuGroups(along, Layout().grid, along["dp"])
 
 
 def test_a_peer_rendezvous_has_a_secret_of_its_own() -> None:

@@ -36,10 +36,10 @@ FINDING = Finding(
     victims=(0,), num_victims=3, step_s=1.2, gain_s=0.2, evidence=("it is slow",), scores={"host-1": 8.0},
 )  # fmt: skip
 STATE = DaemonState(
-    job="demo", session="d1", host="here", started_unix_s=1.0, written_unix_s=2.0, round=3, step=89,
+    job="demo", session="d1", written_unix_s=2.0, round=3, step=89,
     rank_scores=scores_text([0.5, 8.0]), host_scores={"host-1": 8.0}, findings=(FINDING,), first_step=80,
-    last_step=89, num_steps=10, is_enough=True, silent=((4, 3),), without_peers=(), stored_rows={"totals": 9},
-    refused_rows={"flood": 2}, dropped_rows=1, connected_hosts=("host-0", "host-1"), segment_bytes=1234,
+    last_step=89, num_steps=10, is_enough=True, silent=((4, 3),), without_peers=(),
+    refused_rows={"flood": 2}, dropped_rows=1, connected_hosts=("host-0", "host-1"),
 )  # fmt: skip
 
 
@@ -110,11 +110,6 @@ class Judge:
         return (7,)
 
 
-@dataclass
-class StateStore:
-    num_bytes: int = 10
-
-
 def judged() -> LiveDetection:
     job = SyntheticJob(Layout(dp_size=4), compute_factor={2: 1.5})
     live = LiveDetection(job.roster(), Thresholds())
@@ -128,7 +123,7 @@ def judged() -> LiveDetection:
 def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
     judge, statistics, problem = Judge(), IngestStatistics(), [""]
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "secret", started_unix_s=5.0)
-    writer = StateWriter(tmp_path, "demo", record, judge, statistics, StateStore(), lambda: problem[0])
+    writer = StateWriter(tmp_path, "demo", record, judge, statistics, lambda: problem[0])
     assert writer.write(100.0)
     assert not writer.write(101.0)
     statistics.count_refused_rows(RejectionReason.FLOOD, "host-1", 5)
@@ -156,7 +151,7 @@ def test_state_is_written_only_when_it_changes(tmp_path: Path) -> None:
 def test_unwritable_state_file_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "diagnosis").write_text("a file")
     record = DaemonRecord("here", "d1", "127.0.0.1", 1, "")
-    writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), IngestStatistics(), StateStore(), lambda: "")
+    writer = StateWriter(tmp_path / "diagnosis", "demo", record, Judge(), IngestStatistics(), lambda: "")
     assert not writer.write(1.0)
     assert not writer.write(2.0)
     assert caplog.text.count("the state for the dashboard cannot be written") == 1

@@ -63,8 +63,8 @@ TOTALS = made_totals()
 
 
 @cache
-def value_of(rank: int, step: int, operation: int = FORWARD) -> float | None:
-    rows = np.flatnonzero((TOTALS.rank == rank) & (TOTALS.step == step) & (TOTALS.operation == operation))
+def value_of(rank: int, step: int) -> float | None:
+    rows = np.flatnonzero((TOTALS.rank == rank) & (TOTALS.step == step) & (TOTALS.operation == FORWARD))
     return None if not len(rows) else float(TOTALS.sum_ns[rows[0]]) / 1e9
 
 

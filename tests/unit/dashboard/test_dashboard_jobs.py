@@ -38,10 +38,10 @@ LATER_S = BEGAN_S + 3600.0
 LONG_AGO_S = BEGAN_S - 30 * 86_400.0
 
 
-def rows_of(runs: Path, now_s: float = LATER_S) -> dict[str, JobRow]:
+def rows_of(runs: Path) -> dict[str, JobRow]:
     catalog = JobCatalog(runs, period_s=60.0)
     try:
-        return {name: job_row(seen, now_s) for name, seen in catalog.last_poll().jobs.items()}
+        return {name: job_row(seen, LATER_S) for name, seen in catalog.last_poll().jobs.items()}
     finally:
         catalog.close()
 

@@ -58,7 +58,6 @@ CLOSED = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPE
 class ServedJobs:
     port: int
     dashboard: JobsDashboard
-    catalog: JobCatalog
 
 
 @contextmanager
@@ -69,7 +68,7 @@ def served_jobs(runs: Path, settings: DashboardSettings = OPEN, period_s: float 
     with listening_socket(settings) as listening:
         server = DashboardServer(dashboard.app, listening, settings, dashboard)
         try:
-            yield ServedJobs(server.port, dashboard, catalog)
+            yield ServedJobs(server.port, dashboard)
         finally:
             assert server.close(), "the server did not end"
             dashboard.open_jobs.close()

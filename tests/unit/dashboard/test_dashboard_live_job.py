@@ -70,7 +70,7 @@ class RunningPage:
     """A job in etcd, and the source that shows it."""
 
     def __init__(self, servers: EtcdServers, run: RunDirectory, max_pause_s: float = MAX_PAUSE_S) -> None:
-        self.servers, self.run = servers, run
+        self.run = run
         run.create()
         settings = replace(EtcdSettings.of(servers.urls), attempt_s=0.5, call_s=0.5)
         self.client = EtcdClient(settings)

@@ -163,7 +163,7 @@ def test_scores_and_silence_are_the_daemons(tmp_path: Path) -> None:
 
     def state(round_number: int) -> DaemonState:
         return DaemonState(
-            job="made", session="s", host="h", started_unix_s=0.0, written_unix_s=0.0, round=round_number,
+            job="made", session="s", written_unix_s=0.0, round=round_number,
             rank_scores=scores_text(scores), silent=ranges_of([4, 5]),
         )  # fmt: skip
 

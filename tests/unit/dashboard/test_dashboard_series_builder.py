@@ -26,14 +26,14 @@ def values_at(step: int, loss: float = 2.0, *, ranks: tuple[int, ...] = RANKS, r
     return replace(values, at_ns=np.full_like(values.at_ns, (round_number * 10_000 + step + 1) * SECOND_NS))
 
 
-def timed(step: int, seconds: float = 1.0, *, ranks: tuple[int, ...] = RANKS, round_number: int = 1) -> StepTotals:
+def timed(step: int, *, ranks: tuple[int, ...] = RANKS, round_number: int = 1) -> StepTotals:
     num = len(ranks)
     return from_columns(
         StepTotals,
         {
             "round": [round_number] * num, "rank": list(ranks), "sequence": [step] * num, "step": [step] * num,
             "operation": [1] * num, "start_ns": [(round_number * 10_000 + step) * SECOND_NS] * num,
-            "sum_ns": [int(seconds * 1e9)] * num, "max_ns": [0] * num, "count": [1] * num, "num_bytes": [0] * num,
+            "sum_ns": [10**9] * num, "max_ns": [0] * num, "count": [1] * num, "num_bytes": [0] * num,
         },
     )  # fmt: skip
 

@@ -50,15 +50,15 @@ def config(**changes: dict[str, Any]) -> Config:
     return Config.from_dict(tables)
 
 
-def series(last: int = 1239, *, first: int = 0, step_s: float = 2.0) -> SeriesSnapshot:
+def series(last: int = 1239, *, first: int = 0) -> SeriesSnapshot:
     steps = np.arange(first, last + 1, dtype=np.float64)
     columns = {name: np.full(len(steps), np.nan) for name in COLUMNS}
     columns |= {
-        "first": steps, "last": steps, "at": NOW_S - (last - steps) * step_s, "loss": 5.0 - steps / 1000,
+        "first": steps, "last": steps, "at": NOW_S - (last - steps) * 2.0, "loss": 5.0 - steps / 1000,
         "tokens": np.full(len(steps), 100.0), "round": np.full(len(steps), 2.0),
         "tokens_per_s": np.full(len(steps), 50.0), "mfu": np.full(len(steps), 0.4),
     }  # fmt: skip
-    columns |= {name: np.full(len(steps), step_s) for name in ("step_s", "step_s_low", "step_s_high", "sum_s")}
+    columns |= {name: np.full(len(steps), 2.0) for name in ("step_s", "step_s_low", "step_s_high", "sum_s")}
     return SeriesSnapshot(np.stack([columns[name] for name in COLUMNS]))
 
 
@@ -188,7 +188,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
 
 def test_losses_of_the_daemon_are_reported() -> None:
     state = DaemonState(
-        job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, silent=((0, 100),),
+        job="demo", session="d", written_unix_s=0, silent=((0, 100),),
         refused_rows={"flood": 3}, dropped_rows=4, problem="disk full",
     )  # fmt: skip
     found = overview(facts=JobFacts(is_daemon_alive=False, problems=("torn",)), state=state).diagnosis
@@ -234,7 +234,7 @@ def test_the_largest_job_has_all_its_hosts() -> None:
     round_ = Round(2, 8 * count, parts, "10.0.0.1", 1, "start", "host-1", NOW_S - 700)
     snapshot = make_snapshot(hosts=hosts, statuses=statuses, rounds={2: round_})
     state = DaemonState(
-        job="demo", session="d", host="h", started_unix_s=0, written_unix_s=0, step=9, round=2,
+        job="demo", session="d", written_unix_s=0, step=9, round=2,
         rank_scores=scores_text([0.0] * 8 * count), host_scores=dict.fromkeys(hosts, 1.0),
     )  # fmt: skip
     incidents = tuple(make_incident(f"{number:04d}") for number in range(200))

@@ -20,12 +20,12 @@ HOUR = 3600 * SECOND
 BEGIN = 1_800_000_000 * SECOND
 
 
-def compared(offsets: list[tuple[int, int]], host: str = "host-1", error_ns: int = 50_000) -> Clocks:
+def compared(offsets: list[tuple[int, int]], host: str = "host-1") -> Clocks:
     """Return comparisons of (time by the daemon's clock, offset of the host's)."""
     rows = {
         "at_ns": [time + offset for time, offset in offsets],
         "offset_ns": [offset for _, offset in offsets],
-        "error_ns": [error_ns] * len(offsets),
+        "error_ns": [50_000] * len(offsets),
         "host": [host] * len(offsets),
     }
     return from_columns(Clocks, rows)

@@ -71,12 +71,12 @@ class EventStream:
         return [decode(HostVerdict, item.value, "here") for item in found]
 
 
-def slowed(stream: EventStream, factor: float = 1.3) -> SyntheticJob:
+def slowed(stream: EventStream) -> SyntheticJob:
     job = SyntheticJob(Layout(dp_size=4), noise=0.02)
     stream.begin(job)
     stream.run(job, 30)
     assert stream.verdicts() == []
-    job.compute_factor[2] = factor
+    job.compute_factor[2] = 1.3
     stream.run(job, 20)
     return job
 

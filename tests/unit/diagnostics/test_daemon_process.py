@@ -22,9 +22,8 @@ from megatrain.config.load import load_config
 from megatrain.config.serialize import config_of_values, config_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import JobRecord, Round
 from megatrain_diagnostics import daemon
 from megatrain_diagnostics.collector import event_server
@@ -191,11 +190,6 @@ def daemon_thread(settings: DaemonSettings) -> Iterator[threading.Thread]:
         thread.join()
 
 
-def announced(client: EtcdClient, keys: JobKeys) -> DaemonRecord | None:
-    item = client.get(keys.daemon)
-    return None if item is None else decode(DaemonRecord, item.value, keys.daemon)
-
-
 def answer_of(port: int) -> int:
     connection = HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     try:
@@ -226,10 +220,10 @@ def test_daemon_listens_only_as_configured(
         with daemon_thread(settings) as thread:
             if not is_launched:
                 wait_until(lambda: is_in(thread, Configuration.wait.__code__), "the daemon to wait")
-                assert announced(client, keys) is None
+                assert daemon_record(client, keys) is None
                 client.put(keys.record, encode(record))
-            wait_until(lambda: announced(client, keys) is not None, "the daemon's record")
-            found = announced(client, keys)
+            wait_until(lambda: daemon_record(client, keys) is not None, "the daemon's record")
+            found = daemon_record(client, keys)
             assert found is not None
             assert found.metrics_port == port
             assert answer_of(port) == HTTPStatus.UNAUTHORIZED

@@ -32,8 +32,8 @@ SAMPLE = HostSample(
 PLACE = HostPlace("host-2", round=4, step=1199, ranks={"GPU-c": (19, 1200)})
 
 
-def tables(sample: HostSample = SAMPLE, place: HostPlace = PLACE) -> dict[Any, Any]:
-    return dict(device_tables(sample, place))
+def tables(sample: HostSample = SAMPLE) -> dict[Any, Any]:
+    return dict(device_tables(sample, PLACE))
 
 
 def test_gpu_rows_name_their_ranks_and_unknown_values_are_nan() -> None:

@@ -32,9 +32,9 @@ from tests.helpers.event_collector import span_rows
 SECOND_NS = 10**9
 
 
-def admitted(table: Table, admission: Admission | None = None, *, host: str = "host-1", made_ns: int = 0) -> Admitted:
+def admitted(table: Table, admission: Admission | None = None, *, made_ns: int = 0) -> Admitted:
     header = BatchHeader(type(table).NAME, 0, made_ns or time.time_ns())
-    return (admission or Admission(KnownRounds(), RowRateLimiter())).admit(host, header, batch_bytes(table))
+    return (admission or Admission(KnownRounds(), RowRateLimiter())).admit("host-1", header, batch_bytes(table))
 
 
 def with_one(column: str, value: int) -> Spans:

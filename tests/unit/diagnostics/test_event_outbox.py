@@ -59,12 +59,12 @@ def test_without_a_spool_the_oldest_is_dropped_and_counted() -> None:
     put(outbox, 60, 60, 30)
     assert take_all(outbox) == [1, 2]
     state = outbox.state()
-    assert (state.dropped_batches, state.dropped_rows, state.num_batches) == (1, 1, 2)
+    assert (state.dropped_rows, state.num_batches) == (1, 2)
     outbox = Outbox(100)
     put(outbox, 90)
     assert take_all(outbox) == [0]
     put(outbox, 90)
-    assert outbox.state().dropped_batches == 0, "a batch in flight is not dropped"
+    assert outbox.state().dropped_rows == 0, "a batch in flight is not dropped"
 
 
 def test_the_spool_takes_the_oldest_and_gives_it_back_first(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_full_spool_drops_its_oldest(tmp_path: Path) -> None:
     put(outbox, 61)
     outbox.spill()
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [61]
-    assert outbox.state().dropped_batches == 1
+    assert outbox.state().dropped_rows == 1
     assert take_all(outbox) == [1]
 
 
@@ -116,7 +116,7 @@ def test_full_disk_costs_only_what_does_not_fit(tmp_path: Path, monkeypatch: pyt
     put(outbox, 8, 9)
     with pytest.raises(OSError, match="No space left"):
         outbox.spill()
-    assert outbox.state().dropped_batches == 1
+    assert outbox.state().dropped_rows == 1
     assert list(tmp_path.iterdir()) == []
     assert take_all(outbox) == [1]
 
@@ -128,7 +128,7 @@ def test_vanished_spool_file_is_counted(tmp_path: Path) -> None:
     sorted(tmp_path.iterdir())[0].unlink()
     assert outbox.take(0.0, WINDOW) is None
     assert take_all(outbox) == [1]
-    assert outbox.state().dropped_batches == 1
+    assert outbox.state().dropped_rows == 1
     assert outbox.state().in_flight_bytes == 21
 
 

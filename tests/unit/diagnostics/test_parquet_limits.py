@@ -26,7 +26,7 @@ from tests.helpers.waiting import DEADLINE_S
 ROWS = 1 << 20
 
 
-def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table:
+def same_rows(kind: type[Table], count: int) -> pa.Table:
     """Return equal rows, which take almost no space in a file."""
 
     def column(field: pa.Field) -> pa.Array:
@@ -34,16 +34,16 @@ def same_rows(kind: type[Table], count: int, text: str = "x" * 1000) -> pa.Table
             return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.uint8)), pa.array(["forward-compute"]))
         if pa.types.is_string(field.type):
             zeros = pa.array(np.zeros(count, np.int32))
-            return pa.DictionaryArray.from_arrays(zeros, pa.array([text if field.name == "line" else "host-1"]))
+            return pa.DictionaryArray.from_arrays(zeros, pa.array(["x" * 1000 if field.name == "line" else "host-1"]))
         return pa.array(np.ones(count), field.type)
 
     schema = stored_schema(kind)
     return pa.table([column(field) for field in schema], names=schema.names)
 
 
-def write_bomb(events: Path, kind: type[Table], num_groups: int, name: str = "foreign.parquet") -> Path:
+def write_bomb(events: Path, kind: type[Table], num_groups: int) -> Path:
     """Write `num_groups` million rows, which take kilobytes."""
-    path = events / kind.NAME / "2026-11-23" / "10" / name
+    path = events / kind.NAME / "2026-11-23" / "10" / "foreign.parquet"
     path.parent.mkdir(parents=True)
     rows = same_rows(kind, ROWS)
     with pq.ParquetWriter(path, rows.schema, compression="zstd", store_schema=False) as file:

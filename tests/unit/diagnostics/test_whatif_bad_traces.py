@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.analysis.whatif import JobShape, OperationTable, make_model, what_if
+from megatrain_diagnostics.analysis.whatif import OperationTable, make_model, what_if
 from megatrain_diagnostics.analysis.whatif.figures import public_figures
 from megatrain_diagnostics.store.public_trace import read_meta, read_trace, write_meta, write_trace
 from tests.helpers.pipeline_job import PipelineJob
@@ -37,13 +37,15 @@ def changed(rows: Any, **columns: Any) -> OperationTable:
     return replace(TABLE, **arrays)
 
 
-def in_step(step: int, kind: str = "forward-compute", dp_rank: int = 1) -> Any:
-    return np.flatnonzero((TABLE.step == step) & (TABLE.kind == TABLE.kinds.index(kind)) & (TABLE.dp_rank == dp_rank))
+def in_step(step: int) -> Any:
+    return np.flatnonzero(
+        (TABLE.step == step) & (TABLE.kind == TABLE.kinds.index("forward-compute")) & (TABLE.dp_rank == 1)
+    )
 
 
-def steps_used(table: OperationTable, shape: JobShape = JOB.shape) -> tuple[list[int], str]:
-    result = what_if(make_model(table, shape))
-    assert_all_numbers(public_figures(result, shape))
+def steps_used(table: OperationTable) -> tuple[list[int], str]:
+    result = what_if(make_model(table, JOB.shape))
+    assert_all_numbers(public_figures(result, JOB.shape))
     return list(result.measured_s), "; ".join(result.notes)
 
 

@@ -9,8 +9,8 @@ from megatrain_launcher.executor.storage_watch import SpaceSample, full_in_s
 GB = 10**9
 
 
-def samples(free: list[int], period_s: float = 10.0) -> list[SpaceSample]:
-    return [SpaceSample(period_s * number, one) for number, one in enumerate(free)]
+def samples(free: list[int]) -> list[SpaceSample]:
+    return [SpaceSample(10.0 * number, one) for number, one in enumerate(free)]
 
 
 def test_evenly_filling_disk_is_full_when_its_pace_says() -> None:

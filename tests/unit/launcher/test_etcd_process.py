@@ -281,10 +281,8 @@ def test_a_taken_port_is_replaced_by_another(place: Path, program: Path, monkeyp
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        answers = [[port]]
-        monkeypatch.setattr(
-            process, "free_ports", lambda count, address="": answers.pop() if answers else free_ports(count)
-        )
+        answers = [port, *free_ports(1)]
+        monkeypatch.setattr(process, "free_port", lambda address: answers.pop(0))
 
         with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd:
             assert etcd.settings.endpoints[0].port != port

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +24,6 @@ class Host:
     num_reads: int = 0
     """How often it was asked whether it is fit."""
     reports: list[str] = field(default_factory=list)
-    is_checked: threading.Event = field(default_factory=threading.Event)
 
     @property
     def session(self) -> str:

@@ -40,9 +40,9 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
         yield one
 
 
-def registered(client: EtcdClient, keys: JobKeys, host: str = "a") -> HostRecord | None:
-    item = client.get(keys.host(host))
-    return None if item is None else decode(HostRecord, item.value, keys.host(host))
+def registered(client: EtcdClient, keys: JobKeys) -> HostRecord | None:
+    item = client.get(keys.host("a"))
+    return None if item is None else decode(HostRecord, item.value, keys.host("a"))
 
 
 def test_a_registered_host_is_there_until_it_closes(

@@ -21,11 +21,12 @@ from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Round, RoundDeadlines, RoundHost
 from megatrain.fencing.phase_timeouts import PhaseTimeouts, find_stall
+from megatrain.programs.processes import process_state
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_launcher.executor.control_pages import ControlPages
 from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
-from megatrain_launcher.executor.evidence import hang_evidence, process_state
+from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
@@ -55,8 +56,8 @@ class Boxes:
         )
         return open_recorder(identity, directory=str(self.directory), run_key=self.places.run.key, num_records=256)
 
-    def paths(self, round_number: int = 3, ranks: range = range(2, 4)) -> dict[int, Path]:
-        return self.places.paths(round_number, ranks)
+    def paths(self, round_number: int = 3) -> dict[int, Path]:
+        return self.places.paths(round_number, range(2, 4))
 
     def watch(self, rank: int) -> RankWatch:
         return RankWatch(self.paths()[rank], rank, os.getpid())

@@ -175,12 +175,10 @@ def test_outcome_of_the_limit_of_locked_memory(tmp_path: Path) -> None:
 # network
 
 
-def interface(
-    name: str, state: str = "up", speed: str = "100000", changes: str = "2", *, is_real: bool = True
-) -> dict[str, str]:
+def interface(name: str, state: str = "up", speed: str = "100000", changes: str = "2") -> dict[str, str]:
     base = f"sys/class/net/{name}"
     files = {f"{base}/operstate": state, f"{base}/speed": speed, f"{base}/carrier_changes": changes}
-    return files | ({f"{base}/device/vendor": "0x15b3"} if is_real else {})
+    return files | {f"{base}/device/vendor": "0x15b3"}
 
 
 def port(name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)", downs: str = "0") -> dict[str, str]:

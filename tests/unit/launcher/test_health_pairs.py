@@ -15,12 +15,11 @@ from torch.distributed import TCPStore
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, HostRecord
 from megatrain.contracts.records.record import decode, encode
 from megatrain_launcher.health.child import ProbeEnd
-from megatrain_launcher.health.pair_test import pair_results, pair_task, run_pair
+from megatrain_launcher.health.pair_test import PairTask, pair_results, pair_task, run_pair
 from megatrain_launcher.health.pairs import (
     Pair,
     PairFindings,
     PairResult,
-    culprit_hosts,
     judge_pairs,
     num_turns,
     pairs,
@@ -169,17 +168,18 @@ def test_slow_computing_is_the_hosts_own() -> None:
     schedule = schedule_of(2)
     results = results_of(schedule)
     slow = [replace(result, compute_s=0.05) if result.host == "host-1" else result for result in results]
-    assert culprit_hosts(schedule, slow, 1.5) == ("host-1",)
-    assert "50.0 ms, but 20.0 ms on other hosts" in judge_pairs(schedule, slow, 1.5).culprits["host-1"]
-    assert culprit_hosts(schedule, slow, 3.0) == ()
-    assert culprit_hosts(schedule, slow, 1.5, {"host-0": "H100", "host-1": "A100"}) == ()
+    culprits = judge_pairs(schedule, slow, 1.5).culprits
+    assert list(culprits) == ["host-1"]
+    assert "50.0 ms, but 20.0 ms on other hosts" in culprits["host-1"]
+    assert not judge_pairs(schedule, slow, 3.0).culprits
+    assert not judge_pairs(schedule, slow, 1.5, {"host-0": "H100", "host-1": "A100"}).culprits
     # slow in one turn only: something else ran
     schedule = schedule_of(4)
     once = [
         replace(result, compute_s=0.05) if (result.host, result.partner) == ("host-1", "host-2") else result
         for result in results_of(schedule)
     ]
-    assert culprit_hosts(schedule, once, 1.5) == ()
+    assert not judge_pairs(schedule, once, 1.5).culprits
 
 
 def test_differences_below_the_noise_are_no_slowness() -> None:
@@ -188,7 +188,7 @@ def test_differences_below_the_noise_are_no_slowness() -> None:
         replace(result, reduce_s=0.0025 if "host-1" in (result.host, result.partner) else 0.001)
         for result in results_of(schedule)
     ]
-    assert culprit_hosts(schedule, results, 1.5) == ()
+    assert not judge_pairs(schedule, results, 1.5).culprits
 
 
 # one side and its report
@@ -203,8 +203,8 @@ def test_tasks_of_both_partners_agree() -> None:
     one = pair_task(first, second, 7, device="cpu", network_interface="lo", timeout_s=DEADLINE_S)
     other = pair_task(second, first, 7, device="cpu", network_interface="lo", timeout_s=DEADLINE_S)
     assert (one.side, other.side) == (0, 1)
-    assert (one.host, one.partner) == (other.partner, other.host) == ("host-1", "host-2")
-    assert replace(one, host="", partner="", side=0) == replace(other, host="", partner="", side=0)
+    assert (one.partner, other.partner) == ("host-2", "host-1")
+    assert replace(one, partner="", side=0) == replace(other, partner="", side=0)
     assert (one.store_port, one.prefix, one.num_workers) == (1111, "pairs/7/host-1", 4)
     assert pair_task(first, second, 8, device="cpu", network_interface="", timeout_s=DEADLINE_S).prefix != one.prefix
 
@@ -253,10 +253,10 @@ def test_two_real_probes_measure_their_all_reduce() -> None:
     ]
     results = {}
 
-    def run(task) -> None:
-        results[task.host] = run_pair(task, dict(os.environ))
+    def run(host: str, task: PairTask) -> None:
+        results[host] = run_pair(task, dict(os.environ))
 
-    threads = [threading.Thread(target=run, args=(task,)) for task in tasks]
+    threads = [threading.Thread(target=run, args=one) for one in zip(("host-1", "host-2"), tasks, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:

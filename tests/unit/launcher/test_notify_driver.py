@@ -75,9 +75,9 @@ class Story:
         found = [self.hosts.read(Incident, item.key.decode()) for item in self.client.read_all(everything).items]
         return [one for one in found if one is not None]
 
-    def recovered(self, number: int = 1) -> list[Incident]:
+    def recovered(self) -> list[Incident]:
         def is_over() -> bool:
-            return sum(incident.state is IncidentState.RECOVERED for incident in self.incidents()) >= number
+            return any(incident.state is IncidentState.RECOVERED for incident in self.incidents())
 
         wait_until(is_over, "the end")
         return self.incidents()

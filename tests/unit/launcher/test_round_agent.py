@@ -86,7 +86,6 @@ class Bench:
     orders: HandGivenOrders
     witness: Witness
     logs: WorkerLogs
-    standby: StandbyClient
     agent: RoundAgent
     directory: Path
     thread: threading.Thread
@@ -109,12 +108,12 @@ def running_agent(standby: StandbyClient, directory: Path, behaviour: str, grace
     (directory / f"{module}.py").write_text(PROGRAM + behaviour)
     orders, witness = HandGivenOrders(), Witness()
     with WorkerLogs(directory / "logs", tee="none") as logs:
-        settings = AgentSettings("job-1", 2, module, (), dict(os.environ), directory, grace_s)
+        settings = AgentSettings("job-1", module, (), dict(os.environ), directory, grace_s)
         agent = RoundAgent(settings, orders, witness, standby, logs)
         thread = threading.Thread(target=agent.run)
         thread.start()
         try:
-            yield Bench(orders, witness, logs, standby, agent, directory, thread)
+            yield Bench(orders, witness, logs, agent, directory, thread)
         finally:
             orders.leave()
             agent.wake()

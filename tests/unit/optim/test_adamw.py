@@ -12,7 +12,7 @@ from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank,
 STEPS = 20
 
 
-def by_torch(dtype: torch.dtype, weight_decay: float, eps: float, num_steps: int = STEPS) -> dict[str, Tensor]:
+def by_torch(dtype: torch.dtype, weight_decay: float, eps: float) -> dict[str, Tensor]:
     """Return the weights after torch's own AdamW with two parameter groups."""
     weights = {name: one.to(dtype).requires_grad_() for name, one in draw(0).items()}
     groups = [
@@ -20,7 +20,7 @@ def by_torch(dtype: torch.dtype, weight_decay: float, eps: float, num_steps: int
         {"params": [weight for name, weight in weights.items() if name not in DECAYED], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), eps=eps)
-    for step in range(num_steps):
+    for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = 0.1 / (step + 1)
         for name, gradient in draw(100 + step).items():

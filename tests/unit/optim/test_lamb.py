@@ -35,13 +35,11 @@ def plain_lamb(
     return found
 
 
-def run(
-    ranks: list[Rank], gradients: list[dict[str, Tensor]], lr: float = 0.05, scales: Sequence[float] | None = None
-) -> None:
+def run(ranks: list[Rank], gradients: list[dict[str, Tensor]], scales: Sequence[float] | None = None) -> None:
     def follow(rank: Rank) -> None:
         for step, scale in zip(gradients, scales or [1.0] * len(gradients), strict=True):
             rank.set_gradients(step)
-            rank.optimizer.step(lr, scale)
+            rank.optimizer.step(0.05, scale)
 
     on_all(ranks, follow)
 

@@ -13,8 +13,8 @@ KEY = derive_key("dropout", 1, "0.attention")
 S, B, H = 64, 8, 256
 
 
-def tokens(num_rows: int = S, first: int = 0, samples: int = B) -> Tensor:
-    return torch.arange(first, first + num_rows)[:, None] + torch.arange(samples)[None, :] * S
+def tokens(num_rows: int = S, first: int = 0) -> Tensor:
+    return torch.arange(first, first + num_rows)[:, None] + torch.arange(B)[None, :] * S
 
 
 def test_share_of_kept_elements() -> None:

@@ -23,9 +23,9 @@ def hashes(key: tuple[int, int], first: int = 0, num: int = NUM) -> Tensor:
     return hash_indices(key, torch.arange(first, first + num))
 
 
-def normals(name: str, num: int = NUM, seed: int = 1) -> Tensor:
-    out = torch.empty(num, dtype=torch.float64)
-    return fill_normal_(out, derive_key("weights", seed, name), 1.0, (num,), (0,))
+def normals(name: str, seed: int = 1) -> Tensor:
+    out = torch.empty(NUM, dtype=torch.float64)
+    return fill_normal_(out, derive_key("weights", seed, name), 1.0, (NUM,), (0,))
 
 
 def correlation(x: Tensor, y: Tensor) -> float:

@@ -106,7 +106,7 @@ class HeatCellReader:
 
         The footers also contain wrong step numbers of a single rank, and steps of other rounds.
         """
-        bounds = self._events.bounds(StepTotals, Where((roster.round,)), "step")
+        bounds = self._events.step_bounds(StepTotals, Where((roster.round,)))
         if bounds is None:
             return None
         steps = range(max(0, bounds[1] - self._max_steps(roster, query) + 1), bounds[1] + 1)

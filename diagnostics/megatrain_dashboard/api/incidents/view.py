@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from megatrain.contracts.exit_codes import exit_text
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.host_verdict import OutcomeKind
-from megatrain.contracts.records.incident import PHASES, Incident, IncidentState
+from megatrain.contracts.records.incident import Incident, IncidentState, phase_begins, phase_seconds
 from megatrain_dashboard.api.incidents.document import (
     DamagedIncidentDocument,
     FailureDocument,
@@ -100,18 +100,10 @@ def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
 
 
 def _phases(incident: Incident) -> tuple[PhaseDocument, ...]:
-    moments = incident.moments
-    times = (
-        moments.began, moments.detected, moments.decided, moments.halted, moments.joined, moments.loaded,
-        moments.first_step,
-    )  # fmt: skip
+    seconds = phase_seconds(incident.moments)
     return tuple(
-        PhaseDocument(
-            name=name,
-            began_unix_s=begin,
-            seconds=None if begin is None or end is None else max(0.0, end - begin),
-        )
-        for name, begin, end in zip(PHASES, times, times[1:], strict=False)
+        PhaseDocument(name=name, began_unix_s=begin, seconds=seconds[name])
+        for name, begin in phase_begins(incident.moments).items()
     )
 
 

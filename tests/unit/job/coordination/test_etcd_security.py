@@ -35,8 +35,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
         yield servers
 
 
-def as_bob(servers: EtcdServers, password: str = PASSWORD, call_s: float = 10.0) -> EtcdClient:
-    return EtcdClient(EtcdSettings.of(servers.urls, credentials=Credentials("bob", password), call_s=call_s))
+def as_bob(servers: EtcdServers) -> EtcdClient:
+    return EtcdClient(EtcdSettings.of(servers.urls, credentials=Credentials("bob", PASSWORD), call_s=10.0))
 
 
 @pytest.mark.slow
