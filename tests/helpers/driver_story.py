@@ -1,4 +1,5 @@
-"""Stories of a simulated job for tests of the driver: hosts obey, the driver sees everything at once, time passes."""
+"""Sequences of events in a simulated job for tests of the driver: hosts obey, the driver sees everything at once, time
+passes."""
 
 from __future__ import annotations
 
@@ -101,5 +102,5 @@ def stall(job: SimulatedJob, *names: str) -> None:
 
 
 def goes_on(job: SimulatedJob, number: int) -> Callable[[], bool]:
-    """Return whether round `number` trains, as a question to ask again and again."""
+    """Return a condition: whether round `number` trains."""
     return lambda: number in job.rounds() and job.is_training()

@@ -1,6 +1,6 @@
-"""What stands between a client and etcd on a bad day: a TCP proxy that cuts, stalls, slows down or makes things up.
+"""A TCP proxy between a client and etcd that simulates faults: it cuts, stalls, slows down or falsifies the traffic.
 
-It can also keep single requests back, and deliver them when their sender has long given them up.
+It can also hold single requests, and deliver them long after their sender has given up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DRIP_S = 0.05
 
 
 class Conduct(Enum):
-    """How a proxy treats what comes while it is set."""
+    """How a proxy treats the traffic while this is set."""
 
     PASS = auto()
     REFUSE = auto()
@@ -39,12 +39,12 @@ LONG_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
 
 
 def is_watch_of(directory: str, request: bytes) -> bool:
-    """Say whether a request opens a watch of what begins with `directory`."""
+    """Return whether a request opens a watch of keys that begin with `directory`."""
     return b"/v3/watch" in request and base64.b64encode(directory.encode()) in request
 
 
 class FirstWatches:
-    """Picks the first watch of each of some directories, for `EtcdProxy.spoils`."""
+    """Selects the first watch of each of some directories, for `EtcdProxy.spoils`."""
 
     def __init__(self, directories: Iterable[str]) -> None:
         self.left = set(directories)
@@ -56,7 +56,8 @@ class FirstWatches:
 
 
 class EtcdProxy:
-    """Forwards to a port of this machine. `budget` may say, for each new connection, after how many bytes it is cut."""
+    """Forwards to a port of this machine. `budget` may return, for each new connection, the number of bytes after which
+    it is cut."""
 
     def __init__(self, port: int, *, budget: Callable[[], int | None] = lambda: None) -> None:
         self.conduct = Conduct.PASS
@@ -84,15 +85,15 @@ class EtcdProxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def deliver(self) -> None:
-        """Send etcd all requests that were kept back, in their order, and wait for its answers."""
+        """Send etcd all held requests in their order, and wait for its answers."""
         while self.kept:
             with socket.create_connection(("127.0.0.1", self._port)) as server:
                 server.sendall(self.kept.pop(0))
-                # the end of our side would cancel it
+                # Closing our side would cancel the request.
                 assert server.recv(_PIECE_BYTES)
 
     def cut(self) -> None:
-        """End all connections that stand."""
+        """Close all open connections."""
         with self._lock:
             for one in self._sockets:
                 _shut(one)
@@ -135,7 +136,8 @@ class EtcdProxy:
             with self._lock:
                 self._sockets |= {client, server}
             try:
-                with suppress(OSError):  # no etcd behind it: the client's connection ends, as without a proxy
+                # No etcd listens behind the proxy: the client's connection ends, as without a proxy.
+                with suppress(OSError):
                     if not self._closed.is_set():
                         self._forward(client, server)
             finally:

@@ -1,4 +1,5 @@
-"""A libnvidia-ml.so.1 that says what a test wants: fake_nvml.c, compiled once a session, loaded by NVIDIA's binding."""
+"""A libnvidia-ml.so.1 that reports what a test sets: fake_nvml.c, compiled once a session, loaded by NVIDIA's
+binding."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HEALTHY: Mapping[str, int] = {
 
 
 class FakeNvml:
-    """The library and what it says, below a directory."""
+    """The library and its values, below a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._place = directory / "nvml.txt"

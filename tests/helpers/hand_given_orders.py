@@ -1,4 +1,4 @@
-"""Stand-ins for an agent's interfaces: orders that a test gives, and a record of what the agent reports."""
+"""Stand-ins for an agent's interfaces: orders that a test sets, and a record of the agent's reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.waiting import wait_until
 
 @dataclass
 class HandGivenOrders:
-    """Orders that a test gives."""
+    """Orders that a test sets."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     assignments: list[Assignment] = field(default_factory=list)
@@ -62,7 +62,7 @@ class HandGivenOrders:
 
 @dataclass
 class Witness:
-    """Keeps the agent's reports, in order."""
+    """Records the agent's reports, in order."""
 
     heard: list[tuple[str, Any]] = field(default_factory=list)
 

@@ -1,4 +1,5 @@
-"""What each place that reports a job's health says, and when: `megatrain status`, the page, and /metrics."""
+"""The answers of each place that reports a job's health, and their times: `megatrain status`, the page, and
+/metrics."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ UNREACHABLE = HealthAnswer("red", frozenset({"unreachable"}))
 
 
 def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit code of `megatrain status`, and what it prints as JSON: nothing where it only complains."""
+    """Return the exit code of `megatrain status`, and the JSON that it prints: none if it prints only an error."""
     output = io.StringIO()
     with redirect_stdout(output), redirect_stderr(io.StringIO()):
         code = main(["status", *arguments, "--json"])
@@ -56,7 +57,7 @@ def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 class HealthViews:
-    """Asks by the means that people have, and keeps what was answered when (unix seconds)."""
+    """Requests the health by all public interfaces, and records the answers with their times (unix seconds)."""
 
     def __init__(self, view: LaunchedJobView, urls: Sequence[str]) -> None:
         self._view = view
@@ -67,10 +68,8 @@ class HealthViews:
         self.heard: dict[str, list[tuple[float, HealthAnswer]]] = {who: [] for who in EVERYBODY}
 
     def wait_for(self, is_met: Callable[[], bool], what: str) -> None:
-        """Ask all places again and again until a condition is met.
-
-        `megatrain status` takes a second where etcd is away; it delays no other answer.
-        """
+        """Repeat the requests until a condition is met. `megatrain status` takes a second during an etcd outage; it
+        delays no other answer."""
         with ThreadPoolExecutor(max_workers=1) as pool:
             status = pool.submit(self._ask, "status", self._status)
 
@@ -92,15 +91,16 @@ class HealthViews:
                 raise DeadlineError(f"{error}; the newest answers: {newest}") from None
 
     def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
-        """Ask one place once. No answer adds nothing."""
-        with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
+        """Request one answer once. A request without an answer adds nothing."""
+        # The server is absent, or ended in the middle of its answer.
+        with suppress(OSError, ValueError, CoordinationError):
             reported = answer()
             self.heard[who].append((time.time(), reported))
 
     def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
         """Return when each of `who` gave the same answer; None until all have.
 
-        code: of a reason that is among others in that answer; empty: it is green.
+        code: of a reason that the answer must contain; empty: the answer is green.
         """
         first: list[dict[HealthAnswer, float]] = []
         for name in who:

@@ -1,4 +1,4 @@
-"""A place that calls a function before or after what is done in it: to take notes, to fail, to interfere."""
+"""A location that calls a function before or after each operation: to record it, to fail, or to interfere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nothing(action: str, path: str) -> None:
 
 @dataclass(frozen=True)
 class HookedLocation:
-    """after: called when a change is done: write, close or remove."""
+    """after: called after each change: write, close or remove."""
 
     inner: Location
     hook: Hook = _nothing

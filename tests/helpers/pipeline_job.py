@@ -1,7 +1,8 @@
-"""Steps of a job that never ran: a schedule carried out with made durations, as the public traces record it.
+"""Steps of an invented job: a schedule executed with given durations, as the public traces record it.
 
-A walk over the stages' action lists, all data-parallel ranks and steps at once; it shares no code with the analysis
-that is tested and measured with it. Messages and collectives start when all have come; nothing else waits.
+The simulation walks over the stages' action lists, all data-parallel ranks and steps at once; it shares no code with
+the analysis that is tested and measured with it. Messages and collectives start when all participants have arrived;
+nothing else waits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FORWARD_S, BACKWARD_S, MESSAGE_S, COLLECTIVE_S = 0.1, 0.2, 0.002, 0.03
 
 @dataclass(frozen=True)
 class PipelineJob:
-    """What ran. Factors multiply compute time; `noise`, `gaps`: standard deviations, gaps in units of FORWARD_S."""
+    """The simulated job. Factors multiply compute time; `noise`, `gaps`: standard deviations, gaps in units of
+    FORWARD_S."""
 
     pp_size: int = 2
     dp_size: int = 2
@@ -138,7 +140,7 @@ class _Walk:
 
     @property
     def has_idle_messages(self) -> bool:
-        """Whether the model's input and loss have messages in a trace, too, which take no time."""
+        """Return whether the model's input and loss also have messages in a trace, which take no time."""
         return self.job.num_chunks > 1 and self.job.pp_size > 1
 
     def can(self, stage: int, action) -> bool:
@@ -188,7 +190,7 @@ class _Walk:
         self.send(stage, kind, chunk, end)
 
     def first_backward_posted(self, stage: int) -> Times:
-        """The way back opens when the last compute but one before the first backward has ended."""
+        """The channel of the backward opens when the second-to-last compute before the first backward has ended."""
         ends = [row.end for row in self.rows if row.stage == stage and row.kind == "forward-compute"]
         return ends[-2] if len(ends) > 1 else self.zero
 

@@ -1,4 +1,4 @@
-"""What the processes of a worker pool do in tests: a module of its own, which each process imports without pytest."""
+"""Work for the processes of a worker pool in tests: a separate module, which each process imports without pytest."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 
 @dataclass
 class SimulatedHost:
-    """An executor and its workers, as far as the driver can tell. `place`: how much of the log it has read."""
+    """An executor and its workers, as far as the driver can tell. `place`: the position in the log up to which it has
+    read."""
 
     name: str
     etcd: SimulatedEtcd
@@ -59,12 +60,12 @@ class SimulatedHost:
 
     @property
     def is_registered(self) -> bool:
-        """Whether etcd has this life of the host; the lease of the one before may still stand."""
+        """Whether etcd has this session of the host; the lease of the previous session may still be valid."""
         item = self.etcd.items.get(KEYS.host(self.name))
         return item is not None and decode(HostRecord, item.value, "host").session == self.session
 
     def start(self, now: float) -> None:
-        """Begin a new life: nothing of the one before is left."""
+        """Begin a new session: nothing of the previous one is left."""
         self.life += 1
         self.is_up, self.running, self.took_part_in = True, 0, 0
         self.phase, self.status_round, self.failures, self.stall = HostPhase.PARKED, 0, (), None
@@ -85,7 +86,7 @@ class SimulatedHost:
         self.is_up, self.running = False, 0
 
     def lose_lease(self) -> None:
-        """Let etcd forget the host: it is dead, or cut off."""
+        """Delete the host's keys from etcd: it is dead, or cut off."""
         self.etcd.delete([KEYS.host(self.name), KEYS.status(self.name)])
 
     def fail(self, now: float, *, is_cascade: bool, exit_code: int = -9, label: str = "", action: str = "") -> None:
@@ -98,7 +99,7 @@ class SimulatedHost:
             self.tell(now)
 
     def hear(self, count: int) -> None:
-        """Read on in the log."""
+        """Read more of the log."""
         if not self.is_connected:
             return
         for changes in self.etcd.log[self.place : self.place + count]:
@@ -120,7 +121,7 @@ class SimulatedHost:
                 self.end = decode(JobEnd, change.item.value, key)
 
     def act(self, now: float) -> None:
-        """Obey the orders that arrived: stop, start, or complete a step."""
+        """Carry out the orders that arrived: stop, start, or complete a step."""
         if not self.is_up:
             return
         newest = max(self.rounds, default=0)

@@ -1,8 +1,8 @@
-"""A simulated job in which time is real: leases end, steps take their time, hosts freeze, thaw, obey their deadlines.
+"""A simulated job with a clock: leases expire, steps take time, hosts freeze, thaw, and obey their deadlines.
 
-Between two moments that a test chooses, everything happens in its order: what etcd, the workers and the executors do by
-themselves. Each host has a clock of its own rate. A host sleeps while it is frozen: no deadline rules what its
-processes do when they wake.
+Between two moments that a test chooses, everything happens in its order: the actions of etcd, the workers and the
+executors. The clock of each host has its own rate. A frozen host executes nothing: deadlines do not constrain what its
+processes do when they wake up.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class TimedHost(SimulatedHost):
         return self.is_up and self.is_connected and not self.is_frozen
 
     def seconds(self, real_s: float) -> float:
-        """Return how long a time is by this host's clock."""
+        """Return the duration by this host's clock."""
         return real_s * self.clock_rate
 
     def renew(self, now: float) -> None:
-        """Renew the lease, and note that orders arrive."""
+        """Renew the lease, and record that orders arrive."""
         if self.can_write:
             self.promised_until = now + self.policy.lease_ttl_s / self.clock_rate
             if not self.is_deaf:
@@ -102,7 +102,7 @@ class TimedHost(SimulatedHost):
         return fence(self.limits(), LeaseView(self.seconds(now - self.lease_over())), self.silence(now))[0]
 
     def watch(self, now: float) -> None:
-        """Do what the executor does by itself at this moment: fence, complain, end workers."""
+        """Do what the executor does by itself at this moment: fence, report a stall, end workers."""
         if not self.is_up or self.is_frozen or not self.running:
             return
         if self.ends_at is not None and now >= self.ends_at:
@@ -130,7 +130,7 @@ class TimedHost(SimulatedHost):
         self.tell(now)
 
     def save_and_exit(self, now: float) -> None:
-        """End as workers do that all agreed to save."""
+        """End as workers do that have all agreed to save."""
         number, self.running, self.ends_at = self.running, 0, None
         self.phase = HostPhase.FAILED if self.fenced else HostPhase.DONE
         self.status_round = number
@@ -185,7 +185,7 @@ class TimedJob(SimulatedJob):
         return list(self.hosts.values())  # type: ignore[arg-type]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; hosts that are connected renew their leases all the time."""
+        """Let time pass; connected hosts renew their leases all the time."""
         end = self.now + seconds
         while self.now < end:
             self.now = min([end, *self._moments()])
@@ -193,7 +193,7 @@ class TimedJob(SimulatedJob):
         self.check()
 
     def decide(self, count: int = 10**6, *, is_answer_lost: bool = False) -> None:
-        """Let the driver receive so much, and decide."""
+        """Let the driver receive this many events, and decide."""
         self.driver.hear(count, self.driver_now)
         self.probe(self.driver.decide(self.driver_now, is_answer_lost=is_answer_lost))
         self.check()
@@ -217,12 +217,12 @@ class TimedJob(SimulatedJob):
     def _happen(self) -> None:
         for host in self.timed():
             host.renew(self.now)
-            # etcd counts from when the renewal came in
+            # etcd counts from the arrival of the renewal
             if self.now > host.promised_until and not host.can_write:
                 host.lose_lease()
         for one in [completion for completion in self.completions if completion[0] <= self.now]:
             host = self._host(one[1])
-            if not host.is_frozen:  # what came in while it slept is found when it wakes
+            if not host.is_frozen:  # Messages that arrived while it slept are found when it wakes.
                 self.completions.remove(one)
                 if host.running == one[2]:
                     host.complete(self.now)
@@ -236,7 +236,7 @@ class TimedJob(SimulatedJob):
         return found
 
     def _step(self) -> None:
-        """Complete a step of the round that trains, when it is time and all of its hosts have given their part."""
+        """Complete a step of the training round, when it is time and all of its hosts have contributed."""
         running = {host.running for host in self.timed() if host.running}
         number = max(running, default=0)
         if number != self.stepping:
