@@ -1,4 +1,4 @@
-"""Samples dealt by cost give the losses and weights of samples dealt in their order, in fp64."""
+"""Samples that are assigned to replicas by cost give the losses and weights of samples assigned in order, in fp64."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_dealing_by_cost_does_not_change_the_numbers(layout: Tables, jobs: Train
 
 @pytest.mark.slow
 def test_run_continues_with_other_dealings_and_layouts(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    """Each of them trains one step; what it saves is what the next one begins with. 3 replicas are uneven."""
+    """Each layout trains one step and saves; the next one resumes from that. With 3 replicas the samples are uneven."""
     common: Tables = {"data": train_data["data"] | MASK, "train": {"steps": 4}}
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.run(make_config(common))

@@ -1,4 +1,4 @@
-"""Programs that run in a fork instead of a new interpreter see the same surroundings and end in the same way."""
+"""Programs that run in a fork instead of a new interpreter have the same environment and the same exit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_fork_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> Non
     assert fork.returncode == 0, fork.stderr
     expected, found = json.loads(new.stdout), json.loads(fork.stdout)
     if kind == "-m":
-        # the interpreter gives the whole path
+        # The interpreter gives the absolute path.
         assert Path(expected["arguments"][0]).samefile(found["arguments"][0])
         expected["arguments"][0] = found["arguments"][0]
     assert found == expected

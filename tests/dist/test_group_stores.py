@@ -1,4 +1,4 @@
-"""Groups meet at stores that ranks serve; the job's own store only holds the addresses of these."""
+"""Groups connect through stores that ranks serve; the job's own store holds only the addresses of these stores."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def sum_in_all_groups(context: RankContext, port: int, ranks_per_store: int) -> 
         pending = group.all_reduce(torch.ones(1), Operation.CHECKPOINT_EXCHANGE)
         answers.sums[group.name] = (group.size, pending.wait().item())
     assert mesh.stores is not None
-    for number in range(LAYOUT.world_size):  # at any store, which are all still there
+    for number in range(LAYOUT.world_size):  # at any store, because all of them still exist
         planned = PlannedGroup(f"late-{number}", tuple(range(LAYOUT.world_size)))
         create_process_group(planned, mesh.rank, mesh.stores.of(planned), DEADLINE)
-    mesh.barrier()  # a rank that leaves takes its store along
+    mesh.barrier()  # A store ends with the rank that serves it.
     return answers
 
 

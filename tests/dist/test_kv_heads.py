@@ -1,7 +1,7 @@
 """Fewer key-value heads than tensor-parallel ranks: neighbours share a head, and the results stay the same.
 
-Of eight query heads each rank has its own. What the holders of a key-value head add to its gradient differs, so a sum
-that is left out, or a value that counts twice, shows in the first step's norm.
+Of eight query heads each rank has its own. The holders of a key-value head add different terms to its gradient, so a
+missing sum, or a value that is counted twice, changes the first step's norm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHALLOW = {"num_layers": 2}
 """Where there are no more stages than these: each layer has its own key-value heads, so two show what four do."""
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False}
 CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
-    # layout, of the layout, of the model and the rest
+    # layout, changes of the layout, changes of the model and the rest
     "tp4-kv2-dp2-lamb-zero2": (
         on_layout(4, 1, 2),
         {"zero_stage": 2, "recompute": "selective"},

@@ -1,4 +1,4 @@
-"""fp32 and bf16 in parallel against one process in the same precision."""
+"""fp32 and bf16 in parallel compared with one process in the same precision."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_bf16_stays_within_its_rounding_of_one_process(layout: str, jobs: Traini
     assert not wrong, f"final master weights off by {wrong}"
     for name, master in run.final_state["master"].items():
         assert master.dtype == "float32"
-        # the model's weights are the master weights, rounded once
+        # The model's weights are the master weights, rounded once.
         assert (abs(run.final[name] - master) <= BF16_ROUNDING * abs(master)).all(), name
         if not name.endswith(("bias", "norm.weight")):
             assert (run.final[name] != master).any(), f"{name} was rounded before the optimizer kept it"

@@ -1,4 +1,5 @@
-"""Micro-batches replayed from CUDA graphs train as those that Python launches, on one GPU with compiled kernels."""
+"""Micro-batches that are replayed from CUDA graphs train as those that Python launches, on one GPU with compiled
+kernels."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def _gpu() -> None:
 
 
 def train(capture: CudaGraphCapture | None, tables: dict[str, dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return loss and gradient norm of each step; an evaluation lies in the middle."""
+    """Return loss and gradient norm of each step; an evaluation takes place halfway."""
     config = make_config(
         batch={"micro_batch_size": 2, "global_batch_size": 6}, train={"steps": STEPS, "precision": "bf16", "seed": 7},
         **tables,

@@ -1,4 +1,4 @@
-"""The first start of an etcd that other hosts reach, again and again, beside somebody who wants to be root of it."""
+"""Repeated first starts of an etcd that other hosts can reach, beside an attacker who tries to become its root user."""
 
 from __future__ import annotations
 

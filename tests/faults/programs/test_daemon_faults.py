@@ -1,4 +1,4 @@
-"""The diagnostics daemon among those who do not keep to the rules: hosts that hold on, an etcd that is away."""
+"""The diagnostics daemon under faults: hosts that keep connections open, and an etcd outage."""
 
 from __future__ import annotations
 

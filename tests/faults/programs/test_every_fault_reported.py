@@ -1,7 +1,8 @@
-"""Every fault of the list, and how it is reported: `megatrain status`, the page, /metrics and a webhook say the same.
+"""Every fault of the list is reported: `megatrain status`, the page, /metrics and a webhook agree.
 
-Each row breaks a job of two hosts and a spare, at the shipped leases and silences; one job bears several faults, which
-the rows mend. What all must say is level and reasons; how soon after the job itself knows is printed.
+Each row breaks a job of two hosts and a spare, with the default leases and silence limits; one job is used for several
+faults, and the rows repair it. All places must report the same level and reasons; the delay after the job itself knows
+is printed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Broken:
-    """A job under test, the places that report on it, and what a row needs of its surroundings."""
+    """A job under test, the places that report on it, and the environment that a row needs."""
 
     running: RunningJob
     hook: HttpReceiver
@@ -69,7 +70,7 @@ class Broken:
     """Of a file that was damaged."""
 
     def begin_row(self) -> None:
-        """Forget what was reported of other faults, and wait until all places are green."""
+        """Discard the reports of other faults, and wait until all places are green."""
         self.views = HealthViews(self.running.view, self.running.etcd.urls)
         self.views.wait_for(lambda: self.views.agreement("", 0.0) is not None, "all places to be green")
         self.since_unix_s = time.time()
@@ -112,13 +113,13 @@ Act = Callable[[Broken], object]
 
 
 def kill_two_ranks(job: Broken) -> None:
-    """The second one ends as the round begins that answers the end of the first."""
+    """The second rank is killed as the round begins that follows the end of the first."""
     job.running.faults.fail_at(0, job.running.view.rounds()[-1].number + 1, "kill", "load")
     job.running.faults.fail_at(1, job.newest_step() + 3, "kill")
 
 
 def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[DashboardRecord]) -> Act:
-    """Kill a program of the job, and wait for its next life."""
+    """Kill a program of the job, and wait until it is running again."""
 
     def strike(job: Broken) -> None:
         def session() -> str:
@@ -133,7 +134,7 @@ def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[Dashboar
 
 
 def freeze_host(job: Broken) -> None:
-    """Stop all that a host has; its writer has left the family."""
+    """Suspend all processes of a host, including its writer, which is detached."""
     host = job.running.other_than_driver()
     executor = job.running.launched.executors[host].pid
     job.freeze([executor, *descendants(executor), *job.running.writers(host)])
@@ -153,7 +154,7 @@ def mend_damage(job: Broken) -> None:
 
 
 def terminate(job: Broken) -> None:
-    """Stop the job as a scheduler does, on a host that trains."""
+    """Stop the job as a scheduler does, on a training host."""
     host = job.running.view.rounds()[-1].hosts[0].host
     job.running.launched.executors[host].send_signal(signal.SIGTERM)
 
@@ -170,7 +171,8 @@ def start_etcd(job: Broken) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedFault:
-    """A row. `code`: of a reason that all must tell; empty: they all stay green, it mends itself or was wanted."""
+    """A row. `code`: of a reason that all places must report; empty: they all stay green, because the fault is repaired
+    automatically or was requested."""
 
     strike: Act
     code: str = ""
@@ -190,17 +192,17 @@ class ReportedFault:
 
     @property
     def holds_loads(self) -> bool:
-        """Whether the recovery lasts until all have reported it. With long steps it lasts long enough."""
+        """Return whether the recovery lasts until all places have reported it. With long steps it lasts long enough."""
         return self.code == "recovering" and self.pace_s < STEP_S
 
     @property
     def is_spent(self) -> bool:
-        """Whether the job is of no use to another row afterwards."""
+        """Return whether the job cannot be used for another row afterwards."""
         return self.ends or self.is_reported_for_long or self.is_alone
 
     @property
     def kind(self) -> str:
-        """Of the jobs that this row can have."""
+        """Return the kind of job that this row needs."""
         return f"pace {self.pace_s}, disk of its own: {self.has_disk}, alone: {self.is_alone}"
 
 
@@ -222,7 +224,7 @@ FAULTS = {
     "a file of the checkpoints is damaged": ReportedFault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
     "a rank is stopped": ReportedFault(strike_rank(1, "stop"), "recovering", "incident/"),
     "the checkpoints are removed": ReportedFault(
-        # renamed, because a removal file by file may meet a save that creates others
+        # Renamed, because a removal file by file could overlap with a save that creates files.
         lambda job: job.running.job.files.checkpoints.rename(job.running.job.root / "removed"), "directory-removed",
         "health/directory-removed", is_reported_for_long=True,
     ),
@@ -247,7 +249,7 @@ hour at once, so no job has more."""
 
 @contextmanager
 def broken_job(root: Path, fault: ReportedFault) -> Iterator[Broken]:
-    """Launch a job with daemon, page and a webhook, and wait until all of them say that it is well."""
+    """Launch a job with daemon, page and a webhook, and wait until all of them report that it is healthy."""
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(root / "disk", DISK_BYTES)) if fault.has_disk else None
         hook = stack.enter_context(HttpReceiver())
@@ -285,7 +287,7 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
 
 
 def agreement(job: Broken, fault: ReportedFault, struck: float) -> dict[str, float]:
-    """Return when each place reported a fault, all of them the same."""
+    """Return when each place reported a fault; all reports are equal."""
     views, since = job.views, struck if fault.code else time.time()
     views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree")
     agreed = views.agreement(fault.code, since, fault.who)
@@ -294,7 +296,7 @@ def agreement(job: Broken, fault: ReportedFault, struck: float) -> dict[str, flo
 
 
 def reported_after(job: Broken, fault: ReportedFault, struck: float, agreed: dict[str, float]) -> dict[str, float]:
-    """Return how many seconds after the job itself knew of a fault each place and the webhook reported it."""
+    """Return how many seconds after the job itself each place and the webhook reported a fault."""
     known = struck if fault.code == "unreachable" else agreed["status"]
     if fault.topic.startswith("incident/"):
         # when the driver noticed, by its own record
@@ -307,7 +309,7 @@ def reported_after(job: Broken, fault: ReportedFault, struck: float, agreed: dic
 
 
 def check_end(job: Broken) -> None:
-    """Check that all hosts have saved and stopped, and that this is what is reported."""
+    """Check that all hosts have saved and stopped, and that all places report it."""
     launched, view = job.running.launched, job.running.view
     codes = {launched.finish(host) for host in launched.executors}
     assert codes - {-signal.SIGKILL} == {ExitCode.SAVED_AND_STOPPED}, "all but those that an earlier row killed"
@@ -317,7 +319,7 @@ def check_end(job: Broken) -> None:
 
 
 def check_mended(job: Broken, fault: ReportedFault) -> None:
-    """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
+    """Wait until all places report the end; the culprit in the webhook's last message is that of the incident."""
     mended = time.time()
     job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "all places to be green")
     begun = job.names(fault.topic, "open")
@@ -331,7 +333,7 @@ def check_mended(job: Broken, fault: ReportedFault) -> None:
 
 
 def check_topic(job: Broken, topic: dict[str, Any], fault: ReportedFault) -> None:
-    """Check that the webhook received what the others say: the same level, and the incident's culprit.
+    """Check that the webhook received what the other places report: the same level, and the incident's culprit.
 
     A message that opens an incident names the culprits that were known at its time.
     """
@@ -352,7 +354,7 @@ def check_topic(job: Broken, topic: dict[str, Any], fault: ReportedFault) -> Non
 
 
 def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) -> None:
-    """The launcher takes etcd, page and daemon along: `megatrain status` is what is left, and always answers."""
+    """The launcher ends etcd, page and daemon too: only `megatrain status` remains, and always answers."""
     job = make_launched_job(tmp_path, 1_000_000, {"checkpoint": {"interval": 10}, "dashboard": {"port": 0}})
     pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.005, backward_s=0.01))
     run = job.files.root
@@ -365,7 +367,7 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
         )
         family = descendants(launch.pid)
 
-        # an etcd that hangs, for as long as one waits, must not hold up the answer
+        # An etcd that hangs must not delay the answer.
         (etcd,) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
         os.kill(etcd, signal.SIGSTOP)
         code, reported = ask_status(str(run))
@@ -379,7 +381,7 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
         code, reported = ask_status(str(run))
         assert (code, reported["kind"], reported["exit_code"]) == (StatusCode.KILLED, "killed", None)
         assert f"process {launch.pid} on" in reported["headline"]
-    # as people call it
+    # as users call it
     done = subprocess.run(
         [sys.executable, "-m", "megatrain", "status", str(run)],
         cwd=ROOT,

@@ -1,4 +1,5 @@
-"""Launched jobs on a machine without account, network and names, and below odd names after the terminal has gone."""
+"""Launched jobs on a machine without account, network and names, with unusual paths, and after the terminal has
+closed."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_launch_below_odd_names_outlives_its_terminal(tmp_path: Path, capsys: py
     real, odd = tmp_path / "run '\xfc' \"x", tmp_path / "a link's \xfc"
     real.mkdir()
     odd.symlink_to(real, target_is_directory=True)
-    # neither data set has a meta.json, so their tokenizers cannot be compared: the log of the launch must name both
+    # Neither data set has a meta.json, so their tokenizers cannot be compared: the log of the launch must name both.
     validation = write_corpus(odd / "held out" / "validation", 4_000, VOCAB_SIZE, seed=1)
     job = make_launched_job(
         odd, STEPS, {"job": {"name": "odd"}, "dashboard": {"port": 0}, "data": {"validation": str(validation)}}

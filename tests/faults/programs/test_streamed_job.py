@@ -1,4 +1,4 @@
-"""A launched job with its streamer and daemon: every step of every rank arrives, and the live switch is obeyed."""
+"""A launched job with its streamer and daemon: every step of every rank arrives, and the live switch takes effect."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def job(tmp_path: Path) -> TrainJob:
         "log": {"interval": 5}, "checkpoint": {"interval": 50}, "diagnostics": {"sample_period": 10},
         "dashboard": {"is_served": False},
     }  # fmt: skip
-    # of more seconds than a streamer is away
+    # of more seconds than a streamer is absent
     return make_launched_job(tmp_path, STEPS, changes, {"telemetry": {"black_box_records": 16_384}})
 
 
 @pytest.fixture
 def launched(job: TrainJob, tmp_path: Path) -> Iterator[ForkedProgram]:
-    """The job, with steps of some 30 ms."""
+    """The job, with steps of about 30 ms."""
     pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.005, backward_s=0.01))
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as process:
         yield process
@@ -100,7 +100,7 @@ def test_every_step_arrives_despite_killed_streamers(job: TrainJob, launched: Fo
 
 
 def _check_steps(events: StoredEvents) -> None:
-    """Totals and values of all steps of all ranks are there, but for a stretch in which all was switched off."""
+    """Totals and values of all steps of all ranks exist, except for a period in which recording was off."""
     values, totals = events.read(Values), events.read(StepTotals)
     losses: dict[int, set[float]] = {}
     for rank in range(RANKS):

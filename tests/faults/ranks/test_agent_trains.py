@@ -1,4 +1,4 @@
-"""The real trainer on standby workers: nothing of the import is left to do, and a killed rank costs seconds."""
+"""The real trainer on standby workers: all imports are done in advance, and a killed rank costs seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A kernel hangs on one rank's GPU while all hosts run ahead: the driver names the rank, at the shipped hang_factor."""
+"""A kernel hangs on one rank's GPU while all hosts run ahead: the driver names the rank, with the default
+hang_factor."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ def test_the_rank_whose_gpu_stopped_is_named(tmp_path: Path) -> None:
     for incident, (rank, kernel, where) in zip(incidents, HUNG, strict=True):
         assert (incident.kind, incident.state) == (IncidentKind.HANG, IncidentState.RECOVERED), kernel
         assert (incident.culprit_ranks, incident.culprit_hosts) == ((rank,), (f"host-{rank // 2}",)), incident
-        # "likely": a busy machine took the evidence before the other ranks were in the exchange in which they wait
+        # "likely": a busy machine collected the evidence before the other ranks were in the exchange in which they
+        # wait.
         assert incident.confidence in ("certain", "likely"), kernel
         assert any(f"rank {rank} is at step {STEP} in {where} on its GPU" in text for text in incident.evidence), kernel

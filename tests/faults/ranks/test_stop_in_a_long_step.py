@@ -1,4 +1,5 @@
-"""SIGTERM to a launched job whose steps take longer than runtime.save_grace_s: saved in that step, nothing lost."""
+"""SIGTERM to a launched job whose steps take longer than runtime.save_grace_s: that step is saved, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_a_stop_during_a_long_step_loses_nothing(tmp_path: Path) -> None:
     )
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as launch:
         wait_until(lambda: len(job.records("step")) >= 3, "three steps")
-        launch.send_signal(signal.SIGTERM)  # the next step has just begun, and takes three times the grace
+        launch.send_signal(signal.SIGTERM)  # The next step has just begun, and takes three times the grace.
         code = launch.wait(DEADLINE_S)
 
     said = (tmp_path / "launch.log").read_text()
