@@ -1,4 +1,4 @@
-"""Actions through the page: by whom, on what, how often; each is done once, and audited before it is done."""
+"""Actions through the page: who may request them, on what, and how often; each is executed once, and audited before."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_the_same_key_is_carried_out_once(harness: ActionHarness) -> None:
     first = harness.take("restart")
     assert harness.take("restart") == first
     assert len(harness.backend.done) == 1
-    # a restarted server reads it in the audit
+    # A restarted server finds it in the audit.
     harness.handler = harness.opened()
     assert harness.take("restart") == first
     assert len(harness.backend.done) == 1
@@ -214,7 +214,7 @@ def test_at_most_a_quarter_of_the_hosts_is_removed_an_hour(harness: ActionHarnes
     refusal = harness.refused("evict", "host-2", "key-00000002")
     assert (refusal.status, "2 hosts of 8 were removed" in refusal.text) == (429, True), refusal.text
     assert harness.refused("cordon", "host-6", "key-00000006").status == 429
-    # one that is taken away already takes no more
+    # An already removed host does not count again.
     assert harness.take("cordon", "host-7", "key-00000009").is_accepted
     harness.now_s += 3600
     assert harness.take("evict", "host-2", "key-00000002").is_accepted

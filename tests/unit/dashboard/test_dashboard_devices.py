@@ -110,7 +110,7 @@ def test_devices_of_an_earlier_range_have_its_readings(page: TestClient) -> None
     known = [value for value in second["temperature_history"] if value is not None]
     assert known == [62.0] * (HOT_FROM - 1)
     assert asked(-200, -100)["gpus"] == []
-    # a line of a year would be read for minutes
+    # Reading a line of a year would take minutes.
     long = asked(-100_000, HOT_FROM)
     assert long["last_unix_s"] - long["first_unix_s"] == 86_400.0
 

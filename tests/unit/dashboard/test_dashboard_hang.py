@@ -1,4 +1,4 @@
-"""A hang over HTTP: what is kept of a broken round, against the verb; and what the ranks of it tell."""
+"""A hang over HTTP: the kept files of a broken round, compared with the command; and the reports of its ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of all jobs: each run directory and each etcd gives a row like that of `status`, whatever lies there."""
+"""The list of all jobs: each run directory and each etcd gives a row as in `status`, whatever it contains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows_of(runs: Path, now_s: float = LATER_S) -> dict[str, JobRow]:
 
 
 def aged(run: RunDirectory, at_s: float) -> None:
-    """Have all files of a run be of that time."""
+    """Set the times of all files of a run."""
     for path in run.root.rglob("*"):
         os.utime(path, (at_s, at_s), follow_symlinks=False)
 
@@ -56,7 +56,7 @@ def test_history_of_metrics_has_the_last_report_of_each_step(tmp_path: Path) -> 
     run = RunDirectory(tmp_path)
     run.create()
     report_steps(run, range(1, 31), loss=2.0, step_s=2.0, began_s=BEGAN_S)
-    # a round broke and went on from step 20
+    # A round broke, and the next one continued from step 20.
     report_steps(run, range(21, 41), loss=1.0, step_s=4.0, began_s=BEGAN_S + 100.0)
     nested = b"[" * 100_000
     with run.metrics_file.open("ab") as file:
@@ -97,7 +97,7 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     assert history.column("loss") == pytest.approx(2.0 + 8.0 / np.sqrt(steps))
 
 
-# name -> how it is written, and what its row says
+# name -> how it is written, and its row
 KINDS = {
     "finished": ({"exit_code": 0}, ("ended", "green", "finished")),
     "saved": ({"exit_code": 75}, ("ended", "green", "saved and stopped")),
@@ -130,7 +130,7 @@ def test_rows_say_what_status_says(tmp_path: Path) -> None:
     assert only == ["killed"]
 
 
-# name -> how it is written, who its lock names, and what the row and the opened page say
+# name -> how it is written, the holder of its lock, and the texts of the row and the opened page
 OPENED = {
     "lives": ({"exit_code": None}, None, ("unreachable", "red")),
     "sent": ({"exit_code": None}, "process 17 on elsewhere", ("unreachable", "red")),

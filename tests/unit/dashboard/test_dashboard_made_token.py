@@ -1,4 +1,5 @@
-"""A page with actions asks every user for a token, also on its own machine, and makes one where it was given none."""
+"""A page with actions requires a token of every user, also on the same machine, and creates one if none is
+configured."""
 
 from __future__ import annotations
 

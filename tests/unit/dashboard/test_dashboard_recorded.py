@@ -1,4 +1,4 @@
-"""The JSON views of a recorded run over HTTP, against what the run was made of and the output of the commands."""
+"""The JSON views of a recorded run over HTTP, compared with its source data and the output of the commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NOW_S = 1_800_000_000.0
 
 
 class Page:
-    """A recorded run, and who asks about it."""
+    """A recorded run, and a client."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -95,7 +95,7 @@ def test_overview_of_a_recorded_run_has_its_last_figures(page: Page) -> None:
     assert (found["step_s"], found["tokens_per_s"], found["mfu"]) == (1.0, 4096.0, pytest.approx(0.4))
     assert found["loss"] == pytest.approx(5.0 - 1.19)
     assert found["last_step_unix_s"] == end_s(2, 119)
-    # from the last step that counts to the first that was completed after it
+    # from the last step that counts to the first step that was completed afterwards
     lost_s = end_s(2, 50) - end_s(1, 49)
     assert found["effective_time_ratio"] == pytest.approx(1 - lost_s / (end_s(2, 119) - START_S))
     assert found["checkpoint"]["step"] == 100
@@ -167,7 +167,7 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
     )
     (run.checkpoints / "main" / "step-000000110").mkdir()
-    # what JSON can say and UTF-8 cannot
+    # a character that JSON can represent and UTF-8 cannot
     pinned = '{"schema_version": 1, "reason": "\\ud800 kept", "pinned_unix_s": 1.0}'
     (run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
     page = Page(run)

@@ -1,4 +1,4 @@
-"""Which configurations of a dashboard are refused before it starts, and whose a token file may be."""
+"""Which configurations of a dashboard are refused before it starts, and who must own a token file."""
 
 from __future__ import annotations
 

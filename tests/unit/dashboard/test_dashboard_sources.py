@@ -96,7 +96,7 @@ def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
     builder = SeriesBuilder()
     reader = SeriesReader(events, builder)
     assert not reader.poll(seen)
-    # the next one is older than what was made up, and counts
+    # The next one is older than the invented record, and counts.
     put_steps(tmp_path, 2, range(5, 30))
     assert not reader.poll(rounds_seen(events), is_over=True)
     assert builder.snapshot().column("last").tolist() == list(range(30))

@@ -1,4 +1,4 @@
-"""The overview and what comes next, from made-up snapshots; and how long it takes at the size of the paper's job."""
+"""The overview and the next action, from invented snapshots; and their duration at the size of the paper's job."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_overview_of_a_training_job_has_its_figures() -> None:
     assert (found.tokens, found.tokens_per_s, found.mfu) == (124_000, 50.0, pytest.approx(0.4))
     assert (found.hosts.total, found.hosts.training, found.hosts.spare) == (3, 2, 1)
     assert (found.num_open_incidents, found.open_incident) == (0, "")
-    lost_s = 3.2  # the one incident of launched_job, and nothing that was done again without a median
+    lost_s = 3.2  # the only incident of launched_job, and no lost time for repeated steps without a median
     assert found.effective_time_ratio == pytest.approx(1 - lost_s / 3600)
     assert found.effective_time_ratio_last_hour == pytest.approx(1 - lost_s / 3600)
 
@@ -180,7 +180,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     saved = replace(late, checkpoints=read_checkpoints(str(tmp_path)))
     consumed = make_manifest().consumed_tokens
     assert overview(facts=saved).tokens == consumed + 100 * 40
-    # of a recorded run whose last steps were not streamed a checkpoint tells how far it came
+    # For a recorded run whose last steps were not streamed, a checkpoint shows its progress.
     short = replace(saved, series=series(1100), run_state=run_state_of(RunFacts(is_run=True)))
     found = overview_document(OverviewInputs(NOW_S, short, is_recorded=True))
     assert (found.step, found.tokens) == (1200, consumed)

@@ -1,4 +1,4 @@
-"""The page of one incident: its story, its log lines, what can be asked for, for each kind and for what is missing."""
+"""The page of one incident: its story, its log lines, and the parameters, for each kind and for missing data."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> N
     run = RunDirectory(tmp_path)
     run.create()
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
-    for name in (b"20270115-0002.json", b"\xff.json"):  # the second is not UTF-8
+    for name in (b"20270115-0002.json", b"\xff.json"):  # the second one is not UTF-8
         (run.incidents / os.fsdecode(name)).write_bytes(b'{"schema_version": 1, "incident_id": ')
     source = RecordedJob(run)
     try:

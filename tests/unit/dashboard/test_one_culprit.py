@@ -1,4 +1,4 @@
-"""Every place that names a culprit names the one of the incident: of a recorded job that real faults befell."""
+"""Every place that names a culprit names that of the incident: for a recorded job with real faults."""
 
 from __future__ import annotations
 

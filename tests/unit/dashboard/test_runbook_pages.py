@@ -1,4 +1,4 @@
-"""Runbooks as pages: as steps, and with the names of the job in every command."""
+"""Runbooks as pages: as steps, with the names of the job in every command."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 @pytest.fixture(autouse=True)
 def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the server look often whether it is being stopped."""
+    """Let the server check often whether it is being stopped."""
     monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 

@@ -42,13 +42,13 @@ with RunningCollector(Path(sys.argv[1])) as collector:
 
 @pytest.fixture(autouse=True)
 def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the server look often whether it is being stopped."""
+    """Let the server check often whether it is being stopped."""
     monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 
 @contextmanager
 def served(events: Path) -> Iterator[tuple[subprocess.Popen[str], DaemonRecord]]:
-    """Run a collector in a process of its own."""
+    """Run a collector in a separate process."""
     command = [sys.executable, "-c", SERVE, str(events)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:

@@ -68,7 +68,7 @@ def test_made_traces_have_what_public_ones_lack() -> None:
 
 
 def made_job(reported: dict[str, Any]) -> PipelineJob:
-    """Return a job of the golden file, which has slow cells as lists, because keys in JSON are strings."""
+    """Return the job of the golden file, which has slow cells as lists, because keys in JSON are strings."""
     slow_cells = {(dp, stage): factor for dp, stage, factor in reported.get("slow_cells", [])}
     others = {name: dict(reported[name]) for name in ("slow_stages", "slow_dp_ranks") if name in reported}
     return PipelineJob(**{**reported, **others, "slow_cells": slow_cells})

@@ -1,4 +1,4 @@
-"""Clocks that are minutes wrong, of hosts or of drivers: limits count on, and records stay in order."""
+"""Clocks of hosts or drivers that are wrong by minutes: time limits still apply, and records stay in order."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ ONE_RESTART = replace(POLICY, restarts_per_hour=1)
 
 
 def in_order(incident: Incident) -> bool:
-    """Say whether no moment is before the one that it follows."""
+    """Return whether no time is before the time that it follows."""
     moments = astuple(incident.moments)
     return None not in moments and list(moments) == sorted(moments)
 
 
 def recover(job: SimulatedJob, number: int, skew_s: float) -> None:
-    """Let the job go on with hosts whose clocks are wrong, until a round trains."""
+    """Let the job continue with hosts whose clocks are wrong, until a round trains."""
     for _ in range(30):
         job.now += 0.1
         for host in job.hosts.values():
@@ -86,7 +86,7 @@ def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
     for host in job.hosts.values():
         host.hear(1000)
         host.act(job.now)
-    for name in members(job, 2):  # all have joined, and none has loaded
+    for name in members(job, 2):  # All have joined, and none has loaded.
         key = KEYS.status(name)
         status = decode(HostStatus, job.etcd.items[key].value, key)
         job.etcd.put(key, encode(replace(status, milestones=Milestones(job.now, job.now))))

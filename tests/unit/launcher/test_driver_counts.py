@@ -1,4 +1,4 @@
-"""How many hosts train: a step takes as long as its slots, and no round waits or ends for hosts that save none."""
+"""How many hosts train: a step takes as long as its slots, and no round waits or ends for hosts that save no slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions in whole stories: simulated hosts that obey, and a driver that sees everything at once."""
+"""Decisions in whole sequences: simulated hosts that obey, and a driver that sees everything at once."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
     job.hosts[first[1]].lose_lease()
     stall(job, first[0])
     stalled_at = job.now
-    # the silence that the host obeys is nearly over already; then the time to react
+    # The silence limit that the host obeys is nearly over already; then the reaction time follows.
     assert go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 4.0) > 1.5
     assert first[1] not in members(job, 2)
-    # the steps stopped 5 s before anybody complained
+    # The steps stopped 5 s before a host reported it.
     assert incidents(job)[0].moments.began == pytest.approx(stalled_at - 5.0)
     session = job.hosts[first[1]].session
     assert session in job.rounds()[2].fenced
@@ -225,15 +225,15 @@ def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
     job = begin()
     first = members(job, 1)
     stuck = job.hosts[first[1]]
-    stuck.is_connected = False  # its lease lives, and probes get no answer
+    stuck.is_connected = False  # Its lease is valid, and probes get no answer.
     job.hosts[first[0]].fail(job.now, is_cascade=False)
-    # its orders may not arrive: it may not detect this for so long, and then obeys its deadlines
+    # Its orders may not arrive: it may not detect this for so long, and then obeys its deadlines.
     go_on(job, orders_lost_within_s(POLICY.lease_ttl_s))
     assert list(job.rounds()) == [1]
     go_on_until(job, lambda: 2 in job.rounds(), 3.0)
     assert first[1] not in members(job, 2)
     assert stuck.session in job.rounds()[2].fenced
-    # even if it says at last that it has stopped, no later round takes this life of it
+    # Even if it finally reports that it has stopped, no later round includes this session.
     stuck.running, stuck.is_connected, stuck.phase, stuck.status_round = 0, True, HostPhase.STOPPED, 1
     stuck.tell(job.now)
     stuck.is_connected = False
@@ -285,7 +285,7 @@ def test_job_ends_when_all_workers_are_done() -> None:
         host = job.hosts[name]
         host.running, host.phase = 0, HostPhase.DONE
         host.tell(job.now)
-    for name in members(job, 1):  # the simulated status says no exit code
+    for name in members(job, 1):  # The simulated status has no exit code.
         key = KEYS.status(name)
         status = job.etcd.items[key].value.replace(b'"phase":"done"', b'"phase":"done","exit_code":75')
         job.etcd.put(key, status)

@@ -1,4 +1,4 @@
-"""The driver against hosts that obey the protocol with any delay: what always holds, and that training comes back."""
+"""The driver with hosts that obey the protocol with any delay: the invariants, and that training resumes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTS = st.integers(0, NUM_HOSTS - 1)
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Each rule is one thing that can happen at any moment; hosts and driver read the log at their own pace."""
+    """Each rule is an event that can occur at any moment; hosts and driver read the log at independent speeds."""
 
     @initialize(up=st.sets(HOSTS), eviction=st.sampled_from(["automatic", "automatic", "approval", "dry-run"]))
     def begin(self, up: set[int], eviction: Literal["automatic", "approval", "dry-run"]) -> None:
@@ -167,7 +167,7 @@ class Interleavings(RuleBasedStateMachine):
         self.job.check()
         self.job.etcd.delete([KEYS.cordon(f"host-{number}") for number in range(NUM_HOSTS)])
         self.job.history.cordoned.clear()
-        # a decision made before may still name a host that was cordoned when it was written: hear of it first
+        # A decision may name a host that was cordoned before it was written: read the cordon first.
         self.job.driver.hear(1000, self.job.now)
 
     @invariant()
@@ -177,14 +177,14 @@ class Interleavings(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if not hasattr(self, "job") or KEYS.end in self.job.etcd.items:
-            return  # it waited for hosts in vain
+            return  # it waited for hosts until the timeout
         self.cordons_are_taken_away()
         self.job.etcd.delete([key for key in self.job.etcd.items if key.startswith(KEYS.directory("requests"))])
         self.job.settle(SETTLE_S)
         self.check_verdicts()
 
     def check_verdicts(self) -> None:
-        """Each verdict comes to one outcome; only what waits for a person may have none that is final."""
+        """Each verdict gets one outcome; only a verdict that waits for a person may have no final one."""
         for _ in range(20):
             self.job.now += 5.0
             self.all_go_on()
@@ -197,6 +197,7 @@ class Interleavings(RuleBasedStateMachine):
 
 Interleavings.TestCase.settings = settings(
     max_examples=120, derandomize=True, stateful_step_count=40, suppress_health_check=list(HealthCheck),
-    phases=(Phase.generate, Phase.shrink),  # to explain a failure all lines are traced, which takes three times as long
+    # To explain a failure all lines are traced, which takes three times as long.
+    phases=(Phase.generate, Phase.shrink),
 )  # fmt: skip
 TestInterleavings = Interleavings.TestCase

@@ -1,4 +1,4 @@
-"""When an executor checks its host: before it takes part, when asked, and again while it is not fit."""
+"""When an executor checks its host: before it takes part, on request, and repeatedly while it is not fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORD = HostRecord("a", "1", 1, "a", 1, 1, 1, "", "", "", 0.0, is_fit=False, un
 
 @dataclass
 class Host:
-    """A host whose disk is full until a test says otherwise."""
+    """A host whose disk is full until a test changes it."""
 
     record: HostRecord = RECORD
     is_full: bool = True

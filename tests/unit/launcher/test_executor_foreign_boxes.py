@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> BoxPaths:
 
 @pytest.fixture
 def far_box(tmp_path: Path) -> bytes:
-    """Return a black box whose rank is at step 999999, as any user who reads /proc and our source can make one."""
+    """Return a black box whose rank is at step 999999, as any user can create it from /proc and our source."""
     directory = tmp_path / "elsewhere"
     recorder = open_recorder(IDENTITY, directory=str(directory), run_key="key", num_records=256)
     recorder.set_step(FAR_STEP)
@@ -49,7 +49,7 @@ def far_box(tmp_path: Path) -> bytes:
 
 
 def foreign(path: Path, make: Callable[[Path], object]) -> None:
-    """Have another user make something of this name, with the directory that leads to it."""
+    """Let another user create a file of this name, with its parent directory."""
 
     def act() -> None:
         path.parent.mkdir(mode=0o755, exist_ok=True)

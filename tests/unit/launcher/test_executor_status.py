@@ -53,7 +53,7 @@ def test_phase_of_a_host_without_workers(say: Callable[..., HostStatus]) -> None
         (OrdersView(0, None, 0, 0, None), HostPhase.PARKED, 0),
         (replace(IDLE, newest_halt=3, named_in=0), HostPhase.PARKED, 3),  # a spare
         (replace(IDLE, newest_halt=3), HostPhase.STOPPED, 3),  # named, and halted before it could start
-        (IDLE, HostPhase.PARKED, 2),  # named by round 3, which it has not taken up
+        (IDLE, HostPhase.PARKED, 2),  # named by round 3, which it has not started
         (ORDERS, HostPhase.STARTING, 3),
     ]:
         found = say(orders)
@@ -117,7 +117,7 @@ def test_a_halt_stops_workers(state: HostStatusBuilder, say: Callable[..., HostS
 def test_a_host_that_fenced_itself_failed(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.set_fenced(3, "fenced")
-    # they may be saving: the driver takes STOPPING for workers that were killed
+    # They may be saving: the driver takes STOPPING for killed workers.
     assert (say().phase, say().last_error) == (HostPhase.STARTING, "fenced")
     state.workers_stopping(ASSIGNMENT)
     assert say().phase is HostPhase.STOPPING

@@ -1,4 +1,4 @@
-"""Verbs on an untrusted run directory: they end, report what they leave out, and obey nothing in it."""
+"""Commands on an untrusted run directory: they end, report what they leave out, and obey nothing in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return all that a command line prints."""
+    """Return the whole output of a command line."""
     main([str(word) for word in arguments])
     captured = capfd.readouterr()
     return captured.out + captured.err

@@ -1,4 +1,4 @@
-"""What an error of a GPU in a kernel's log adds to the judgement of a hang, and which host is evicted."""
+"""The effect of a GPU error in a kernel's log on the judgement of a hang, and the evicted host."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ NOBODY: dict[int, str] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """Where the ranks are (all others wait in the same collective), the errors by host, and what follows.
+    """The positions of the ranks (all others wait in the same collective), the errors by host, and the expected result.
 
-    silent: hosts of which the driver has no evidence of ranks. checked: hosts that must pass their checks.
+    silent: hosts without evidence of ranks. checked: hosts that must pass their checks.
     """
 
     at: dict[int, str]

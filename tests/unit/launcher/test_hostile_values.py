@@ -1,7 +1,7 @@
 """Hostile values under a job's keys: driver, executors and command line survive them, and obey none.
 
-Records of every kind are made from their own type hints, with values at the edge of what the codec takes: names that
-are no names, halves of surrogate pairs, terminal escapes, numbers without bounds, keys that say something else.
+Records of every kind are generated from their type hints, with extreme values that the codec accepts: invalid names,
+halves of surrogate pairs, terminal escapes, huge numbers, keys that contradict their value.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Scribe:
         return KeyValue(key, raw, self._revision, self._revision, 1, 0)
 
     def _make_plausible(self, kind: str, value: dict[str, Any]) -> None:
-        """Have some of it agree, so that it comes far."""
+        """Let some of it agree, so that it passes the first checks."""
         if kind in ("hosts", "status") and self._is(0.8):
             number = self.random.choice("12")
             value |= {"host": f"host-{number}", "session": f"s{number}"}
@@ -213,7 +213,7 @@ def _item(key: str, record: Any) -> KeyValue:
 
 
 def test_request_under_a_foreign_key_is_not_answered() -> None:
-    """Its answer would take away another key, and so be given again and again."""
+    """Its answer would remove another key, and so be given repeatedly."""
     request = JobRequest("b", RequestKind.CHECKPOINT, "ops", NOW_S)
     item = _item(KEYS.request("a"), request)
     state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)

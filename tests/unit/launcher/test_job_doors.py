@@ -1,4 +1,4 @@
-"""Who has access to the etcd that a launch starts: only its user, from the first moment, and no page in a browser."""
+"""Access to the etcd that a launch starts: only for its user, from the first moment, and for no page in a browser."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def users(settings: ExecutorSettings) -> list[str]:
 
 @pytest.mark.slow
 def test_token_and_files_of_a_job_are_private(tmp_path: Path) -> None:
-    """Neither another user, who may connect to every port here, nor a web page that finds one."""
+    """Neither another user, who may connect to every port here, nor a web page that finds one, has access."""
     before = set(descendants(os.getpid()))
     got: list[object] = []
 

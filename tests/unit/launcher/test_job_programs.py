@@ -1,6 +1,6 @@
 """The programs of a job: each is started, restarted and reported separately, and all end with the block.
 
-A launch prints where its web page is, each address once.
+A launch prints the address of its web page, each address once.
 """
 
 from __future__ import annotations

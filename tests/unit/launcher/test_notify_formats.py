@@ -1,4 +1,4 @@
-"""Messages in the forms that receivers document, with the facts of the incident in them."""
+"""Messages in the documented formats of the receivers, with the facts of the incident."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_repeated_email_has_one_id_and_thread() -> None:
     assert first["Message-ID"] == again["Message-ID"] != ended["Message-ID"]
     assert first["References"] == ended["References"]
     assert (first["From"], first["To"]) == ("megatrain@example.org", "ops@example.org")
-    # a long subject is folded, and the blank that says so stays
+    # A long subject is folded, and the blank that marks this is kept.
     assert first["Subject"].lstrip().startswith("[amber] demo: a worker ended")
     assert ended["Subject"].lstrip().startswith("[over] demo: ")
 

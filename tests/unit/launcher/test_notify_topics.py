@@ -97,7 +97,7 @@ def test_transient_reason_is_reported_when_it_lasts() -> None:
         assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level), code
         assert found.ready_unix_s == NOW_S + settles_s, code
         since = topics(replace(reason, since_unix_s=NOW_S - 100))["health"]
-        # the start is by a host's clock, the duration by the reader's
+        # The start is by a host's clock, the duration by the reader's clock.
         assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s), code
 
 

@@ -1,4 +1,4 @@
-"""An executor that does not receive its orders: it recovers by itself, and until then it is unfit and says so."""
+"""An executor that does not receive its orders: it recovers by itself, and until then it is unfit and reports it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_malformed_answer_stops_no_delivery(etcd: EtcdServers, driver: EtcdClien
 
 
 def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, driver: EtcdClient) -> None:
-    """The watch of halts does not come back for a while, the watch of rounds does: so it was after an outage."""
+    """The watch of halts recovers late, the watch of rounds at once: this happened after an outage."""
     part = RoundHost("a", "1", "127.0.0.1", 0, 1)
     taken: list[int] = []
 
@@ -116,7 +116,7 @@ def executor(client: EtcdClient, bound_s: float) -> Iterator[Membership]:
 
 
 def eligible_now(client: EtcdClient) -> Eligible:
-    """Return which hosts the driver would take now: it folds what etcd holds."""
+    """Return which hosts the driver would choose now: it folds the records in etcd."""
     answer = client.read_all(KeyRange.prefix(KEYS.prefix))
     began = ClusterState(keys=KEYS, observer="a", began=0.0)
     state = fold_all(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
@@ -152,7 +152,7 @@ RECENT, LONG_AGO = 0.1, 60.0
 
 
 def test_time_without_orders_counts_while_etcd_answers() -> None:
-    """Each poll: the time, for how long no order was confirmed, and whether the lease is held."""
+    """Each poll: the time, how long no order has been confirmed, and whether the lease is held."""
     cases: dict[str, tuple[list[tuple[float, float, bool]], str]] = {
         "orders arrive": ([(100.0, RECENT, True)], ""),
         "not for long": ([(9.0, 9.0, True)], ""),
@@ -174,7 +174,7 @@ def test_time_without_orders_counts_while_etcd_answers() -> None:
 
 
 def test_etcd_outage_below_a_lease_makes_no_host_unfit() -> None:
-    """The lease is held all the while. When etcd is back, the watch is the last to recover."""
+    """The lease is held during all that time. When etcd is available again, the watch recovers last."""
     limits, ttl_s = WatchLimits(), 10.0
     delivery = OrderDelivery(unfit_after_s(ttl_s))
     back_s = 100.0 + ttl_s

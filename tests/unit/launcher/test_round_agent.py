@@ -1,4 +1,4 @@
-"""An agent runs the rounds that it is ordered to: real workers, orders and listener of the test."""
+"""An agent runs the rounds that it is ordered to run: real workers, with orders and listener of the test."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def assignment_of(number: int, num_workers: int) -> Assignment:
 
 @dataclass
 class Bench:
-    """An agent in a thread, and all that it works with."""
+    """An agent in a thread, and its environment."""
 
     orders: HandGivenOrders
     witness: Witness
@@ -141,7 +141,7 @@ def test_done_round_is_reported_and_the_agent_waits_for_the_next(standby: Standb
 
 @pytest.fixture
 def _no_wait_for_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that waits for the cause of a failure waits longer than any test does."""
+    """An agent that waits for the cause of a failure waits longer than any test."""
     monkeypatch.setattr("megatrain_launcher.agent.CAUSE_TIMEOUT_S", 3600.0)
 
 
@@ -267,7 +267,7 @@ serve()
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
         wait_until((tmp_path / "saving").exists, "the save")
-        bench.witness.wait_for("ended")  # the other worker, while this one is beyond the usual grace
+        bench.witness.wait_for("ended")  # the other worker, while this one exceeds the usual grace
         (tmp_path / "go").write_text("")
         bench.witness.wait_for("stopped")
         assert sorted((end.rank, end.exit_code) for end in bench.witness.ends) == [(2, 75), (3, 75)]
@@ -325,7 +325,7 @@ def test_environment_is_what_the_trainer_reads() -> None:
     assert environment["TORCHELASTIC_RUN_ID"] == "job-1"
     assert environment["PATH"] == "/bin"
     assert process.rollback is None
-    # not one of the round that this executor itself may have come from
+    # not one of the round in which this executor may have been started
     rollback = Rollback("i-1", 40, 41, 43)
     after = replace(assignment, round=replace(assignment.round, rollback=rollback))
     inherited = worker_environment({}, "job-1", after, 1)

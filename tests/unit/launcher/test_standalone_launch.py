@@ -1,4 +1,4 @@
-"""A job on one machine by one command, with stand-ins for executors: its etcd, its files, signals, and nothing left."""
+"""A job on one machine by one command, with stand-ins for executors: its etcd, its files, signals, and no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls against a real etcd: values of every kind, ranges, transactions, and what etcd refuses."""
+"""Calls to a real etcd: values of every kind, ranges, transactions, and the requests that etcd refuses."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_operations_of_a_transaction_are_answered_in_order(client: EtcdClient, p
     client.put(prefix + "a", "")
     keys = KeyRange.prefix(prefix)
 
-    # what a transaction writes it may not delete as well
+    # A transaction must not delete a key that it also writes.
     operations = [Put(prefix + "b", "x"), Range(keys), Delete(KeyRange.key(prefix + "a")), Range(keys, limit=1)]
     response = client.txn([], operations)
 
@@ -283,7 +283,7 @@ def test_members_of_another_cluster_are_not_believed(
             first = client.gateway.ring.best()
             client.gateway.ring.failed(first)
 
-            # the other member answers, but it is of another cluster: the client goes back to the first member
+            # The other member answers, but it belongs to another cluster: the client returns to the first member.
             item = client.get("where")
 
             assert item is not None

@@ -26,7 +26,7 @@ def proxy(etcd: EtcdServers) -> Iterator[EtcdProxy]:
 
 
 def before_page(proxy: EtcdProxy, number: int, act: Callable[[], object]) -> None:
-    """Have something happen between the pages of a read: page 0 is the first."""
+    """Call a function between the pages of a read: page 0 is the first."""
     pages = itertools.count()
 
     def watch(request: bytes) -> None:
@@ -86,7 +86,7 @@ def test_parts_begin_again_when_their_revision_is_compacted(
 
 
 def give_future_revisions(etcd: EtcdServers, proxy: EtcdProxy, count: int) -> None:
-    """Let the first `count` reads without a revision get one that etcd does not have, as if it was emptied since."""
+    """Give the first `count` reads without a revision one that etcd does not have, as if it was emptied since."""
 
     def is_first_part(request: bytes) -> bool:
         return b"/v3/kv/range" in request and b'"revision"' not in request and proxy.num_spoiled < count

@@ -74,7 +74,7 @@ def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
 
 
 class FollowingConsumer:
-    """Takes events; fails on those that `fails` selects."""
+    """Receives events; fails on those that `fails` selects."""
 
     def __init__(self) -> None:
         self.seen: list[WatchEvent] = []
@@ -130,7 +130,7 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
 
         def is_deaf() -> bool:
-            client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
+            client.get(prefix)  # proves that the member is up to date, and does not depend on the receivers of events
             return follower.unconfirmed_s > 0.4
 
         wait_until(is_deaf, "the event to be stuck for a while")
@@ -142,7 +142,7 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
 
 @pytest.mark.slow
 def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: str) -> None:
-    """Each stream is opened as it should be and breaks at its first event: the problem lasts until one gets through."""
+    """Each stream is opened correctly and breaks at its first event: the problem lasts until an event gets through."""
     created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'
     broken = b'{"result":{"header":{"revision":"999999999"},"events":[7]}}\n'
     with (
@@ -158,7 +158,7 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         wait_until(lambda: proxy.num_spoiled == 1, "the watch to break")
         confirmed_at = watch.confirmed_at
         wait_until(lambda: proxy.num_spoiled > 4, "a few more tries")
-        client.get(prefix)  # etcd answers calls all the while
+        client.get(prefix)  # etcd answers calls during all this time.
 
         assert (watch.confirmed_at, "not a list of objects" in watch.problem) == (confirmed_at, True)
         proxy.conduct = Conduct.PASS
@@ -170,7 +170,8 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
 
 
 def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
-    """The streams of a frozen member are broken, so that others are asked. One that answers garbage is not frozen."""
+    """The streams of a frozen member are closed, so that other members are used. A member that answers garbage is not
+    frozen."""
     spoilt, whole = KeyRange.prefix(prefix + "spoilt/"), KeyRange.prefix(prefix + "whole/")
     mark = base64.b64encode(spoilt.start)
     with (
@@ -197,7 +198,7 @@ def test_idle_watch_is_current_as_long_as_its_member_answers(client: EtcdClient,
 
 
 class MistakenClient(EtcdClient):
-    """Fails of `mistakes` of ours, not of etcd, while there are any."""
+    """Raises our own errors, not etcd's, as long as `mistakes` has any."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         super().__init__(settings)

@@ -1,4 +1,5 @@
-"""Reading HTTP from bytes: however they are cut, the same as the standard library's reader, or a clear error."""
+"""Parsing HTTP from bytes: for any division into packets, the same as the standard library's reader, or a clear
+error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs read through NVIDIA's own binding and a library that says what NVML's documentation says it would."""
+"""GPUs read through NVIDIA's own binding and a library that behaves as NVML's documentation describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank is: on its device if the host has run ahead, else on the host (ADR 0061), and who is the suspect."""
+"""The position of a rank: on its device if the host has run ahead, else on the host (ADR 0061), and the suspect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def progress_of(seen_ns: int | None = None, group: int = 0, place: int = 0) -> P
 
 @dataclass(frozen=True)
 class Case:
-    """What a rank has recorded, and where it is. `awaited`: (group, sequence); on a device, (0, 0) waits for none."""
+    """The records of a rank, and its position. `awaited`: (group, sequence); on a device, (0, 0) waits for none."""
 
     records: tuple[Record, ...]
     in_flight: str

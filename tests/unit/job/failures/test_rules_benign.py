@@ -1,4 +1,4 @@
-"""Lines that look like a failure and are none, and verdicts on several lines."""
+"""Lines that resemble a failure but are none, and verdicts on several lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that no rule knows: the kind of failure shows in what befell which thing."""
+"""Messages that no specific rule matches: the kind of failure follows from the thing and what happened to it."""
 
 from __future__ import annotations
 

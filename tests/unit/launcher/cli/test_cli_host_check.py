@@ -1,4 +1,4 @@
-"""`megatrain host check`: reports of hosts and of pairs are gathered, and who says nothing is named."""
+"""`megatrain host check`: reports of hosts and of pairs are collected, and hosts without a report are named."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from tests.unit.launcher.cli.conftest import Run
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    """One of its own: a test here fills it up."""
+    """A separate etcd, because a test fills it here."""
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
 
@@ -49,7 +49,7 @@ def test_an_earlier_launch_is_distinguished(client: EtcdClient, keys: JobKeys, m
     fill(client, keys)
     record = make_snapshot().record
     assert record is not None
-    client.put(keys.record, encode(record))  # launched again: what was there is of the launch before
+    client.put(keys.record, encode(record))  # launched again: these records are of the previous launch
     found = read_job(client, keys)
     assert (found.newest_round, found.incidents, len(found.earlier_incidents)) == (None, (), 1)
     assert megatrain("status").startswith(f"{keys.job}: green, about to start: 3 hosts can be used")
@@ -88,7 +88,7 @@ def test_status_finds_its_job_by_directory_name_or_endpoint(
     fill(client, keys)
     by_endpoint = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://"))
     for arguments in ((), ("demo",), ("runs/demo",), by_endpoint):
-        text = megatrain("status", *arguments)  # the only job that this etcd knows
+        text = megatrain("status", *arguments)  # the only job in this etcd
         expected = f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2"
         assert text.startswith(expected), arguments
     assert list_jobs(client) == (keys.job,)
@@ -150,7 +150,7 @@ def test_incidents_of_a_run_are_shown_without_etcd(megatrain: Run, run: Path) ->
     (run / "incidents" / "3.json").write_bytes(b"torn")
 
     done = in_a_process("status", "demo", at=run.parent.parent)
-    # one note, and nothing of the client's log
+    # one note, and no line of the client's log
     assert done.stderr.startswith("megatrain: the job of runs/demo is not running, or its etcd is out of reach: ")
     assert (done.returncode, done.stderr.count("\n")) == (StatusCode.UNREACHABLE, 1)
     assert "runs/demo: unreachable: it was launched with an etcd elsewhere" in done.stdout
@@ -183,7 +183,7 @@ def test_incidents_are_listed_and_shown_by_id(client: EtcdClient, keys: JobKeys,
 
 
 def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
-    megatrain("host", "cordon", "--host", "host-9", "--reason", "ECC")  # nothing runs yet
+    megatrain("host", "cordon", "--host", "host-9", "--reason", "ECC")  # No process runs yet.
     assert f"etcd has no job '{keys.job}' yet" in megatrain.notes
     fill(client, keys)
     assert "host-2 is cordoned" in megatrain("host", "cordon", "--host", "host-2")
@@ -310,7 +310,7 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
 
 
 def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
-    """Accept a request as a driver would, and wait until the requester has heard of it."""
+    """Accept a request as a driver would, and wait until the requester has received the answer."""
     key = keys.request(request.request_id)
     wait_until(lambda: client.get(key) is not None, "the request")
     client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
@@ -341,7 +341,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
 
 
 def in_a_process(*arguments: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command line, or a script, as a program of its own."""
+    """Run a command line, or a script, as a separate program."""
     program = ["-c", script] if script else ["-m", "megatrain", *arguments]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
     command = [sys.executable, *program]
