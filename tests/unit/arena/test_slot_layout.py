@@ -61,7 +61,7 @@ def test_bytes_of_a_slot_are_fixed(slot: Path) -> None:
     assert raw[: len(fixed)] == fixed
     assert raw[len(fixed) : len(fixed) + 4] == struct.pack("<I", zlib.crc32(fixed))
     assert len(raw) == slot_bytes(1000) == 4096 + 1000
-    # Later writers of version 1 may only add: these numbers are in files on tmpfs of running jobs.
+    # Later writers of version 1 may only add fields: these numbers are in files on tmpfs of running jobs.
     assert {word.name: int(word) for word in SlotWord} == {
         "STATE": 128, "STEP": 129, "SNAPSHOT": 130, "ROUND": 131, "CONSUMED_SAMPLES": 132, "CONSUMED_TOKENS": 133,
         "NUM_UPDATES": 134, "NUM_SKIPPED": 135, "SEALED_UNIX_NS": 136, "PERSIST": 144,

@@ -1,4 +1,4 @@
-"""A row of the overlap benchmark is measured again for what the machine did, never for what was overlapped."""
+"""A row of the overlap benchmark is measured again because of the machine's state, never because of the overlap."""
 
 from __future__ import annotations
 

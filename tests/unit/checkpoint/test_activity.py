@@ -1,4 +1,5 @@
-"""The locks of its run directory and arenas show whether a job is running; elsewhere there are only traces."""
+"""The locks of its run directory and arenas show whether a job is running; on other machines there are only
+indications."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ NOTHING = Activity((), (), frozenset(), is_branch_known=True)
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> LocalLocation:
-    """A run directory whose job went back from main to another branch, long ago."""
+    """A run directory whose job went back from main to another branch long ago."""
     place = LocalLocation(RunDirectory(tmp_path / "run").checkpoints)
     config = {"checkpoint": {"arena_directory": str(tmp_path / "arenas")}, "train": {"steps": 100}}
     put_main(place)

@@ -1,4 +1,4 @@
-"""The index of a checkpoint: it is read back as it was written, and an inconsistent one is refused."""
+"""The index of a checkpoint: reading returns what was written, and an inconsistent index is refused."""
 
 from __future__ import annotations
 

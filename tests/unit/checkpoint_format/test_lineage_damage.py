@@ -1,4 +1,4 @@
-"""A lineage that is damaged, made up or holds nothing to resume from: every file and name at fault is named."""
+"""A lineage that is damaged, forged or holds nothing to resume from: every faulty file and name is named."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_damaged_resume_is_named(tmp_path: Path) -> None:
         for ask in (current_branch, candidates):
             with pytest.raises(CheckpointError, match=message):
                 ask(checkpoints)
-        # opening a branch mends it
+        # Opening a branch repairs it.
         assert open_branch(checkpoints, "main", 10, "mend").name == "branch-0003"
         assert current_branch(checkpoints) == "branch-0003"
 

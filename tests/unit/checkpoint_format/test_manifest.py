@@ -1,4 +1,4 @@
-"""The manifest: what was written is read back, and whatever is wrong in one names the file and the field."""
+"""The manifest: reading returns what was written, and an invalid manifest is refused with the file and the field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIGEST = "sha256:" + "0a" * 32
 
 
 def spoiled(path: str, value: Any) -> str:
-    """Return the manifest with the field at a dotted path changed, or taken away with `...`."""
+    """Return the manifest with the field at a dotted path changed, or removed with `...`."""
     raw = json.loads(make_manifest().to_json())
     *parents, last = path.split("/")
     place = raw

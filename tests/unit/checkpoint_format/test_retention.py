@@ -68,7 +68,7 @@ def test_once_is_enough_and_what_comes_later_brings_nothing_back(
     removed = to_remove(steps, pinned, needed, keep_last, keep_every)
     kept = sorted(set(steps) - set(removed))
     assert to_remove(kept, pinned, needed, keep_last, keep_every) == []
-    # a removal that was cut short is made up for by the next one, whatever was saved meanwhile
+    # The next removal completes an interrupted one, whatever was saved meanwhile.
     newer = max(steps, default=0) + 1
     later = to_remove([*steps, newer], pinned, needed, keep_last, keep_every)
     assert set(removed) <= set(later)

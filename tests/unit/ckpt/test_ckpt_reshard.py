@@ -1,4 +1,4 @@
-"""`megatrain ckpt reshard`: the files are byte for byte those that a job of that layout writes."""
+"""`megatrain ckpt reshard`: the files are byte for byte those that a job with that layout writes."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_a_damaged_source_is_refused(ckpt: Ckpt, source: Path, tmp_path: Path) -
 
 
 def test_a_store_without_directories_will_do(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
-    """All of it behind a URL, where nothing can be renamed: source, output, and a run to choose in."""
+    """Everything is behind a URL, where nothing can be renamed: source, output, and a run to choose from."""
     store = fsspec.filesystem("memory")
     root = "memory://test-ckpt-reshard"
     try:

@@ -1,4 +1,4 @@
-"""`megatrain ckpt verify`: the exit code says whether all is undamaged, and each problem names its file."""
+"""`megatrain ckpt verify`: the exit code shows whether everything is intact, and each problem names its file."""
 
 from __future__ import annotations
 

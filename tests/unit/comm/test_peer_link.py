@@ -1,4 +1,4 @@
-"""Connections between ranks: strangers and forged messages are refused, and every wait ends."""
+"""Connections between ranks: unauthenticated peers and forged messages are refused, and every wait ends."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_empty_and_longest_messages_are_received() -> None:
 def test_a_stranger_is_dropped_and_others_are_served(data: bytes) -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
     with serving(serve) as (server, address), raw_connection(address) as stranger:
-        with suppress(OSError):  # it may be dropped before it is through
+        with suppress(OSError):  # It may be dropped before it has finished.
             stranger.sendall(data)
             stranger.shutdown(socket.SHUT_WR)
         assert is_dropped(stranger)
@@ -148,7 +148,7 @@ def test_changed_bytes_are_noticed() -> None:
     client, server, wire = authenticated_pair()
     with client, server:
         client.send(b"0123")
-        wire.sendall(b"!")  # not from the rank: it never entered the client's HMAC
+        wire.sendall(b"!")  # not from the rank: it never computed the client's HMAC
         client.send(b"567")
         client.send_tag()
         server.receive_into(memoryview(bytearray(8)))
@@ -226,11 +226,11 @@ def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
         finally:
             for stranger in strangers:
                 stranger.close()
-        # those beyond the eighth were not even listened to
+        # The connections beyond the eighth were not even read.
         wait_until(lambda: server.num_rejected >= 8, "the strangers")
 
         def is_served() -> bool:
-            # a busy machine may be too slow for limits like these
+            # A busy machine may be too slow for such limits.
             with suppress(CommunicationError), connect_peer(address, SECRET, LIMITS) as connection:
                 connection.send_message(b"still here")
                 return bool(outcomes.get(timeout=DEADLINE_S) == b"still here")

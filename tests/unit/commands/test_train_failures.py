@@ -1,4 +1,4 @@
-"""How `megatrain train` ends on unexpected errors: with a message, at once, even while threads of torch still run."""
+"""The end of `megatrain train` on unexpected errors: with a message, at once, even while threads of torch still run."""
 
 from __future__ import annotations
 

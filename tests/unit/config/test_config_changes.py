@@ -1,4 +1,4 @@
-"""What counts as another model, and what as a change of training only."""
+"""Which changes make another model, and which change only the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs `config show`, `config check` and `config reference`."""
+"""The subcommands `config show`, `config check` and `config reference`."""
 
 from __future__ import annotations
 

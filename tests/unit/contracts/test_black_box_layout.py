@@ -1,4 +1,4 @@
-"""The bytes: frozen offsets, the documentation's tables, and every value through its encoding and back."""
+"""The bytes: frozen offsets, the documentation's tables, and every value encoded and decoded."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_groups_say_their_members() -> None:
     tp, link = GroupRecord(1, "tp", 4, 1, 2, entered=9, left=8), GroupRecord(63, "pp-backward", 5, -4, 2)
     for group in (tp, link):
         page[64 * group.number : 64 * group.number + 64] = layout.encode_group(group)
-    page[64 * 5] = 7  # an entry whose number is not its place is not in use
+    page[64 * 5] = 7  # An entry whose number is not its place is unused.
     groups = layout.decode_groups(bytes(page))
     assert groups == {1: tp, 63: link}
     assert list(tp.ranks) == [4, 5]

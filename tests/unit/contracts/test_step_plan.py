@@ -1,4 +1,4 @@
-"""Plans of steps: the same samples for any number of replicas, each once, and how many slots are empty."""
+"""Plans of steps: the same samples for any number of replicas, each once, and the number of empty slots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_replicas_of_any_number_share_the_same_samples(
     has_equal_slots: bool,
 ) -> None:
     size = num_microbatches * micro_batch_size
-    # the oracle: samples one after the other, without those that are left out
+    # The oracle: samples in order, without the skipped ones.
     samples, number = [], cursor
     while len(samples) < size:
         if not any(first <= number < end for first, end in skipped):
@@ -58,7 +58,8 @@ def test_replicas_of_any_number_share_the_same_samples(
         assert dealing.idle_share == pytest.approx(1 - num_microbatches / (max(counts) * num_replicas), abs=0)
 
 
-# micro-batches, replicas, least slots, and what is idle; the first six are the losses of the table of elastic training
+# micro-batches, replicas, minimum of slots, and the idle fraction; the first six are the losses of the table of elastic
+# training
 IDLE: list[tuple[tuple[int, int, int], str]] = [
     ((64, 8, 1), ""),
     ((64, 7, 1), "8.6% of the slots are idle: 64 micro-batches for 7 replicas, 9 to 10 each"),

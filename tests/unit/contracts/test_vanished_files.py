@@ -1,4 +1,4 @@
-"""Files that are removed while they are open: noticed, even when a new one has the same name, and reported."""
+"""Files that are removed while they are open: this is noticed, even if a new file has the same name, and reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_path_names_what_is_open_or_not(tmp_path: Path, change: Callable[[Path
 def test_a_directory_that_was_made_again_is_a_loss_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     watched = WatchedPath(path)
-    assert not watched.was_lost()  # it was never there
+    assert not watched.was_lost()  # The file never existed.
     path.mkdir()
     assert not watched.was_lost()
     path.rmdir()

@@ -87,7 +87,7 @@ def source_files() -> Iterator[Path]:
 
 
 def code_lines(name: str, text: str) -> dict[int, str]:
-    """Return line -> what code says there."""
+    """Return the text of each line's code."""
     if not name.endswith(".py"):
         lines = enumerate(text.splitlines(), 1)
         return {number: re.sub(r"^\s*(//|\*|/\*|#).*|\s//\s.*", "", line) for number, line in lines}
@@ -105,21 +105,21 @@ def code_lines(name: str, text: str) -> dict[int, str]:
 
 def spelled_at(name: str, text: str) -> list[int]:
     """Return the lines at which a window begins that names all three axes."""
-    # code names no more than its text: most files need not be read as code
+    # The text of a file contains all names of its code: most files need not be parsed.
     if set(_AXIS.findall(text)) != set(NAMED) or not windows(dict(enumerate(text.split("\n"), 1))):
         return []
     return windows(code_lines(name, text))
 
 
 def quoted_at(name: str, text: str) -> list[int]:
-    """Return the lines that quote the name of an axis. A file in another language than code has labels, not code."""
+    """Return the lines that quote the name of an axis. In languages other than Python, quoted names are labels."""
     if not name.endswith((".py", ".ts", ".tsx")) or not _QUOTED.search(text):
         return []
     return [number for number, line in sorted(code_lines(name, text).items()) if _QUOTED.search(line)]
 
 
 def windows(lines: dict[int, str]) -> list[int]:
-    """Return where a window begins, of lines by their numbers, that names all three axes."""
+    """Return the first line of each window of numbered lines that names all three axes."""
     named = {number: set(_AXIS.findall(line)) for number, line in lines.items()}
     return [
         number

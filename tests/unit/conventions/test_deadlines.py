@@ -1,4 +1,4 @@
-"""A wait that guards against a hang ends at the shared deadline: a limit of its own would fail on a busy machine."""
+"""A wait that guards against a hang ends at the shared deadline: a separate limit would fail on a busy machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXCEPTIONS = {
 
 
 def is_number(node: ast.AST) -> bool:
-    """Return whether an expression holds a number that may be a limit, and no shared one."""
+    """Return whether an expression contains a number that may be a limit, and is not a shared one."""
     parts = list(ast.walk(node))
     if any(isinstance(part, ast.Name | ast.Attribute) and SHARED & {_name(part)} for part in parts):
         return False
@@ -98,14 +98,14 @@ def own_limits(tree: Iterable[ast.AST]) -> Iterator[int]:
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ) if any(word in name.upper() for word in LIMIT_WORDS):
-                # a moment of the real clock and a number is a limit too
+                # A time of the real clock plus a number is a limit too.
                 is_moment = isinstance(value, ast.BinOp) and is_number(value)
                 if _plain(value) or is_moment:
                     yield node.lineno
 
 
 def programs_in(path: Path) -> Iterator[ast.AST]:
-    """Yield the syntax trees of programs that a file holds as text."""
+    """Yield the syntax trees of programs that a file contains as text."""
     for text in nodes(path, ast.Constant):
         if isinstance(text.value, str) and "import " in text.value and "\n" in text.value:
             try:
@@ -115,7 +115,7 @@ def programs_in(path: Path) -> Iterator[ast.AST]:
 
 
 def may_limit(path: Path) -> bool:
-    """Return whether a file may limit a wait: such a call, option or name is spelled in it."""
+    """Return whether a file may limit a wait: its text contains such a call, option or name."""
     return SPELLED.search(path.read_text(encoding="utf-8")) is not None
 
 

@@ -64,7 +64,7 @@ def test_building_needs_no_torch() -> None:
 
 
 def test_nvidia_apex_is_never_asked_of_an_index() -> None:
-    # What PyPI calls apex is another project.
+    # The package named apex on PyPI is another project.
     everything = (ROOT / "pyproject.toml").read_text() + (ROOT / "constraints.txt").read_text()
     assert not re.search(r"^\s*\"?apex\b", everything, re.MULTILINE)
 

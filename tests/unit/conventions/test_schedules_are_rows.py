@@ -1,4 +1,4 @@
-"""A rule about a schedule stands in its row (megatrain/schedule/kinds.py): no other code asks for a schedule's name."""
+"""A rule about a schedule is in its row (megatrain/schedule/kinds.py): no other code compares a schedule's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs under fault keep the leases and silences that users have, unless the test is about one of them."""
+"""Jobs under fault use the default leases and silence limits, unless the test is about one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Samples of a step dealt by cost: each once, all replicas alike, and micro-batches in a good order for a pipeline."""
+"""Samples of a step are assigned by cost: each once, all replicas alike, and micro-batches in a good order for a
+pipeline."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def test_dealt_costs_are_near_the_best_of_all_dealings(num_samples: int, num_rep
 
 
 def _is_first(order: tuple[int, ...], num_replicas: int) -> bool:
-    """Return whether this is the first of the orders that deal the same samples to each replica."""
+    """Return whether this is the first of the orders that assign the same samples to each replica."""
     own = [order[replica::num_replicas] for replica in range(num_replicas)]
     return all(list(one) == sorted(one) for one in own)
 
@@ -92,7 +93,7 @@ LAYOUTS = [(64, 256, 1), (64, 512, 1), (64, 256, 2), (60, 512, 1), (7, 64, 1)]
 def test_replicas_cost_alike_with_a_long_tail_at_32k(
     long_tail: NDArray[np.int64], num_replicas: int, num_microbatches: int, size: int
 ) -> None:
-    """Goals: the longest replica at most 1.05 of the mean, and 70 % of what imbalance costs is gone."""
+    """Goals: the longest replica takes at most 1.05 of the mean, and 70 % of the cost of imbalance is saved."""
     dealing, num_samples = Dealing(num_microbatches, num_replicas), num_microbatches * size
     longest, mean = np.zeros(2), 0.0
     for first in range(0, 8 * num_samples, num_samples):
@@ -108,7 +109,7 @@ def test_replicas_cost_alike_with_a_long_tail_at_32k(
 
 @pytest.mark.parametrize(("schedule", "num_chunks"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
 def test_pipelines_wait_less_between_microbatches(long_tail: NDArray[np.int64], schedule: str, num_chunks: int) -> None:
-    """All micro-batches of one replica, so that only their order differs."""
+    """All micro-batches of one replica, so only their order differs."""
     costs = long_tail[: 20 * 32].reshape(20, 32)
     by_cost = np.stack([one[balanced_order(one, Dealing(32, 1), 1)] for one in costs])
     assert (np.sort(by_cost) == np.sort(costs)).all()

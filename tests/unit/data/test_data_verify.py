@@ -1,4 +1,4 @@
-"""`megatrain data verify` names every kind of damage with its file and byte; sound files pass."""
+"""`megatrain data verify` names every kind of damage with its file and byte; intact files pass."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_token_outside_the_vocabulary_is_named_with_its_byte(built: Path) -> Non
 
 
 def test_index_of_another_corpus_is_named(built: Path, tmp_path: Path) -> None:
-    """The other corpus has as many tokens in as many documents, so that only the ends of documents differ."""
+    """The other corpus has as many tokens in as many documents, so only the ends of documents differ."""
     lengths = IndexedDataset(built / "train").sequence_lengths
     with IndexedWriter(tmp_path / "other", np.dtype("<u2")) as writer:
         for length in sorted(lengths.tolist(), reverse=True):

@@ -72,12 +72,12 @@ def test_cpu_ignores_the_kernel_chosen_for_gpus() -> None:
 
 
 def slow_pattern(**options: bool) -> AttentionPattern:
-    """Return a case that an old GPU computes slowly, chosen for it whatever is here."""
+    """Return a case that an old GPU computes slowly, chosen for it whatever the present device is."""
     return AttentionPattern(6, 3, device_kind=DeviceKind("cuda", TURING), **options)
 
 
 def test_a_slow_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    q = draw(6, 1, 2, 56)  # no other test of this process has such heads
+    q = draw(6, 1, 2, 56)  # No other test of this process uses such heads.
     with caplog.at_level(logging.INFO, logger="megatrain.ops.attention"):
         for _ in range(3):
             causal_attention(q, q, q, slow_pattern())

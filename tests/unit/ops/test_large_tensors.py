@@ -1,4 +1,4 @@
-"""More than 2^31 elements: the end of a large tensor comes out as the same rows do alone, bit by bit.
+"""More than 2^31 elements: the end of a large tensor equals the same rows computed alone, bit by bit.
 
 On a GPU (--kernels=cuda) tensors are that large; elsewhere the same tests run on a few thousand elements.
 """
@@ -36,7 +36,8 @@ def num_rows(columns: int) -> int:
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return numbers that differ from row to row. They are made where they are needed: the CPU would take minutes."""
+    """Return numbers that differ from row to row. They are computed on the device under test: the CPU would take
+    minutes."""
     generator = torch.Generator(UNDER_TEST.device).manual_seed(0)
     return torch.empty(shape, dtype=dtype, device=UNDER_TEST.device).normal_(generator=generator)
 

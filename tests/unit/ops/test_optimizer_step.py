@@ -1,4 +1,4 @@
-"""AdamW and LAMB on flat shards, against torch.optim and the papers' formulas."""
+"""AdamW and LAMB on flat shards, compared with torch.optim and the papers' formulas."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_lamb_is_its_formula(layout: str, dtype: torch.dtype, tolerance: float) 
     assert sums.dtype == torch.float64
     assert sums.shape == (len(shard.runs), 2)
     for of_run, run in zip(sums.tolist(), shard.runs, strict=True):
-        # of the rounded numbers, which have all digits in fp64
+        # of the rounded numbers, all of whose digits fit in fp32
         exact = [one[run].double().square().sum().item() for one in (before.master, grad)]
         assert of_run == pytest.approx(exact, rel=1e-13)
 

@@ -1,4 +1,4 @@
-"""SGD against torch.optim.SGD, whole and in shards, with decoupled weight decay."""
+"""SGD compared with torch.optim.SGD, whole and in shards, with decoupled weight decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The moving average of the weights follows every update rule, in shards too, and takes part in none."""
+"""The moving average of the weights follows every update rule, in shards too, and influences none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Placements by rows and layouts: the ranks' boxes are the parameter, and one rank counts each value of the state."""
+"""Placements by rows and layouts: the ranks' boxes are the parameter, and each value of the state is counted on one
+rank."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ HOLDERS = {
 
 
 def placed(case: str) -> dict[int, tuple[Placement, ...]]:
-    """Return what each rank holds that holds any."""
+    """Return the parts of all ranks that hold one."""
     row, shape, layout, stages = CASES[case]
     ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
     return {rank: placements_of(row.pattern, shape, row, layout, rank) for rank in ranks}
@@ -121,7 +122,7 @@ def test_groups_and_tensors_are_those_of_the_placements(case: str) -> None:
         for ranks in (ranks_of[group] for group in same.groups):
             index, count = index * len(ranks) + ranks.index(rank), count * len(ranks)
         assert (index, count) == (same.index, same.count)
-    # the boxes of a rank follow each other in its tensor
+    # The boxes of a rank are consecutive in its tensor.
     whole = np.arange(np.prod(CASES[case][1])).reshape(CASES[case][1])
     for placements in found.values():
         parts = [whole[part_of(one.box.offsets, one.box.sizes)] for one in placements]

@@ -1,4 +1,4 @@
-"""Which failures are restarted how often."""
+"""Which failures are restarted, and how often."""
 
 from __future__ import annotations
 

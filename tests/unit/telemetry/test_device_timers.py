@@ -1,4 +1,4 @@
-"""The device timer on a simulated device: a queue that runs later than the host launches, with its own clock."""
+"""The device timer on a simulated device: a queue that runs later than the host launches, with a separate clock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeDevice:
         self.queue.append(duration_ns)
 
     def run(self) -> None:
-        """Carry out all queued work."""
+        """Execute all queued work."""
         for item in self.queue:
             if isinstance(item, int):
                 self.now_ns += item

@@ -71,7 +71,7 @@ def several(directory: Path, *lengths: int, **tables: object) -> Config:
 
 
 def plain_loss_sum(config: Config, weights: dict[str, Tensor]) -> float:
-    """Return the summed loss of all labels, window by window, with the model alone."""
+    """Return the summed loss of all labels, window by window, computed with the model alone."""
     model = Transformer(config.model).double().eval()
     model.load_state_dict(weights, strict=False)
     tokens, total = tokens_of(config), 0.0

@@ -1,4 +1,4 @@
-"""Choosing tokens: greedy, temperature, top-k and top-p against what the rules say."""
+"""Choosing tokens: greedy, temperature, top-k and top-p compared with their definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run directory keeps the configuration of each round, and its differences from the round before."""
+"""The run directory keeps the configuration of each round, and its differences from the previous round."""
 
 from __future__ import annotations
 
