@@ -1,4 +1,4 @@
-"""The page of an incident in a browser: its lines, steps, actions, and the text for a ticket."""
+"""The page of an incident in a browser: its log lines, steps, actions, and the text for a ticket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Serve = Callable[..., CannedDashboard]
 
 
 def _copied(page, button) -> str:
-    """Press a button that copies, and return what the clipboard holds then. No other button's "copied" is in sight."""
+    """Press a button that copies, and return the content of the clipboard. The "copied" of other buttons is not
+    visible."""
     copied = page.get_by_role("button", name="copied")
     expect(copied).to_have_count(0)
     button.click()

@@ -1,4 +1,4 @@
-"""The page on 12,288 ranks of 1,536 hosts: nothing is drawn that is not seen, and one slow rank is found."""
+"""The page with 12,288 ranks of 1,536 hosts: only visible rows are drawn, and one slow rank is found."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages)
 
 @pytest.mark.parametrize("view", ["overview", "heat", "ranks", "stragglers"])
 def test_view_of_a_large_job(url: str, pages, view: str) -> None:
-    pages.expected.append("404")  # no step of it was recorded in full
+    pages.expected.append("404")  # No step of it was recorded in full.
     page = pages.open(f"{url}#/{view}", width=1920, height=1080)
     page.locator("main h1").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""The page on a job that trains: every view, live changes, a restart of the server, an action."""
+"""The page of a training job: every view, live changes, a restart of the server, an action."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Live:
         return (self.dashboard.run / "diagnosis" / TOKEN_NAME).read_text().strip()
 
     def open(self, pages, view: str = "") -> object:
-        """Open a view, signed in with the token that the dashboard made."""
+        """Open a view, logged in with the token that the dashboard created."""
         pages.expected.append("401")
         page = pages.open(f"{self.dashboard.url}{view}")
         page.get_by_label("Token").fill(self.token())
@@ -40,7 +40,7 @@ class Live:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A paced job of two hosts and a spare that saves only when it is asked to, with daemon and dashboard."""
+    """A paced job of two hosts and a spare that saves only on request, with daemon and dashboard."""
     etcd_program()
     root = tmp_path_factory.mktemp("live")
     with closed_loop(root, {"checkpoint": {"interval": 100_000}}, pace=StepPace()) as loop:
@@ -55,7 +55,7 @@ def test_view_of_a_job_that_trains(live: Live, pages, view: str) -> None:
     page = live.open(pages, f"#/{view}")
     page.locator("main h1").wait_for()
     page.locator("main[data-connection=live]").wait_for()
-    expect(page.locator(".skeleton")).to_have_count(0)  # what-if replays steps beside the job
+    expect(page.locator(".skeleton")).to_have_count(0)  # What-if replays steps beside the job.
     expect(page.locator("[role=alert]")).to_have_text([])
     pages.screenshot(page, f"live_{view.replace('/', '_')}")
 

@@ -1,4 +1,4 @@
-"""The page as a whole: keys, address, news, reconnection, signing in, actions, preferences, accessibility."""
+"""The page as a whole: keys, address, live updates, reconnection, login, actions, preferences, accessibility."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reported_changes_are_fetched_once_without_flicker(serve: Serve, pages) 
         dashboard.responses["overview"] = overview_document(step=STEP + number)
         dashboard.news("overview")
         expect(page.locator("[data-figure=step]")).to_have_text(f"{STEP + number:,}")
-    # a page that polls would ask oftener, and one whose stream is broken would ask for the stream
+    # A page that polls would send more requests, and one with a broken stream would request the stream.
     assert [name for name in dashboard.asked if name in ("overview", "live")] == ["overview"] * NUM_NEWS
     assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was created again"
     assert page.evaluate("window.skeletons") == 0
@@ -88,7 +88,7 @@ SHOW = "() => { window.sight = 'visible'; document.dispatchEvent(new Event('visi
 
 
 def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
-    """A browser opens six connections to a server: of seven pages the last would never load."""
+    """A browser opens six connections to a server: the last of seven pages would never load."""
     dashboard = serve()
     first = pages.open(dashboard.url)
     opened = [first, *(first.context.new_page() for _ in range(6))]
@@ -99,7 +99,7 @@ def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
     opened[-1].goto(f"{dashboard.url}#/hosts", wait_until="domcontentloaded")
     opened[-1].locator("main h1").wait_for()
     opened[-1].locator("[data-connection=live]").wait_for()
-    # changes made meanwhile appear as soon as the page is visible again
+    # Changes made meanwhile appear as soon as the page is visible again.
     dashboard.responses["overview"] = overview_document(step=STEP + 9)
     dashboard.step = STEP + 9
     dashboard.news("overview")

@@ -1,4 +1,4 @@
-"""Every view on responses that are laid out: what it says, in light and dark, at the widths of real screens."""
+"""Every view with prepared responses: its texts, in light and dark, at the widths of real screens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.canned_job import LOST_HOST, MARKUP, SLOW_HOST, overview_docu
 
 Serve = Callable[..., CannedDashboard]
 
-# view -> what a person reads there first
+# view -> the first text that it shows
 VIEWS = {
     "overview": "Next automatic action",
     "incidents": "Verdicts of the diagnosis",
@@ -38,7 +38,7 @@ def picture_name(view: str) -> str:
 def test_view_shows_what_it_is_for(serve: Serve, pages, view: str) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/{view}")
-    # steps of a runbook are there before they are unfolded
+    # steps of a runbook exist before they are unfolded
     page.get_by_text(VIEWS[view], exact=True).filter(visible=True).first.wait_for()
     page.locator("[data-connection=live]").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)
@@ -51,7 +51,7 @@ def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
     page = pages.open(f"{dashboard.url}#/overview")
     section = page.get_by_role("region", name="Loss by source")
     expect(section.locator("figure")).to_have_attribute("data-chart", "Loss of code")
-    # the source whose loss rose most is the first row
+    # The source whose loss rose most is the first row.
     rows = [re.compile("code.*\\+0.12"), re.compile("books"), re.compile("web")]
     expect(section.locator("tbody tr")).to_have_text(rows)
     dashboard.responses["sources"] = sources_document("web")
@@ -214,7 +214,7 @@ def test_text_from_outside_is_never_markup(serve: Serve, pages) -> None:
         ("audit", "main"),
         ("logs", ".log-box"),
     ):
-        page.goto("about:blank")  # nothing of the view before it is taken for it
+        page.goto("about:blank")  # No element of the previous view is mistaken for it.
         page.goto(f"{dashboard.url}#/{view}")
         page.locator("main").get_by_text("<b>bold</b>").first.wait_for()
         expect(page.locator(".skeleton")).to_have_count(0)

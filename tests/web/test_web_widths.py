@@ -1,4 +1,4 @@
-"""The page of the recorded sample on narrow and very wide screens: nothing scrolls sideways, nothing is left empty."""
+"""The page of the recorded sample on narrow and very wide screens: nothing scrolls sideways, no space is left empty."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _loaded(page) -> None:
 
 
 def _too_wide(page) -> list[str]:
-    """Return what is wider than its place: boxes of tables, and the page itself."""
+    """Return the elements that are wider than their place: boxes of tables, and the page itself."""
     return page.evaluate(
         "() => [document.documentElement, ...document.querySelectorAll('.table-box')]"
         ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.className || one.tagName)"
