@@ -21,9 +21,9 @@ class HealthLevel(StrEnum):
 
     GREEN = "green"
     AMBER = "amber"
-    """Look at it today."""
+    """Needs attention today."""
     RED = "red"
-    """Look at it now."""
+    """Needs attention now."""
 
 
 class ReasonCode(StrEnum):

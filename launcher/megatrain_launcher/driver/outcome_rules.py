@@ -157,7 +157,9 @@ def _of_straggler(
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
-        return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.cost_s)
+        return Judgement(
+            OutcomeKind.DECLINED, f"the gain is less than the cost: {balance.text}", balance.gain_s, balance.cost_s
+        )
     evicted = sum(len(incident.culprit_hosts) for incident in _evictions_since(state, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (

@@ -254,7 +254,7 @@ def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
         ready_unix_s=first_seen_s + settles_s,
         hosts=reason.hosts,
         ranks=reason.ranks,
-        action="look at it now" if is_red else "look at it today",
+        action="follow the runbook now" if is_red else "follow the runbook today",
         runbook=reason.runbook,
         route="incidents" if is_of_restarts else "overview",
     )

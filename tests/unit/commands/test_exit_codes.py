@@ -29,9 +29,9 @@ OF_A_JOB = (
     "diag on", "diag off", "diag set", "diag verdicts", "diag daemon", "annotate --text hello",
 )  # fmt: skip
 PATIENT = ("driver", "dashboard", "diag daemon")
-"""Long-running: they wait for etcd longer than a test does, or continue without it."""
+"""Long-running commands: they wait for etcd longer than a test does, or continue without it."""
 OF_ALL_JOBS = ("dashboard",)
-"""Without the name of a job they are about all jobs."""
+"""Without the name of a job they apply to all jobs."""
 ALWAYS_ANSWERS = ("status", "annotate --text hello")
 """They answer from the run directory if etcd does not; then the exit code is that of the answer."""
 OF_A_RUN = (
@@ -111,7 +111,7 @@ def test_unknown_job_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
         assert "unknown" in check(capsys, f"{verb} unknown", ExitCode.NOT_FOUND)
         if verb not in ALWAYS_ANSWERS:
             assert "no/where" in check(capsys, f"{verb} no/where", ExitCode.NOT_FOUND)
-        nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "which job?"
+        nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "no job is named"
         assert nothing in check(capsys, verb, ExitCode.NOT_FOUND)
 
 
@@ -149,7 +149,7 @@ def test_mistakes_about_a_run_have_their_exit_codes(verb: str, empty: Path, caps
     assert "bare" in check(capsys, f"{verb} bare", ExitCode.DATA)
     if verb in ("diag whatif", "logs classify"):  # these read other inputs than runs, too
         return
-    assert "which run?" in check(capsys, verb, ExitCode.NOT_FOUND)
+    assert "no run is named" in check(capsys, verb, ExitCode.NOT_FOUND)
     for name in ("one", "two"):
         (empty / "runs" / name / "events").mkdir(parents=True)
     assert "runs/one and runs/two" in check(capsys, verb, ExitCode.USAGE)

@@ -60,7 +60,7 @@ def test_moments_are_in_order_with_any_clock_of_hosts(skew_s: float) -> None:
     assert incident.moments.first_step <= failed_at + 3.0
     assert all(seconds >= 0 for seconds in phase_seconds(incident.moments).values())
     assert incident.effective_time_ratio is not None
-    assert 0.02 < incident.effective_time_ratio < 0.1, "what is trained again counts as lost, and nothing else"
+    assert 0.02 < incident.effective_time_ratio < 0.1, "only repeated steps count as lost"
 
 
 @pytest.mark.parametrize("jump_s", [-300.0, 300.0])
@@ -117,7 +117,7 @@ def test_restart_limit_holds_with_a_slow_clock_of_a_new_driver() -> None:
     assert "recovery.restarts_per_hour=1" in end.reason
     ids = [one.incident_id for one in history_of(job.driver.state)]
     assert len(ids) == 2
-    assert ids != sorted(ids), "the ids tell the times of two clocks"
+    assert ids != sorted(ids), "the ids contain the times of two clocks"
 
 
 @pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])

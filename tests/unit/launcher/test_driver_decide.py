@@ -381,7 +381,7 @@ def test_a_stop_that_could_not_save_says_so() -> None:
     end = ended(job)
     assert end is not None
     assert end.exit_code == 74
-    assert "asked for stop, but not all workers saved: rank 0 ended with exit code 74 (save failed)" in end.reason
+    assert "requested stop, but not all workers saved: rank 0 ended with exit code 74 (save failed)" in end.reason
     assert not answer(job, request_id).is_accepted
     assert incidents(job)[-1].evidence == ("rank 0 ended with exit code 74 (save failed)",)
 

@@ -114,7 +114,7 @@ def test_stop_during_a_save_waits_and_ends_the_job() -> None:
     go_on(job, 1.0)
     end = ended(job)
     assert end is not None
-    assert (end.exit_code, end.reason) == (75, "slurm asked for stop")
+    assert (end.exit_code, end.reason) == (75, "slurm requested stop")
     assert answer(job, "s").is_done
     assert list(job.rounds()) == [1]
     (incident,) = incidents(job)

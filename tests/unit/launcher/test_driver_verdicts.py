@@ -220,7 +220,7 @@ def test_an_approved_verdict_is_carried_out() -> None:
     drive(job)
     revision = job.etcd.revision
     drive(job)
-    assert job.etcd.revision == revision, "it waits without a word"
+    assert job.etcd.revision == revision, "it waits silently"
     request = ask_about(job, RequestKind.APPROVE, verdict_id)
     drive(job)
     reply = answer(job, request)

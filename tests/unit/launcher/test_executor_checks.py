@@ -23,7 +23,7 @@ class Host:
     is_training: bool = False
     num_checks: int = 0
     num_reads: int = 0
-    """How often it was asked whether it is fit."""
+    """How often its fitness was queried."""
     reports: list[str] = field(default_factory=list)
     is_checked: threading.Event = field(default_factory=threading.Event)
 
@@ -65,7 +65,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     wait_until(lambda: host.record.is_fit, "the host to be fit")
     reported, reads = host.num_checks, host.num_reads
     wait_until(lambda: host.num_reads >= reads + 3, "the queue to check it")
-    assert host.num_checks == reported, "who is fit is left alone"
+    assert host.num_checks == reported, "a fit host is not checked again"
     assert set(host.reports) == {JOIN_CHECK}
     check_queue.close()
 

@@ -68,7 +68,7 @@ def test_foreign_black_box_is_reported(places: BoxPaths, far_box: bytes, caplog:
     path = own_box(places)
     foreign(path, lambda path: path.write_bytes(far_box))
     watch = RankWatch(path, RANK, os.getpid())
-    assert watch.poll() is None, "step 999999 of a stranger"
+    assert watch.poll() is None, "step 999999 of a foreign file"
     assert watch.poll() is None
     (warning,) = caplog.records
     assert f"rank {RANK} is not watched: " in warning.getMessage()

@@ -192,7 +192,7 @@ def test_own_key_with_an_ending_lease_replaces_no_host(
     wait_until(lambda: "this host's key still exists under the lost lease" in one.problem, "the host to notice")
     assert one.replaced == ""
     client.delete(keys.host("a"))
-    wait_until(lambda: one.is_registered, "the host to be there again")
+    wait_until(lambda: one.is_registered, "the host to be registered again")
     assert registered(client, keys) == one.record
     port.close()
 

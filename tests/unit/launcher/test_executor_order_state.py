@@ -222,7 +222,7 @@ def test_recording_settings_are_received_and_removed(orders: OrderState) -> None
     put(orders, KEYS.diag_settings, DiagSettings(sample_period=3))
     assert orders.diag_settings() == DiagSettings(sample_period=3)
     put(orders, KEYS.diag_settings, b"{")
-    assert orders.diag_settings() == DiagSettings(sample_period=3), "what cannot be read changes nothing"
+    assert orders.diag_settings() == DiagSettings(sample_period=3), "an unreadable record changes nothing"
     orders.take(Changes(2, (Change(ChangeKind.DELETE, item(KEYS.diag_settings, b"")),)), ALL)
     assert orders.diag_settings() is None
     put(orders, KEYS.diag_settings, DiagSettings(is_on=False))

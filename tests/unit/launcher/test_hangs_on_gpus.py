@@ -45,7 +45,7 @@ class Job:
     simulation: Simulation
     trainers: list[SimulatedTraining]
     seen: list[int] = field(default_factory=lambda: list(range(8)))
-    """Ranks with a thread that polls how far the device is."""
+    """Ranks with a thread that polls the progress of the device."""
 
     def work(self, rank: int, name: str, number: int) -> DeviceWork:
         """Return the number-th work of this name on a rank's device."""

@@ -20,7 +20,7 @@ PARTS = tuple(RoundHost(host, f"{host}-1", host, 2 * index, 2) for index, host i
 ROUND = Round(3, 6, PARTS, "a", 1, "", "", 0.0)
 GROUP = "dp:0+6x1"
 SILENT_S = 30.0
-"""For so long no rank has written to its black box when the evidence is taken."""
+"""The time without a record in any rank's black box when the evidence is taken."""
 AT = 1000.0
 POLICY = Policy(min_hosts=3, max_hosts=3, num_workers=2, feasible_counts={3: 1})
 

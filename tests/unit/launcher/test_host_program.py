@@ -110,7 +110,7 @@ def test_a_program_that_dies_is_started_again(
     running: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.kill(running()[0]["pid"], signal.SIGKILL)
-    wait_until(lambda: len(running()) == 2, "its second life")
+    wait_until(lambda: len(running()) == 2, "its second start")
     assert "streamer was killed by SIGKILL (9); it is started again" in caplog.text
     assert not is_alive(running()[0]["pid"])
 

@@ -62,7 +62,7 @@ _KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
     "end": (JobEnd, ()),
     "report": (DriverReport, ()),
 }
-"""Record class, and the fields that its key is made of."""
+"""Record class, and the fields that form its key."""
 _TEXTS = ("", "host-1", "host-2", "s1", "s2", "\xb2", "\x1b[31mX", "y" * 300, "\ud800", "a/b", "9" * 30, "restart",
           "evict", "user_code", "127.0.0.1", "request", "exit_code", "ff", "-1")  # fmt: skip
 _INTEGERS = (0, 1, 2, 3, -1, 2**62, -(2**62), 100_000, 65_536, 75)

@@ -79,7 +79,7 @@ def test_a_racer_never_becomes_root_of_the_first_hosts_etcd(slurm: LaunchPlan) -
     with racing() as racer:
 
         def execute(settings: ExecutorSettings) -> int:
-            wait_until(lambda: racer.num_tries > 20, "the racer to try")
+            wait_until(lambda: racer.num_tries > 20, "the attacker to try")
             assert users(settings) == ["megatrain", "root"]
             return 1
 

@@ -36,7 +36,7 @@ host = next(word.partition("=")[2] for word in sys.argv if word.startswith("--ho
 Path(sys.argv[1], f"{host}.started").touch()
 signal.pause()
 """
-"""A host that saves and stops when it is asked to."""
+"""A host that saves and stops on request."""
 
 
 @pytest.fixture

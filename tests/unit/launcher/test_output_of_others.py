@@ -121,7 +121,7 @@ CASES: list[tuple[Callable[[Others, str], tuple[Any, str]], str, Any, str]] = [
     (Others.slurm, "n1", {}, ""),
     (Others.slurm, "", {}, ""),
 ]
-"""The parser, its program's output, what is read of it, and what is shown of the rest."""
+"""The parser, its program's output, the parsed values, and the part of the rest that is shown."""
 
 
 def test_damaged_output_costs_only_its_lines_and_is_shown(

@@ -123,7 +123,7 @@ def test_two_agents_meet_and_meet_again(etcd: EtcdServers, run_id: str) -> None:
 
         # The workers of one have died: it requests a round, and the other is informed.
         (asking,) = job.ask(one)
-        wait_until(is_over(other), "the other agent to hear")
+        wait_until(is_over(other), "the other agent to be informed")
         assert not asking.done()
         (of_other,) = job.meet(other)
         second = [asking.result(DEADLINE_S), of_other]
@@ -146,7 +146,7 @@ def test_an_agent_that_leaves_is_replaced_by_one_that_waited(etcd: EtcdServers, 
         rank = waiting[stays].result().rank
 
         trio[gone].shutdown()
-        wait_until(is_over(trio[stays]), "the survivor to hear")
+        wait_until(is_over(trio[stays]), "the survivor to be informed")
         (again,) = job.meet(trio[stays])
 
         taken = waiting[spare].result(DEADLINE_S)
@@ -159,8 +159,8 @@ def test_a_third_agent_joins_where_max_nodes_allows_it(etcd: EtcdServers, run_id
         one, other = job.new(), job.new()
         assert {info.world_size for info in job.meet(one, other)} == {2}
         (third,) = job.ask(job.new())
-        wait_until(is_over(one), "one to hear")
-        wait_until(is_over(other), "the other to hear")
+        wait_until(is_over(one), "one of them to be informed")
+        wait_until(is_over(other), "the other to be informed")
 
         infos = [*job.meet(one, other), third.result(DEADLINE_S)]
 
@@ -183,7 +183,7 @@ def test_lost_lease_is_replaced(etcd: EtcdServers, run_id: str) -> None:
             now = client.get(key)
             return now is not None and now.lease_id != before.lease_id
 
-        wait_until(is_back, "the key to be there again")
+        wait_until(is_back, "the key to exist again")
         after = client.get(key)
         assert after is not None
         assert after.value == before.value
@@ -210,11 +210,11 @@ def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str)
         def are_back() -> bool:
             return all(lease_of(one) is not lease for one, lease in zip(pair, before, strict=True))
 
-        wait_until(are_back, "both hosts to be there again")
+        wait_until(are_back, "both hosts to be registered again")
         assert [one.num_nodes_waiting() for one in pair] == [0, 0]
         # One of them leads.
         (asking,) = job.ask(pair[0])
-        wait_until(is_over(pair[1]), "the other agent to hear")
+        wait_until(is_over(pair[1]), "the other agent to be informed")
         job.meet(pair[1])
         assert asking.result(DEADLINE_S).world_size == 2
         assert os.environ[ROUND_VARIABLE] == "2"

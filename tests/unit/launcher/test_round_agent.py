@@ -67,7 +67,7 @@ def fail_late():
 
 signal.signal(signal.SIGTERM, save)
 """
-"""Each test adds what its workers do."""
+"""Each test adds the actions of its workers."""
 
 
 def assignment_of(number: int, num_workers: int) -> Assignment:

@@ -47,7 +47,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 if code >= 0:
     signal.pause()
 """
-"""A program in place of `megatrain`: says that it runs, and ends with a code of its own when it is asked to."""
+"""A program in place of `megatrain`: reports that it runs, and ends with its own exit code on request."""
 
 
 def is_alive(pid: int) -> bool:

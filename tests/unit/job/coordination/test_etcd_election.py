@@ -143,7 +143,7 @@ def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) 
         assert item is not None
         assert item.value == b"3"
         assert Election(client, prefix + "driver").leader() == Leader(new.key, b"new", new.token)
-        wait_until(lambda: not old.is_certain, "the old leader to know")
+        wait_until(lambda: not old.is_certain, "the old leader to notice")
 
 
 def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:

@@ -102,11 +102,11 @@ def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
         proxy.conduct = Conduct.SWALLOW
         # Another client renews it, as a new etcd leader would by extending all leases.
         wait_until(lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt")
-        wait_until(lambda: reported == [LeaseState.DOUBTFUL], "the report of the doubt")
+        wait_until(lambda: reported == [LeaseState.DOUBTFUL], "the report of the doubtful lease")
         kept = keeper.lease_id
         proxy.conduct = Conduct.PASS
         proxy.cut()
-        wait_until(lambda: len(reported) == 2, "the end of doubt")
+        wait_until(lambda: len(reported) == 2, "the end of the doubtful state")
         assert reported == [LeaseState.DOUBTFUL, LeaseState.HELD]
         assert keeper.lease_id == kept, "the same lease: it was never lost"
 

@@ -58,7 +58,7 @@ def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.
     assert reported == [
         "watchman failed: ValueError: the same; it starts again", "watchman failed: another; it starts again",
     ]  # fmt: skip
-    assert [bool(record.exc_info) for record in caplog.records] == [True, False], "where, of a mistake of ours"
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False], "the place of our error"
 
 
 def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
@@ -114,12 +114,12 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
         wait_until(lambda: "KeyError" in follower.problem, "the mistake to be reported")
-        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be taken for a second")
+        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be processed for a second")
         elapsed_s = time.monotonic() - began
         assert follower.unconfirmed_s >= elapsed_s, "failed tries do not count as taken"
         assert not consumer.seen
         consumer.fails = itertools.repeat(False)
-        wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard")
+        wait_until(lambda: follower.unconfirmed_s < 1.0, "an event to arrive")
         wait_until(lambda: follower.problem == "", "the problem to be over")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
@@ -136,7 +136,7 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
         wait_until(is_deaf, "the event to be stuck for a while")
         assert not consumer.seen
         consumer.may_go_on.set()
-        wait_until(lambda: follower.unconfirmed_s < 0.4, "it to go on")
+        wait_until(lambda: follower.unconfirmed_s < 0.4, "it to continue")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
@@ -151,7 +151,7 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
         proxy.spoils = lambda request: b"/v3/watch" in request
         proxy.garbage, proxy.conduct = [created + broken], Conduct.GARBAGE
         proxy.cut()
@@ -179,7 +179,7 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, whole) as watch,
     ):
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
         proxy.spoils = lambda request: b"/v3/watch" in request and mark in request
         proxy.conduct = Conduct.GARBAGE
         with Watch(client, spoilt) as broken:
@@ -191,7 +191,7 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
 
 def test_idle_watch_is_current_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:
     with Watch(client, KeyRange.prefix(prefix)) as watch:
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
         before = watch.confirmed_at
         client.get(prefix)
         assert watch.confirmed_at != before

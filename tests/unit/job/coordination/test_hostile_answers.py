@@ -230,7 +230,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                         heard.update((item.key, item.value) for item in items)
                     return bool(heard)
 
-                wait_until(is_heard, "what was written to be heard")
+                wait_until(is_heard, "the written change to arrive")
                 assert heard == {(prefix.encode() + b"a", b"reported")}, "only what is in etcd"
 
     assert all_at_once(check, [*FRAMES, *MESSAGES]) == {}

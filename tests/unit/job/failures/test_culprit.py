@@ -104,13 +104,13 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
     found = recorded_culprit([newer, older, asked], 2)
     assert found is not None
     assert (found.ranks, found.incident, found.confidence) == ((3,), "20260101-2", "certain")
-    assert recorded_culprit([asked], 2) is None, "it was requested: nothing broke"
+    assert recorded_culprit([asked], 2) is None, "it was requested, not a failure"
     assert recorded_culprit([older], 3) is None
 
 
 def test_open_incident_blames_the_rank_that_is_no_victim() -> None:
     open_ = broken(moments=Moments(1.0, 1.1), failures=(make_failure(0, 69, **CASCADE),))
-    assert culprit_of_incident(open_) is None, "victims alone do not tell"
+    assert culprit_of_incident(open_) is None, "victims alone do not show the cause"
     reported = replace(open_, failures=(*open_.failures, make_failure(2, 1, label="data")))
     found = culprit_of_incident(reported)
     assert found is not None
@@ -118,9 +118,9 @@ def test_open_incident_blames_the_rank_that_is_no_victim() -> None:
 
 
 def test_judged_incident_without_a_culprit_says_so() -> None:
-    found = culprit_of_incident(broken(reason="a victim; no log names the culprit"))
+    found = culprit_of_incident(broken(reason="because of another rank; no log names the culprit"))
     assert found is not None
-    assert (found.is_named, found.reason) == (False, "a victim; no log names the culprit")
+    assert (found.is_named, found.reason) == (False, "because of another rank; no log names the culprit")
 
 
 def test_the_root_is_the_earliest_that_is_no_victim() -> None:

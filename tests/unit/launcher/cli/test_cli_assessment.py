@@ -221,7 +221,7 @@ def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
 
     # no reason is listed twice
     assert texts(answer) == [
-        "etcd raises NOSPACE: nothing can be decided until this is fixed",
+        "etcd raises NOSPACE: the driver can store no decision until the alarm is cleared",
         "held 12 min ago, no host evicted: 2 leases vanished",
         "the driver reports: rounds/3 cannot be read",
     ]

@@ -64,7 +64,7 @@ def test_an_etcd_out_of_space_is_reported(client: EtcdClient, keys: JobKeys, etc
     try:
         text = megatrain("status", code=StatusCode.RED)
         assert text.startswith(f"{keys.job}: red, training: ")
-        assert "!! etcd-alarm: etcd raises NOSPACE: nothing can be decided until this is fixed" in text
+        assert "!! etcd-alarm: etcd raises NOSPACE: the driver can store no decision until the alarm is cleared" in text
     finally:
         post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
     assert megatrain("status", "--json")["health"] == {"level": "green", "reasons": []}
@@ -224,7 +224,7 @@ def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: 
         first = megatrain("job", "checkpoint", "--no-wait", "--json")
         assert (first["is_done"], first["text"]) == (False, "taken up")
         megatrain("job", "restart", "--timeout", "0.3", code=68)
-        assert "restart was asked for 300 ms ago and accepted, but is not done yet" in megatrain.notes
+        assert "restart was requested 300 ms ago and accepted, but is not done yet" in megatrain.notes
     left = client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
     assert [(item.key.decode(), item.lease_id) for item in left] == [
         (keys.request(request.request_id), 0) for request in driver.requests

@@ -78,7 +78,7 @@ def test_verdict_is_approved_and_dismissed_with_a_reason(
 
 def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "approve"]) == 2
-    assert "which verdict? write megatrain job approve [JOB] --verdict ID" in capsys.readouterr().err
+    assert "no verdict is named; write megatrain job approve [JOB] --verdict ID" in capsys.readouterr().err
 
 
 def test_audit_has_each_outcome_once_after_a_takeover(tmp_path: Path) -> None:
