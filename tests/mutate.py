@@ -39,9 +39,9 @@ NUM_COPIES = 2
 NUM_DAYS = 20
 """All mutations are drawn once within this many days, a few minutes each day."""
 PATIENCE = "0.25"
-"""Where a mutation keeps a test waiting, a quarter of the usual deadline says so."""
+"""If a mutation blocks a test, a quarter of the usual deadline detects it."""
 LIMIT_S = 900
-"""A mutation whose tests have not ended by then hangs them, which counts as found."""
+"""A mutation whose tests have not ended by then makes them hang, which counts as detected."""
 NOTES = (
     "each mutation ran against the quick tests that import its module, or import a module that imports it",
     "not all that is not found is a gap: some mutations change a log line, a pause or the size of a cache only",

@@ -12,7 +12,7 @@ from tests.helpers.training_case import TINY
 VOCAB_SIZE: int = TINY["model"]["vocab_size"]
 SEQ_LEN: int = TINY["model"]["seq_len"]
 NUM_VALIDATION_TOKENS = 12 * SEQ_LEN + 9 + 1
-"""13 windows, which no number of pipelines above 1 divides, and the last of them is cut short."""
+"""13 windows: no number of pipelines above 1 divides them, and the last window is shorter."""
 
 
 @pytest.fixture(scope="session")

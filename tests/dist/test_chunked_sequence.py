@@ -18,7 +18,8 @@ from tests.helpers.training_case import make_config, on_layout
 NUM_LAYERS, NUM_CHUNKS = 2, 4
 EXCHANGES = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
 ENDS = {Operation.TP_ALL_GATHER: 3, Operation.TP_REDUCE_SCATTER: 2}
-"""Of embedding and head for a micro-batch, which stay whole: in forward, in backward, and for the head again."""
+"""The exchanges of embedding and head for a micro-batch, which are not in chunks: in forward, in backward, and for the
+head again."""
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 
 COUNTS = [[1, 2, 0], [1, 0, 3], [2, 1, 1]]
-"""How many numbers of an all-to-all go from a rank (row) to a rank (column)."""
+"""The numbers of an all-to-all that each rank (row) sends to each rank (column)."""
 
 
 @dataclass(slots=True)

@@ -36,13 +36,13 @@ IN_FLIGHT: dict[str, tuple[list[Tables], Operation, str]] = {
     "sequence-chunk-scattered": (SEQUENCE_CHUNKS, Operation.TP_REDUCE_SCATTER, "tp"),
     "gradient-between-stages": ([on_layout(1, 2, 2, 2)], Operation.BACKWARD_SEND, "pp"),
 }
-"""In which overlapped exchange a rank dies, and along which axis its peers are."""
+"""The overlapped exchange in which a rank dies, and the axis of its peers."""
 
 
 def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
     """Check that the message in `text` names an operation, one of the rank's groups, and the rank."""
     found = MESSAGE.search(text)
-    assert found, f"rank {rank} said: {text}"
+    assert found, f"output of rank {rank}: {text}"
     members = [int(member) for member in found["ranks"].split(", ")]
     layout = config.layout(None)
     axis = found["group"] if found["group"] in layout.axes else "pp"

@@ -14,9 +14,9 @@ from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config, on_layout
 
 NUM_WINDOWS = 5
-"""Neither 8 pipelines of one window nor 2 of two divide it: the last ones get windows that do not count."""
+"""Neither 8 pipelines with one window nor 2 with two divide it: the last pipelines get windows that do not count."""
 NUM_SMALL_TOKENS = 16 + 7 + 1
-"""Two windows, of which the second is short: most pipelines get none."""
+"""Two windows, the second one short: most pipelines get none."""
 COMMON: Tables = {
     "evaluation": {"num_samples": NUM_WINDOWS, "interval": 1},
     "train": {"steps": 3},

@@ -82,7 +82,7 @@ def test_training_survives_a_full_disk(train_data: Tables, tmp_path: Path) -> No
         }
         job = make_job(tmp_path / "job", train_data, ENDLESS, tables)
         newest = train_on_a_full_disk(job, disk, tmp_path)
-        assert newest > 0, "what got to storage before it was full"
+        assert newest > 0, "the steps stored before storage was full"
         go_on_from_what_it_left(job, disk, tmp_path, newest)
 
 

@@ -25,7 +25,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 1.0
-"""Of a rank that waits for one that never comes."""
+"""The timeout of a rank that waits for an absent rank."""
 DEADLINE = timedelta(seconds=DEADLINE_S)
 
 

@@ -77,7 +77,7 @@ def test_all_groups_meet_at_their_stores(rank_pool: RankPool, ranks_per_store: i
         assert server.check(places)
     else:
         assert server.check(addresses)
-        assert server.num_keys() == len(addresses), "no group meets at the job's own store"
+        assert server.num_keys() == len(addresses), "no group connects at the job's own store"
 
 
 def come_without_rank_4(context: RankContext, port: int) -> str:

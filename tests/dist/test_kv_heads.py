@@ -26,7 +26,7 @@ from tests.helpers.training_case import make_config, on_layout
 
 BOUND = 1e-10
 SHALLOW = {"num_layers": 2}
-"""Where there are no more stages than these: each layer has its own key-value heads, so two show what four do."""
+"""For layouts with at most two stages: each layer has its own key-value heads, so two layers test as much as four."""
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False}
 CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
     # layout, changes of the layout, changes of the model and the rest

@@ -21,7 +21,8 @@ from tests.dist.training_jobs import (
 from tests.helpers.training_case import make_config, on_layout
 
 BOUND = 1e-10
-"""Rounding makes 1e-16 an operation, and some 1e-13 after 5 steps; a wrong factor, sum or order makes 1e-4 and more."""
+"""Rounding causes 1e-16 per operation, and about 1e-13 after 5 steps; a wrong factor, sum or order causes at least
+1e-4."""
 
 
 def powers_of_two(num_ranks: int) -> list[tuple[int, int, int, int]]:

@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmo": GEMMA | ROTARY | {"branch_norm": "output", "qk_norm": "all_heads"},
     "neox": {"block": "parallel_two_norms", "mlp": "gelu_exact"},
 }
-"""Keys of models that take the place of the same keys of a row."""
+"""Keys of models that replace the same keys of a row."""
 FACTORS: dict[str, list[Any]] = {
     "kind": list(KINDS),
     "layout": list(LAYOUTS),

@@ -40,7 +40,7 @@ TABLES: Tables = {
     "evaluation": {"interval": 3},
     "checkpoint": {"interval": 2},
 }
-"""In fp64, where two ways to compute one loss differ by nothing that counts."""
+"""In fp64, where two ways to compute one loss differ only by negligible rounding."""
 LAYOUTS: dict[str, Tables] = {
     "tp2": on_layout(2, 1, 1),
     "tp2-pp2-dp2": on_layout(2, 2, 2),

@@ -27,7 +27,7 @@ from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 
 STEPS = 24
-"""More than a second of training: long enough for a signal to come in the middle."""
+"""More than a second of training: long enough for a signal to arrive in the middle."""
 GLOBAL_BATCH_SIZE = 4
 SIGNALLED_RANK = 2
 

@@ -25,8 +25,8 @@ Arrays = dict[str, NDArray[Any]]
 """Whole tensors by logical name."""
 Tables = dict[str, dict[str, Any]]
 TWO_STEPS: Tables = {"train": {"steps": 2}, "optimizer": {"lr_warmup_steps": 1, "lr_decay_steps": 4}}
-"""The fewest steps that show each part of one: the second one's forward uses the weights of the first one's update, and
-its update uses moments that are not zero, at another learning rate."""
+"""The fewest steps that test each part of a step: the second one's forward uses the weights of the first one's update,
+and its update uses moments that are not zero, with another learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def distance(found: Arrays, expected: Arrays) -> dict[str, float]:
 def assert_parity(run: Run, reference: Run, bound: float) -> None:
     """Compare losses, gradient norms and final weights with another run's, by relative error. All weights must move."""
     still = [name for name, was in reference.initial.items() if (reference.final[name] == was).all()]
-    assert not still, f"nothing is trained of {still}"
+    assert not still, f"no training changed {still}"
     assert_close(run.losses, reference.losses, bound, "loss")
     assert_close(run.grad_norms, reference.grad_norms, bound, "gradient norm")
     wrong = {name: error for name, error in distance(run.final, reference.final).items() if not error <= bound}

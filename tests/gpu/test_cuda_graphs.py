@@ -17,7 +17,8 @@ from tests.helpers.single_rank import SilentRecorder, make_config, microbatches,
 
 STEPS = 8
 TOLERANCE = 1e-3
-"""Relative. The kernels are the same; a library may choose another one of its own for a matrix product elsewhere."""
+"""The relative tolerance. The kernels are the same; a library may choose another kernel for a matrix product
+elsewhere."""
 SIZES: dict[str, Any] = {"vocab_size": 500, "seq_len": 64, "hidden_size": 64, "num_heads": 4, "num_layers": 3}
 LLAMA: dict[str, Any] = SIZES | {
     "norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False,

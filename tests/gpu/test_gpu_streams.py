@@ -32,9 +32,10 @@ from tests.helpers.require import require
 from tests.helpers.waiting import DEADLINE_S
 
 BYTES = {"tp": 256 << 20, "pp": 512 << 20, "dp": 1024 << 20}
-"""By group, as many as tell its copies in a trace from those of the others."""
+"""By group, a number of bytes that distinguishes its copies in a trace from those of the others."""
 ERROR_NS = 100_000
-"""Between our events and the profiler's; docs/reference/events.md states a few microseconds for the method."""
+"""The tolerance between our events and the profiler's; docs/reference/events.md states a few microseconds for the
+method."""
 
 
 def planned_group(name: str) -> PlannedGroup:

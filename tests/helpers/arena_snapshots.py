@@ -28,10 +28,10 @@ from tests.helpers.one_source import stream_of_one
 
 ROUND = 2
 ROW_BYTES = 16
-"""Of the one tensor in hand-made metadata: each item of each rank holds one row of it."""
+"""The bytes of a row of the only tensor in the test's metadata: each item of each rank holds one row."""
 ITEM_LENGTHS = (1000, 64, 77)
 _REST_BYTES = 192
-"""Of a slot's contents after the image: state that only a restore from memory needs."""
+"""The bytes of a slot's contents after the image: state that only a restore from memory needs."""
 
 
 def host_plan(checkpoints: str, **changes: Any) -> HostPlan:

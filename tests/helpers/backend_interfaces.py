@@ -23,11 +23,11 @@ READ = {
     "transformer_engine.pytorch": ("Linear", "Linear.forward", "autocast"),
     "transformer_engine.common.recipe": ("Float8CurrentScaling",),
 }
-"""What megatrain calls, by the module that it imports."""
+"""The functions that megatrain calls, by the module that it imports."""
 VERSIONS = ("2.9.0", "2.16.1", "2.20.2")
-"""The oldest that is supported, the first that keeps the weight until backward, and the newest."""
+"""The oldest supported version, the first that keeps the weight until backward, and the newest."""
 Signatures = Mapping[str, str]
-"""Name -> parameters without annotations and without self, defaults that are no constants as `...`."""
+"""Name -> parameters without annotations and without self; defaults that are not constants are `...`."""
 Sources = Callable[[str], str | None]
 """Returns the text of a file of a package by its path, or None."""
 

@@ -34,7 +34,7 @@ TRANSFORMER_ENGINE = {
     ),
 }
 NAMES = ("apex", "fused_layer_norm_cuda", "transformer_engine")
-"""Of all modules, without what is inside them."""
+"""The top-level names of all modules of these packages."""
 
 
 def write_packages(root: Path, files: dict[str, str]) -> None:

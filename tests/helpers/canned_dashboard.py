@@ -39,12 +39,12 @@ class CannedDashboard:
     responses: dict[str, Document | bytes]
     """By path below the API's prefix; bytes are a container of arrays."""
     token: str = ""
-    """Asked for where it is not empty."""
+    """Required in requests unless it is empty."""
     session: str = "first"
     step: int = STEP
     versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOPICS, 1))
     is_down: bool = False
-    """Every request is broken off without a response, streams too."""
+    """Every request ends without a response, streams too."""
     asked: list[str] = field(default_factory=list)
     actions: list[ActionRequest] = field(default_factory=list)
     notes: list[NoteRequest] = field(default_factory=list)

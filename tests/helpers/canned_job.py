@@ -57,7 +57,7 @@ SLOW_HOST = "host-017"
 LOST_HOST = "host-031"
 NOTE_ID = "1794900000000-0a1b2c3d"
 MARKUP = "<img src=x onerror=\"document.title='attacked'\"><b>bold</b>"
-"""Stands in a log line, a host's label and a reason: it must be seen as it is."""
+"""Contained in a log line, a host's label and a reason: the page must show it unchanged."""
 
 
 def host_name(number: int) -> str:

@@ -116,7 +116,7 @@ def found(checkpoints: Location, branch: str | None = None) -> list[tuple[str, i
 
 
 CRASHED = 9
-"""The exit code of a process that was ended by `crash_at`."""
+"""The exit code of a process that `crash_at` ended."""
 
 _CRASH = """
 import os, sys

@@ -24,7 +24,7 @@ from megatrain_diagnostics.events.tables import (
 from tests.helpers.memory_events import MemoryEvents
 
 BASE_NS = 1_700_000_000_000_000_000
-"""A unix time: arithmetic in floats would lose it."""
+"""A unix time with digits that float arithmetic would lose."""
 
 
 @dataclass

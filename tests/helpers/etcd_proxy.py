@@ -23,19 +23,19 @@ class Conduct(Enum):
 
     PASS = auto()
     REFUSE = auto()
-    """Connections are closed as soon as they are there."""
+    """Connections are closed immediately."""
     SWALLOW = auto()
-    """Requests go nowhere, answers never come."""
+    """Requests are dropped, answers never arrive."""
     GARBAGE = auto()
-    """Requests that `spoils` picks go nowhere, `garbage` is the answer; others pass."""
+    """Requests that `spoils` selects are dropped and answered with `garbage`; others pass."""
     HALF_ANSWER = auto()
-    """Requests are carried out, the connection ends in the middle of the answer."""
+    """Requests are executed, the connection ends in the middle of the answer."""
     DRIP = auto()
-    """Requests are carried out, answers come a byte at a time."""
+    """Requests are executed, answers arrive byte by byte."""
 
 
 LONG_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
-"""An answer whose length Python's int() refuses to read."""
+"""An answer with a length that Python's int() refuses to parse."""
 
 
 def is_watch_of(directory: str, request: bytes) -> bool:
@@ -62,15 +62,15 @@ class EtcdProxy:
     def __init__(self, port: int, *, budget: Callable[[], int | None] = lambda: None) -> None:
         self.conduct = Conduct.PASS
         self.garbage: Iterable[bytes] = [b"garbage\r\n\r\n"]
-        """Sent piece by piece until the client has enough."""
+        """Sent piece by piece until the client closes the connection."""
         self.spoils: Callable[[bytes], bool] = lambda request: True
         self.num_spoiled = 0
         self.num_connections = 0
         self.keeps_back: Callable[[bytes], bool] = lambda request: False
-        """Whether a request, as it is sent, is kept until `deliver`; its sender gets no answer."""
+        """Whether a request is held until `deliver`; its sender gets no answer."""
         self.kept: list[bytes] = []
         self.before: Callable[[bytes], object] = lambda request: None
-        """Called with each request; etcd has it only after the return."""
+        """Called with each request; etcd gets the request only after the return."""
         self._port = port
         self._budget = budget
         self._closed = threading.Event()

@@ -17,7 +17,7 @@ HEALTHY: Mapping[str, int] = {
     "lifetime_uncorrected": 0, "rows_corrected": 0, "rows_uncorrected": 0, "rows_pending": 0, "rows_failed": 0,
     "pcie_replays": 0, "field.82": 71, "field.38": 0, "field.45": 0, "field.52": 0, "field.59": 0, "field.230": 0,
 }  # fmt: skip
-"""What the library says of one H100 under load; names as in fake_nvml.c."""
+"""The library's values for one H100 under load; names as in fake_nvml.c."""
 
 
 class FakeNvml:

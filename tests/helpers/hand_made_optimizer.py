@@ -31,7 +31,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "blocks.0.mlp_bias": (8,),
 }
 CUT = {"embedding.word.weight", "blocks.0.mlp.up.weight"}
-"""What tensor-parallel ranks share, along the last dim; of the rest each of them holds all."""
+"""The parameters that tensor-parallel ranks divide, along the last dim; each rank holds the others completely."""
 HIDDEN = {"blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"}
 """The matrices between hidden states."""
 DECAYED = {name for name in SHAPES if name.endswith("weight") and "norm" not in name}

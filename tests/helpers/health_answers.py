@@ -27,7 +27,7 @@ _ANSWER_S = 1.0
 _PAUSE_S = 0.2
 """An answer costs the job more than most faults do."""
 _LATE_ADDITIONS = frozenset({"disk-filling", "step-late", "save-late"})
-"""What a crowded machine, or its disk, may add to any answer."""
+"""The additional time that a busy machine, or its disk, may need for any answer."""
 _LIVE = (StatusCode.GREEN, StatusCode.AMBER, StatusCode.RED)
 
 
@@ -64,7 +64,7 @@ class HealthViews:
         self._arguments = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
         self._page = self._metrics = ""
         self.state = ""
-        """What the job does, by the newest answer of `megatrain status`."""
+        """The job's activity, by the newest answer of `megatrain status`."""
         self.heard: dict[str, list[tuple[float, HealthAnswer]]] = {who: [] for who in EVERYBODY}
 
     def wait_for(self, is_met: Callable[[], bool], what: str) -> None:

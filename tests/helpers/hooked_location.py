@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from megatrain.checkpoint_format.location import Location, Sink
 
 Hook = Callable[[str, str], None]
-"""Called with what is done and where, below the outermost place. What is done: read, list, stat, write, create, append,
-close, remove.
-"""
+"""Called with the operation and its path below the outermost location. Operations: read, list, stat, write, create,
+append, close, remove."""
 READS = frozenset({"read", "list", "stat"})
-"""What changes nothing."""
+"""The operations that change nothing."""
 
 
 def _nothing(action: str, path: str) -> None:

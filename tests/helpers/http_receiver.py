@@ -42,7 +42,7 @@ class ReceiverReply:
     is_dropped: bool = False
     hold: threading.Event | None = None
     raw: Callable[[Any, threading.Event], None] | None = None
-    """Writes whatever it likes, until the event says that the server ends."""
+    """Writes any bytes, until the event signals that the server ends."""
 
 
 class HttpReceiver:

@@ -113,7 +113,7 @@ def check_history(client: EtcdClient, keys: JobKeys) -> int:
             event = watch.next(_READ_S)
             if event is None:
                 break  # The newest change of all was to other keys.
-            assert isinstance(event, Changes), "etcd has forgotten the beginning"
+            assert isinstance(event, Changes), "etcd has compacted the beginning"
             history.check_writer(event)
             history.take(event)
             revision = event.revision

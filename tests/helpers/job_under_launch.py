@@ -35,7 +35,7 @@ Launcher = subprocess.Popen[bytes] | ForkedProgram
 
 WORKERS = 2
 OVERLAPPED: Mapping[str, Mapping[str, Any]] = {"parallel": {"bucket_size": 3000, "overlap": True}}
-"""Several buckets whose collectives run beside the computation: for jobs whose fault, or its judge, looks at them."""
+"""Several buckets whose collectives run beside the computation: for jobs whose fault, or its check, needs them."""
 
 
 def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> TrainJob:
@@ -66,17 +66,18 @@ class LaunchedJob:
 
     job: TrainJob
     endpoints: Sequence[str]
-    """Of an etcd that all hosts reach; none: each launch brings its own, and has all hosts on this machine."""
+    """The addresses of an etcd that all hosts reach; none: each launch starts its own, and has all hosts on this
+    machine."""
     faults: FaultDirectory
     arguments: Sequence[str]
-    """Of `megatrain launch`, the same for all hosts."""
+    """Arguments of `megatrain launch`, the same for all hosts."""
     module: str = "tests.helpers.step_faults"
     """The module that workers run; it takes the arguments of `megatrain train`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     has_daemon: bool = False
     """Whether its hosts run daemon and page."""
     is_forked: bool = False
-    """Whether launchers are forks that need not load torch, unless they run elsewhere."""
+    """Whether launchers are forks that need not import torch, unless they run elsewhere."""
     executors: dict[str, Launcher] = field(default_factory=dict)
     _forks: ExitStack = field(default_factory=ExitStack)
 

@@ -42,7 +42,7 @@ _MAX_RANKS = 8
 SHORT: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
 ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
 SHALLOW: Tables = {"model": {"num_layers": 2, "dropout": 0.1}}
-"""Where each chunk of layers has one or more of two: each layer has exchanges of its own, all of the same kinds."""
+"""For layouts whose chunks get one layer or more of two: each layer has its own exchanges, all of the same kinds."""
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "dp2-chunks2": (on_layout(1, 1, 2, 2),),
     "dp4-zero2": (on_layout(1, 1, 4), ZERO_2, SHALLOW),

@@ -14,7 +14,7 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
 
 NAMES = ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"]
-"""Names that may be below a place."""
+"""Names that may be below a location."""
 OTHER_NAMES = ["", "/", "/a", "a/", "a//b", "..", ".", "../a", "a/../b", "a/.", "a\0b", "\ud800"]
 
 

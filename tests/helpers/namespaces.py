@@ -22,9 +22,9 @@ from tests.helpers.require import require
 _OWN_ADDRESS = 254
 _MOST_NETWORKS = 4
 _NAME = re.compile(r"mt([0-9]+)(?:-|o[0-9]$)")
-"""Of a namespace or of a link of the process with this number."""
+"""The name of a namespace or of a link of the process with this number."""
 _LARGEST_SENT = str(16 << 10)
-"""Bytes in one piece, less than a burst of a slow link."""
+"""Bytes in one packet, less than a burst of a slow link."""
 
 
 class HostNetwork:

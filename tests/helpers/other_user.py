@@ -10,7 +10,7 @@ from tests.helpers.child_process import in_child
 from tests.helpers.require import require
 
 OTHER_USER = 65_533
-"""No account has this number."""
+"""A user id without an account."""
 
 
 def as_other_user(act: Callable[[], None]) -> None:

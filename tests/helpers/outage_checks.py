@@ -29,7 +29,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 RANK = 1
 _PACE_S = 0.3
 _LOADED_S = 2.0
-"""What a machine that others use may add to a step."""
+"""The additional time of a step on a machine that others use."""
 
 
 @contextmanager
@@ -69,7 +69,7 @@ class Before:
 
 def check_no_host_was_evicted(job: OutageJob, before: Before, since: float, *, num_recoveries: int = 0) -> None:
     """Check that all hosts return with their sessions, and that no step was delayed since then."""
-    wait_until(job.is_registered_as(before.sessions), "all sessions of before")
+    wait_until(job.is_registered_as(before.sessions), "all earlier sessions")
     wait_until(lambda: job.view.driver() in before.sessions, "a driver")
     job.wait_for_more_steps(8)
     median_s, longest_s = job.step_times(since)

@@ -40,7 +40,7 @@ class OutageJob:
     etcd: EtcdServers
     network: HostNetwork | None
     stopped_unix_s: float | None = None
-    """When a host that was cut off had no workers any more; None: not checked yet."""
+    """When the last worker of a host that was cut off ended; None: not checked yet."""
 
     def cut(self, hosts: Sequence[str], *networks: str) -> float:
         """Cut hosts off networks; return the time."""
@@ -154,7 +154,7 @@ class OutageJob:
             return [*map(str, self.launched.processes()), *self.memory_files()]
 
         with suppress(TimeoutError):
-            wait_until(lambda: not left(), "the end of all")
+            wait_until(lambda: not left(), "the end of all processes")
         return left()
 
     def memory_files(self) -> list[str]:

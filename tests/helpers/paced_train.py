@@ -38,7 +38,7 @@ class Slowness:
 
     kind: str
     host: str = ""
-    """Of `lengths`: empty, the rank counts."""
+    """Empty for `lengths`, where the rank counts."""
     local_rank: int = 0
     factor: float = 1.3
     rank: int = -1
@@ -97,7 +97,7 @@ class Pacer:
         self.pace = read_pace(root)
         self._random = random.Random(f"{self.pace.seed} {self.rank}")
         self.cost = 1.0
-        """Of the micro-batches of this step, relative to those of equal lengths."""
+        """The cost of the micro-batches of this step, relative to that of equal lengths."""
 
     def begin_step(self) -> None:
         self.pace = read_pace(self._root)

@@ -32,15 +32,15 @@ class PipelineJob:
     num_chunks: int = 1
     num_microbatches: int = 4
     schedule: str = "1f1b"
-    """Of one chunk a stage; several are interleaved."""
+    """For one chunk per stage; several chunks are interleaved."""
     steps: tuple[int, ...] = (10, 20, 30)
     noise: float = 0.0
     gaps: float = 0.0
-    """How late computes start for no reason that is recorded."""
+    """The delay of computes without a recorded reason."""
     is_overlapped: bool = False
     """Gradients of a chunk are reduced as soon as its last backward has ended."""
     separate_s: float = COLLECTIVE_S
-    """Of what is reduced beside the chunks, where gradients are reduced with overlap."""
+    """The duration of the exchanges beside the chunks, if gradients are reduced with overlap."""
     slow_stages: dict[int, float] = field(default_factory=dict)
     slow_dp_ranks: dict[int, float] = field(default_factory=dict)
     slow_cells: dict[tuple[int, int], float] = field(default_factory=dict)

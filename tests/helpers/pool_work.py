@@ -10,7 +10,7 @@ from pathlib import Path
 from megatrain.contracts.errors import DataError
 
 BAD = 5
-"""The number that is refused, or ends the process."""
+"""The number that is refused, or that ends the process."""
 
 
 def square(number: int) -> int:

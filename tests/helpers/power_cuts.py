@@ -19,7 +19,7 @@ import pytest
 from megatrain.checkpoint_format import local_location
 
 Tree = dict[str, bytes | None]
-"""Path below the root -> content, None of a directory; each directory before what is in it."""
+"""Path below the root -> content, None for a directory; each directory before its entries."""
 
 
 def put_tree(tree: Tree, target: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 _OBJECT = re.compile(r"\b[A-Z][A-Za-z]+\(\w+=")
 _FIELD = re.compile(r"(?<![\w.\-?&])[a-z]\w*_\w+=")
-"""Not a key of the configuration (recovery.restarts_per_hour=3), nor an option or a link: those are typed like that."""
+"""Except keys of the configuration (recovery.restarts_per_hour=3), options and links, which are written like that."""
 _CODE = re.compile(r"\b(?:with|code) -\d+\b")
-"""A signal by the number that subprocess gives it."""
+"""A signal in the form of subprocess's exit codes."""
 _AS_WRITTEN = frozenset({"line", "lines", "frames", "run_directory", "place", "address"})
-"""What the ranks wrote, stacks, and paths."""
+"""Output of ranks, stacks, and paths."""
 
 
 def raw_python(text: str) -> list[str]:

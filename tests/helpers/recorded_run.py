@@ -46,12 +46,12 @@ SECOND_BEGAN_S = START_S + 60 + GAP_S - 50
 """Step n of round 2 ends at this and n + 1 seconds."""
 FAILED_S = START_S + 60.5
 END_TOKENS = 120 * 4096
-"""Steps that were done again count once."""
+"""Repeated steps count once."""
 NAN_STEP = 7
 SPIKE_STEP = 93
 SCRIPT = "<script>alert(1)</script>"
 EVIL = "a" * 48 + "!"
-"""Which (a+)+$ takes years to fail on, where expressions backtrack."""
+"""A text on which (a+)+$ takes years to fail with a backtracking matcher."""
 
 
 @dataclass(frozen=True, slots=True)

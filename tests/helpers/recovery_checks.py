@@ -125,7 +125,7 @@ class RunningJob:
             return [*self.launched.processes(), *boxes, *arenas]
 
         try:
-            wait_until(lambda: not left(), "the end of all")
+            wait_until(lambda: not left(), "the end of all processes")
         except TimeoutError:
             raise AssertionError(f"left behind: {left()}") from None
 

@@ -58,7 +58,7 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self.calls: list[_Call] = []
         self._given: dict[int, tuple[Any, Any]] = {}
-        """By address, all storages that were there before; with their contents, if they were written to."""
+        """By address, all storages that existed before; with their contents, if they were written to."""
         self._made: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,7 +108,7 @@ class ReplayedOperations:
 
     def __init__(self) -> None:
         self.num_replays: list[int] = []
-        """Of each recording."""
+        """The number of replays of each recording."""
         self._recordings: list[_Recording] = []
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

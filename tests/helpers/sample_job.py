@@ -34,7 +34,8 @@ _SLOW_HOST, _KILLED_RANK, _STOPPED_RANK = "host-1", 5, 3
 _SLOW_AT, _KILL_AT, _STOP_AT = 40, 130, 210
 _PINNED = 160
 _RESTART_COST_S = 10.0
-"""What a restart is thought to cost before one was measured; it has to pay within the few steps of a sample."""
+"""The assumed cost of a restart before one was measured; an eviction must be worth it within the few steps of a
+sample."""
 _KEPT = ("config.toml", "events", "incidents", "checkpoints", "logs", "metrics", "diagnosis")
 
 

@@ -14,7 +14,7 @@ from megatrain_dashboard.sources.recorded_job import RecordedJob
 from tests.helpers.waiting import DEADLINE_S
 
 PATIENT_LIMITS = Limits(log_search_s=DEADLINE_S, log_causes_s=DEADLINE_S)
-"""A search of logs ends when it is complete, not when its time is over."""
+"""A search of logs ends when it is complete, not at its time limit."""
 
 
 @contextmanager

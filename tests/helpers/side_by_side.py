@@ -15,15 +15,15 @@ SHARED_JOBS = (
     "tests/faults/outages/test_network_outages.py",
     "tests/faults/programs/test_every_fault_reported.py",
 )
-"""The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
+"""The files whose tests use one launched job one after another (fixture `shared_jobs`)."""
 _LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"
 _TRANSFORMERS = "transformers"
 _NAMING = {
     _RANKS: ("forked_program", "run_forked", "writer_process", "crash_at", "executor_process", "forked_launch"),
     _TRANSFORMERS: ('lazy_module("transformers', "helpers.huggingface"),
 }
-"""What takes seconds to load, once a process -> names: a file with one of them uses it. It is the fork server, as for
-ranks, which loads torch, or transformers."""
+"""Resources that take seconds to load, once per process -> names: a file with one of the names uses it. They are the
+fork server, also for ranks, which loads torch, and transformers."""
 _ENOUGH_TESTS = 2
 """A process begins a test when it knows the next one."""
 

@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 NEVER = float("inf")
-"""A time that does not come. Work of this duration hangs."""
+"""A time that never arrives. Work of this duration hangs."""
 
 
 @dataclass(eq=False)

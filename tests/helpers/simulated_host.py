@@ -34,9 +34,9 @@ class SimulatedHost:
     place: int = 0
     is_up: bool = False
     is_connected: bool = True
-    """To etcd and to the driver."""
+    """Whether it can reach etcd and the driver."""
     running: int = 0
-    """The round whose workers live here, 0 for none."""
+    """The round whose workers run here, 0 for none."""
     took_part_in: int = 0
     step: int = 0
     phase: HostPhase = HostPhase.PARKED

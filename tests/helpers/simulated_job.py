@@ -130,7 +130,7 @@ class SimulatedJob:
         self.history = JobHistory(KEYS)
         self.outcomes: dict[str, VerdictOutcome] = {}
         self.evictions: dict[str, tuple[float, int]] = {}
-        """For slowness, by incident: when, and how many hosts."""
+        """Evictions for slowness, by incident: the time, and the number of hosts."""
 
     def new_driver(self) -> SimulatedDriver:
         self.num_drivers += 1

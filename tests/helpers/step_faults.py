@@ -26,7 +26,7 @@ from tests.helpers.hang_sites import is_site, sites_in
 
 VARIABLE = "MEGATRAIN_FAULTS"
 PLACES = ("step", "snapshot", "evaluation", "load")
-"""Where in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
+"""The moment in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
 _PACE = "pace.json"
 _HOLD = "hold-loads"
 _POLL_S = 0.02
@@ -39,7 +39,7 @@ class StepFault:
     kind: str
     rank: int
     step: int
-    """Steps that are done by then; of a load, the round."""
+    """The number of completed steps at that moment; for a load, the round."""
     place: str = "step"
     """One of PLACES, "read", or "before" or "in" and the name of an operation: see hang_sites.py."""
 

@@ -19,7 +19,7 @@ BUSY_RUN_LIMITS_S = {"gate": 1200}
 STAGE_LIMITS_S = {"venv": 60, "check": 120, "test": 360}
 NIGHTLY_STAGE_LIMIT_S = 900
 NUM_RUNS = 20
-"""The newest runs that suite-runs.md has."""
+"""The number of newest runs in suite-runs.md."""
 LEAST_PACKAGE_S = 5
 """A package whose tests take less in a stage has no row in suite-packages.md."""
 

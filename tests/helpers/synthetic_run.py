@@ -28,7 +28,7 @@ _STEPS_AT_ONCE = 10
 _TOKENS = 2_000_000
 _NUM_MICROBATCHES = 32
 _AFTER_ALL = 10**9
-"""No other record of a rank has a number so high: it distinguishes records."""
+"""No other record of a rank has such a high number: it distinguishes records."""
 
 
 def write_run(

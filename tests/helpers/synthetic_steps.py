@@ -40,14 +40,14 @@ class SyntheticJob:
     gc_s: dict[int, float] = field(default_factory=dict)
     is_gc_in_passes: bool = False
     work_factor: dict[int, float] = field(default_factory=dict)
-    """Squared lengths, which compute follows."""
+    """By rank: squared lengths, which determine the compute time."""
     num_microbatches: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank; 1 for others."""
     work_noise: float = 0.0
-    """Of squared lengths, of every rank and step."""
+    """The noise of the squared lengths of every rank and step."""
     stage_factor: dict[int, float] = field(default_factory=dict)
     transfer_factor: dict[str, float] = field(default_factory=dict)
-    """By host: its link."""
+    """By host: the factor of the transfer times of its link."""
     sequence: int = 0
 
     def __post_init__(self) -> None:

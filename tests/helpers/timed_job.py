@@ -38,7 +38,7 @@ class TimedHost(SimulatedHost):
     """How many steps this host lags behind the others."""
     is_frozen: bool = False
     has_slept: bool = False
-    """Whether its processes slept since they were started: then they may live on for a moment."""
+    """Whether its processes were suspended since their start: then they may continue for a moment."""
     is_deaf: bool = False
     """Its lease is renewed, but it receives no orders."""
     promised_until: float = -math.inf
@@ -47,7 +47,7 @@ class TimedHost(SimulatedHost):
     completed: float | None = None
     """When its slowest rank completed its last step of this round."""
     ends_at: float | None = None
-    """When its workers will be gone, killed or having saved."""
+    """When its workers will be gone, killed or after a save."""
     asked_to_save: float | None = None
     fenced: bool = False
 
@@ -173,9 +173,9 @@ class TimedJob(SimulatedJob):
         self.stepping = 0
         """The round that `next_step_at` is of."""
         self.has_contributed: set[str] = set()
-        """Hosts that gave their part to the step that is under way before they were struck."""
+        """Hosts that contributed to the step in progress before their fault."""
         self.completions: list[tuple[float, str, int]] = []
-        """Of hosts that lag behind: when, who, in which round."""
+        """For hosts that lag behind: the time, the host, and the round."""
 
     @property
     def driver_now(self) -> float:

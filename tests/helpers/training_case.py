@@ -132,7 +132,8 @@ class CaseOrders:
     poison: Poison | None = None
     rollback: Rollback | None = None
     hidden: tuple[int, int] = (0, 0)
-    """Samples, from the first up to but not the second, that the order never had: the next ones take their numbers."""
+    """Samples, from the first up to but not including the second, that the order never contained: the following samples
+    take their numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Linear(nn.Module):
         assert inp.shape[-1] == self.in_features
         assert self.weight.shape == (self.out_features, self.in_features)
         for one in (inp, self.weight):
-            assert one.shape[:-1].numel() % 8 == 0 == one.shape[-1] % 16, "sizes that FP8 does not take"
+            assert one.shape[:-1].numel() % 8 == 0 == one.shape[-1] % 16, "sizes that FP8 does not support"
         return _Product.apply(self.weight, inp.contiguous(), self.bias if self.use_bias else None)
 
 

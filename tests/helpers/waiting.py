@@ -11,9 +11,9 @@ from typing import Final
 PATIENCE: Final = float(os.environ.get("MEGATRAIN_TEST_PATIENCE", "1"))
 """Multiplies every deadline of the tests, on a slow machine."""
 DEADLINE_S: Final = 120.0 * PATIENCE
-"""Guards against a hang only. How long something takes is the machine's, which others use too."""
+"""Guards against hangs only. Durations depend on the machine, which other programs use too."""
 PAUSES_S: Final = (0.02, 0.1)
-"""Between two questions: the first pause and the longest one. What takes long is asked for less often."""
+"""The pauses between two checks: the first and the longest one. Slow conditions are checked less often."""
 _GROWTH = 1.2
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 MOST_GROWTH = 2.5
-"""Of the work of twice as much: linear work grows twofold, quadratic work fourfold."""
+"""The bound for twice the size: linear work doubles, quadratic work quadruples."""
 
 
 def count_work(call: Callable[[], object]) -> int:

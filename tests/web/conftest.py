@@ -52,7 +52,7 @@ class Pages:
         self.screenshots = screenshots
         self.problems: list[str] = []
         self.expected: list[str] = []
-        """Parts of problems that a test brings about on purpose."""
+        """Parts of problems that a test causes on purpose."""
 
     def open(
         self,

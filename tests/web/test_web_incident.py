@@ -71,7 +71,7 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     ):
         assert part in text
     assert " UTC" in text.split("- began: ")[1].split("\n")[0]
-    assert MARKUP in text, "what a log says is text"
+    assert MARKUP in text, "log lines are plain text"
 
 
 def test_no_action_is_offered_where_actions_are_disabled(serve: Serve, pages) -> None:

@@ -89,7 +89,7 @@ def test_restarted_dashboard_is_found_by_an_open_page(live: Live, pages) -> None
     live.dashboard.start()
     page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
-    wait_until(lambda: shown_step(page) > before, "steps go on")
+    wait_until(lambda: shown_step(page) > before, "steps continue")
     expect(page.locator("main[data-connection=live]")).to_have_count(1)
 
 

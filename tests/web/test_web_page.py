@@ -201,7 +201,7 @@ def test_action_needs_reason_name_and_dry_run(serve: Serve, pages) -> None:
         ("evict", SLOW_HOST, False),
     ]
     assert dashboard.actions[0].idempotency_key != dashboard.actions[1].idempotency_key
-    expect(carry_out, "it is asked for once").to_be_disabled()
+    expect(carry_out, "it is requested once").to_be_disabled()
 
 
 def test_only_possible_actions_are_offered_with_their_effect(serve: Serve, pages) -> None:

@@ -30,7 +30,7 @@ VIEWS = {
 
 
 NO_FULL_STEP = ("stragglers", "timeline")
-"""Views that ask for steps recorded in full, of which this run has none: the server answers 404."""
+"""Views that request steps recorded in full, of which this run has none: the server answers 404."""
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def test_a_racer_loses_every_first_start(tmp_path: Path) -> None:
                 ) as etcd,
                 EtcdClient(etcd.settings) as client,
             ):
-                wait_until(lambda before=tries: racer.num_tries > before + 5, "the racer to try")
+                wait_until(lambda before=tries: racer.num_tries > before + 5, "the attacker to try")
                 answer = client.gateway.call("/v3/auth/user/list", {}, dict, what="users")
                 assert sorted(answer["users"]) == ["megatrain", "root"]
     assert racer.won == []

@@ -157,7 +157,7 @@ def test_stopped_executor_is_evicted_when_steps_end(tmp_path: Path, undisturbed_
             lambda: host in running.view.hosts() and running.view.hosts()[host].session != before,
             "the stale host's new session",
         )  # fmt: skip
-        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be parked")
+        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be a spare")
         wait_for_incident(running, lambda one: (one.kind, one.state) == (lost.kind, IncidentState.RECOVERED))
         running.save_and_stop()
         assert len(running.view.rounds()) == 2

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 CHANGES: dict[str, dict[str, Any]] = {"log": {"interval": 1}, "diagnostics": {"is_streamed": False}}
 SIGN_S = 5.0
-"""A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
+"""A rank of a job with steps of 0.1 s gives signs of life much more often."""
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def test_rank_failure_during_an_etcd_outage_is_handled_after_it(shared_jobs: Sha
         check_rank_was_named(job, incident)
         # Its time is that of the failure, not of the report.
         assert incident.moments.began < back_at
-        wait_until(job.is_registered_as(before.sessions), "all sessions of before")
+        wait_until(job.is_registered_as(before.sessions), "all earlier sessions")
         assert len(job.view.rounds()) == before.round.number + 1
         assert before.new_holds(job) == []
 

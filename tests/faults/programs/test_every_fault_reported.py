@@ -62,12 +62,12 @@ class Broken:
     disk: SmallDisk | None
     views: HealthViews = field(init=False)
     since_unix_s: float = 0.0
-    """When the fault struck that is looked at; what was reported before counts no more."""
+    """When the current fault struck; earlier reports do not count."""
     num_incidents: int = 0
-    """Of the faults before."""
+    """The number of incidents of earlier faults."""
     frozen: list[int] = field(default_factory=list)
     kept: bytes = b""
-    """Of a file that was damaged."""
+    """The earlier content of a damaged file."""
 
     def begin_row(self) -> None:
         """Discard the reports of other faults, and wait until all places are green."""
@@ -177,18 +177,18 @@ class ReportedFault:
     strike: Act
     code: str = ""
     topic: str = ""
-    """What the webhook receives: the beginning of a topic's name; empty: nothing."""
+    """The message that the webhook receives: the beginning of a topic's name; empty: none."""
     who: Sequence[str] = EVERYBODY
-    """The places that report; the page and the daemon live and die with the driver's host."""
+    """The places that report; the page and the daemon run and end with the driver's host."""
     mend: Act = lambda job: None
     pace_s: float = 0.4
     ends: bool = False
-    """The job ends by it, and is reported as ended."""
+    """The fault ends the job, and the job is reported as ended."""
     is_reported_for_long: bool = False
-    """Also when it is mended: for ten minutes."""
+    """Reported even after the repair: for ten minutes."""
     has_disk: bool = False
     is_alone: bool = False
-    """No other fault strikes its job."""
+    """No other fault is injected into its job."""
 
     @property
     def holds_loads(self) -> bool:
@@ -243,8 +243,8 @@ FAULTS = {
     ),
     "SIGTERM during a long step": ReportedFault(terminate, "requested", pace_s=STEP_S, ends=True),
 }  # fmt: skip
-"""In an order in which each leaves the job as the next one needs it. A receiver gets three new topics of a level in an
-hour at once, so no job has more."""
+"""In an order in which each fault leaves the job as the next one needs it. A receiver gets at most three new topics of
+a level within an hour at once, so no job has more."""
 
 
 @contextmanager
@@ -283,13 +283,13 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
         elif not fault.is_reported_for_long:
             check_mended(job, fault)
         if not fault.topic:
-            assert job.posted() == [], "nothing that somebody has to know"
+            assert job.posted() == [], "nothing to report"
 
 
 def agreement(job: Broken, fault: ReportedFault, struck: float) -> dict[str, float]:
     """Return when each place reported a fault; all reports are equal."""
     views, since = job.views, struck if fault.code else time.time()
-    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree")
+    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all places to agree")
     agreed = views.agreement(fault.code, since, fault.who)
     assert agreed is not None
     return agreed

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 12
 UID = "65533"
-"""No account has this number."""
+"""A user id without an account."""
 _WITHOUT_NAMES = """
 ip link set lo up
 for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done
@@ -33,7 +33,7 @@ MACHINE = (
     "unshare", "--user", f"--map-user={UID}", f"--map-group={UID}",
     "env", "-u", "HOME", "-u", "USER", "-u", "LOGNAME",
 )  # fmt: skip
-"""What begins the command line of a launch there: loopback only, no name can be resolved, no account of the user."""
+"""The start of the command line of a launch there: loopback only, no name resolution, no account of the user."""
 
 
 def test_a_launch_trains_to_its_end(tmp_path: Path) -> None:

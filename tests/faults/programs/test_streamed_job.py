@@ -107,14 +107,14 @@ def _check_steps(events: StoredEvents) -> None:
         own = (values.rank == rank) & (values.kind == StepValue.LOSS)
         reported = np.unique(values.step[own])
         missing = sorted(set(range(STEPS)) - set(reported.tolist()))
-        assert missing, "the switch was never obeyed"
-        assert missing == list(range(missing[0], missing[-1] + 1)), "one stretch, and nothing else"
+        assert missing, "the switch never took effect"
+        assert missing == list(range(missing[0], missing[-1] + 1)), "one period, and nothing else"
         assert 59 <= missing[0] < 90
         assert missing[-1] < 110
         assert set(totals.step[totals.rank == rank].tolist()) == set(reported.tolist())
         for step, value in zip(values.step[own].tolist(), values.value[own].tolist(), strict=True):
             losses.setdefault(step, set()).add(value)
-    assert all(len(reported) == 1 for reported in losses.values()), "all ranks tell the same loss"
+    assert all(len(reported) == 1 for reported in losses.values()), "all ranks report the same loss"
 
 
 def _check_spans(events: StoredEvents) -> None:

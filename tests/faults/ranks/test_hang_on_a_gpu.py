@@ -14,7 +14,7 @@ from tests.helpers.training_case import on_layout
 
 STEP = 20
 HUNG = [(2, "forward", "forward-compute"), (1, "optimizer", "optimizer")]
-"""Of each round: the rank, its kernel, and the span in which the rank counts as hung."""
+"""For each round: the rank, its kernel, and the span in which the rank counts as hung."""
 
 
 def test_the_rank_whose_gpu_stopped_is_named(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_the_rank_whose_gpu_stopped_is_named(tmp_path: Path) -> None:
         code = running.finish()
         incidents = running.view.incidents()
 
-    assert RecoveryConfig().hang_factor == 10.0, "the job has the shipped patience"
+    assert RecoveryConfig().hang_factor == 10.0, "the job has the default time limits"
     assert code == 0
     assert len(incidents) == len(HUNG), incidents
     for incident, (rank, kernel, where) in zip(incidents, HUNG, strict=True):

@@ -29,7 +29,8 @@ PATIENCE = {
 }
 IN_FORWARD = "in forward-compute"
 FIRST, APART = 8, 5
-"""Step of the first fault, and steps between two: a restart goes on from the last snapshot, of every fifth step."""
+"""The step of the first fault, and the steps between two: a restart resumes from the last snapshot, of every fifth
+step."""
 
 LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
     "dp4": (

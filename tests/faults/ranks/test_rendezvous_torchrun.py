@@ -30,7 +30,7 @@ pathlib.Path(sys.argv[1], str(os.getpid())).write_text(json.dumps({name: int(os.
 while not pathlib.Path(sys.argv[1], "stop").exists():
     threading.Event().wait(0.05)
 """
-"""A worker without peers: only what it got from the rendezvous can be checked."""
+"""A worker without peers: only the values that it got from the rendezvous can be checked."""
 
 
 @pytest.fixture(scope="module")

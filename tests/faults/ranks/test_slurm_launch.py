@@ -58,7 +58,7 @@ def execute(settings):
 
 sys.exit(host.run_launch(plan, os.environ, execute, print))
 """
-"""The real launch around a stand-in for the executor, which meets the other host and waits for the signal."""
+"""The real launch around a stand-in for the executor, which connects to the other host and waits for the signal."""
 
 
 @contextmanager

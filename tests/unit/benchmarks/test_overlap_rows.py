@@ -19,7 +19,7 @@ DIFFERENCES = [
     ({"hidden": 1.5}, True, True),
     ({"on / ideal": 1.09}, True, False),
 ]
-"""Differing figures; whether the row is valid, and whether enough was overlapped."""
+"""Differing figures; whether the row is valid, and whether the overlap is sufficient."""
 
 
 def test_a_row_is_measured_again_for_the_machine_only() -> None:

@@ -139,7 +139,7 @@ def test_traces_of_a_job_on_another_host(
 
     with RunDirectory(tmp_path / "run").locked():
         pass
-    assert find_job(checkpoints) == NOTHING, "who trained here last was of this host, and is gone"
+    assert find_job(checkpoints) == NOTHING, "the last training process here was on this host, and is gone"
 
 
 def test_damaged_checkpoints_and_configurations_give_no_activity(checkpoints: LocalLocation) -> None:

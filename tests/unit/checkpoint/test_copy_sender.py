@@ -217,7 +217,7 @@ def test_reused_slot_is_given_up_for_the_newest(
         during_reads(monkeypatch, reuse)
         sender.offer(hosts.own.slot(OWNER, 0))
         wait_for_copies(hosts, 20)
-        wait_until(lambda: sender.problem == "", "a copy that got through")
+        wait_until(lambda: sender.problem == "", "a complete copy")
     assert whole_contents(newer) in [whole_contents(slot.path) for slot in slots]
 
 
@@ -255,7 +255,7 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
             wait_until(lambda n=number: len(attempts) == n, "an attempt")  # type: ignore[misc]
         wait_for_problem(sender, f"{address}: timed out")
         with PeerServer(listener, SECRET, CopyKeeper(hosts.planned, slots).serve, LIMITS):
-            wait_until(lambda: _is_through(sender, hosts), "a copy that got through")
+            wait_until(lambda: _is_through(sender, hosts), "a complete copy")
             sender.close()
     err = capsys.readouterr().err
     assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1

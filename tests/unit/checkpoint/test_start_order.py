@@ -46,7 +46,7 @@ OLD = (0, (1, 1))
 CHANGED = (336, (1, 3))
 """The mixture that the run had from step 42 on."""
 PLAN = (416, (2, 5))
-"""The mixture of the next start, behind the samples that the branch skips."""
+"""The mixture of the next start, after the samples that the branch skips."""
 OPENED = replace(mixed(OLD, CHANGED, (800, (1, 0))), skipped=((400, 416),))
 """The order of the branch, with a stage that was only planned."""
 NOW = mixed((0, (2, 5)))

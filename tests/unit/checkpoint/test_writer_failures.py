@@ -229,7 +229,7 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
             heard.append(capfd.readouterr().err)
             return "\n" in "".join(heard)
 
-        wait_until(is_reported, "what the writer says")
+        wait_until(is_reported, "the writer's output")
         log = "".join(heard)
         assert "step 10: left to a newer round: " in log
         assert "slot-0: while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over" in log

@@ -50,7 +50,7 @@ def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
             assert verify_checkpoint(job.step(step)) == []
             assert sorted(read_manifest(job.step(step)).files) == ["r000002-index.json", "r000002-metadata", *FILES]
         # The coordinator cleans up after it has reported that it is done.
-        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a tidy directory")
+        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a directory without leftovers")
 
 
 def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:

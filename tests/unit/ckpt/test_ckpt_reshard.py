@@ -115,7 +115,7 @@ def test_layers_are_split_as_the_option_says(ckpt: Ckpt, tmp_path: Path) -> None
 
 
 ITEM_BYTES = 4 << 10
-"""So small that a tiny model has many items."""
+"""So small that even a tiny model has many items."""
 KEPT_BYTES = bytes_of_kept_items(ITEM_BYTES)
 
 

@@ -152,7 +152,7 @@ def test_holders_of_a_part_are_groups_before_the_links(layout: Layout, num_group
     assert by_member(everything) == own
     assert created_in_turn(own) == {one.key for one in everything}
     without = [one for one in everything if one.name != holders.name]
-    assert without == list(all_planned_groups(layout)), "no other group is another, or elsewhere in the order"
+    assert without == list(all_planned_groups(layout)), "no other group differs, or has another position in the order"
     names = list(dict.fromkeys(one.name for one in everything))
     assert not any("pp-" in name for name in names[: names.index(holders.name)])
 

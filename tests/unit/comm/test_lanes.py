@@ -167,7 +167,7 @@ def test_queued_exchange_is_not_overtaken() -> None:
     lane._lock, lane._tasks = LockHook(), TasksHook()  # type: ignore[assignment]
     pending = [link.submit(name, lane) for name in ("first", "second", "third")]
     link.works["second"].has_ended.set()
-    wait_until(lambda: lane._num_open == 1, "the second's end")
+    wait_until(lambda: lane._num_open == 1, "the end of the second one")
     pending.append(link.submit("fourth", lane))
     may_take.set()
     for name in ("third", "fourth"):

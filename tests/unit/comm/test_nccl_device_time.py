@@ -24,7 +24,7 @@ from tests.helpers.simulated_ranks import DURATIONS_MS, LAUNCH_NS, MS, READ_NS, 
 from tests.helpers.source_tree import ROOT
 
 RESOLUTION_NS = 600
-"""Of the driver's event times, floats of milliseconds, within a few seconds."""
+"""The resolution of the driver's event times, floats of milliseconds, within a few seconds."""
 GAP_NS = 7_000
 FLOATS, HALVES = torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)
 

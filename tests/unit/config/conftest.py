@@ -32,7 +32,7 @@ lr = 1e-3
 
 ProblemsOf = Callable[..., tuple[str, ...]]
 Rules = Mapping[str, tuple[Sequence[str], str | None]]
-"""Name of a case -> overrides, and the whole message of the one problem that they have, or None."""
+"""Name of a case -> overrides, and the whole message of the resulting problem, or None."""
 
 
 def assert_rules(problems_of: ProblemsOf, rules: Rules) -> None:

@@ -47,7 +47,7 @@ ALLOWED = {
     "benchmarks/whatif.py": _OF_CASES,
     "benchmarks/whatif_scale.py": _OF_CASES,
 }
-"""File -> why it spells them."""
+"""File -> the reason why it names them."""
 
 _QUOTED = re.compile(rf"([\"'])({'|'.join(axis.name for axis in AXES)})\1")
 _OF_REPLICAS = "shows the replicas of a job that train on other samples, which are the places along dp"
@@ -76,7 +76,7 @@ QUOTING = {
     "benchmarks/overlap_rank.py": _OF_CASES,
     "benchmarks/span_overhead.py": "a group of one rank with some name",
 }
-"""File -> why it names an axis."""
+"""File -> the reason why it names an axis."""
 
 
 def source_files() -> Iterator[Path]:

@@ -17,7 +17,7 @@ EXCEPTIONS = {
     "tests/unit/job/coordination/test_follower.py": "of two durations, the one that began first is read last",
     "tests/unit/training/test_watchdog.py": "a grace period begins after the clock is read",
 }
-"""Files with a lower limit that no machine can miss, and why."""
+"""Files with a lower limit that every machine meets, and the reason."""
 
 
 def is_reading(node: ast.AST, moments: set[str]) -> bool:
@@ -90,7 +90,7 @@ def test_no_assertion_limits_real_time() -> None:
         if (lines := list(limited_times(nodes(path, ast.FunctionDef, ast.AsyncFunctionDef))))
     }
     places = [f"{name}:{line}" for name in sorted(set(found) - set(EXCEPTIONS)) for line in found[name]]
-    assert not places, f"give a clock to what is tested, or count what it does: {', '.join(places)}"
+    assert not places, f"pass a clock to the tested code, or count its work: {', '.join(places)}"
     assert set(EXCEPTIONS) <= set(found), sorted(set(EXCEPTIONS) - set(found))
 
 

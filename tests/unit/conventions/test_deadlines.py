@@ -14,7 +14,7 @@ from tests.helpers.source_tree import ROOT, nodes, python_files, relative
 SHARED = {"DEADLINE_S", "PATIENCE"}
 OPTIONS = {"timeout", "timeout_s", "deadline", "deadline_s"}
 LONGEST_PAUSE_S = 0.05
-"""A shorter wait is a pause between two questions."""
+"""A shorter wait is a pause between two checks."""
 WAITS = {"communicate", "join", "next", "poll", "result", "settimeout", "wait"}
 """Methods whose last argument by position may be a limit."""
 LIMIT_WORDS = ("DEADLINE", "PATIENCE", "TIMEOUT")
@@ -22,7 +22,7 @@ SPELLED = re.compile(
     rf"\b(?:{'|'.join(sorted(OPTIONS))})\s*=|(?<![\"'])\.(?:{'|'.join(sorted(WAITS))})\(|\bDeadline\("
     rf"|(?i:{'|'.join(LIMIT_WORDS)})\w*\s*[:=]"
 )
-"""What each limit of a wait has in its text; to join strings is no wait."""
+"""The text of every limit of a wait contains one of these; joining strings is not a wait."""
 
 EXCEPTIONS = {
     "tests/conftest.py": "pytest's own limit of a test, which this file multiplies by the patience",
@@ -57,7 +57,7 @@ EXCEPTIONS = {
     "tests/unit/programs/test_stop_signals.py": "signals end the waits of its programs, whose parent has the deadline",
     "tests/unit/training/test_watchdog.py": "a worker that never ends, and the limit passes",
 }
-"""Files where a number limits a wait, and why: the limit is what the test is about, or nothing waits."""
+"""Files in which a number limits a wait, and the reason: the test is about the limit, or no process waits."""
 
 
 def is_number(node: ast.AST) -> bool:

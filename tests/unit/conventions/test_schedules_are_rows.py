@@ -15,7 +15,7 @@ ALLOWED = {
     "megatrain/config/checks/kernels.py": "recorded micro-batches hold the order of 1f1b on one stage",
     "megatrain/config/checks/parallel.py": "a hint names a schedule that has no such needs",
 }
-"""File -> why it names one."""
+"""File -> the reason why it names one."""
 _SET = re.compile(rf'schedule="({"|".join(SCHEDULE_NAMES)})"')
 
 

@@ -74,7 +74,7 @@ def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int],
             kept.move_to_end(number)
         at[file] += 1
         order.append(file)
-    assert at == [len(parts) for parts in needs], "every part has its turn"
+    assert at == [len(parts) for parts in needs], "every part is used in turn"
     return order, reads
 
 

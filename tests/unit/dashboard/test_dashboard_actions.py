@@ -136,7 +136,7 @@ def test_action_without_etcd_is_refused(harness: ActionHarness) -> None:
     refusal = harness.refused()
     assert (refusal.status, "connection refused" in refusal.text) == (503, True)
     harness.backend.problem = ""
-    assert harness.take().is_accepted, "the same key is good when etcd is back"
+    assert harness.take().is_accepted, "the same key is valid when etcd is available again"
 
 
 def test_the_same_key_is_carried_out_once(harness: ActionHarness) -> None:
@@ -239,7 +239,7 @@ def test_action_that_cannot_be_audited_is_not_carried_out(
     harness.backend.before = lambda: monkeypatch.setattr(os, "fsync", full)
     reported = harness.take("restart", key="key-00000002")
     assert "the audit could not be written" in reported.text
-    assert reported.is_accepted, "it was done, and the page must not say otherwise"
+    assert reported.is_accepted, "it was executed, and the page must show that"
 
 
 def test_actions_over_http(tmp_path: Path) -> None:

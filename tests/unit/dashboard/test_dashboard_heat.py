@@ -43,7 +43,7 @@ LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=10)
 SLOW_RANK, SLOW_FACTOR = 7, 1.3
 STEPS = range(5, 25)
 HOLE = (3, 9)
-"""A rank and a step of which nothing is known."""
+"""A rank and a step without values."""
 FORWARD = Operation.FORWARD_COMPUTE.number
 FORWARD_SUM = subject_of(Operation.FORWARD_COMPUTE.value, Measure.SUM)
 

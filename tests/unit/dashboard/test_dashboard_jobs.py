@@ -273,7 +273,7 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
                 assert rows["here"].why_not_opened == ""
                 assert (rows["here"].num_hosts, rows["here"].num_ranks, rows["here"].train_steps) == (2, 4, 100)
                 servers.end()
-                wait_until(lambda: bool(catalog.last_poll().problems), "etcd is missed")
+                wait_until(lambda: bool(catalog.last_poll().problems), "the etcd outage is noticed")
                 rows = {name: job_row(seen, NOW_S) for name, seen in catalog.last_poll().jobs.items()}
             finally:
                 catalog.close()

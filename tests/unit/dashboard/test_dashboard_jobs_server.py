@@ -292,7 +292,7 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
                 assert row()["state"] == "training"
                 assert not is_recorded()
             (run.root / "coordination" / "exit-code").write_text("0\n")
-            wait_until(is_recorded, "it is shown as what it left")
+            wait_until(is_recorded, "it is shown as its files show it")
             assert (row()["state"], row()["is_live"]) == ("finished", False)
 
 

@@ -248,7 +248,9 @@ def test_last_state_is_shown_during_an_etcd_outage(servers: EtcdServers, tmp_pat
             later = make_status(1, min_step=1250, max_step=1250)
             # An etcd that has just started may take longer than the client's short timeout here.
             wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value")
-            running.wait(lambda: shown_step(running) == 1250 and not running.source.etcd_problem(), "etcd to be back")
+            running.wait(
+                lambda: shown_step(running) == 1250 and not running.source.etcd_problem(), "etcd to be available again"
+            )
         finally:
             running.close()
 
@@ -280,7 +282,7 @@ def test_slowly_failed_poll_is_followed_by_another_soon(
         monkeypatch.setattr(etcd_job, "read_job", read)
         running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
         wait_until(lambda: late_s[0] > 0.0, "the failure")
-        wait_until(lambda: shown_step(running) == 1250, "etcd to be back")
+        wait_until(lambda: shown_step(running) == 1250, "etcd to be available again")
         assert running.source.etcd_problem() == ""
     finally:
         running.close()

@@ -39,7 +39,7 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
     assert path.read_text().strip() == settings.operator_token
     assert len(settings.operator_token) == 64
     assert not settings.is_open
-    assert with_token(OPEN, run)[0].operator_token == settings.operator_token, "who signed in stays signed in"
+    assert with_token(OPEN, run)[0].operator_token == settings.operator_token, "a logged-in user stays logged in"
 
 
 @pytest.mark.parametrize(

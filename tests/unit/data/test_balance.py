@@ -22,7 +22,7 @@ from tests.helpers.timed_schedules import pipeline_times
 
 SEQ_LEN = 32_768
 LLAMA_7B = DocumentCost(per_token=800_000, windows=((0, 32),))
-"""The matrices of a model of 32 layers and 4,096 hidden units: attention is 0.66 of them at 32K."""
+"""The matrices of a model of 32 layers and 4,096 hidden units: attention costs 0.66 of them at 32K."""
 
 
 def dealt(costs: NDArray[np.int64], dealing: Dealing, size: int) -> StepPlan:

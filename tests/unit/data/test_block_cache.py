@@ -24,7 +24,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 SIZE = 3 * 4096 + 100
 STORED = SIZE + 4 * 4
-"""Bytes of a block's file: with the sums of its pages."""
+"""The bytes of a block's file, including the checksums of its pages."""
 CONTENT = np.random.default_rng(1).bytes(SIZE)
 BLOCK = FileBlock("s3://bucket/web.bin\netag", 0, SIZE)
 RANGES = ((0, SIZE), (0, 1), (4095, 2), (SIZE - 1, 1), (4096, 4096), (5000, 7000))

@@ -104,7 +104,7 @@ def test_damage_is_named_and_the_rest_verified(built: Path) -> None:
         assert len(found) == len(expected), damage
         for problem, text in zip(found, expected, strict=True):
             assert problem.startswith(f"{built}/{text}"), (damage, problem)
-            assert problem.count(str(built)) <= 2, "the file is named once, and at most one other beside it"
+            assert problem.count(str(built)) <= 2, "the file is named once, with at most one other file"
 
 
 def test_pair_from_elsewhere_is_checked_against_the_option(built: Path) -> None:

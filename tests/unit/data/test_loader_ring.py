@@ -37,7 +37,7 @@ def explore(depth: int) -> int:
         world = waiting.pop()
         following = [*after_loader(world, layout), *after_ranks(world, layout)]
         is_over = all(step == NUM_STEPS for step, _ in world.ranks)
-        assert is_over or following, f"nobody can go on: {world}"
+        assert is_over or following, f"no process can continue: {world}"
         for one in following:
             if one not in seen:
                 seen.add(one)

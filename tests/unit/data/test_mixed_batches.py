@@ -24,7 +24,7 @@ SEQ_LEN = 8
 DOCUMENT = 20
 NUM_TOKENS = {"web": 1600, "code": 800, "books": 400}
 FIRST_TOKEN = {"web": 0, "code": 2000, "books": 3000}
-"""Tokens count up from here, so a token tells its source and its place."""
+"""Tokens count up from here, so a token identifies its source and its position."""
 STREAM = SampleStream(
     seed=5,
     sources=tuple(StreamSource(name, num_tokens) for name, num_tokens in NUM_TOKENS.items()),

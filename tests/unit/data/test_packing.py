@@ -29,7 +29,7 @@ from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 16
 LENGTHS = (1, 5, 17, 3, 40, 16, 2, 1, 9, 33, 7, 18, 2)
-"""Of documents: without a label, of prime length, of one sample and one token more, of several samples."""
+"""Lengths of documents: without a label, prime, of one sample and one token more, of several samples."""
 
 
 def packed(lengths: Sequence[int], seq_len: int) -> PackedBlock:

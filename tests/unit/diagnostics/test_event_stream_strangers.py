@@ -106,7 +106,7 @@ def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[
         greet(record)
         with Sender("host-1", FixedDaemon(record), None) as sender:
             sender.send(Spans, span_rows(10))
-            assert sender.flush(DEADLINE_S), "the daemon serves on"
+            assert sender.flush(DEADLINE_S), "the daemon continues to serve"
         assert peak_bytes(process.pid) - before < MOST_GROWTH_BYTES
 
 

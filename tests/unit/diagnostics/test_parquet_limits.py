@@ -96,7 +96,7 @@ def test_limit_counts_rows_and_texts_that_rows_share(
     assert "its rows unpack to" in problem
     if kind is Spans:  # a million log lines would be too large for an answer
         monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 2 << 30)
-        assert num_rows(StoredEvents(events).read(kind)) == 1, "all alike, so one row: it can be read"
+        assert num_rows(StoredEvents(events).read(kind)) == 1, "all equal, so one row: it can be read"
 
 
 def test_an_answer_has_a_limit_whatever_its_files_promise(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_heads_of_pages_agree_with_footers(tmp_path: Path) -> None:
     metadata = pq.read_metadata(path)
     reported = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     with path.open("rb") as file:
-        assert 0 < sum(unpacked_bytes(file, metadata)) <= reported, "footers count heads, too"
+        assert 0 < sum(unpacked_bytes(file, metadata)) <= reported, "footers with head counts, too"
     plain = pa.table([np.arange(10_000)], schema=pa.schema([pa.field("a", pa.int64(), nullable=False)]))
     pq.write_table(plain, tmp_path / "plain.parquet", use_dictionary=False, data_page_size=8192)
     with (tmp_path / "plain.parquet").open("rb") as file:

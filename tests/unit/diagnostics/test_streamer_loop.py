@@ -193,7 +193,7 @@ def test_restarted_streamer_continues_at_its_positions(host: StreamedHost) -> No
     again.poll(LONG_S)
     again.end()
     steps = taken.all(Values).step.tolist()
-    assert steps == [3, 4, 5, 6, 7], "from the span that was open on: what comes twice is known by its number"
+    assert steps == [3, 4, 5, 6, 7], "from the open span on: repeated records are recognized by their number"
     assert Operation.CHECKPOINT.number in taken.all(Spans).operation
     assert taken.all(Ranks).rank.tolist() == [0]
 

@@ -17,7 +17,7 @@ from tests.helpers.whatif_figures import count_figures, differences, figures_pri
 COMMITTED = {"ST": ROOT / "tests/golden/public_trace_st"}
 GOLDEN = json.loads((ROOT / "tests/golden/whatif_made_jobs.json").read_text())["jobs"]
 TOLERANCE = 1e-5
-"""The public tool computes with 32 bits; the issue asks for 1e-3."""
+"""The public tool computes with 32 bits; the required tolerance is 1e-3."""
 
 
 @pytest.mark.parametrize("name", ["ST", "SE"])

@@ -79,7 +79,7 @@ MEASURED = [
     (Phase.STOPPING, 0.02, 400.0),  # The last wait for storage differs from all earlier ones.
     (Phase.STEP, 90.0, 5.0),
 ]
-"""Phase, the longest that it took before, limit."""
+"""Phase, the longest earlier duration, limit."""
 
 
 def test_limit_of_a_repeated_phase_follows_from_its_longest() -> None:

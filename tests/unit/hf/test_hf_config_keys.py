@@ -32,7 +32,7 @@ ADDED: dict[str, Any] = {
     "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "use_qk_norm": True, "num_local_experts": 4,
     "partial_rotary_factor": 0.5, "use_parallel_residual": True, "clip_qkv": 1.0, "auto_map": {"AutoModel": "x.Y"},
 }  # fmt: skip
-"""Keys of other families, as they stand in models that are nearly one of ours."""
+"""Keys of other families, as in models that are nearly one of ours."""
 
 
 def changed(value: Any) -> Iterator[Any]:

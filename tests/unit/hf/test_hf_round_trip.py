@@ -18,7 +18,7 @@ require_module("tokenizers")
 
 
 WHOLE = [case for case in CASES if case != "llama-dynamic"]
-"""All but llama-dynamic, whose files do not hold seq_len."""
+"""All except llama-dynamic, whose files do not contain seq_len."""
 
 
 QUICK = ("llama-3.1", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "phi3", "neox", "gpt2")

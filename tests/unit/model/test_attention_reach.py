@@ -43,7 +43,7 @@ def reach(model: Transformer, document_SB: Tensor | None) -> Tensor:
             changed = tokens.clone()
             changed[key, sample] = (changed[key, sample] + 1) % 50
             is_other = (model.hidden(changed, context) != before).any(-1)
-            assert not is_other[:, 1 - sample].any(), "samples see each other"
+            assert not is_other[:, 1 - sample].any(), "samples depend on each other"
             found[:, key, sample] = is_other[:, sample]
     return found
 

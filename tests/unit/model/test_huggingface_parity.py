@@ -43,7 +43,7 @@ def test_logits_of_shorter_samples_in_fp32(case: str, num_tokens: int) -> None:
         found = ours.loss_head.logits(ours.hidden(tokens, context))
 
     assert found.shape == (num_tokens, 3, model.padded_vocab_size)
-    assert expected.std() > 0.5, "weights of this size tell nothing"
+    assert expected.std() > 0.5, "weights of this size show nothing"
     assert (found[..., : model.vocab_size] - expected).abs().max() < 1e-5 * expected.abs().max()
 
 

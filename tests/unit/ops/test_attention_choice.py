@@ -46,7 +46,7 @@ CHOICES: list[tuple[AttentionCase, Backend, str]] = [
     (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
     (AttentionCase("cpu", (0, 0), BF16, 64, True, True, has_softcap=True), Backend.BLOCKS, "not flash: the device"),
 ]
-"""Case, the kernel that is chosen for it, and part of the reason."""
+"""Case, the chosen kernel, and a part of the reason."""
 
 
 def test_first_kernel_that_supports_the_case_is_chosen() -> None:

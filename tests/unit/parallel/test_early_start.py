@@ -60,7 +60,7 @@ def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
     """An expert that no token chose in a step must not delay its own bucket or later ones."""
     counts = WriteCounts(buckets_of([1], [1, 0], [1]))
     assert (counts.order, counts.num_early) == ((0, 2, 1), 2)
-    assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is right"
+    assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is valid"
     assert not counts.is_complete(1)
 
 

@@ -22,7 +22,7 @@ from megatrain.training import rank_model as rank_model_module
 from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
 
 NOT_A_NUMBER = 0xFF
-"""A byte of which every floating type makes not-a-number."""
+"""A byte that is part of a NaN in every floating-point type."""
 STYLES: dict[str, dict[str, Any]] = {
     "gpt": {"dropout": 0.2},
     "llama": {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "num_kv_heads": 2},

@@ -60,7 +60,7 @@ HOLDERS = {
     "two ranks a key-value head": Holders("tp", 2),
     "one key-value head": Holders("tp", 1),
 }
-"""Of the cases that need any."""
+"""The holders in the cases that need them."""
 
 
 def placed(case: str) -> dict[int, tuple[Placement, ...]]:
@@ -99,7 +99,7 @@ def test_placements_cover_the_parameter_and_its_state(case: str) -> None:
                 shifted = box.shifted(placement.box.offsets)
                 counted[part_of(shifted.offsets, shifted.sizes)] += 1
     for box in {placement.box for _, placement in boxes_of(case)}:
-        assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box sticks out"
+        assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box exceeds the tensor"
         held[part_of(box.offsets, box.sizes)] += 1
     assert (held == 1).all(), "the boxes tile the parameter"
     assert (counted == 1).all(), "each value of the state counts on one rank"

@@ -107,7 +107,7 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
                 box = placement.box
                 assert placement.global_shape == whole[one.name]
                 part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
-                assert counts[one.name][part].shape == box.sizes, "the box sticks out"
+                assert counts[one.name][part].shape == box.sizes, "the box exceeds the tensor"
                 assert not (counts[one.name][part] != placement.holders.index).any(), "a copy out of its turn"
                 counts[one.name][part] += 1
 

@@ -29,7 +29,7 @@ FP8 = {**LLAMA, **BF16, "model.num_kv_heads": N, "fp8.recipe": "tensorwise"}
 # norm's input and output, twice; queries, keys, values; attention's output; both sides of the activation function
 GPT_WIDTH = 2 * 2 * H + 3 * H + H + 2 * 4 * H
 GPT_NUMBERS = 4 + N
-"""Mean and deviation of two norms, and a sum a head: in the type of sums."""
+"""Mean and deviation of two norms, and a sum per head: in the type of sums."""
 LLAMA_WIDTH = 2 * 2 * H + 2 * H + H + 3 * 3 * H
 LLAMA_NUMBERS = 2 + N
 CASES: dict[str, tuple[dict[str, Any], float]] = {

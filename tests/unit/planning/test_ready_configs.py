@@ -13,7 +13,7 @@ from tests.helpers.source_tree import ROOT
 READY = ("llama3_8b", "qwen3_8b", "gemma3_4b", "olmo2_7b")
 GIB = 1 << 30
 LARGEST = 75 * GIB
-"""What the tensors of one rank may need: an allocator and libraries need a part of the 80 GiB."""
+"""The limit for the tensors of one rank: the allocator and libraries need a part of the 80 GiB."""
 
 
 def comment_of(name: str) -> str:

@@ -15,7 +15,7 @@ from megatrain.rng import box_indices, derive_key, fill_normal_
 
 CPU = torch.device("cpu")
 BLOCK = 1 << 20
-"""Elements that are drawn at once."""
+"""The number of elements that are drawn at once."""
 KEY = derive_key("weights", 3, "blocks.0.attention.qkv.weight")
 
 

@@ -21,7 +21,7 @@ DURATIONS = [
     (2, 3, 0),
     *(tuple(random.Random(n).choices(range(1, 1000), k=3)) for n in range(2)),
 ]
-"""Forward, dgrad and wgrad of a model chunk, as integers so that equality means equality."""
+"""Durations of forward, dgrad and wgrad of a model chunk, as integers so that equality is exact."""
 
 MICROBATCHES = (*range(1, 18), 23, 24, 27, 31, 32)
 """Fewer than stages, as many, and every remainder in two groups of them; then three and four groups of eight."""

@@ -90,7 +90,7 @@ def assert_whole(record: Record) -> None:
 @pytest.mark.parametrize("num_records", [256, 4096])
 def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_records: int) -> None:
     process, path = spinner(num_records)
-    wait_until(lambda: has_completed(path, num_records // 10), "the ring to come round")
+    wait_until(lambda: has_completed(path, num_records // 10), "the ring to wrap around")
     for _ in range(10):
         box = read_black_box(path)
         assert box.state is State.RUNNING
@@ -99,7 +99,7 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=DEADLINE_S)
     box = read_black_box(path)
-    assert box == read_black_box(path), "there is no writer any more"
+    assert box == read_black_box(path), "the writer is gone"
     assert box.state is State.RUNNING
     assert box.ended_ns is None
     assert box.num_torn <= 1
@@ -168,7 +168,7 @@ def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]
         for thread in threads:
             thread.join(timeout=DEADLINE_S)
     write_control(box.path, ControlPage(round=1))
-    assert box.recorder.read_control().round == 1, "the page heals with the next write"
+    assert box.recorder.read_control().round == 1, "the next write repairs the page"
 
 
 def test_the_file_is_complete_and_allocated_from_the_start(

@@ -29,7 +29,7 @@ class FakeDevice:
         self.queue: list[FakeEvent | int] = []
         self.num_synchronized = 0
         self.error: Exception | None = None
-        """What the query of an event raises."""
+        """The error of an event's query."""
 
     def event(self) -> FakeEvent:
         self.events.append(FakeEvent(self))

@@ -118,7 +118,7 @@ def test_progress_of_steps_and_phases(boxed: Boxes) -> None:
     progress = box.read().progress
     assert (progress.current_step, progress.completed_step) == (100, 100)
     assert progress.last_step_ns is not None
-    assert progress.median_step_ns is None, "a first step is not learned from"
+    assert progress.median_step_ns is None, "a first step does not count for the limit"
 
     for step in (101, 102, 103):
         recorder.set_step(step)

@@ -24,10 +24,10 @@ from megatrain.training.training_data import open_validation
 from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
 
 LENGTHS = (11, 5, 1, 9, 6)
-"""32 tokens in windows of 8: three whole ones and one of seven labels."""
+"""32 tokens in windows of 8: three full windows and one with seven labels."""
 NUM_LABELS = sum(LENGTHS) - 1
 ENDS_INSIDE = len(LENGTHS) - 1
-"""The last token of each document but the last would have to predict an unrelated one."""
+"""The last token of each document except the last would have to predict an unrelated token."""
 TEXT_BYTES = 77
 
 

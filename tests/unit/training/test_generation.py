@@ -10,7 +10,7 @@ LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))
 
 
 TOLERANCE = 0.04
-"""Of the fraction of 1500 draws: more than three standard deviations."""
+"""The tolerance of the fraction of 1500 draws: more than three standard deviations."""
 
 
 def drawn(sampling: Sampling, count: int = 1500) -> torch.Tensor:

@@ -41,7 +41,7 @@ STORIES: list[tuple[list[tuple[float, bytes]], float, str]] = [
     ([(5, TERM + DISARM + extend(2) + INT)], 17, "SIGINT"),
     ([(5, extend(math.inf) + TERM)], math.inf, "SIGTERM"),
 ]
-"""Messages by time, the deadline that follows, and the name of the signal."""
+"""Messages by time, the resulting deadline, and the name of the signal."""
 
 
 def test_deadline_follows_from_signals_and_extensions() -> None:

@@ -24,7 +24,7 @@ TP_GATHER, TP_REDUCE = Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER
 MS = 10**6
 Tables = dict[str, dict[str, Any]]
 Totals = dict[Operation, tuple[float, float | None]]
-"""By operation: ms in all, and ms of these that the host waited."""
+"""By operation: ms in total, and ms of these during which the host waited."""
 
 
 def dp_config(*changes: Tables) -> Config:

@@ -131,7 +131,7 @@ def test_context_is_the_last_tokens_of_the_prompt(run: TrainedRun, loaded: Loade
 
 def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
     tokens = list(loaded.tokens_after([1], GREEDY))
-    assert tokens.index(tokens[5]) == 5, "the one that is to be the end comes for the first time"
+    assert tokens.index(tokens[5]) == 5, "the final record arrives for the first time"
     ending: Any = SimpleNamespace(end="<end>", eod_id=tokens[5])
 
     assert list(replace(loaded, read_tokenizer=lambda: ending).tokens_after([1], GREEDY)) == tokens[:5]
