@@ -41,6 +41,6 @@ def _train(jobs: TrainingJobs, tables: Sequence[Tables], overlap: bool, director
     poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
     runs = [jobs.run(config, CaseOrders(stop_at=None if directory is None else (0, STOPPED), poison=poison))]
     if directory is not None:
-        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "no snapshot left in memory")
         runs.append(jobs.run(config))
     return runs

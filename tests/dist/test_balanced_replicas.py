@@ -54,7 +54,7 @@ def test_run_continues_with_other_dealings_and_layouts(jobs: TrainingJobs, train
         orders = CaseOrders(stop_at=(dp_size - 1, step)) if step < 3 else CaseOrders()
         keys: Tables = {"data": common["data"] | {"balance": balance}, "parallel": {"dp_size": dp_size}}
         run = jobs.run(make_config(common, place, keys), orders)
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
 
         assert [report.step for report in run.steps] == [step + 1]
         assert run.samples_by_step()[8 * step] == list(range(8 * step, 8 * step + 8))

@@ -73,7 +73,7 @@ def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_dat
         layout: Tables = {"parallel": {"bucket_size": 3000, "dp_size": dp_size}}
         orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(train_data, STAGES, place, layout), orders))
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
     assert [len(run.steps) for run in runs] == [1, 2, 2, 1]
     assert_same_numbers(runs, reference)
 

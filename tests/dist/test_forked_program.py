@@ -72,7 +72,7 @@ def test_fork_ends_as_a_new_interpreter_does(source: str, exit_code: int, said: 
 def test_forked_program_writes_to_its_streams_and_leaves_nothing(tmp_path: Path) -> None:
     source = "import sys, threading; print('one', flush=True); print('two', file=sys.stderr); threading.Event().wait()"
     with (tmp_path / "said").open("ab") as file, forked_program(["-c", source], output=file) as program:
-        wait_until(lambda: (tmp_path / "said").read_text() == "one\ntwo\n", "all that it says")
+        wait_until(lambda: (tmp_path / "said").read_text() == "one\ntwo\n", "its whole output")
         assert program.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             program.communicate(0.01)

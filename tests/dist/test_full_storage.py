@@ -98,7 +98,7 @@ def train_on_a_full_disk(job: TrainJob, disk: SmallDisk, directory: Path) -> int
         # Some space is freed.
         disk.resize(16 << 20)
         said.next(STORED)
-        wait_until(lambda: is_tidy(checkpoints / "main"), "no remains of those that failed")
+        wait_until(lambda: is_tidy(checkpoints / "main"), "no files of the failed checkpoints")
         # The disk is full again.
         for _ in range(2):
             said.next(FAILED, disk.fill)

@@ -82,6 +82,6 @@ def test_lengths_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_da
             config = {name: table for name, table in config.items() if not name.startswith("data_stage")}
         orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(config, place), orders))
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
     assert [len(run.steps) for run in runs] == [1, 1, 3, 3]
     assert_same_numbers(runs, reference)

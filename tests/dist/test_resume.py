@@ -71,7 +71,7 @@ def stop_and_resume(
     assert all(record.is_stopped for record in before.ranks)
     found = candidates(LocalLocation(run_directory / "checkpoints"))
     assert [(candidate.branch, candidate.step) for candidate in found] == [("main", HALF)]
-    wait_until(lambda: not list(run_directory.glob("megatrain-arena*")), "nothing in memory to go on from")
+    wait_until(lambda: not list(run_directory.glob("megatrain-arena*")), "no snapshot left in memory")
     after = jobs.run(make_config(common, place, on_layout(*second), changes or {}))
     assert [report.step for report in before.steps + after.steps] == list(range(1, STEPS + 1))
     return before, after

@@ -106,7 +106,7 @@ def test_run_continues_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_da
     for step, dp_size in enumerate((8, 7, 3, 8)):
         orders = CaseOrders(stop_at=(dp_size - 1, step)) if step < 3 else CaseOrders()
         run = jobs.run(make_config(common, place, layout(dp_size)), orders)
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
 
         assert [report.step for report in run.steps] == [step + 1]
         assert run.samples_by_step()[8 * step] == list(range(8 * step, 8 * step + 8))

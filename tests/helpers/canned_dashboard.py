@@ -105,7 +105,7 @@ class _DashboardHandler(BaseHTTPRequestHandler):
         name = path.removeprefix(_PREFIX)
         canned.asked.append(name)
         if not self._is_known():
-            self._refuse(401, "unauthorized", "The server wants a token.")
+            self._refuse(401, "unauthorized", "The server requires a token.")
         elif name == "live":
             self._stream()
         elif (response := canned.responses.get(name)) is None:
@@ -118,7 +118,7 @@ class _DashboardHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         canned = self.dashboard
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.headers["X-Megatrain-Request"] == "1", "the page has to say that it is the page"
+        assert self.headers["X-Megatrain-Request"] == "1", "the page must send its header"
         if self.path == f"{_PREFIX}session":
             if body["token"] != canned.token:
                 self._refuse(401, "unauthorized", "This token is not known.")

@@ -107,7 +107,7 @@ class EtcdMember:
             self.kill()
 
     def is_serving(self) -> bool:
-        """Return whether the port is taken; `EtcdServers.wait_ready` asks for more."""
+        """Return whether the port is in use; `EtcdServers.wait_ready` checks more."""
         assert self.process is not None
         if self.process.poll() is not None:
             raise RuntimeError(f"etcd {self.name} ended with {self.process.returncode}:\n{self.log[-3000:]}")

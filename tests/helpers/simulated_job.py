@@ -107,7 +107,7 @@ class SimulatedDriver:
         guards, operations = self.late.pop(0)
         is_given_up = self.state is not None
         is_applied = self.etcd.txn(guards, operations)
-        assert not (is_applied and is_given_up), "a decision that was given up was applied"
+        assert not (is_applied and is_given_up), "an abandoned decision was applied"
         return is_applied
 
 
@@ -254,7 +254,7 @@ class SimulatedJob:
                 other for other in others
                 if other.state is IncidentState.OPEN and other.incident_id != incident.incident_id
                 and other.next_round is not None
-            ], "evicted while another recovery goes on"  # fmt: skip
+            ], "evicted during another recovery"  # fmt: skip
 
 
 @cache

@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages) -> None:
+def test_large_table_of_hosts_draws_only_visible_rows(url: str, pages) -> None:
     page = pages.open(f"{url}#/hosts")
     page.locator("table[aria-rowcount='1537']").wait_for()
     page.get_by_role("link", name="host-0", exact=True).wait_for()

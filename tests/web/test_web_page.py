@@ -51,7 +51,7 @@ def test_restarted_server_is_found_again(serve: Serve, pages) -> None:
     dashboard.is_down = True
     page.locator("[data-connection=reconnecting]").wait_for()
     page.get_by_text("disconnected for").wait_for()
-    expect(step, "what is known stays").to_have_text(f"{STEP:,}")
+    expect(step, "known values stay").to_have_text(f"{STEP:,}")
     dashboard.responses["overview"] = overview_document(step=STEP + 7)
     dashboard.session = "second"
     dashboard.is_down = False
@@ -69,7 +69,7 @@ def test_an_open_page_goes_on_to_a_new_round(serve: Serve, pages) -> None:
         update={"round": 3}
     )  # which no rank has reported yet
     dashboard.news("overview")
-    wait_until(lambda: "job" in dashboard.asked, "the job is asked again")
+    wait_until(lambda: "job" in dashboard.asked, "the job is requested again")
     known = job_document()
     third = RoundDocument(number=3, began_unix_s=NOW_S, world_size=384, first_step=STEP, last_step=STEP)
     dashboard.responses["job"] = known.model_copy(update={"rounds": (*known.rounds, third)})
@@ -142,7 +142,7 @@ def test_everything_is_reached_by_tab(serve: Serve, pages) -> None:
     reached = page.evaluate("document.activeElement.tagName")
     assert reached in ("A", "BUTTON")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid", "the focus has to be seen"
+    assert outline == "solid", "the focus must be visible"
 
 
 def test_choices_are_in_the_address_and_survive_a_reload(serve: Serve, pages) -> None:

@@ -183,7 +183,7 @@ def check_refusals(job: TrainJob, root: Path, start: StartExecutor, more: dict[s
         with start(job, host, **more, **own) as refused:
             assert refused.wait(DEADLINE_S) == ExitCode.CONFIG
         assert words in (root / f"{host}.log").read_text()
-    wait_until(has_stepped(job, job.records("step")[-1]["step"] + 2), "the job to go on undisturbed")
+    wait_until(has_stepped(job, job.records("step")[-1]["step"] + 2), "the job to continue undisturbed")
 
 
 def fail_each_watch_once(job: TrainJob, proxy: EtcdProxy) -> None:

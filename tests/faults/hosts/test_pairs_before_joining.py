@@ -62,7 +62,7 @@ def check_launch(launched: LaunchedJob, view: LaunchedJobView, network: HostNetw
     cordon = decode(Cordon, item.value, key)
     assert (cordon.host, cordon.by) == (victim, "driver")
     assert cordon.reason.startswith("pair tests: with host-")
-    assert view.hosts()[victim].is_fit, "none of its own checks finds it"
+    assert view.hosts()[victim].is_fit, "none of its own checks detects it"
 
     launched.start(HOSTS[3], "--local-addr", network.address(TRAIN, 3), enter=network.enter(3))
     launched.wait_for_step(3)

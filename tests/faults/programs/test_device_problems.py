@@ -90,4 +90,4 @@ def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: TrainJob, nvml:
     text = got(f"http://127.0.0.1:{ports[-1]}/metrics")
     assert re.search(r'^megatrain_gpu_lost\{gpu="1".*\} 1\.0$', text, re.MULTILINE)
     assert re.search(r'^megatrain_gpu_xids_total\{gpu="0".*kind="hardware"\} 1\.0$', text, re.MULTILINE)
-    assert status(run)["state"] == "training", "nothing of that stops a job"
+    assert status(run)["state"] == "training", "none of these stops a job"

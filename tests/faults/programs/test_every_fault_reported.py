@@ -128,7 +128,7 @@ def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[Dashboar
 
         before = session()
         os.kill(job.pid_of(module), signal.SIGKILL)
-        wait_until(lambda: session() not in ("", before), f"the next life of {module}", deadline_s=2 * DEADLINE_S)
+        wait_until(lambda: session() not in ("", before), f"the next start of {module}", deadline_s=2 * DEADLINE_S)
 
     return strike
 

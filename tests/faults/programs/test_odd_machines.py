@@ -39,7 +39,7 @@ MACHINE = (
 def test_a_launch_trains_to_its_end(tmp_path: Path) -> None:
     require("unshare, ip", None not in (shutil.which("unshare"), shutil.which("ip")), "no such programs")
     probe = subprocess.run([*MACHINE, "true"], capture_output=True, text=True, check=False)
-    require("namespaces", probe.returncode == 0, f"this user may make none: {probe.stderr.strip()}")
+    require("namespaces", probe.returncode == 0, f"this user may create none: {probe.stderr.strip()}")
     job = make_launched_job(tmp_path, STEPS, {"dashboard": {"port": 0}})
     arguments = ("--nproc-per-node", "1")
     with LaunchedJob(job, (), FaultDirectory(tmp_path / "faults"), arguments, has_daemon=True) as launched:

@@ -125,7 +125,7 @@ def _check_spans(events: StoredEvents) -> None:
         return sorted(set(chosen.tolist()))
 
     full = steps_of(Operation.STEP)
-    assert set(full) >= {0, 10, 20, 30, 40, 50}, "one step in ten; the daemon may have asked for more"
+    assert set(full) >= {0, 10, 20, 30, 40, 50}, "one step in ten; the daemon may have requested more"
     assert set(full) >= set(range(130, 140)), "every step for a while"
     assert len(full) < STEPS - 60, "and not for long"
     assert max(steps_of(Operation.BACKWARD_COMPUTE)) >= 210

@@ -42,6 +42,6 @@ def test_a_stop_during_a_long_step_loses_nothing(tmp_path: Path) -> None:
     said = (tmp_path / "launch.log").read_text()
     assert code == 75, said[-3000:]
     done = [record["step"] for record in job.records("step")]
-    assert done == [1, 2, 3, 4], "the step in which the request came is the last"
+    assert done == [1, 2, 3, 4], "the step of the request is the last"
     assert committed_steps(LocalLocation(job.files.checkpoints / "main")) == [4]
     assert "runtime.save_grace_s=1 leaves too little room for that" in said

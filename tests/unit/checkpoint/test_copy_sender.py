@@ -29,7 +29,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerHosts:
-    # So the contents of a slot are many blocks.
+    # Small blocks, so that the contents of a slot are many of them.
     monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
     return PeerHosts(tmp_path)
 
@@ -130,7 +130,7 @@ def offer_by_hand(hosts: PeerHosts, address: PeerAddress) -> tuple[PeerConnectio
     return connection, offer
 
 
-def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
+def test_interrupted_copy_keeps_the_last_whole_one(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve) as address, sending(address) as sender:
         sender.offer(hosts.own.slot(OWNER, 0))
@@ -221,7 +221,7 @@ def test_reused_slot_is_given_up_for_the_newest(
     assert whole_contents(newer) in [whole_contents(slot.path) for slot in slots]
 
 
-def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
+def test_slot_reused_before_its_copy_ends_is_reported(
     hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
@@ -268,7 +268,7 @@ def _is_through(sender: CopySender, hosts: PeerHosts) -> bool:
     return sender.problem == "" and kept(hosts) == [10]
 
 
-def test_closing_cuts_what_is_on_its_way(hosts: PeerHosts) -> None:
+def test_close_interrupts_a_transfer(hosts: PeerHosts) -> None:
     is_asked, is_over = threading.Event(), threading.Event()
 
     def never_answer(connection: PeerConnection) -> None:

@@ -63,7 +63,7 @@ def test_damaged_checkpoint_does_not_count_for_retention(checkpoints: Location) 
     main = put_run(checkpoints, 10, 20, 30, 40, 50)
     record_verifications(checkpoints, [Verification("main", step, time.time(), "changed") for step in (20, 40, 50)])
     assert Housekeeping().run(checkpoints, PLAN) == []
-    assert committed_steps(main) == [10, 20, 30, 40, 50], "10 and 30 are the newest two that are whole"
+    assert committed_steps(main) == [10, 20, 30, 40, 50], "10 and 30 are the newest two intact checkpoints"
     put_checkpoint(main, 60, files={})
     assert Housekeeping().run(checkpoints, PLAN) == [f"removed {main}/step-{step:09d}" for step in (10, 20)]
 

@@ -113,7 +113,7 @@ def test_interrupted_conversion_leaves_nothing(tmp_path: Path, error: BaseExcept
         nonlocal number
         number -= 1
         if not number:
-            assert len(place.entries()) == 3, "WRITING, a file that is whole, and one that is not"
+            assert len(place.entries()) == 3, "WRITING, a complete file, and an incomplete one"
             raise error
         return part(item)
 

@@ -198,7 +198,7 @@ def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> Non
     """The kernel weights a session as a whole if sched_autogroup is on; the shell's session must not change."""
     group = Path("/proc/self/autogroup")
     if not group.exists():
-        pytest.skip("this kernel does not weigh sessions")
+        pytest.skip("this kernel does not schedule by session")
     before = group.read_text()
     ended = subprocess.run([sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)], timeout=DEADLINE_S)
     assert ended.returncode == 0

@@ -136,7 +136,7 @@ def test_no_module_spells_the_axes() -> None:
         if (lines := spelled_at(path.name, path.read_text(encoding="utf-8")))
     }
     assert {name: lines for name, lines in found.items() if name not in ALLOWED} == {}
-    assert sorted(set(ALLOWED) - set(found)) == [], "these no longer spell the axes"
+    assert sorted(set(ALLOWED) - set(found)) == [], "these no longer name the axes"
 
 
 def test_axes_are_named_for_a_reason() -> None:

@@ -126,7 +126,7 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
         require("npm-packages", found=False, reason=str(error).splitlines()[-1])
     build.check_types(copy)
     build.build(copy, tmp_path / "static")
-    assert files(tmp_path / "static") == files(STATIC), "run make web and commit what it writes"
+    assert files(tmp_path / "static") == files(STATIC), "run make web and commit its output"
 
 
 def test_page_and_the_runbooks_of_docs_are_in_the_wheel() -> None:

@@ -236,10 +236,10 @@ def test_unchanged_run_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     try:
         number = catalog.live().versions["jobs"]
         report_steps(RunDirectory(tmp_path / "two"), range(61, 71), loss=2.0, step_s=2.0, began_s=BEGAN_S + 200.0)
-        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is seen")
+        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is detected")
         assert job_row(catalog.last_poll().jobs["two"], LATER_S).step == 70
         write_run(tmp_path / "three")
-        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is seen")
+        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is detected")
     finally:
         catalog.close()
     assert read.count("one") == 1

@@ -183,7 +183,7 @@ def test_own_page_reaches_the_action(locked: Served) -> None:
     signed_in = ask(locked.port, "/api/v1/session", origin, method="POST", body=login_body(OPERATOR_TOKEN))
     headers = origin | session_headers(signed_in)
     reply = ask(locked.port, "/api/v1/actions", headers, method="POST", body=action())
-    reply.assert_refused(403, "nothing to act on")
+    reply.assert_refused(403, "actions need a running job")
 
 
 def test_page_without_tokens_has_no_login(page: Served) -> None:

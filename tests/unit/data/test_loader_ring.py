@@ -18,7 +18,7 @@ class World(NamedTuple):
     """The ring, the position of the loader in its fill, and the position of each rank.
 
     loader: None between fills; else the fill and the stores that it has made. ranks: the step, and 0: about to store
-    that earlier steps are done, 1: about to look, 2 and 3: has the step and reads it twice.
+    that earlier steps are done, 1: about to check, 2 and 3: has the step and reads it twice.
     """
 
     words: bytes

@@ -118,7 +118,7 @@ def test_unknown_end_of_documents_is_refused_where_needed(odd: Path) -> None:
 
 
 END_ID = 0
-"""The one that a trained tokenizer gives its first special token."""
+"""The id of the first special token of a trained tokenizer."""
 
 
 ENDS: list[tuple[str, dict[str, object], str]] = [

@@ -94,7 +94,7 @@ def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: Etc
             assert sender.flush(DEADLINE_S)
             wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint")
             assert "skipped" in second.log  # the record of round 4, which is invalid
-            wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells")
+            wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it reports")
             record = daemon_record(client)
             assert record is not None
             assert second.end() == ExitCode.OK

@@ -84,7 +84,7 @@ def test_late_rank_of_12288_is_found() -> None:
     letters = rank_letters(roster.layout, [7001], [], finding.silent, finding.waiting)
     assert letters.count("X") == 1
     lines = grid_lines(roster.layout, letters)
-    assert len(lines) <= 4, "replicas that look alike are one line"
+    assert len(lines) <= 4, "equal replicas are one line"
     assert any("dp 107" in line and "wXwwwwww" in line for line in lines)
 
 

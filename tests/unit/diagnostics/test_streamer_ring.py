@@ -93,7 +93,7 @@ def test_overwritten_records_are_counted(open_box: OpenBox) -> None:
             recorder.end(recorder.begin(FORWARD))
         polled = poll(tail)
         assert [int(number) for number in polled.ended["sequence"]] == list(range(26, 42))
-        assert polled.num_lost == 25, "24 that were never read, and one that was open when it was overwritten"
+        assert polled.num_lost == 25, "24 unread records, and one that was open when it was overwritten"
         recorder.end(hanging)
         assert poll(tail).num_lost == 0
 

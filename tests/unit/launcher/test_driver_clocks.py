@@ -145,7 +145,7 @@ def test_check_is_timed_by_the_clock_of_the_driver() -> None:
     job.now += 1000.0
     job.change_driver()
     go_on(job, 5.0)
-    assert list(job.rounds()) == [1], "the check is under way since 7 s"
+    assert list(job.rounds()) == [1], "the check has run for 7 s"
 
 
 def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:

@@ -120,7 +120,7 @@ def test_verdict_is_declined_if_it_gains_less_than_it_costs() -> None:
     """The remaining steps times the gain, compared with the cost of a restart."""
     job = begin(replace(POLICY, train_steps=1000, restart_cost_s=30.0))
     # 0.03 s over less than 1000 steps is less than 30 s.
-    assert "does not pay" in declined(job)
+    assert "the gain is less than the cost" in declined(job)
     verdict_id = write_verdict(job, gain_s_per_step=0.04)
     drive(job)
     outcome = outcome_of(job, verdict_id)
@@ -131,7 +131,7 @@ def test_verdict_is_declined_if_it_gains_less_than_it_costs() -> None:
 
 def test_cost_is_that_of_the_jobs_earlier_restarts() -> None:
     job = begin(replace(POLICY, restart_cost_s=1e9))
-    assert "does not pay" in declined(job)
+    assert "the gain is less than the cost" in declined(job)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, goes_on(job, 2), 5.0)
     go_on(job, 1.0)
@@ -149,7 +149,9 @@ def test_cost_is_that_of_the_jobs_earlier_restarts() -> None:
 def test_job_without_spare_evicts_only_if_fewer_are_faster() -> None:
     job = begin(replace(ELASTIC, shrink_after_s=1.0), num_hosts=2)
     # One host takes twice as long as two equally fast hosts.
-    assert "does not pay: on 1 of 2 hosts" in declined(job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.06)
+    assert "the gain is less than the cost: on 1 of 2 hosts" in declined(
+        job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.06
+    )
     verdict_id = write_verdict(job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.1)
     go_on_until(job, goes_on(job, 2), 5.0)
     assert members(job, 2) == ["host-0"]
@@ -318,7 +320,7 @@ def test_unreadable_verdict_is_declined() -> None:
     drive(job)
     decision = job.driver.decide(job.now)
     assert decision is not None
-    assert decision.actions == (), "alarms end, and no outcome is written twice"
+    assert decision.actions == (), "alarms end, and every outcome is written once"
 
 
 def test_a_key_that_cannot_be_a_verdict_is_taken_away() -> None:

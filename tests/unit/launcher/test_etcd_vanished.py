@@ -120,7 +120,7 @@ def test_removed_files_are_restored_without_loss(
         assert names <= {path.name for path in place.iterdir()}
         assert read_own_etcd(files.run).settings == etcd.settings
         client.put("key", "after", lease_id=lease.lease_id)
-        wait_until(lambda: has_seen(watch, b"after"), "the watch to go on")
+        wait_until(lambda: has_seen(watch, b"after"), "the watch to continue")
         with pytest.raises(ConfigError, match="still runs"), EtcdProcess(place, credentials, program=program):
             pass
     # It is on disk, not only in memory.

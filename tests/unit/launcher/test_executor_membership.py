@@ -130,7 +130,7 @@ def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: 
         wait_until(lambda: membership.lease().is_gone, "the lease to be in doubt")
         servers.members[0].start()
         servers.wait_ready()
-        wait_until(lambda: not membership.lease().is_gone, "the lease to be good again")
+        wait_until(lambda: not membership.lease().is_gone, "the lease to be valid again")
         assert registered(one, keys) == a_host()
         membership.close()
 

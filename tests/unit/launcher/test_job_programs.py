@@ -63,7 +63,7 @@ def test_end_of_one_program_leaves_the_other_running(tmp_path: Path, monkeypatch
     with running_programs(settings_in(tmp_path), reported.append):
         wait_until(lambda: pids(tmp_path, "diagnostics") and pids(tmp_path, "dashboard"), "both")
         os.kill(pids(tmp_path, "diagnostics")[0], signal.SIGKILL)
-        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next life")
+        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next start")
         (page,) = pids(tmp_path, "dashboard")
         os.kill(page, 0)
 

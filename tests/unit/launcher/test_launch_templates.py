@@ -304,7 +304,7 @@ def test_pods_write_to_their_mounted_storage(tmp_path: Path) -> None:
     (container,) = pod["containers"]
     (place,) = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "run"]
     assert place == "/runs/small"
-    assert container["command"][-1] == f"--job.run_directory={place}", "and what the configuration says does not win"
+    assert container["command"][-1] == f"--job.run_directory={place}", "and the configuration does not take precedence"
 
 
 def test_pods_page_needs_a_token_and_has_few_rights(tmp_path: Path) -> None:

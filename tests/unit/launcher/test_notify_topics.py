@@ -77,7 +77,7 @@ def test_end_of_a_job_has_the_level_of_its_exit_code() -> None:
     ]:
         reason = Reason(ReasonCode.NO_DRIVER, "no driver is elected")
         found = topics(reason, end=JobEnd(int(code), "so it was decided", NOW_S, 2))
-        assert set(found) == {"incident", "end"}, "the end says all"
+        assert set(found) == {"incident", "end"}, "the end reports everything"
         assert found["end"].level is level, code
         assert found["end"].action.startswith(action), code
         assert "so it was decided" in found["end"].what, code

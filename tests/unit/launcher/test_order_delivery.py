@@ -143,9 +143,11 @@ def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, driver: EtcdC
 
             membership.set_unfit_reason(FitnessCheck.HEALTH, "disk: full")
             proxy.conduct = Conduct.PASS
-            wait_until(lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again")
+            wait_until(
+                lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to receive orders again"
+            )
             membership.set_unfit_reason(FitnessCheck.HEALTH, "")
-            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be taken")
+            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be chosen")
 
 
 RECENT, LONG_AGO = 0.1, 60.0

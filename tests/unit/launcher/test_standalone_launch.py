@@ -203,7 +203,7 @@ def test_signal_after_the_job_changes_nothing() -> None:
         early.set_callbacks(record_only)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert early.name == "SIGTERM", "noted, and nothing raised"
+        assert early.name == "SIGTERM", "recorded, and nothing raised"
 
 
 @pytest.mark.slow

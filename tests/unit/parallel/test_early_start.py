@@ -294,7 +294,7 @@ def test_parameters_are_gathered_before_their_use(case: str) -> None:
     landed = [note for note in notes if note.startswith("landed")]
     gathers = [note for note in notes if note.startswith("gather")]
     assert len(landed) == len(set(landed)) == len(gathers)
-    assert notes.index("forward 0") < notes.index(landed[-1]), "some land during the forward"
+    assert notes.index("forward 0") < notes.index(landed[-1]), "some arrive during the forward"
     # They are gathered when the forward needs them.
     for number, chunk in enumerate(rank_model.data_parallel):
         expected = [f"gather {number}.{index}" for index in reversed(range(len(chunk.buckets)))]

@@ -167,7 +167,7 @@ def test_copies_run_beside_neighbouring_blocks_where_useful() -> None:
 
     names = [name for name, _ in chunk.copies.story[2:]]
     assert names == ["backward 3", "come back", "backward 2", "come back", "backward 1", "backward 0"], (
-        "a block's activations start to come back when the backward of the block after it begins"
+        "a block's activations start to be copied back when the backward of the next block begins"
     )
 
 

@@ -53,4 +53,4 @@ def test_another_error_and_a_life_that_worked_count_anew() -> None:
     failures.forget()
     assert not failures.count(-11, "d")
     assert failures.number == 1
-    assert [failures.count(0, "") or failures.number for _ in range(3)] == [1, 1, 1], "exit code 0 is no failure"
+    assert [failures.count(0, "") or failures.number for _ in range(3)] == [1, 1, 1], "exit code 0 is not a failure"

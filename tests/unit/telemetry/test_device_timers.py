@@ -146,7 +146,7 @@ def test_device_times_stay_right_with_a_drifting_clock(drift: float) -> None:
         worst = max(worst, abs(start_ns - launched))
         assert abs(duration_ns - MS) < 1000
     assert device.now_ns > 3600 * 10**9, "an hour: the resolution of a float is then 0.25 ms"
-    assert worst < MS, "the bounds of what was seen hold the clock"
+    assert worst < MS, "the observed bounds contain the clock"
 
 
 def test_floats_stay_precise_when_the_host_runs_far_ahead() -> None:

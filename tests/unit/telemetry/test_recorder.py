@@ -314,7 +314,7 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     assert [value.value for value in found.values[:2]] == [2.5, math.inf]
     assert math.isnan(found.values[2].value)
     assert all(before <= value.at_ns <= time.monotonic_ns() for value in found.values)
-    assert [record.operation for record in found.records] == ["forward-compute"], "a value is no span"
+    assert [record.operation for record in found.records] == ["forward-compute"], "a value is not a span"
     assert found.in_flight == ()
     write_control(box.path, ControlPage(span_mask=0))
     recorder.set_step(5)

@@ -49,7 +49,7 @@ def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.
         thread = RestartingThread("watchman", run, closed)
         assert began.wait(DEADLINE_S)
         assert thread.problem == "watchman failed: another"
-        wait_until(lambda: thread.problem == "", "it to be well for a while")
+        wait_until(lambda: thread.problem == "", "it to work for a while")
         closed.set()
         thread.join(DEADLINE_S)
 
@@ -99,7 +99,7 @@ def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix
         wait_until(lambda: len(consumer.seen) == 1, "the beginning")
         client.put(prefix + "a", "")
 
-        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be taken")
+        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be processed")
         assert [type(event) for event in consumer.seen] == [Snapshot, Snapshot]
         client.put(prefix + "b", "")
         wait_until(lambda: consumer.has(prefix + "b"), "what comes later")
@@ -113,10 +113,10 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
-        wait_until(lambda: "KeyError" in follower.problem, "the mistake to be reported")
+        wait_until(lambda: "KeyError" in follower.problem, "the error to be reported")
         wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be processed for a second")
         elapsed_s = time.monotonic() - began
-        assert follower.unconfirmed_s >= elapsed_s, "failed tries do not count as taken"
+        assert follower.unconfirmed_s >= elapsed_s, "failed tries do not count as processed"
         assert not consumer.seen
         consumer.fails = itertools.repeat(False)
         wait_until(lambda: follower.unconfirmed_s < 1.0, "an event to arrive")

@@ -104,7 +104,7 @@ def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdSer
     try:
         assert set(list_jobs(client)) == {keys.job, *(other.job for other in others)}
         megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=2)
-        assert re.search(rf"which job\? etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
+        assert re.search(rf"no job is named, and etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
         for other in others:
             assert megatrain("status", other.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{other.job}: ")
     finally:
