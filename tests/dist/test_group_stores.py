@@ -64,7 +64,7 @@ def sum_in_all_groups(context: RankContext, port: int, ranks_per_store: int) -> 
 
 @pytest.mark.slow(kept=["3-3"])
 @pytest.mark.parametrize(("ranks_per_store", "num_stores"), [(8, 1), (3, 3)])
-def test_all_groups_meet_at_their_stores(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
+def test_all_groups_rendezvous_at_their_stores(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     answers = rank_pool.run(sum_in_all_groups, LAYOUT.world_size, server.port, ranks_per_store)
     for answer in answers:

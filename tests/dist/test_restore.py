@@ -64,7 +64,7 @@ def data_files(run_directory: Path, step: int) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_rank_that_dies_while_copying_spoils_one_snapshot(
+def test_rank_that_dies_while_copying_loses_one_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))

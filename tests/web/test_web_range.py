@@ -60,7 +60,7 @@ def test_a_range_goes_with_the_reader_through_all_views(url: str, pages) -> None
     expect(loss).to_have_attribute("data-axis", "time")
 
 
-def test_marks_say_what_happened_and_lead_there(url: str, pages) -> None:
+def test_marks_describe_their_event_and_link_to_it(url: str, pages) -> None:
     page = pages.open(url)
     note = page.locator("[data-chart='Loss'] [data-mark='note'][title*='ada:']")
     expect(note).to_be_visible()

@@ -35,7 +35,7 @@ def picture_name(view: str) -> str:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_view_shows_what_it_is_for(serve: Serve, pages, view: str) -> None:
+def test_view_shows_its_content(serve: Serve, pages, view: str) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/{view}")
     # steps of a runbook exist before they are unfolded
@@ -132,7 +132,7 @@ def test_the_three_questions_come_first(serve: Serve, pages) -> None:
 
 
 @pytest.mark.parametrize("view", ["overview", "hosts", "heat", "logs", "audit"])
-def test_each_view_says_on_top_why_the_job_is_not_healthy(serve: Serve, pages, view: str) -> None:
+def test_each_view_begins_with_why_the_job_is_not_healthy(serve: Serve, pages, view: str) -> None:
     dashboard = serve(health="bad")
     pages.expected.append("404")
     page = pages.open(f"{dashboard.url}#/{view}")
@@ -144,7 +144,7 @@ def test_each_view_says_on_top_why_the_job_is_not_healthy(serve: Serve, pages, v
 
 
 @pytest.mark.parametrize("view", ["overview", "hosts", "checkpoints"])
-def test_without_a_daemon_each_view_says_so_first_and_in_red(serve: Serve, pages, view: str) -> None:
+def test_without_a_daemon_each_view_begins_with_an_error(serve: Serve, pages, view: str) -> None:
     dashboard = serve(health="good")
     reported = overview_document(health="good")
     silent = reported.diagnosis.model_copy(update={"is_daemon_alive": False})
@@ -223,7 +223,7 @@ def test_text_from_outside_is_never_markup(serve: Serve, pages) -> None:
     assert "attacked" not in page.title()
 
 
-def test_a_view_that_is_not_there_says_where_to_go(serve: Serve, pages) -> None:
+def test_an_unknown_view_links_to_the_overview(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/nowhere")
     page.get_by_text("No such view").wait_for()

@@ -88,7 +88,7 @@ def test_the_views_are_a_menu_on_a_telephone(url: str, pages) -> None:
 
 
 @pytest.mark.parametrize(("width", "num_cards", "num_letters"), [(1440, NUM_RANKS, 0), (1920, 0, NUM_RANKS)])
-def test_the_small_grid_of_an_incident_says_who_is_where(
+def test_the_small_grid_of_an_incident_shows_rank_and_host(
     url: str, pages, width: int, num_cards: int, num_letters: int
 ) -> None:
     page = pages.open(f"{url}#/incidents/{DIED.incident_id}", width=width)

@@ -48,7 +48,7 @@ def test_rank_failure_during_an_etcd_outage_is_handled_after_it(shared_jobs: Sha
 
 
 @pytest.mark.slow
-def test_restarted_etcd_goes_unnoticed(shared_jobs: SharedJobs) -> None:
+def test_restarted_etcd_evicts_no_host(shared_jobs: SharedJobs) -> None:
     with shared_jobs.borrowed("one member", launch) as job:
         before = Before.of(job)
         (member,) = job.etcd.members

@@ -49,7 +49,7 @@ def test_a_slow_host_is_named_and_replaced(tmp_path: Path) -> None:
         loop.wait_for_more_steps(_STEPS_BEFORE)
 
 
-def test_a_slow_link_is_named_and_no_host_evicted_for_a_guess(tmp_path: Path) -> None:
+def test_a_slow_link_is_named_and_no_host_is_evicted(tmp_path: Path) -> None:
     """With two hosts on one ring both ends of the link are equally slow: events cannot show which end is the cause."""
     with closed_loop(tmp_path, has_network=True) as loop:
         loop.wait_for_more_steps(_STEPS_BEFORE)

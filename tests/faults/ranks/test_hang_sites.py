@@ -82,7 +82,7 @@ def test_culprit_of_a_hang_in_snapshot_or_evaluation_is_named(
     check_named(tmp_path, capsys, orders, on_layout(1, 2, 2), evaluated)
 
 
-def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
+def test_the_command_names_the_hung_rank_and_marks_its_stack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     patient = {"recovery": {"hang_floor_s": 300.0}}

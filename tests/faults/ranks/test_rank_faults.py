@@ -122,7 +122,7 @@ def test_rank_fails_before_steps_in_load_snapshot_and_evaluation(
 
 
 @pytest.mark.slow
-def test_an_exit_code_that_no_restart_mends(tmp_path: Path) -> None:
+def test_an_exit_code_that_no_restart_repairs(tmp_path: Path) -> None:
     with running_job(tmp_path, ranks_per_host=WORKERS, orders=[(2, 6, "exit-of-bad-data")]) as running:
         assert running.finish() == ExitCode.DATA
         incident = running.only_incident()

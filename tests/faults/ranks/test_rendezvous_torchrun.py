@@ -188,7 +188,7 @@ def test_dead_torchrun_agent_is_replaced_by_another(etcd: EtcdServers, tmp_path:
     assert [agent.process.returncode for agent in agents] == [0, 0]
 
 
-def test_a_wrong_password_is_reported_in_the_words_of_etcd(tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_with_the_etcd_message(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("battery staple")
     with EtcdServers(tmp_path) as guarded:
         enable_users(guarded.urls[0], "root password", {"bob": "correct horse"}, "/megatrain/")

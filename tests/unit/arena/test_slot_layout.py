@@ -188,7 +188,7 @@ def test_a_slot_that_is_cut_while_open_is_an_error(slot: Path) -> None:
             reader.words()
 
 
-def test_words_are_read_consistently(slot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_words_are_read_consistently(slot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker begins a snapshot between two reads: all words are from before it, or all from after it."""
     pages = [bytes(slot_file_bytes(make_header(), {**WORDS, SlotWord.STEP: step}, b"")) for step in (7, 8, 8)]
     with SlotReader(slot) as reader:

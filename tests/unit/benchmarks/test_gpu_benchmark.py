@@ -259,7 +259,7 @@ def test_offloaded_side_trains_as_the_other_does() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_in_one_line() -> None:
+def test_a_missing_gpu_is_reported_in_one_line() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     done = run_forked(["-m", "benchmarks.gpu"], timeout_s=DEADLINE_S)

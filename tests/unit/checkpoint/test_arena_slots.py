@@ -70,7 +70,7 @@ def test_copied_state_comes_back_also_for_another_owner(arena: Arena) -> None:
     slot.close()
 
 
-def test_the_label_is_what_the_slot_says(arena: Arena) -> None:
+def test_the_label_matches_the_slot(arena: Arena) -> None:
     slot, _ = slots_of(arena, plan_snapshot(state()))
     slot.begin(LABEL, 5)
     assert slot.words().state == SlotState.WRITING

@@ -241,7 +241,7 @@ def test_items_are_reported_as_json() -> None:
     assert entry == ["optimizer.exp_avg.w", [4, 6], [1, 0], [2, 6], "bfloat16", 0, plan.items[0].length]
 
 
-def test_an_image_lies_in_shared_memory_and_lets_go_of_it() -> None:
+def test_an_image_frees_its_shared_memory() -> None:
     plan = plan_image(some_state())
     header = mmap.PAGESIZE
     with mmap.mmap(-1, header + plan.num_bytes) as mapped:

@@ -102,7 +102,7 @@ def test_lone_host_stores_without_the_plan_of_an_older_round() -> None:
     assert reasons(both(10, 0), other_ranks) == {10: "not sealed by rank 2, which cannot seal it any more"}
 
 
-def test_several_hosts_give_up_what_they_cannot_agree_on() -> None:
+def test_several_hosts_skip_a_snapshot_without_agreement() -> None:
     newer = replace(MANY, round=3)
     assert due_step(both(10, 0), plans(newer)) is None
     assert reasons(both(10, 0), plans(newer)) == {10: "host.json is of round 3, and the plan of round 2 is unknown"}

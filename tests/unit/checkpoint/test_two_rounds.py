@@ -85,7 +85,7 @@ def test_older_round_delayed_before_each_of_its_changes(put: Put, tmp_path: Path
 
 @pytest.mark.slow(kept=["disk-refused", "disk-lost"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["refused", "lost"])
-def test_rounds_race_while_a_put_goes_wrong(put: Put, tmp_path: Path, is_done: bool) -> None:
+def test_rounds_race_while_a_put_fails(put: Put, tmp_path: Path, is_done: bool) -> None:
     """Each put of the older round in turn fails or loses its answer; then the newer round starts, and the older one
     tries again."""
     number, has_failed, lock = 0, True, threading.Lock()

@@ -183,7 +183,7 @@ def test_a_file_that_is_gone_before_the_commit(tmp_path: Path) -> None:
     assert not is_committed(job.step(10))
 
 
-def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> None:
+def test_a_newer_round_with_a_checkpoint_ends_the_wait(tmp_path: Path) -> None:
     """A host of the older round is gone, and a wait for it would delay the job."""
     job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
     coordinator = job.arenas[0]

@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> LocalLocation:
     return LocalLocation(tmp_path / FILES[0])
 
 
-def test_the_bytes_are_those_that_the_format_says(place: LocalLocation) -> None:
+def test_the_bytes_follow_the_format(place: LocalLocation) -> None:
     contents = [b"a" * 70, b"b"]
     entry = put_data_file(place, contents)
 

@@ -64,7 +64,7 @@ def test_every_dtype_of_torch_is_known() -> None:
     assert {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in dtypes}.items() <= DTYPE_BYTES.items()
 
 
-def test_the_form_is_what_its_description_says() -> None:
+def test_index_document_has_the_documented_form() -> None:
     assert document() == {
         "schema_version": 1,
         "metadata": DIGEST,

@@ -122,7 +122,7 @@ def test_a_damaged_branch_is_named(checkpoints: Location) -> None:
         (checkpoints / "main" / "BRANCH").write(whole)
 
 
-def test_torn_branch_is_named_and_repaired_as_the_error_says(checkpoints: Location) -> None:
+def test_torn_branch_is_named_and_repaired_as_stated(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     (checkpoints / "main" / "BRANCH").write(b'{"name')
     with pytest.raises(

@@ -62,7 +62,7 @@ def test_a_step_goes_exactly_when_no_rule_keeps_it(
 @pytest.mark.slow
 @settings(max_examples=200, derandomize=True)
 @given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
-def test_once_is_enough_and_what_comes_later_brings_nothing_back(
+def test_repeated_or_interrupted_removal_has_one_result(
     steps: list[int], pinned: frozenset[int], needed: frozenset[int], keep_last: int, keep_every: int
 ) -> None:
     removed = to_remove(steps, pinned, needed, keep_last, keep_every)

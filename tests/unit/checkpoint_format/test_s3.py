@@ -51,7 +51,7 @@ def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
     assert place.entries() == []
 
 
-def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, s3: FaultyS3) -> None:
+def test_a_server_without_the_condition_is_detected(place: Location, s3: FaultyS3) -> None:
     """Such a server, as older ones do, ignores the condition and stores the object."""
     application = s3._application
 

@@ -346,7 +346,7 @@ def test_writes_of_others_are_seen_at_once(bucket: Location, driver: StorageDriv
     assert (bucket / "b").size() == 2
 
 
-def test_whatever_a_driver_raises_names_the_url(bucket: Location, driver: StorageDriver) -> None:
+def test_errors_of_any_driver_name_the_url(bucket: Location, driver: StorageDriver) -> None:
     driver.files["bucket/run/a"] = b"1"
     place = bucket / "a"
     assert place.read_range(0, 1) == b"1"

@@ -174,7 +174,7 @@ def test_many_leftovers_are_few_reads(ckpt: Ckpt, line: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("keep_last", "is_reported"), [(0, False), (2, True), (-1, True)])
-def test_unpinning_says_what_a_running_job_may_do(
+def test_unpinning_warns_of_removal_by_a_running_job(
     line: Path, capsys: pytest.CaptureFixture[str], keep_last: int, is_reported: bool
 ) -> None:
     main_branch = LocalLocation(line / "checkpoints/main")

@@ -94,7 +94,7 @@ def test_a_key_value_head_of_several_ranks_is_stored_once(
         assert "OK" in ckpt("verify", tmp_path / name)
 
 
-def test_layers_are_split_as_the_option_says(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_layers_are_split_by_the_option(ckpt: Ckpt, tmp_path: Path) -> None:
     """From one uneven split to another, and to the even split, which is the default."""
     config = make_config()
     state = whole_state(config)

@@ -92,7 +92,7 @@ def test_empty_and_longest_messages_are_received() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"x" * 100_000])
-def test_a_stranger_is_dropped_and_others_are_served(data: bytes) -> None:
+def test_an_unauthenticated_peer_is_dropped_others_are_served(data: bytes) -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
     with serving(serve) as (server, address), raw_connection(address) as stranger:
         with suppress(OSError):  # It may be dropped before it has finished.
@@ -217,7 +217,7 @@ def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
         thread.join(DEADLINE_S)
 
 
-def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
+def test_silent_peers_are_dropped_in_time_and_bounded_in_number() -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
     with serving(serve, HASTY) as (server, address):
         strangers = [raw_connection(address) for _ in range(12)]

@@ -36,7 +36,7 @@ def coded(offsets: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
     return {name: (offset, TYPES.get(code) or f"{code[:-1]} bytes") for name, (offset, code) in offsets.items()}
 
 
-def test_the_document_says_what_the_code_does() -> None:
+def test_the_document_matches_the_code() -> None:
     for heading, offsets in {
         "Header page, fixed part": header_encoding.header_offsets(),
         "An entry of the list of axes": header_encoding.axis_offsets(),
@@ -152,7 +152,7 @@ def test_a_control_field_that_does_not_fit_is_refused() -> None:
         layout.encode_control(ControlPage(sample_period=2**32), seqlock=0)
 
 
-def test_groups_say_their_members() -> None:
+def test_groups_list_their_members() -> None:
     page = bytearray(4096)
     tp, link = GroupRecord(1, "tp", 4, 1, 2, entered=9, left=8), GroupRecord(63, "pp-backward", 5, -4, 2)
     for group in (tp, link):

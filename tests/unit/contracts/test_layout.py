@@ -69,7 +69,7 @@ def test_rank_of_coordinate_and_sizes_lead_back() -> None:
     assert Layout(pp_size=3, tp_size=2).first_rank_of(2) == 4
 
 
-def test_samples_are_dealt_along_dp_only() -> None:
+def test_samples_are_assigned_along_dp_only() -> None:
     """Ranks along cp and tp share the samples of their dp rank, and so do the stages of a pipeline."""
     for layout in LAYOUTS:
         shares = [layout.sample_share(rank) for rank in range(layout.world_size)]

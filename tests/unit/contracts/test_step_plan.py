@@ -75,7 +75,7 @@ def test_share_of_idle_slots_is_reported() -> None:
         assert idle_text(Dealing(num_microbatches, num_replicas, least_slots)) == expected
 
 
-def test_plans_that_cannot_be_dealt_are_refused() -> None:
+def test_plans_without_a_valid_assignment_are_refused() -> None:
     message = "global_batch_size=10 is not 3 micro-batches of micro_batch_size=3; use a multiple of micro_batch_size"
     with pytest.raises(ValueError, match=re.escape(message)):
         StepPlan(0, 10, 3, Dealing(3, 2))
@@ -86,7 +86,7 @@ def test_plans_that_cannot_be_dealt_are_refused() -> None:
         StepPlan(0, 3, 1, Dealing(3, 2), order=(0, 1, 1))
 
 
-def test_samples_are_dealt_in_the_stated_order() -> None:
+def test_samples_are_assigned_in_the_stated_order() -> None:
     plan = StepPlan(10, 6, 2, Dealing(3, 2), skipped=((12, 20),), order=(5, 0, 1, 2, 4, 3))
     assert plan.samples == [10, 11, 20, 21, 22, 23]
     assert [plan.slots(replica) for replica in range(2)] == [[(23, 10), (22, 21)], [(11, 20)]]

@@ -28,7 +28,9 @@ def remake(path: Path) -> None:
         (lambda path: (path.parent.rename(path.parent.with_name("moved")), path.parent.write_text("a file")), False),
     ],
 )
-def test_a_path_names_what_is_open_or_not(tmp_path: Path, change: Callable[[Path], object], expected: bool) -> None:
+def test_a_path_is_in_place_only_with_its_open_file(
+    tmp_path: Path, change: Callable[[Path], object], expected: bool
+) -> None:
     path = tmp_path / "directory" / "file"
     path.parent.mkdir()
     path.write_text("one")

@@ -83,7 +83,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("doctor --train.steps=3", "'--train.steps=3': `megatrain doctor` takes no --section.key overrides"),
     ],
 )
-def test_usage_error_names_what_is_wrong(
+def test_usage_error_names_the_argument_and_the_rule(
     add_verb: AddVerb, capsys: pytest.CaptureFixture[str], arguments: str, reported: str
 ) -> None:
     add_verb("echo", ECHO)

@@ -300,7 +300,7 @@ def test_request_that_no_driver_accepts_is_withdrawn(client: EtcdClient, tmp_pat
     assert client.get(keys.directory("requests")) is None
 
 
-def test_cordons_and_recording_are_what_the_command_line_writes(client: EtcdClient, tmp_path: Path) -> None:
+def test_cordons_and_recording_equal_those_of_the_command_line(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
     handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))

@@ -34,7 +34,7 @@ def harness(tmp_path: Path) -> ActionHarness:
     return ActionHarness(tmp_path / "diagnosis" / ACTIONS_NAME)
 
 
-def test_a_broken_chain_is_reported_and_not_mended(harness: ActionHarness) -> None:
+def test_a_broken_chain_is_reported_and_not_repaired(harness: ActionHarness) -> None:
     for number in range(3):
         harness.take("checkpoint", key=f"key-{number:08d}")
     good = harness.path.read_bytes()

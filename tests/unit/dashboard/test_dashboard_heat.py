@@ -105,7 +105,7 @@ def shown_value(fields: dict[str, Any], code: int) -> float:
 
 @pytest.mark.slow(kept=["relative"])
 @pytest.mark.parametrize("scale", ["absolute", "relative", "z"])
-def test_every_cell_is_what_statistics_say(client: TestClient, scale: str) -> None:
+def test_every_cell_equals_the_statistics(client: TestClient, scale: str) -> None:
     fields, arrays = picture(client, f"scale={scale}")
 
     assert arrays["cells"].shape == (40, 20)

@@ -107,7 +107,7 @@ KINDS = {
 }
 
 
-def test_rows_say_what_status_says(tmp_path: Path) -> None:
+def test_rows_equal_the_output_of_status(tmp_path: Path) -> None:
     for name, (how, _) in KINDS.items():
         run = write_run(tmp_path / name, **how)
         aged(run, how.get("began_s", BEGAN_S))
@@ -143,7 +143,7 @@ OPENED = {
 
 @pytest.mark.slow(kept=["lives", "sent-at-its-end", "killed"])
 @pytest.mark.parametrize("name", OPENED)
-def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> None:
+def test_a_job_has_one_state_in_the_list_and_on_its_page(tmp_path: Path, name: str) -> None:
     how, holder, expected = OPENED[name]
     run = write_run(tmp_path / name, **how)
     if holder is not None:
@@ -283,7 +283,7 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
     assert {row.severity for row in rows.values()} == {"red"}
 
 
-def test_a_run_that_one_was_sent_asks_no_server(tmp_path: Path) -> None:
+def test_a_copied_run_contacts_no_server(tmp_path: Path) -> None:
     run = write_run(tmp_path / "sent", exit_code=None)
     (run.root / "coordination" / "lock").write_text("process 17 on elsewhere\n")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -51,7 +51,9 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory|is not a regular file"),
     ],
 )
-def test_a_file_that_others_may_know_is_no_token(tmp_path: Path, spoil: Callable[[Path], object], reason: str) -> None:
+def test_a_token_file_readable_by_others_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], object], reason: str
+) -> None:
     run = RunDirectory(tmp_path)
     path = with_token(OPEN, run)[1]
     assert path is not None

@@ -258,7 +258,7 @@ def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: p
     )
 
 
-def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stragglers_equal_those_of_the_command(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("stragglers")
     assert main(["diag", "stragglers", str(page.run.root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -285,11 +285,11 @@ def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
     page.ask("ranks/x", 400)
 
 
-def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
+def test_whatif_without_a_fully_recorded_step_is_an_error(page: Page) -> None:
     assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
 
 
-def test_the_daemons_last_judgement_stays_with_the_run(annotated: Page) -> None:
+def test_the_daemons_last_verdict_stays_with_the_run(annotated: Page) -> None:
     rank = annotated.ask("ranks/1")
     silent = annotated.ask("overview")["diagnosis"]
     slow = annotated.ask("ranks/3")
@@ -338,7 +338,7 @@ def test_pin_appears_at_the_next_poll(own_run: RunDirectory) -> None:
         assert reasons() == {50: "a release", 100: None}
 
 
-def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_be_listed_give_the_reason(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     (tmp_path / "main" / "BRANCH").write_text("torn")
     seen = read_checkpoints(str(tmp_path))

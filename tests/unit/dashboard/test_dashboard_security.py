@@ -232,7 +232,7 @@ def test_configured_host_names_are_accepted(tmp_path: Path) -> None:
         ask(server.port, JOB_PATH, {"Host": "sub.dash.example"}).assert_refused(403)
 
 
-def test_headers_of_trusted_proxies_only_are_believed(tmp_path: Path) -> None:
+def test_headers_of_trusted_proxies_only_are_used(tmp_path: Path) -> None:
     known = DashboardSettings(
         port=0, trusted_proxies=(ip_network("127.0.0.1"),), user_header="x-user", role_header="x-role",
         operator_token=OPERATOR_TOKEN, enable_actions=True,

@@ -113,7 +113,7 @@ def test_loss_that_is_not_finite_is_null_and_its_step_is_bad() -> None:
     assert shown(builder.snapshot(), window=Window(3, 3))["bad_steps"] == [3]
 
 
-def test_a_later_round_takes_back_what_it_does_again() -> None:
+def test_a_later_round_replaces_the_steps_that_it_repeats() -> None:
     builder = begun()
     enter(builder, range(20))
     builder.begin(2, len(RANKS), 0)

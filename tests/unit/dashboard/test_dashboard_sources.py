@@ -243,7 +243,7 @@ def test_recorded_hosts_begin_with_those_of_the_round() -> None:
     ]
 
 
-def test_incidents_tell_culprit_hosts_from_affected_ones() -> None:
+def test_incidents_distinguish_culprit_and_affected_hosts() -> None:
     snapshot = make_snapshot(statuses={"host-1": make_status(1)})
     (host, *_) = hosts_document(HostInputs(snapshot)).hosts
     blamed = make_incident("0001", culprit_hosts=("host-1",), failures=())

@@ -275,7 +275,7 @@ def test_slices_of_one_operation_have_one_ideal_on_all_ranks() -> None:
     assert all(len(begins) == 1 for begins in by_operation.values())
 
 
-def test_slices_that_the_model_does_not_know_have_no_ideal() -> None:
+def test_slices_unknown_to_the_model_have_no_ideal() -> None:
     foreign = replace(select(SPANS, np.arange(3)), sequence=np.array([10**6, 10**6 + 1, 10**6 + 2]))
 
     found = ideal_times(foreign, SPANS, ROSTER, "job")
@@ -330,7 +330,7 @@ def test_ideal_comes_in_the_order_of_the_slices(tmp_path: Path) -> None:
     assert ideal["steps"].tolist() == [20]
 
 
-def test_timeline_without_an_ideal_says_why(tmp_path: Path) -> None:
+def test_timeline_without_an_ideal_gives_the_reason(tmp_path: Path) -> None:
     """A rank has lost a forward of the only step."""
     tables = draw_job(LAYOUT, range(10, 11), 3).tables()
     spans = tables[Spans]

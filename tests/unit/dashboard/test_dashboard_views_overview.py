@@ -79,7 +79,7 @@ def test_overview_of_a_training_job_has_its_figures() -> None:
     assert found.effective_time_ratio_last_hour == pytest.approx(1 - lost_s / 3600)
 
 
-def test_a_stuck_job_is_red_and_says_where() -> None:
+def test_a_stuck_job_is_red_and_names_the_place() -> None:
     statuses = {"host-1": make_status(1), "host-2": make_status(2, stall=make_stall())}
     found = overview(make_snapshot(statuses=statuses))
     assert found.state == "stuck"
@@ -126,7 +126,7 @@ def test_the_next_checkpoint_and_when() -> None:
     assert overview(facts=JobFacts(config=without, series=series())).next_action.what == "end at step 2,000"
 
 
-def test_a_recovery_says_its_phase_and_what_the_driver_is_about() -> None:
+def test_a_recovery_shows_its_phase_and_the_drivers_action() -> None:
     moments = replace(make_incident().moments, joined=None, loaded=None, first_step=None)
     opened = make_incident("0002", state=IncidentState.OPEN, moments=moments)
     report = DriverReport("host-1", "waits until host-2 has stopped", NOW_S)

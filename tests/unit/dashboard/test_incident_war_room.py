@@ -114,7 +114,7 @@ def test_open_incident_without_failures_begins_with_its_kind() -> None:
         assert "over" not in {one.what for one in happened}, kind
 
 
-def test_the_verdict_is_reported_with_what_the_driver_made_of_it() -> None:
+def test_the_verdict_is_reported_with_the_drivers_action() -> None:
     verdict = replace(STRAGGLER, created_unix_s=BEGAN_S - 2)
     outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "it pays", "host-1", BEGAN_S - 1, by="alice")
     incident = make_incident(kind=IncidentKind.STRAGGLER, failures=(), verdict="v-1")
@@ -293,7 +293,7 @@ def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
     assert incident_logs(make_incident(), places, NOW_S).log_file == ""
 
 
-def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_with_its_reason(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))

@@ -34,7 +34,7 @@ def dealt(costs: NDArray[np.int64], dealing: Dealing, size: int) -> StepPlan:
 @given(
     st.lists(st.integers(0, 10**15), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 9), st.integers(0, 9)
 )
-def test_each_sample_is_dealt_once_to_equal_micro_batches(
+def test_each_sample_is_assigned_once_in_equal_micro_batches(
     some: list[int], size: int, num_replicas: int, num_equal: int
 ) -> None:
     costs = np.array(some * size + some[:1] * num_equal * size, dtype=np.int64)
@@ -56,7 +56,7 @@ def test_micro_batches_of_a_replica_cost_alike() -> None:
 
 
 @pytest.mark.parametrize(("num_samples", "num_replicas"), [(6, 2), (7, 2), (6, 3), (7, 3), (8, 4)])
-def test_dealt_costs_are_near_the_best_of_all_dealings(num_samples: int, num_replicas: int) -> None:
+def test_costs_are_near_the_best_of_all_assignments(num_samples: int, num_replicas: int) -> None:
     dealing = Dealing(num_samples, num_replicas)
     random = np.random.default_rng(num_samples)
     orders = np.array([order for order in permutations(range(num_samples)) if _is_first(order, num_replicas)])

@@ -47,7 +47,7 @@ def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedD
         assert batch.tokens_SB[0].tolist() == starts.tolist()
 
 
-def test_samples_are_dealt_by_the_stated_rule(dataset: IndexedDataset) -> None:
+def test_samples_are_assigned_by_the_stated_rule(dataset: IndexedDataset) -> None:
     for dp_rank in range(3):
         step = reader(dataset).read_step(step_plan(100, 24, num_replicas=3, micro_batch_size=2), dp_rank)
         for m, batch in enumerate(step.microbatches):

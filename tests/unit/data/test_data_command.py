@@ -45,7 +45,7 @@ def built(template: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_build_says_what_it_made_and_where(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_prints_its_output_and_path(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("build", "--input", built.parent / "texts", "--output", built, "--vocab-size", 310)
     with pytest.raises(DataError, match="already holds a data set"):
         run(*arguments)

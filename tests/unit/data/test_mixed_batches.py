@@ -136,7 +136,7 @@ def test_a_run_of_no_samples_uses_nothing(reader: BatchReader) -> None:
     assert "web 0.00% of the samples, 0 epochs" in uses_text(source_uses(reader, 0))
 
 
-def test_sources_of_one_name_are_told_apart_by_content(write_tokens: Callable[..., Path]) -> None:
+def test_sources_of_one_name_are_distinguished_by_content(write_tokens: Callable[..., Path]) -> None:
     """A source that was removed keeps its name, which another source may have now."""
     left, now = StreamSource("web", 800, "a" * 32), StreamSource("web", 400, "b" * 32)
     dataset = open_dataset(write_tokens([range(400)], "now"), 4096)

@@ -159,7 +159,7 @@ def test_reader_stops_at_an_error_and_keeps_raising_it() -> None:
     assert num_reads == 1
 
 
-def test_closing_lets_go_of_what_was_read() -> None:
+def test_closing_frees_the_blocks_that_were_read() -> None:
     held: list[weakref.ref[Marker]] = []
     has_read_three = threading.Event()
 

@@ -111,7 +111,7 @@ def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[
 
 
 @pytest.mark.slow
-def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
+def test_silent_connections_do_not_block_a_host(tmp_path: Path) -> None:
     """Ten times as many strangers as allowed connect; each new one disconnects the oldest."""
     with RunningCollector(tmp_path / "events") as collector, ExitStack() as opened:
         address = ("127.0.0.1", collector.server.port)

@@ -68,7 +68,7 @@ def test_host_that_waits_for_its_loader_is_not_slow() -> None:
         assert max(found.host_scores.values()) < found.thresholds.score
 
 
-def test_silent_rank_is_reported_and_spoils_no_score() -> None:
+def test_silent_rank_is_reported_and_changes_no_score() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
     for step in range(30):

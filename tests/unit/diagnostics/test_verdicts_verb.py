@@ -68,7 +68,7 @@ def test_text_of_one_verdict(run_directory: Path, capsys: pytest.CaptureFixture[
     assert "  1. its forward takes 1.3 x its peers'" in reported
 
 
-def test_a_run_without_any_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_verdict_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "incidents").mkdir()
     assert main(["diag", "verdicts", "--job", str(tmp_path)]) == 0
     assert ": 0 verdicts" in capsys.readouterr().out

@@ -13,7 +13,7 @@ def samples(free: list[int], period_s: float = 10.0) -> list[SpaceSample]:
     return [SpaceSample(period_s * number, one) for number, one in enumerate(free)]
 
 
-def test_evenly_filling_disk_is_full_when_its_pace_says() -> None:
+def test_evenly_filling_disk_is_full_at_the_time_of_its_rate() -> None:
     # 100 MB a second, for 20 minutes; 80 GB are free
     found = full_in_s(samples([200 * GB - GB * number for number in range(121)]))
     assert found == pytest.approx(800, rel=0.03)

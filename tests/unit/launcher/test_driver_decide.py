@@ -371,7 +371,7 @@ def test_person_stops_the_job() -> None:
     assert not answer(job, late).is_accepted
 
 
-def test_a_stop_that_could_not_save_says_so() -> None:
+def test_a_stop_without_a_checkpoint_is_reported() -> None:
     job = begin()
     request_id = ask(job, RequestKind.STOP)
     job.etcd.put(KEYS.request("later"), encode(JobRequest("later", RequestKind.STOP, "me", job.now)))

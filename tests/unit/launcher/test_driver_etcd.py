@@ -27,7 +27,7 @@ from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.waiting import wait_until
 
 
-def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_a_standby_driver_continues_after_a_driver_dies(etcd: EtcdServers, tmp_path: Path) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         candidates = [DriverCandidate(etcd, name, tmp_path / "incidents") for name in ("one", "two")]

@@ -203,7 +203,7 @@ def test_duplicate_verdict_is_applied_once() -> None:
     assert found[1].reason == f"verdict {first} has the same content, and is waiting"
 
 
-def test_dry_run_only_says_what_it_would_have_done() -> None:
+def test_dry_run_only_records_its_decision() -> None:
     job = begin(DRY_RUN)
     verdict_id = write_verdict(job)
     drive(job)

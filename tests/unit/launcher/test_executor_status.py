@@ -83,7 +83,7 @@ def test_status_from_the_start_to_the_end_of_workers(state: HostStatusBuilder, s
     assert not state.is_broken(3)
 
 
-def test_a_failure_is_reported_with_what_the_log_says(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
+def test_a_failure_is_reported_with_its_log_line(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.worker_ended(ASSIGNMENT, end(1, 69, at=11.0, verdict=NETWORK))
     found = say()

@@ -37,7 +37,7 @@ PUTS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_incidents_leaves_out_what_is_no_record(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_incidents_leaves_out_files_that_are_no_records(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for number, (put, _) in enumerate(PUTS):
         put(run / "incidents" / f"{number}.json")
     text = printed(capfd, "incidents", "--job", run)

@@ -110,7 +110,7 @@ def test_a_node_is_cordoned_with_the_account(tmp_path: Path, api: ApiServer, aut
         platform.cordon("node-b", "")
 
 
-def test_an_account_without_the_right_says_which_it_needs(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
+def test_an_error_names_the_right_that_an_account_lacks(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
     files = account(tmp_path, authority.files.certificate, "another")
     with pytest.raises(CordonError, match=r"forbidden.*; the service account needs the verb patch on this node"):
         KubernetesPlatform(environment_of(api.server_port), files).cordon("node-a", "")
@@ -163,7 +163,7 @@ def test_a_port_that_is_no_number_is_an_error_of_the_cordon(tmp_path: Path, auth
         KubernetesPlatform(environment, files).cordon("node-a", "")
 
 
-def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> None:
+def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, api: ApiServer) -> None:
     (tmp_path / "account").mkdir()
     stranger = Authority.create(tmp_path, "stranger")
     files = account(tmp_path / "account", stranger.files.certificate)

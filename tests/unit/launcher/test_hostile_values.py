@@ -154,7 +154,7 @@ def with_many_scribes(act: Callable[[Scribe], None]) -> Callable[[], None]:
 
 @pytest.mark.slow
 @with_many_scribes
-def test_the_driver_decides_whatever_it_reads(scribe: Scribe) -> None:
+def test_the_driver_decides_for_any_keys(scribe: Scribe) -> None:
     now = NOW_S
     state = fold(ClusterState(KEYS, "host-1", now), Snapshot(100, scribe.items(), "asked"), now)
     for revision in range(101, 106):
@@ -183,7 +183,7 @@ class _Etcd:
 
 
 @with_many_scribes
-def test_the_command_line_shows_whatever_it_reads(scribe: Scribe) -> None:
+def test_the_command_line_shows_any_record(scribe: Scribe) -> None:
     election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1, 0)
     client: Any = _Etcd((*scribe.items(), election))
     snapshot = read_job(client, KEYS)
@@ -200,7 +200,7 @@ def test_the_command_line_shows_whatever_it_reads(scribe: Scribe) -> None:
 
 
 @with_many_scribes
-def test_a_host_receives_its_orders_whatever_else_is_there(scribe: Scribe) -> None:
+def test_a_host_reads_its_orders_among_other_keys(scribe: Scribe) -> None:
     items, orders = scribe.items(), OrderState(KEYS, "host-1", "s1")
     orders.take(Snapshot(1, items, "asked"), ALL)
     orders.take(Changes(2, tuple(Change(ChangeKind.DELETE, item) for item in items)), ALL)

@@ -54,7 +54,7 @@ def test_nnodes_is_minimum_and_maximum_of_hosts() -> None:
     assert (flags.min_hosts, flags.max_hosts, flags.spares, flags.is_standalone) == (3, 3, 1, True)
 
 
-def test_torchruns_other_flags_say_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchruns_other_flags_name_their_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     for option in REFUSED:
         for spelling in spellings(option):
             with pytest.raises(SystemExit) as caught:

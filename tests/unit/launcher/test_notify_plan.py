@@ -55,7 +55,7 @@ def test_the_next_driver_repeats_nothing_and_forgets_nothing() -> None:
         ], delivery_mode
 
 
-def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
+def test_a_new_receiver_gets_no_notice_of_ended_incidents() -> None:
     gone, here = over(make_topic("incident/gone")), make_topic("incident/here")
     record = begin_record("slack", [gone, here])
     plan = plan_of([gone, here], record, rules(DeliveryMode.DIGEST), NOW_S)
@@ -179,7 +179,7 @@ def test_red_is_not_held_back_by_amber() -> None:
     assert receiver.marks[3] == ["end/1=open:red"]
 
 
-def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
+def test_a_digest_lists_the_worst_topic_first() -> None:
     receiver = InstantReceiver(DeliveryMode.DIGEST)
     topics = [make_topic("incident/a"), make_topic("end/1", event=Event.END, level=HealthLevel.RED)]
     receiver.send_due(topics, NOW_S)
@@ -222,7 +222,7 @@ def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     assert again.topics == (topic,)
 
 
-def test_receipts_say_what_was_sent_and_when() -> None:
+def test_receipts_record_each_message_and_its_time() -> None:
     for delivery_mode in DELIVERY_MODES:
         receiver, topic = InstantReceiver(delivery_mode), make_topic()
         receiver.send_due([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)

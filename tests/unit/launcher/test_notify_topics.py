@@ -33,7 +33,7 @@ def opened(**changes: Any) -> Incident:
     )
 
 
-def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
+def test_an_incident_has_rank_host_time_and_cost() -> None:
     topic = of_incident()
     assert (topic.stage, topic.level) == (Stage.CLOSED, AMBER)
     assert topic.where == "host-2 (rank 3)"
@@ -114,7 +114,7 @@ def test_reason_with_its_own_topic_is_reported_once() -> None:
     assert set(topics(*(Reason(code, "x") for code in codes))) == {"incident"}
 
 
-def test_words_of_a_log_are_one_printable_line() -> None:
+def test_log_text_becomes_one_printable_line() -> None:
     topic = of_incident(reason="bad\x1b[31m\nline " + "x" * 2000)
     assert topic.what.isprintable()
     assert len(topic.what) <= 700

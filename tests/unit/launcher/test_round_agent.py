@@ -314,7 +314,7 @@ def test_workers_that_cannot_be_started_are_a_failure(
         assert "Too many open files" in end.line
 
 
-def test_environment_is_what_the_trainer_reads() -> None:
+def test_environment_equals_the_one_that_the_trainer_reads() -> None:
     assignment = assignment_of(7, 2)
     environment = worker_environment({"PATH": "/bin", "RANK": "99"}, "job-1", assignment, 1)
     process = process_from_environment(environment)

@@ -192,7 +192,7 @@ def test_activation_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
         torch.testing.assert_close(backward(misaligned(grad), x, bias), expected_grads)
 
 
-def test_activations_refuse_what_does_not_fit() -> None:
+def test_activations_refuse_wrong_inputs() -> None:
     x, bias, grad = drawn_inputs((4, 2, 8), 1, torch.float32)
     forward, backward = OPS.bias_gelu.default, OPS.bias_gelu_backward.default
     assert_refused(forward, (x, bias[:7]), r"bias must have shape \[8\], got \[7\]")

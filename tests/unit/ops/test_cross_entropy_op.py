@@ -370,7 +370,7 @@ def test_operators_keep_the_contract(shape: tuple[int, int, int], dtype: torch.d
         )
 
 
-def test_operators_refuse_what_does_not_fit() -> None:
+def test_operators_refuse_wrong_inputs() -> None:
     logits, labels = draw_logits(4, 8, dtype=torch.bfloat16), draw_labels(8, 4)
     lse, grad = draw(4, dtype=torch.float32), draw(4, dtype=torch.float32)
 

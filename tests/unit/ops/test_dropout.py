@@ -227,7 +227,7 @@ def test_dropout_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
         torch.testing.assert_close(OPS.residual_dropout(*moved, token, 0.3, *KEY), expected)
 
 
-def test_dropout_refuses_what_does_not_fit() -> None:
+def test_dropout_refuses_wrong_inputs() -> None:
     (x, y, bias), grad = drawn_inputs((4, 2, 8), torch.float32)
     token = tokens_of((4, 2, 8))
     forward, backward = OPS.residual_dropout.default, OPS.bias_dropout_backward.default

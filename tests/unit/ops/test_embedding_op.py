@@ -225,7 +225,7 @@ def test_wrong_token_ends_the_process_of_a_kernel() -> None:
             assert "Assertion" in done.stderr, (call, token)
 
 
-def test_operators_refuse_what_does_not_fit() -> None:
+def test_operators_refuse_wrong_inputs() -> None:
     weight, tokens, grad = draw(4, 8, dtype=torch.float32), draw_tokens(6, 4), draw(6, 8, dtype=torch.float32)
 
     def refuse(message: str, *arguments: Tensor) -> None:

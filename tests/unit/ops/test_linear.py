@@ -117,7 +117,7 @@ def test_a_fresh_sum_may_hold_anything() -> None:
         assert torch.isfinite(total).all()
 
 
-def test_add_product_refuses_what_does_not_fit() -> None:
+def test_add_product_refuses_wrong_inputs() -> None:
     operator, total, grad, x = OPS.add_product_.default, draw(5, 7), draw(3, 5, seed=1), draw(3, 7, seed=2)
 
     assert_refused(operator, (total[:4], grad, x, True), r"total must have shape \[5, 7\], got \[4, 7\]")

@@ -232,7 +232,7 @@ def test_norm_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
             torch.testing.assert_close(operator(*moved), expected)
 
 
-def test_norms_refuse_what_does_not_fit() -> None:
+def test_norms_refuse_wrong_inputs() -> None:
     (x, residual, weight, bias), grads = drawn_inputs((4, 2, 8), torch.float32)
     _, mean, rstd = OPS.layer_norm(x, weight, bias, EPS)
     backward = OPS.layer_norm_backward.default

@@ -301,7 +301,7 @@ def test_optimizer_operators_keep_the_contract(lengths: list[int], dtype: torch.
         assert_contract(OPS.adamw_.default, grad.bfloat16(), *state, shard.published, *table, 0.1, *SCALARS)
 
 
-def test_adamw_refuses_what_does_not_fit() -> None:
+def test_adamw_refuses_wrong_inputs() -> None:
     shard = make_shard([3, 5, 0], torch.float32, is_published=True)
     names = ("grad", "master", "exp_avg", "exp_avg_sq", "published", "run_borders", "is_decayed")
     state = (shard.master, shard.exp_avg, shard.exp_avg_sq, shard.published)
@@ -338,7 +338,7 @@ def test_a_shard_with_gaps_is_refused() -> None:
             OPS.adamw_.default(*arguments, 0.1, *SCALARS)
 
 
-def test_lamb_refuses_what_does_not_fit() -> None:
+def test_lamb_refuses_wrong_inputs() -> None:
     shard = make_shard([3, 5, 0], torch.float32, is_published=True)
     grad, ratios = draw(8, dtype=torch.float32), torch.ones(2, dtype=torch.float64, device=UNDER_TEST.device)
     state, table = (shard.master, shard.exp_avg, shard.exp_avg_sq), (shard.run_borders, shard.is_decayed)

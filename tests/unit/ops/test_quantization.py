@@ -143,7 +143,7 @@ def test_quantization_keeps_the_contract(shape: tuple[int, int], kind: torch.dty
     assert_contract(fp8_quantize_columns, x, dtype)
 
 
-def test_quantization_refuses_what_does_not_fit() -> None:
+def test_quantization_refuses_wrong_inputs() -> None:
     x, scale = draw(16, 16, dtype=torch.float32), on_device(torch.ones(2))
 
     assert_refused(fp8_quantize, (x.double(), scale, E4M3, True, True), "x must be bf16, fp16 or fp32, got float64")

@@ -258,7 +258,7 @@ def test_rotation_with_an_odd_stride() -> None:
         torch.testing.assert_close(found, expected, msg=f"odd stride of dim {dim}")
 
 
-def test_rotary_operators_refuse_what_does_not_fit() -> None:
+def test_rotary_operators_refuse_wrong_inputs() -> None:
     product, (cos, sin) = drawn_product((4, 2, 3, 2, 8), torch.float32), tables(4, 8, torch.float32)
     q, k, v = (one.contiguous() for one in product.split((2, 1, 1), dim=3))
     for operator in (OPS.rotate_queries_and_keys_.default, OPS.split_rotated.default):

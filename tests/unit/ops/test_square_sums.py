@@ -74,7 +74,7 @@ def test_square_sum_keeps_the_contract(length: int, dtype: torch.dtype) -> None:
         assert square_sum(flat).item() == 0.0
 
 
-def test_square_sum_refuses_what_does_not_fit() -> None:
+def test_square_sum_refuses_wrong_inputs() -> None:
     assert_refused(SUM, (draw(2, 3),), r"flat must have one dim, got \[2, 3\]")
     with pytest.raises(RuntimeError, match="flat must be contiguous"):
         SUM(draw(6)[::2])

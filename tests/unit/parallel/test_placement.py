@@ -144,7 +144,7 @@ def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
     assert [len(placements) for placements in placed("a key-value head a rank").values()] == [1] * 8
 
 
-def test_the_table_says_what_each_rank_holds() -> None:
+def test_the_table_lists_the_state_of_each_rank() -> None:
     head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
     layout = Layout(tp_size=2, pp_size=2)
     (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, 3)

@@ -45,7 +45,7 @@ def test_the_last_of_equal_failures_reaches_the_limit(code: int) -> None:
     assert failures.number == len(ends)
 
 
-def test_another_error_and_a_life_that_worked_count_anew() -> None:
+def test_another_error_or_a_successful_start_resets_the_count() -> None:
     failures = RepeatedFailures()
     for code, error, number in [(74, "a", 1), (74, "b", 1), (74, "b", 2), (1, "b", 1), (-11, "c", 1), (-11, "d", 2)]:
         failures.count(code, error)

@@ -34,7 +34,7 @@ def write_metrics(run: Path, *lines: object) -> Path:
     return run
 
 
-def test_a_column_holds_what_the_lines_say() -> None:
+def test_a_column_equals_the_values_of_the_lines() -> None:
     lines = map(json.loads, RunDirectory(SAMPLE).metrics_file.read_text().splitlines())
     last = {record["step"]: record for record in lines if record["kind"] == "step"}
     table = read_run(SAMPLE).metrics()

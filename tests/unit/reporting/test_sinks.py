@@ -110,7 +110,9 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path, make_st
     assert [json.loads(line)["step"] for line in lines[1:]] == [1, 2]
 
 
-def test_a_full_disk_spoils_one_line_only(tmp_path: Path, make_step: MakeStep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_damages_one_line_only(
+    tmp_path: Path, make_step: MakeStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path)
     write = os.write

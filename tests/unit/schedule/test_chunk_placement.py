@@ -14,7 +14,7 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 LOOPED, V = ChunkPlacement(3, 4), ChunkPlacement(3, 4, is_v_shaped=True)
 
 
-def test_chunks_are_dealt_in_turns() -> None:
+def test_chunks_are_assigned_in_turns() -> None:
     assert [LOOPED.stage_and_chunk(number) for number in range(6)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
     assert [V.stage_and_chunk(number) for number in range(9)] == [
         (0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1), (0, 2), (1, 2), (2, 2),

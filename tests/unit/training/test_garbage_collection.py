@@ -98,7 +98,7 @@ def test_interval_zero_leaves_the_collector_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_collector_that_was_off_stays_off() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     with PlannedGarbageCollection(5, SilentRecorder()):
         pass

@@ -263,7 +263,7 @@ def test_unreachable_etcd_is_named_within_the_deadline() -> None:
     assert caught.value.exit_code is ExitCode.COORDINATION
 
 
-def test_closed_client_says_so(etcd: EtcdServers) -> None:
+def test_closed_client_raises_an_error(etcd: EtcdServers) -> None:
     client = EtcdClient(EtcdSettings.of(etcd.urls))
     client.put("a", "")
     client.close()
@@ -273,9 +273,7 @@ def test_closed_client_says_so(etcd: EtcdServers) -> None:
         client.get("a")
 
 
-def test_members_of_another_cluster_are_not_believed(
-    etcd: EtcdServers, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_members_of_another_cluster_are_refused(etcd: EtcdServers, tmp_path_factory: pytest.TempPathFactory) -> None:
     with EtcdServers(tmp_path_factory.mktemp("other"), token="other") as other:
         both = EtcdSettings.of([*etcd.urls, *other.urls], call_s=2.0)
         with EtcdClient(both) as client:

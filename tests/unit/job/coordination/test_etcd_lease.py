@@ -63,7 +63,7 @@ def test_keeper_renews_its_lease_beyond_the_first_end(client: EtcdClient, prefix
     assert client.get(prefix + "a") is None
 
 
-def test_keeper_revokes_its_lease_unless_told_not_to(client: EtcdClient, prefix: str) -> None:
+def test_keeper_revokes_its_lease_unless_disabled(client: EtcdClient, prefix: str) -> None:
     with LeaseKeeper(client, ttl_s=30) as keeper:
         client.put(prefix + "a", "", lease_id=keeper.lease_id)
         assert keeper.state is LeaseState.HELD
@@ -78,7 +78,7 @@ def test_keeper_revokes_its_lease_unless_told_not_to(client: EtcdClient, prefix:
     client.revoke_lease(keeper.lease_id)
 
 
-def test_revoked_lease_is_lost_for_good(client: EtcdClient) -> None:
+def test_revoked_lease_stays_lost(client: EtcdClient) -> None:
     reported: list[LeaseState] = []
     with LeaseKeeper(client, ttl_s=30, period_s=0.05, on_change=reported.append) as keeper:
         client.revoke_lease(keeper.lease_id)

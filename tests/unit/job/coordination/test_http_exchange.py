@@ -110,7 +110,7 @@ GARBAGE = [
 ]
 
 
-def test_malformed_answer_is_an_error_that_says_why() -> None:
+def test_malformed_answer_is_an_error_with_the_reason() -> None:
     for data, message in GARBAGE:
         reason = refusal(InvalidResponseError, read, [data])
         assert message in reason, data[:80]

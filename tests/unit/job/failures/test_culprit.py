@@ -117,7 +117,7 @@ def test_open_incident_blames_the_rank_that_is_no_victim() -> None:
     assert (found.ranks, found.label) == ((2,), "data")
 
 
-def test_judged_incident_without_a_culprit_says_so() -> None:
+def test_judged_incident_without_a_culprit_is_marked() -> None:
     found = culprit_of_incident(broken(reason="because of another rank; no log names the culprit"))
     assert found is not None
     assert (found.is_named, found.reason) == (False, "because of another rank; no log names the culprit")

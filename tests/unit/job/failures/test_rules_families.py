@@ -52,13 +52,13 @@ HARMLESS = [
 ]
 
 
-def test_unknown_messages_are_classified_by_their_words() -> None:
+def test_unknown_messages_are_classified_by_their_terms() -> None:
     verdicts = [(label, classify(line)) for label, line in FAILURES]
 
     assert [verdict for label, verdict in verdicts if verdict.label != label or verdict.action == "none"] == []
 
 
-def test_harmless_messages_with_words_of_failures_raise_no_alarm() -> None:
+def test_harmless_messages_with_failure_terms_raise_no_alarm() -> None:
     assert [line for line in HARMLESS if classify(line).action != "none"] == []
 
 

@@ -331,7 +331,7 @@ def test_every_code_is_in_the_table_and_has_its_page() -> None:
     assert len(re.findall(r"^\| `", page, re.M)) == len(ReasonCode)
 
 
-def test_an_etcd_that_is_away_is_red_whatever_was_known() -> None:
+def test_an_unreachable_etcd_is_red() -> None:
     health = assess(make_snapshot(), NOW_S, Unreachable("etcd is out of reach: refused", NOW_S - 9)).health
     (reason,) = health.reasons
     assert (health.level, reason.code, reason.since_unix_s) == (HealthLevel.RED, ReasonCode.UNREACHABLE, NOW_S - 9)

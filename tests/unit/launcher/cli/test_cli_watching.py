@@ -83,7 +83,7 @@ def test_watching_ends_when_its_reader_is_gone(client: EtcdClient, keys: JobKeys
 
 
 @pytest.mark.slow
-def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
+def test_watching_reports_that_etcd_does_not_answer(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as servers:
         keys = JobKeys("demo")
         impatient = EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)
