@@ -77,7 +77,7 @@ def _print_unstable(failed: Sequence[FailedTest]) -> None:
         _print(f"first failure of {one.nodeid}:\n{one.report}")
     for one in failed:
         _print(f"UNSTABLE {one.nodeid}")
-    _print(f"{len(failed)} unstable: failed, and passed when repeated; mend the test or the product")
+    _print(f"{len(failed)} unstable: failed, and passed when repeated; repair the test or the product")
 
 
 def _print(text: str) -> None:

@@ -182,7 +182,7 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spoil", "box", "arena"),
+    ("corrupt", "box", "arena"),
     [
         (SmallDisk.make_read_only, "Read-only file system", "the arena cannot be created: Read-only file system"),
         (SmallDisk.fill, "0 bytes are free", "but only 0 B are free; use checkpoint.slots=1"),
@@ -191,11 +191,11 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
     ids=["read-only", "full", "64 MB"],
 )
 def test_unusable_shared_memory_is_named_at_the_start(
-    train_data: Tables, tmp_path: Path, spoil: Callable[[SmallDisk], None], box: str, arena: str
+    train_data: Tables, tmp_path: Path, corrupt: Callable[[SmallDisk], None], box: str, arena: str
 ) -> None:
     """Without its black box, a run continues; without its arena, it could not save as configured."""
     with small_disk(tmp_path / "shm", 64 << 20) as disk:
-        spoil(disk)
+        corrupt(disk)
         boxes: Tables = {"telemetry": {"black_box_directory": str(disk.path)}, "train": {"steps": 3}}
         elsewhere: Tables = {"checkpoint": {"arena_directory": str(tmp_path)}}
         there: Tables = {"checkpoint": {"arena_directory": str(disk.path)}}

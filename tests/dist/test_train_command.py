@@ -155,7 +155,7 @@ def test_a_bad_configuration_is_found_before_any_process_group(
     config_file = bad_config(tmp_path / "job", train_data)
     # The store could not be reached: a worker that tried would fail in another way. A later worker waits for the first
     # one.
-    program = "megatrain.train" if local_rank == 0 else "tests.helpers.hasty_train"
+    program = "megatrain.train" if local_rank == 0 else "tests.helpers.short_wait_train"
     with started([program, str(config_file)], worker_environment(local_rank)) as process:
         code, stdout, stderr = finish(process)
 

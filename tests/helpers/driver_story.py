@@ -35,14 +35,14 @@ def go_on(job: SimulatedJob, seconds: float, *, step_s: float = 0.1) -> None:
     while job.now < end:
         job.now += step_s
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now)
         drive(job)
 
 
 def drive(job: SimulatedJob) -> None:
     """Let only the driver receive events and decide."""
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     job.probe(job.driver.decide(job.now))
     job.check()
 
@@ -91,14 +91,14 @@ def say_done(job: SimulatedJob, *names: str) -> None:
     for name in names:
         host = job.hosts[name]
         host.running, host.phase = 0, HostPhase.DONE
-        host.tell(job.now)
+        host.write_status(job.now)
 
 
 def stall(job: SimulatedJob, *names: str) -> None:
     for name in names:
         host = job.hosts[name]
         host.stall = Stall("step", host.step, 5.0, 5.0, job.now, (0,))
-        host.tell(job.now)
+        host.write_status(job.now)
 
 
 def goes_on(job: SimulatedJob, number: int) -> Callable[[], bool]:

@@ -27,7 +27,7 @@ class Conduct(Enum):
     SWALLOW = auto()
     """Requests are dropped, answers never arrive."""
     GARBAGE = auto()
-    """Requests that `spoils` selects are dropped and answered with `garbage`; others pass."""
+    """Requests that `corrupts` selects are dropped and answered with `garbage`; others pass."""
     HALF_ANSWER = auto()
     """Requests are executed, the connection ends in the middle of the answer."""
     DRIP = auto()
@@ -44,7 +44,7 @@ def is_watch_of(directory: str, request: bytes) -> bool:
 
 
 class FirstWatches:
-    """Selects the first watch of each of some directories, for `EtcdProxy.spoils`."""
+    """Selects the first watch of each of some directories, for `EtcdProxy.corrupts`."""
 
     def __init__(self, directories: Iterable[str]) -> None:
         self.left = set(directories)
@@ -63,8 +63,8 @@ class EtcdProxy:
         self.conduct = Conduct.PASS
         self.garbage: Iterable[bytes] = [b"garbage\r\n\r\n"]
         """Sent piece by piece until the client closes the connection."""
-        self.spoils: Callable[[bytes], bool] = lambda request: True
-        self.num_spoiled = 0
+        self.corrupts: Callable[[bytes], bool] = lambda request: True
+        self.num_corrupted = 0
         self.num_connections = 0
         self.keeps_back: Callable[[bytes], bool] = lambda request: False
         """Whether a request is held until `deliver`; its sender gets no answer."""
@@ -158,8 +158,8 @@ class EtcdProxy:
                 match self.conduct:
                     case Conduct.SWALLOW:
                         pass
-                    case Conduct.GARBAGE if self.spoils(data):
-                        self.num_spoiled += 1
+                    case Conduct.GARBAGE if self.corrupts(data):
+                        self.num_corrupted += 1
                         for piece in self.garbage:
                             client.sendall(piece)
                         _shut(client)

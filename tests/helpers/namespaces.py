@@ -71,7 +71,7 @@ class HostNetwork:
         for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
             self._run("netns", "exec", space, "tc", "qdisc", "del", "dev", device, "root", network=network)
 
-    def mend(self, host: int, network: str) -> None:
+    def reconnect(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
 
     def __enter__(self) -> Self:

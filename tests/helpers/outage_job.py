@@ -51,11 +51,11 @@ class OutageJob:
                 self.network.cut(HOSTS.index(host), network)
         return began
 
-    def mend(self, hosts: Sequence[str], *networks: str) -> float:
+    def reconnect(self, hosts: Sequence[str], *networks: str) -> float:
         assert self.network is not None
         for host in hosts:
             for network in networks:
-                self.network.mend(HOSTS.index(host), network)
+                self.network.reconnect(HOSTS.index(host), network)
         return time.time()
 
     def workers_of(self, host: str) -> list[int]:

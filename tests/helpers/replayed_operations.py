@@ -86,9 +86,9 @@ class _Recording(TorchDispatchMode):
         for storage, content in self._given.values():
             if content is not None:
                 storage.copy_(content)
-        self.spoil()
+        self.corrupt()
 
-    def spoil(self) -> None:
+    def corrupt(self) -> None:
         for tensor in self._made.values():
             # Not detach: autograd would detect that its saved tensors have changed, which it would not detect on a GPU.
             whole = tensor.data.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
@@ -125,7 +125,7 @@ class ReplayedOperations:
             self.num_replays[number] += 1
             if number % 2 == 1:
                 for one in self._recordings[number - 1 : number + 1]:
-                    one.spoil()
+                    one.corrupt()
 
         return replay
 

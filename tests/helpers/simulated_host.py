@@ -30,7 +30,7 @@ class SimulatedHost:
     etcd: SimulatedEtcd
     num_workers: int
     switch: str
-    life: int = 0
+    num_starts: int = 0
     place: int = 0
     is_up: bool = False
     is_connected: bool = True
@@ -52,7 +52,7 @@ class SimulatedHost:
 
     @property
     def session(self) -> str:
-        return f"{self.name}-life-{self.life}"
+        return f"{self.name}-session-{self.num_starts}"
 
     @property
     def can_write(self) -> bool:
@@ -66,7 +66,7 @@ class SimulatedHost:
 
     def start(self, now: float) -> None:
         """Begin a new session: nothing of the previous one is left."""
-        self.life += 1
+        self.num_starts += 1
         self.is_up, self.running, self.took_part_in = True, 0, 0
         self.phase, self.status_round, self.failures, self.stall = HostPhase.PARKED, 0, (), None
         self.register(now)
@@ -79,7 +79,7 @@ class SimulatedHost:
                 labels={"switch": self.switch},
             )  # fmt: skip
             self.etcd.put(KEYS.host(self.name), encode(record))
-            self.tell(now)
+            self.write_status(now)
 
     def kill(self) -> None:
         """End the executor; its workers die with it."""
@@ -96,9 +96,9 @@ class SimulatedHost:
             assert part is not None
             failure = RankFailure(part.first_rank, exit_code, now, label, action, is_cascade)
             self.failures, self.phase, self.running = (failure,), HostPhase.FAILED, 0
-            self.tell(now)
+            self.write_status(now)
 
-    def hear(self, count: int) -> None:
+    def read_log(self, count: int) -> None:
         """Read more of the log."""
         if not self.is_connected:
             return
@@ -142,14 +142,14 @@ class SimulatedHost:
 
     def _stopped(self, number: int, now: float) -> None:
         self.running, self.phase, self.status_round = 0, HostPhase.STOPPED, number
-        self.tell(now)
+        self.write_status(now)
 
     def _train(self, now: float) -> None:
         if self.phase is HostPhase.STARTING:
             self.phase = HostPhase.RUNNING
         elif self.stall is None:
             self.step += 1
-        self.tell(now)
+        self.write_status(now)
 
     def _without_workers(self, newest: int, now: float) -> None:
         round_ = self.rounds[newest]
@@ -157,13 +157,13 @@ class SimulatedHost:
         if is_mine and newest not in self.halts and self.status_round < newest:
             self.running = self.took_part_in = self.status_round = newest
             self.phase, self.failures, self.stall, self.step = HostPhase.STARTING, (), None, 0
-            self.tell(now)
+            self.write_status(now)
         elif is_mine and newest in self.halts and (self.phase is not HostPhase.STOPPED or self.status_round < newest):
             self._stopped(newest, now)
         elif not is_mine and newest > self.took_part_in > 0 and self.can_write:
             self.start(now)
 
-    def tell(self, now: float) -> None:
+    def write_status(self, now: float) -> None:
         """Write the status."""
         if not self.can_write or KEYS.host(self.name) not in self.etcd.items:
             return

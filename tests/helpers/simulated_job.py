@@ -67,7 +67,7 @@ class SimulatedDriver:
         self.place = len(self.etcd.log)
         self.state = fold(ClusterState(KEYS, self.name, now), self.etcd.snapshot(), now)
 
-    def hear(self, count: int, now: float) -> None:
+    def read_log(self, count: int, now: float) -> None:
         if self.state is None:
             return
         for changes in self.etcd.log[self.place : self.place + count]:
@@ -167,13 +167,13 @@ class SimulatedJob:
                 host.start(self.now)
             if not host.is_registered:
                 host.register(self.now)
-            host.tell(self.now)
+            host.write_status(self.now)
         while self.now < begin + limit_s:
             self.now += 0.2
             for host in self.hosts.values():
-                host.hear(len(self.etcd.log))
+                host.read_log(len(self.etcd.log))
                 host.act(self.now)
-            self.driver.hear(len(self.etcd.log), self.now)
+            self.driver.read_log(len(self.etcd.log), self.now)
             self.probe(self.driver.decide(self.now))
             self.check()
             if self.is_training():

@@ -69,9 +69,9 @@ class TimedHost(SimulatedHost):
     def lease_over(self) -> float:
         return min(self.promised_until, self.heard_until)
 
-    def hear(self, count: int) -> None:
+    def read_log(self, count: int) -> None:
         if not self.is_deaf and not self.is_frozen:
-            super().hear(count)
+            super().read_log(count)
 
     def act(self, now: float) -> None:
         if not self.is_up or self.is_frozen:
@@ -120,27 +120,27 @@ class TimedHost(SimulatedHost):
         limit_s = max(self.policy.hang_floor_s, _HANG_FACTOR * self.step_s)
         if silent_s > limit_s and self.stall is None and self.phase is HostPhase.RUNNING:
             self.stall = Stall("step", self.step, silent_s, limit_s, now, (0,))
-            self.tell(now)
+            self.write_status(now)
 
     def _end(self, now: float) -> None:
         self.ends_at = None
         number, self.running = self.running, 0
         self.phase = HostPhase.STOPPED if number in self.halts or not self.fenced else HostPhase.FAILED
         self.status_round = number
-        self.tell(now)
+        self.write_status(now)
 
     def save_and_exit(self, now: float) -> None:
         """End as workers do that have all agreed to save."""
         number, self.running, self.ends_at = self.running, 0, None
         self.phase = HostPhase.FAILED if self.fenced else HostPhase.DONE
         self.status_round = number
-        self.tell(now)
+        self.write_status(now)
 
     def complete(self, now: float) -> None:
         if self.running:
             self.completed, self.stall, self.phase = now, None, HostPhase.RUNNING
             self.step += 1
-            self.tell(now)
+            self.write_status(now)
 
     def next_moments(self, now: float) -> list[float]:
         """Return when this host may do something by itself."""
@@ -194,7 +194,7 @@ class TimedJob(SimulatedJob):
 
     def decide(self, count: int = 10**6, *, is_answer_lost: bool = False) -> None:
         """Let the driver receive this many events, and decide."""
-        self.driver.hear(count, self.driver_now)
+        self.driver.read_log(count, self.driver_now)
         self.probe(self.driver.decide(self.driver_now, is_answer_lost=is_answer_lost))
         self.check()
 
@@ -203,7 +203,7 @@ class TimedJob(SimulatedJob):
         for _ in range(ticks):
             self.advance(seconds / ticks)
             for host in self.timed():
-                host.hear(10**6)
+                host.read_log(10**6)
                 host.act(self.now)
             self.decide()
 

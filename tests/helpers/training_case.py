@@ -400,14 +400,14 @@ def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> N
             if name == poison.parameter:
                 main_grad = main_grad_of(parameter)
                 assert main_grad is not None
-                spoiler = _Spoiler(main_grad, poison, step)
-                set_main_grad(parameter, spoiler)
-                parameter.register_hook(spoiler.spoilt)
+                corruption = _GradientCorruption(main_grad, poison, step)
+                set_main_grad(parameter, corruption)
+                parameter.register_hook(corruption.corrupted)
                 return
     raise AssertionError(f"rank {poison.rank} holds no {poison.parameter}")
 
 
-class _Spoiler:
+class _GradientCorruption:
     """A main_grad that scales the gradient of one micro-batch, and adds the others unchanged."""
 
     def __init__(self, main_grad: MainGrad, poison: Poison, step: Callable[[], int]) -> None:
@@ -422,7 +422,7 @@ class _Spoiler:
     def add_wgrad(self, add: Addition) -> None:
         self._main_grad.add_wgrad(partial(self._add, add, self._is_due()))
 
-    def spoilt(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def corrupted(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """Return the gradient that autograd passes; None if backward has already added it to the main_grad."""
         return gradient * self._poison.factor if gradient is not None and self._is_due() else None
 

@@ -188,6 +188,6 @@ def check_refusals(job: TrainJob, root: Path, start: StartExecutor, more: dict[s
 
 def fail_each_watch_once(job: TrainJob, proxy: EtcdProxy) -> None:
     first = FirstWatches(map(JobKeys(job.config.job.name).directory, ("rounds", "halts", "commands")))
-    proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+    proxy.garbage, proxy.corrupts, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
     proxy.cut()
     wait_until(lambda: not first.left, "each watch to be answered with garbage")

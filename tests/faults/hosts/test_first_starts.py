@@ -9,8 +9,8 @@ import pytest
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
+from tests.helpers.etcd_attackers import racing
 from tests.helpers.etcd_server import etcd_program
-from tests.helpers.etcd_strangers import racing
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.slow

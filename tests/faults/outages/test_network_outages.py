@@ -62,7 +62,7 @@ def check_partition(job: OutageJob, before: Before, victim: str) -> None:
     moments = incident.moments
     assert abs(moments.began - cut_at) < moments.detected - moments.began, "it began with the cut, not when it was seen"
     # The network is repaired: no process of the stale host trains, and its new session is a spare.
-    job.mend([victim], TRAIN, MANAGEMENT)
+    job.reconnect([victim], TRAIN, MANAGEMENT)
     wait_until_parked(job, victim, before.sessions[victim])
     assert len(job.view.rounds()) == number + 1
     assert before.new_holds(job) == []
@@ -83,7 +83,7 @@ def test_management_network_is_down_while_training_goes_on(shared_jobs: SharedJo
             (hold,) = before.new_holds(job)
             assert hold.culprit_hosts == tuple(cut_off)
             assert any("held" in text for text in alarms(job))
-        job.mend(cut_off, MANAGEMENT)
+        job.reconnect(cut_off, MANAGEMENT)
         check_no_host_was_evicted(job, before, cut_at)
         wait_until(lambda: answer_to(job, request) is not None, "the answer")
         number = max(command.number for command in job.view.all("commands", HostCommand))

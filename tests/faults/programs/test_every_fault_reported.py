@@ -149,7 +149,7 @@ def damage(job: Broken) -> None:
     branch_file(job).write_bytes(b"\0" * 64)
 
 
-def mend_damage(job: Broken) -> None:
+def repair_damage(job: Broken) -> None:
     branch_file(job).write_bytes(job.kept)
 
 
@@ -180,7 +180,7 @@ class ReportedFault:
     """The message that the webhook receives: the beginning of a topic's name; empty: none."""
     who: Sequence[str] = EVERYBODY
     """The places that report; the page and the daemon run and end with the driver's host."""
-    mend: Act = lambda job: None
+    repair: Act = lambda job: None
     pace_s: float = 0.4
     ends: bool = False
     """The fault ends the job, and the job is reported as ended."""
@@ -215,13 +215,15 @@ FAULTS = {
     "the page is killed": ReportedFault(kill_program(PAGE, "dashboard", DashboardRecord)),
     "the daemon is killed": ReportedFault(kill_program(DAEMON, "daemon", DaemonRecord)),
     "etcd is killed": ReportedFault(
-        lambda job: job.running.etcd.members[0].kill(), "unreachable", mend=start_etcd
+        lambda job: job.running.etcd.members[0].kill(), "unreachable", repair=start_etcd
     ),
     "the daemon is frozen": ReportedFault(
         lambda job: job.freeze([job.pid_of(DAEMON)]), "daemon-silent", "health/daemon-silent",
-        who=("status", "page"), mend=Broken.thaw,
+        who=("status", "page"), repair=Broken.thaw,
     ),
-    "a file of the checkpoints is damaged": ReportedFault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
+    "a file of the checkpoints is damaged": ReportedFault(
+        damage, "saves-fail", "health/saves-fail", repair=repair_damage,
+    ),
     "a rank is stopped": ReportedFault(strike_rank(1, "stop"), "recovering", "incident/"),
     "the checkpoints are removed": ReportedFault(
         # Renamed, because a removal file by file could overlap with a save that creates files.
@@ -230,9 +232,9 @@ FAULTS = {
     ),
     "the disk of the checkpoints is full": ReportedFault(
         lambda job: disk_of(job).fill(), "saves-fail", "health/saves-fail", has_disk=True,
-        mend=lambda job: disk_of(job).free_space(),
+        repair=lambda job: disk_of(job).free_space(),
     ),
-    "a host is frozen": ReportedFault(freeze_host, "recovering", "incident/", mend=Broken.thaw, has_disk=True),
+    "a host is frozen": ReportedFault(freeze_host, "recovering", "incident/", repair=Broken.thaw, has_disk=True),
     "the driver's host is lost": ReportedFault(
         lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", who=("status",),
         is_alone=True,
@@ -277,7 +279,7 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
             agreed = agreement(job, fault, struck)
         after = reported_after(job, fault, struck, agreed)
         print(f"{name}: " + ", ".join(f"{who} {late_s:.2f} s" for who, late_s in after.items()))
-        fault.mend(job)
+        fault.repair(job)
         if fault.ends:
             check_end(job)
         elif not fault.is_reported_for_long:
@@ -320,8 +322,8 @@ def check_end(job: Broken) -> None:
 
 def check_mended(job: Broken, fault: ReportedFault) -> None:
     """Wait until all places report the end; the culprit in the webhook's last message is that of the incident."""
-    mended = time.time()
-    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "all places to be green")
+    repaired = time.time()
+    job.views.wait_for(lambda: job.views.agreement("", repaired) is not None, "all places to be green")
     begun = job.names(fault.topic, "open")
     wait_until(
         lambda: job.names(fault.topic, "closed") >= begun,

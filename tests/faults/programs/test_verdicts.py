@@ -34,7 +34,7 @@ SPARE = "host-2"
 CHEAP = {"diagnostics": {"restart_cost_s": 0.1}}
 
 
-def tell(running: RunningJob, **changes: Any) -> HostVerdict:
+def publish_verdict(running: RunningJob, **changes: Any) -> HostVerdict:
     """Write a verdict on the current round."""
     verdict = HostVerdict(
         "20271121-101112-000", VerdictKind.STRAGGLER, running.view.rounds()[-1].number, Cause.COMPUTE,
@@ -59,7 +59,7 @@ def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undistu
     with running_job(tmp_path, CHEAP, spare=SPARE, pace_s=0.15) as running:
         running.launched.wait_for_step(13)
         host = running.other_than_driver()
-        verdict = tell(running, hosts=(host,))
+        verdict = publish_verdict(running, hosts=(host,))
         outcome = wait_for_outcome(running, verdict, OutcomeKind.ACTED)
         incident = running.view.wait_recovered(0)
         assert outcome.incident == incident.incident_id
@@ -87,7 +87,7 @@ def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed
     approval = {"diagnostics": {"restart_cost_s": 0.1, "eviction": "approval"}}
     with running_job(tmp_path, approval, pace_s=0.5) as running:
         running.launched.wait_for_step(17)
-        verdict = tell(
+        verdict = publish_verdict(
             running, kind=VerdictKind.NUMERICS, cause=Cause.UNKNOWN, rollback_to=14, skip_from=15, skip_to=16,
             gain_s_per_step=0.0,
         )  # fmt: skip

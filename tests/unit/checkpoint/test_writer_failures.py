@@ -241,16 +241,16 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
     assert verify_checkpoint(job.step(10)) == []
 
 
-def spoil_digest(arena: Arena) -> None:
+def corrupt_digest(arena: Arena) -> None:
     plan = RankPlan.read(arena.rank_plan(1))
     RankPlan(1, plan.image_bytes, bytes(32), plan.items).write(arena.rank_plan(1))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (
-            spoil_digest,
+            corrupt_digest,
             r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it belongs to a layout that",
         ),
         (lambda arena: arena.rank_plan(1).unlink(), r"plan-00001\.json: does not exist"),
@@ -258,8 +258,8 @@ def spoil_digest(arena: Arena) -> None:
         (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
     ],
 )
-def test_missing_or_damaged_plans_are_named(job: SnapshotJob, spoil: Callable[[Arena], Any], message: str) -> None:
-    spoil(job.arena)
+def test_missing_or_damaged_plans_are_named(job: SnapshotJob, corrupt: Callable[[Arena], Any], message: str) -> None:
+    corrupt(job.arena)
     with writer_thread(job.arena):
         problem = persist_next(job, 10, 4, failures=1)
     assert re.search(message, problem)

@@ -183,8 +183,8 @@ DAMAGED: list[tuple[Callable[[bytes], bytes], str]] = [
 def test_a_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rank.blackbox"
     whole = bytes(box_image([make_record(1)]))
-    for spoil, message in DAMAGED:
-        path.write_bytes(spoil(whole))
+    for corrupt, message in DAMAGED:
+        path.write_bytes(corrupt(whole))
         with pytest.raises(DataError, match=message) as caught:
             raise AssertionError(f"accepted: {read_black_box(path)}; expected: {message}")
         assert str(path) in str(caught.value)

@@ -43,7 +43,7 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("corrupt", "reason"),
     [
         (lambda path: path.chmod(0o644), "has mode 0644, and others may have read it"),
         (lambda path: path.write_text("short\n"), "it does not contain a token"),
@@ -52,12 +52,12 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
     ],
 )
 def test_a_token_file_readable_by_others_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], reason: str
+    tmp_path: Path, corrupt: Callable[[Path], object], reason: str
 ) -> None:
     run = RunDirectory(tmp_path)
     path = with_token(OPEN, run)[1]
     assert path is not None
-    spoil(path)
+    corrupt(path)
     with pytest.raises(ConfigError, match=f"operator-token cannot be used: .*({reason}).*operator_token_file"):
         with_token(OPEN, run)
 

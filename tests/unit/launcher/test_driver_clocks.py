@@ -41,7 +41,7 @@ def recover(job: SimulatedJob, number: int, skew_s: float) -> None:
     for _ in range(30):
         job.now += 0.1
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now + skew_s)
         drive(job)
     assert number in job.rounds()
@@ -80,11 +80,11 @@ def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     drive(job)
     for host in job.hosts.values():
-        host.hear(1000)
+        host.read_log(1000)
         host.act(job.now)
     drive(job)
     for host in job.hosts.values():
-        host.hear(1000)
+        host.read_log(1000)
         host.act(job.now)
     for name in members(job, 2):  # All have joined, and none has loaded.
         key = KEYS.status(name)
@@ -153,8 +153,8 @@ def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
     for skew_s, rank in ((-30.0, 0), (-600.0, 1), (600.0, 2)):
         host = job.hosts[members(job, 1)[rank // 2]]
         host.failures = (*host.failures, RankFailure(rank, 1, job.now + skew_s))
-        host.tell(job.now)
-    job.driver.hear(1000, job.now)
+        host.write_status(job.now)
+    job.driver.read_log(1000, job.now)
     reported = job.driver.state.failures[1]
     assert [reported[rank].at_unix_s for rank in range(3)] == [job.now - 30.0, job.now, job.now]
 
@@ -164,11 +164,11 @@ def test_a_stall_began_before_its_report_by_the_drivers_clock() -> None:
     name = members(job, 1)[0]
     host = job.hosts[name]
     host.stall = Stall("step", 7, 5.0, 5.0, job.now - 600.0, (0,))
-    host.tell(job.now)
-    job.driver.hear(1000, job.now)
+    host.write_status(job.now)
+    job.driver.read_log(1000, job.now)
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
     stall(job, name)
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
 
 

@@ -28,7 +28,7 @@ JUNK = b"{"
 
 
 def alarms(job: SimulatedJob) -> list[str]:
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     decision = job.driver.decide(job.now)
     assert decision is not None
     return [action.text for action in decision.actions if isinstance(action, Alarm)]
@@ -54,9 +54,9 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     drive(job)
     for host in job.hosts.values():  # as executors report it that have seen the halts of 1 and of 2
-        host.hear(1000)
+        host.read_log(1000)
         host.running, host.phase, host.status_round = 0, HostPhase.PARKED, 2
-        host.tell(job.now)
+        host.write_status(job.now)
     drive(job)
     drive(job)
     assert list(job.rounds()) == [1, 3]

@@ -177,7 +177,7 @@ def test_step_that_is_reported_late_opens_no_second_incident() -> None:
     job.now += 1.5
     last = job.hosts[first[0]]
     last.step += 1
-    last.tell(job.now)
+    last.write_status(job.now)
     drive(job)
     assert incidents(job) == []
     stall(job, first[0])
@@ -195,7 +195,7 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
     survivor.stall, survivor.phase = None, HostPhase.RUNNING
     for _ in range(300):
         job.now += 0.2
-        job.driver.hear(1000, job.now)
+        job.driver.read_log(1000, job.now)
         job.probe(job.driver.decide(job.now))
     assert list(job.rounds()) == [1]
     assert writes_of(job.driver.decide(job.now).actions, KEYS).operations == ()
@@ -235,10 +235,10 @@ def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
     assert stuck.session in job.rounds()[2].fenced
     # Even if it finally reports that it has stopped, no later round includes this session.
     stuck.running, stuck.is_connected, stuck.phase, stuck.status_round = 0, True, HostPhase.STOPPED, 1
-    stuck.tell(job.now)
+    stuck.write_status(job.now)
     stuck.is_connected = False
     for name in members(job, 2)[:1]:
-        job.hosts[name].hear(1000)
+        job.hosts[name].read_log(1000)
         job.hosts[name].act(job.now)
         job.hosts[name].kill()
         job.hosts[name].lose_lease()
@@ -284,12 +284,12 @@ def test_job_ends_when_all_workers_are_done() -> None:
     for name in members(job, 1):
         host = job.hosts[name]
         host.running, host.phase = 0, HostPhase.DONE
-        host.tell(job.now)
+        host.write_status(job.now)
     for name in members(job, 1):  # The simulated status has no exit code.
         key = KEYS.status(name)
         status = job.etcd.items[key].value.replace(b'"phase":"done"', b'"phase":"done","exit_code":75')
         job.etcd.put(key, status)
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     job.driver.decide(job.now)
     assert ended(job) == JobEnd(75, "the workers were asked to stop, and saved", job.now, 1)
     assert KEYS.halt(1) in job.etcd.items
@@ -402,7 +402,7 @@ def test_damaged_keys_are_reported_and_survived() -> None:
     job.etcd.put(f"{KEYS.prefix}rounds/nonsense", b"{}")
     job.etcd.put(f"{KEYS.prefix}evidence/1", b"{}")
     job.etcd.put(KEYS.report, encode(DriverReport("x", "", 0.0)))
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     decision = job.driver.decide(job.now)
     assert [action.topic for action in decision.actions if hasattr(action, "topic")] == ["damaged"]
     assert writes_of(decision.actions, KEYS).operations == ()
@@ -412,5 +412,5 @@ def test_damaged_keys_are_reported_and_survived() -> None:
 def test_same_state_gives_the_same_decision() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     assert decide(job.now, job.driver.state, POLICY) == decide(job.now, job.driver.state, POLICY)

@@ -197,11 +197,11 @@ def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, ca
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
-        proxy.spoils = lambda request: b"/v3/kv/range" in request and read in request and next(is_first, False)
+        proxy.corrupts = lambda request: b"/v3/kv/range" in request and read in request and next(is_first, False)
         proxy.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(restored), restored]
         proxy.conduct = Conduct.GARBAGE
         one = DriverCandidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))
         stack.callback(one.close)
         assert CandidateHosts(client).wait_for(Round, KEYS.round(1)).driver == "one"
-    assert proxy.num_spoiled == 1
+    assert proxy.num_corrupted == 1
     assert caplog.text.count("etcd was restored to an older state; everything is read again") == 1

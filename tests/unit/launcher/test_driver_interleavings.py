@@ -53,13 +53,13 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(host=HOSTS, count=st.sampled_from([1, 3, 1000]), is_acting=st.booleans())
     def host_hears(self, host: int, count: int, is_acting: bool) -> None:
-        self.host(host).hear(count)
+        self.host(host).read_log(count)
         if is_acting:
             self.host(host).act(self.job.now)
 
     @rule(count=st.sampled_from([0, 1, 3, 1000]), is_answer_lost=st.sampled_from([False, False, False, True]))
     def driver_decides(self, count: int, is_answer_lost: bool) -> None:
-        self.job.driver.hear(count, self.job.now)
+        self.job.driver.read_log(count, self.job.now)
         self.job.probe(self.job.driver.decide(self.job.now, is_answer_lost=is_answer_lost))
 
     @rule()
@@ -67,9 +67,9 @@ class Interleavings(RuleBasedStateMachine):
         for _ in range(3):
             self.job.now += 0.2
             for host in self.job.hosts.values():
-                host.hear(1000)
+                host.read_log(1000)
                 host.act(self.job.now)
-            self.job.driver.hear(1000, self.job.now)
+            self.job.driver.read_log(1000, self.job.now)
             self.job.probe(self.job.driver.decide(self.job.now))
 
     @precondition(lambda self: self.job.driver.late)
@@ -87,7 +87,7 @@ class Interleavings(RuleBasedStateMachine):
         old = self.job.old_drivers[-1]
         revision = self.job.etcd.revision
         if old.state is not None:
-            old.hear(count, self.job.now)
+            old.read_log(count, self.job.now)
             old.decide(self.job.now)
         if old.late:
             assert not old.apply_late()
@@ -121,7 +121,7 @@ class Interleavings(RuleBasedStateMachine):
             one.is_connected = True
             if not one.is_registered:
                 one.register(self.job.now)
-            one.tell(self.job.now)
+            one.write_status(self.job.now)
 
     @rule(host=HOSTS, is_cascade=st.booleans())
     def worker_dies(self, host: int, is_cascade: bool) -> None:
@@ -132,7 +132,7 @@ class Interleavings(RuleBasedStateMachine):
         one = self.host(host)
         if one.running and one.can_write:
             one.stall = Stall("step", one.step, 5.0, 5.0, self.job.now, (0,))
-            one.tell(self.job.now)
+            one.write_status(self.job.now)
 
     @rule(kind=st.sampled_from(list(RequestKind)), host=HOSTS)
     def person_asks(self, kind: RequestKind, host: int) -> None:
@@ -168,7 +168,7 @@ class Interleavings(RuleBasedStateMachine):
         self.job.etcd.delete([KEYS.cordon(f"host-{number}") for number in range(NUM_HOSTS)])
         self.job.history.cordoned.clear()
         # A decision may name a host that was cordoned before it was written: read the cordon first.
-        self.job.driver.hear(1000, self.job.now)
+        self.job.driver.read_log(1000, self.job.now)
 
     @invariant()
     def all_holds(self) -> None:

@@ -187,7 +187,7 @@ def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *
         assert job.now < end, job.driver.decide(job.now)
         job.now += 0.1
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now)
         for command in commands_of(job):
             for host, partner in command.partners.items():
@@ -196,7 +196,7 @@ def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *
                     assert not job.hosts[host].running, "pairs disturb no training"
                     report = CheckReport(host, job.hosts[host].session, job.now, (answer(host, partner),))
                     job.etcd.put(key, encode(report))
-        job.driver.hear(1000, job.now)
+        job.driver.read_log(1000, job.now)
         job.probe(job.driver.decide(job.now))
         job.check()
 

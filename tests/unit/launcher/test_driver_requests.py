@@ -79,7 +79,7 @@ def test_late_eviction_keeps_the_host_out() -> None:
     first = members(job, 1)
     begin_to_save(job)
     for host in job.hosts.values():  # All have stopped: the next round is due.
-        host.hear(1000)
+        host.read_log(1000)
         host.act(job.now)
     ask(job, RequestKind.EVICT, first[0])
     drive(job)

@@ -33,7 +33,7 @@ WHY = "the last 2 checkpoints could not be stored (host-0): No space left on dev
 def hinder(job: SimulatedJob, saves: HostSaves | None = FAILING) -> None:
     """Let storage fail for one host of the round, or accept checkpoints again."""
     job.hosts["host-0"].saves = saves
-    job.hosts["host-0"].tell(job.now)
+    job.hosts["host-0"].write_status(job.now)
     drive(job)
 
 

@@ -105,9 +105,9 @@ def test_verdict_written_before_its_round_is_declined() -> None:
     while 2 not in job.rounds():
         job.now += 0.1
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now)
-        job.driver.hear(1000, job.now)
+        job.driver.read_log(1000, job.now)
         early = write_verdict(job, round=2)  # The driver receives it together with its own round.
         job.driver.decide(job.now)
     drive(job)

@@ -24,8 +24,8 @@ from megatrain_launcher.etcd import process
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.etcd.program import find_etcd
 from tests.helpers.certificates import Authority
+from tests.helpers.etcd_attackers import tcp_ports
 from tests.helpers.etcd_server import EtcdServers, etcd_program, post, user_names
-from tests.helpers.etcd_strangers import tcp_ports
 from tests.helpers.other_user import as_other_user, everybodys_place, readable_by_all
 from tests.helpers.ports import free_ports
 from tests.helpers.processes import is_running
@@ -238,7 +238,7 @@ def test_data_with_another_password_are_refused(place: Path, program: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    ("corrupt", "problem"),
     [
         (lambda place: as_other_user(lambda: place.mkdir(mode=0o700)), "belongs to user"),
         (lambda place: place.mkdir(mode=0o755), "has mode 755, expected 700"),
@@ -248,10 +248,10 @@ def test_data_with_another_password_are_refused(place: Path, program: Path) -> N
     ],
 )
 def test_data_directory_of_another_user_is_refused(
-    tmp_path: Path, program: Path, spoil: Callable[[Path], object], problem: str
+    tmp_path: Path, program: Path, corrupt: Callable[[Path], object], problem: str
 ) -> None:
     everybodys = everybodys_place(tmp_path)
-    spoil(everybodys / "own")
+    corrupt(everybodys / "own")
     with (
         pytest.raises(ConfigError, match=rf"{problem}.*set job\.run_directory"),
         EtcdProcess(everybodys / "own", OWN, program=program),

@@ -71,7 +71,7 @@ class Fencing(RuleBasedStateMachine):
 
     @rule(host=HOSTS, count=st.sampled_from([1, 3, 1000]))
     def host_hears(self, host: int, count: int) -> None:
-        self.host(host).hear(count)
+        self.host(host).read_log(count)
         self.host(host).act(self.job.now)
 
     @rule(count=st.sampled_from([0, 1, 3, 1000]), is_answer_lost=st.sampled_from([False, False, True]))
@@ -110,7 +110,7 @@ class Fencing(RuleBasedStateMachine):
         timed_host.renew(self.job.now)
         if timed_host.is_up and not timed_host.is_registered:
             timed_host.register(self.job.now)
-        timed_host.tell(self.job.now)
+        timed_host.write_status(self.job.now)
 
     @rule(host=HOSTS, is_deaf=st.booleans())
     def host_hears_no_orders(self, host: int, is_deaf: bool) -> None:
@@ -259,7 +259,7 @@ def test_stall_before_a_cut_proves_nothing_later() -> None:
     cut_off = [job.timed()[int(part.host.removeprefix("host-"))] for part in job.rounds()[1].hosts]
     for host in cut_off:
         host.stall = Stall("step", host.step, 50.0, 50.0, job.now, (0,))
-        host.tell(job.now)
+        host.write_status(job.now)
         host.is_connected = False
     job.advance(6.0)
     assert [host.stall for host in cut_off] == [None, None]
@@ -280,9 +280,9 @@ def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_
         reported = host.deadlines.get(1, RoundDeadlines(1))
         assert POLICY.fence_rule.grace_s(reported.stop_s) == least_s
         host.phase = HostPhase.STOPPING
-        host.tell(job.now)
+        host.write_status(job.now)
     since = job.driver_now
-    job.driver.hear(1000, since)
+    job.driver.read_log(1000, since)
     state = job.driver.state
     assert state is not None
     bound_s = POLICY.stop_timeout_s + least_s

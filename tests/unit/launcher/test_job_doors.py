@@ -14,8 +14,8 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.launch import host
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.etcd_attackers import asked, racing, tcp_ports
 from tests.helpers.etcd_server import etcd_program
-from tests.helpers.etcd_strangers import asked, racing, tcp_ports
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.processes import descendants
 from tests.helpers.waiting import wait_until

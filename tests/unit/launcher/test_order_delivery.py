@@ -49,7 +49,7 @@ def test_malformed_answer_stops_no_delivery(etcd: EtcdServers, driver: EtcdClien
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         OrderState(KEYS, "a", "1") as orders,
     ):
-        proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+        proxy.garbage, proxy.corrupts, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
         orders.follow(client)
         wait_until(lambda: not first.left, "each watch to be answered with garbage")
         part = RoundHost("a", "1", "127.0.0.1", 0, 1)
@@ -79,15 +79,15 @@ def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, dri
         OrderState(KEYS, "a", "1", max_unconfirmed_s=1.0) as orders,
     ):
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
-        proxy.spoils = lambda request: is_watch_of(FOLLOWED["halts"], request)
+        proxy.corrupts = lambda request: is_watch_of(FOLLOWED["halts"], request)
         orders.follow(client)
         wait_until(lambda: orders.unconfirmed_s > 1.0, "halts to be missed")
         driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
         wait_until(lambda: orders.view().named_in == 1, "the round to arrive")
         agent = threading.Thread(target=take, args=[orders])
         agent.start()
-        spoiled = proxy.num_spoiled
-        wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again")
+        corrupted = proxy.num_corrupted
+        wait_until(lambda: proxy.num_corrupted > corrupted, "the watch of halts to fail again")
         assert (taken, orders.view().taken_round) == ([], 0)
         proxy.conduct = Conduct.PASS
         agent.join(DEADLINE_S)
@@ -132,7 +132,7 @@ def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, driver: EtcdC
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
     ):
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
-        proxy.spoils = lambda request: is_watch_of(FOLLOWED[followed], request)
+        proxy.corrupts = lambda request: is_watch_of(FOLLOWED[followed], request)
         with executor(client, bound_s=0.5) as membership:
             wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused")
             reason = eligible_now(driver).refused["a"]

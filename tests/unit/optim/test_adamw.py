@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatrain.ops import optimizer_step
-from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 
 STEPS = 20
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 from tests.helpers.thread_groups import on_all, thread_meshes
 
 STEPS = 6

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatrain.parallel.placement import ShardHolders
-from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import SHAPES, build_rank, draw, whole_state
 from tests.helpers.single_rank_buckets import give_holders
 
 

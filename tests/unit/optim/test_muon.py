@@ -12,7 +12,7 @@ from megatrain.ops.orthogonalize import COEFFICIENTS, NUM_STEPS
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.logical_matrices import matrices_of
 from megatrain.parallel.placement import row_of
-from tests.helpers.hand_made_optimizer import HIDDEN, SHAPES, Rank, box_slices, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import HIDDEN, SHAPES, Rank, box_slices, build_rank, draw, whole_state
 from tests.helpers.single_rank import (
     gradients_by_name,
     make_config,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.hand_made_optimizer import DECAYED, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import DECAYED, build_rank, draw, whole_state
 
 STEPS = 6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import SHAPES, build_rank, draw, whole_state
 
 STEPS, DECAY = 4, 0.75
 

@@ -98,7 +98,7 @@ def test_a_resumed_run_appends(tmp_path: Path, make_step: MakeStep) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 3, 4]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path, make_step: MakeStep) -> None:
+def test_a_line_that_was_cut_off_does_not_corrupt_the_next(tmp_path: Path, make_step: MakeStep) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"version": 1, "kind": "st')
     sink = JsonLinesSink(path)

@@ -193,7 +193,7 @@ def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ..
     config = config_of(tables, 2)
     kept: list[Tensor] = []
 
-    def spoil(rank_model: RankModel, number: int) -> None:
+    def corrupt(rank_model: RankModel, number: int) -> None:
         (chunk,) = rank_model.pipeline.chunks
         weight = chunk.module.get_parameter("loss_head.norm.weight").data
         if number - 1 in bad_steps:
@@ -202,8 +202,8 @@ def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ..
             kept.append(weight.clone())
             weight[0] = torch.inf
 
-    replays = require_same_training(config, spoil)
-    trace = run(config, ReplayedOperations(), spoil)
+    replays = require_same_training(config, corrupt)
+    trace = run(config, ReplayedOperations(), corrupt)
     assert trace.skipped == [number in bad_steps for number in range(STEPS)]
     assert min(replays) > 0
 

@@ -116,7 +116,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    ("corrupt", "problem"),
     [
         (lambda place, key: place.chmod(0o777), r"coordination: can be written by others .*mode 777"),
         (lambda place, key: replaced_by_link(place, place.parent / "aside"), "coordination: is a symbolic link"),
@@ -132,11 +132,11 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
     ],
 )
 def test_run_of_another_user_is_refused(
-    server: socket.socket, place: Path, key: Path, spoil: Callable[[Path, Path], object], problem: str
+    server: socket.socket, place: Path, key: Path, corrupt: Callable[[Path, Path], object], problem: str
 ) -> None:
     write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
-    spoil(place, key)
+    corrupt(place, key)
     with pytest.raises(JobLocationError, match=problem) as caught:
         job_location(parsed(str(place.parent)))
     assert "PRIVATE KEY" not in str(caught.value)

@@ -152,12 +152,12 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
         wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
-        proxy.spoils = lambda request: b"/v3/watch" in request
+        proxy.corrupts = lambda request: b"/v3/watch" in request
         proxy.garbage, proxy.conduct = [created + broken], Conduct.GARBAGE
         proxy.cut()
-        wait_until(lambda: proxy.num_spoiled == 1, "the watch to break")
+        wait_until(lambda: proxy.num_corrupted == 1, "the watch to break")
         confirmed_at = watch.confirmed_at
-        wait_until(lambda: proxy.num_spoiled > 4, "a few more tries")
+        wait_until(lambda: proxy.num_corrupted > 4, "a few more tries")
         client.get(prefix)  # etcd answers calls during all this time.
 
         assert (watch.confirmed_at, "not a list of objects" in watch.problem) == (confirmed_at, True)
@@ -172,18 +172,18 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
 def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
     """The streams of a frozen member are closed, so that other members are used. A member that answers garbage is not
     frozen."""
-    spoilt, whole = KeyRange.prefix(prefix + "spoilt/"), KeyRange.prefix(prefix + "whole/")
-    mark = base64.b64encode(spoilt.start)
+    corrupted, whole = KeyRange.prefix(prefix + "corrupted/"), KeyRange.prefix(prefix + "whole/")
+    mark = base64.b64encode(corrupted.start)
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, whole) as watch,
     ):
         wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
-        proxy.spoils = lambda request: b"/v3/watch" in request and mark in request
+        proxy.corrupts = lambda request: b"/v3/watch" in request and mark in request
         proxy.conduct = Conduct.GARBAGE
-        with Watch(client, spoilt) as broken:
-            wait_until(lambda: proxy.num_spoiled > 2, "a few tries")
+        with Watch(client, corrupted) as broken:
+            wait_until(lambda: proxy.num_corrupted > 2, "a few tries")
             assert (broken.confirmed_at, watch.problem) == (None, "")
             client.put(prefix + "whole/a", "")
             assert [type(watch.next(DEADLINE_S)) for _ in range(2)] == [Snapshot, Changes]

@@ -190,7 +190,7 @@ def test_hostile_answer_to_a_call_is_an_error_of_coordination(etcd: EtcdServers)
                 with pytest.raises(CoordinationError) as caught:
                     call(client)
                 assert len(str(caught.value)) < 600, "an error of a readable length"
-                assert proxy.num_spoiled
+                assert proxy.num_corrupted
                 proxy.conduct = Conduct.PASS
 
                 assert client.get("hostile/none") is None, "the next good answer is understood"
@@ -209,7 +209,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
             EtcdProxy(etcd.members[0].client_port) as proxy,
             EtcdClient(EtcdSettings.of(proxy.url, attempt_s=1.0)) as client,
         ):
-            proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled
+            proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
             if name in FRAMES:
                 proxy.garbage = pieces(*FRAMES[name])
             else:  # Events of key "a" become events of the key that is written here.
@@ -217,7 +217,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                 proxy.garbage = [CREATED + message + b"\n"]
             proxy.conduct = Conduct.GARBAGE
             with Watch(client, KeyRange.prefix(prefix)) as watch:
-                wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
+                wait_until(lambda: proxy.num_corrupted == 1, "the watch to be answered")
                 writer.put(prefix + "a", "reported")
                 heard: set[tuple[bytes, bytes]] = set()
 
@@ -240,7 +240,7 @@ def test_event_of_a_future_revision_gives_a_snapshot(etcd: EtcdServers, prefix: 
     """An event with only a wrong revision is received; what is written after it must be received too."""
     key = prefix + "a"
     kv = {**A, "key": base64.b64encode(key.encode()).decode(), "mod_revision": str(2**62)}
-    proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled
+    proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
     proxy.garbage = [CREATED + json.dumps({"result": event(kv, revision=str(2**62))}).encode() + b"\n"]
     with (
         EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
@@ -303,7 +303,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
             yield b" "
 
     is_over = threading.Event()
-    proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled
+    proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
     proxy.garbage = drip()
     with (
         EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
@@ -311,7 +311,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
         Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=0.2, renew_s=0.5)) as watch,
     ):
         assert isinstance(watch.next(DEADLINE_S), Snapshot)
-        wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
+        wait_until(lambda: proxy.num_corrupted == 1, "the watch to be answered")
         writer.put(prefix + "a", "")
 
         assert isinstance(watch.next(DEADLINE_S), Changes)
