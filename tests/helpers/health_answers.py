@@ -22,7 +22,7 @@ from megatrain_launcher.commands.status import StatusCode
 from tests.helpers.job_under_launch import LaunchedJobView
 from tests.helpers.waiting import DeadlineError, wait_until
 
-EVERYBODY = ("status", "page", "metrics")
+INTERFACES = ("status", "page", "metrics")
 _ANSWER_S = 1.0
 _PAUSE_S = 0.2
 """An answer costs the job more than most faults do."""
@@ -65,7 +65,7 @@ class HealthViews:
         self._page = self._metrics = ""
         self.state = ""
         """The job's activity, by the newest answer of `megatrain status`."""
-        self.heard: dict[str, list[tuple[float, HealthAnswer]]] = {who: [] for who in EVERYBODY}
+        self.answers: dict[str, list[tuple[float, HealthAnswer]]] = {name: [] for name in INTERFACES}
 
     def wait_for(self, is_met: Callable[[], bool], what: str) -> None:
         """Repeat the requests until a condition is met. `megatrain status` takes a second during an etcd outage; it
@@ -87,24 +87,26 @@ class HealthViews:
             try:
                 wait_until(asked, what, pauses_s=(_PAUSE_S, _PAUSE_S))
             except DeadlineError as error:
-                newest = {who: heard[-3:] for who, heard in self.heard.items()}
+                newest = {name: found[-3:] for name, found in self.answers.items()}
                 raise DeadlineError(f"{error}; the newest answers: {newest}") from None
 
-    def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
+    def _ask(self, name: str, answer: Callable[[], HealthAnswer]) -> None:
         """Request one answer once. A request without an answer adds nothing."""
         # The server is absent, or ended in the middle of its answer.
         with suppress(OSError, ValueError, CoordinationError):
             reported = answer()
-            self.heard[who].append((time.time(), reported))
+            self.answers[name].append((time.time(), reported))
 
-    def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
-        """Return when each of `who` gave the same answer; None until all have.
+    def agreement(
+        self, code: str, since_unix_s: float, interfaces: Sequence[str] = INTERFACES
+    ) -> dict[str, float] | None:
+        """Return when each interface gave the same answer; None until all have.
 
         code: of a reason that the answer must contain; empty: the answer is green.
         """
         first: list[dict[HealthAnswer, float]] = []
-        for name in who:
-            output = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
+        for name in interfaces:
+            output = [(at, reported) for at, reported in self.answers[name] if at >= since_unix_s]
             wanted = [
                 (at, reported) for at, reported in output if (code in reported.codes if code else reported == GREEN)
             ]
@@ -113,7 +115,7 @@ class HealthViews:
         if not common:
             return None
         soonest = min(common, key=lambda reported: max(times[reported] for times in first))
-        return {name: times[soonest] for name, times in zip(who, first, strict=True)}
+        return {name: times[soonest] for name, times in zip(interfaces, first, strict=True)}
 
     def _status(self) -> HealthAnswer:
         code, answer = ask_status(*self._arguments)

@@ -25,7 +25,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.diag_records import DaemonRecord, DashboardRecord
 from megatrain.contracts.records.record import decode
 from megatrain_launcher.commands.status import StatusCode
-from tests.helpers.health_answers import EVERYBODY, HealthViews, ask_status
+from tests.helpers.health_answers import INTERFACES, HealthViews, ask_status
 from tests.helpers.http_receiver import HttpReceiver, Posted
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
@@ -178,7 +178,7 @@ class ReportedFault:
     code: str = ""
     topic: str = ""
     """The message that the webhook receives: the beginning of a topic's name; empty: none."""
-    who: Sequence[str] = EVERYBODY
+    interfaces: Sequence[str] = INTERFACES
     """The places that report; the page and the daemon run and end with the driver's host."""
     repair: Act = lambda job: None
     pace_s: float = 0.4
@@ -219,7 +219,7 @@ FAULTS = {
     ),
     "the daemon is frozen": ReportedFault(
         lambda job: job.freeze([job.pid_of(DAEMON)]), "daemon-silent", "health/daemon-silent",
-        who=("status", "page"), repair=Broken.thaw,
+        interfaces=("status", "page"), repair=Broken.thaw,
     ),
     "a file of the checkpoints is damaged": ReportedFault(
         damage, "saves-fail", "health/saves-fail", repair=repair_damage,
@@ -236,7 +236,7 @@ FAULTS = {
     ),
     "a host is frozen": ReportedFault(freeze_host, "recovering", "incident/", repair=Broken.thaw, has_disk=True),
     "the driver's host is lost": ReportedFault(
-        lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", who=("status",),
+        lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", interfaces=("status",),
         is_alone=True,
     ),
     "two ranks within three seconds": ReportedFault(kill_two_ranks, "recovering", "incident/", pace_s=STEP_S),
@@ -278,7 +278,7 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
             fault.strike(job)
             agreed = agreement(job, fault, struck)
         after = reported_after(job, fault, struck, agreed)
-        print(f"{name}: " + ", ".join(f"{who} {late_s:.2f} s" for who, late_s in after.items()))
+        print(f"{name}: " + ", ".join(f"{place} {late_s:.2f} s" for place, late_s in after.items()))
         fault.repair(job)
         if fault.ends:
             check_end(job)
@@ -291,8 +291,8 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
 def agreement(job: Broken, fault: ReportedFault, struck: float) -> dict[str, float]:
     """Return when each place reported a fault; all reports are equal."""
     views, since = job.views, struck if fault.code else time.time()
-    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all places to agree")
-    agreed = views.agreement(fault.code, since, fault.who)
+    views.wait_for(lambda: views.agreement(fault.code, since, fault.interfaces) is not None, "all places to agree")
+    agreed = views.agreement(fault.code, since, fault.interfaces)
     assert agreed is not None
     return agreed
 
@@ -307,7 +307,7 @@ def reported_after(job: Broken, fault: ReportedFault, struck: float, agreed: dic
         job.views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "a message to the webhook")
         agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
         check_topic(job, topic, fault)
-    return {who: at - known for who, at in agreed.items()}
+    return {name: at - known for name, at in agreed.items()}
 
 
 def check_end(job: Broken) -> None:
@@ -341,7 +341,7 @@ def check_topic(job: Broken, topic: dict[str, Any], fault: ReportedFault) -> Non
     """
     if not fault.topic.startswith("incident/"):
         assert topic["level"] in {
-            reported.level for _, reported in job.views.heard["status"] if fault.code in reported.codes
+            reported.level for _, reported in job.views.answers["status"] if fault.code in reported.codes
         }
         return
     (incident,) = [one for one in job.running.view.incidents() if topic["topic"].endswith(one.incident_id)]
