@@ -55,9 +55,9 @@ class AnsweringDriver:
                     if all(request.request_id != one.request_id for one in self.requests):
                         self.requests.append(request)
                         for record in self._reply(request):
-                            self._say(request, record)
+                            self._write(request, record)
 
-    def _say(self, request: JobRequest, record: Record) -> None:
+    def _write(self, request: JobRequest, record: Record) -> None:
         keys = self._keys
         match record:
             case Answer():

@@ -20,7 +20,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
 LIMITS = PeerLimits(authentication_s=10.0, call_s=10.0, total_s=20.0)
-HASTY = PeerLimits(authentication_s=0.2, call_s=0.2, total_s=0.5)
+SHORT_LIMITS = PeerLimits(authentication_s=0.2, call_s=0.2, total_s=0.5)
 HELLO_BYTES = 8 + 32
 
 
@@ -219,7 +219,7 @@ def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
 
 def test_silent_peers_are_dropped_in_time_and_bounded_in_number() -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
-    with serving(serve, HASTY) as (server, address):
+    with serving(serve, SHORT_LIMITS) as (server, address):
         strangers = [raw_connection(address) for _ in range(12)]
         try:
             assert all(is_dropped(stranger) for stranger in strangers)

@@ -2,7 +2,7 @@
 
 Eight ranks (pp 2, dp 2, tp 2) launch two steps on simulated GPUs, through the communicator of NCCL. Then one piece of
 work hangs. Each rank's own recorder writes the progress of its GPU, the executor's code reads it, and the driver's code
-judges it up to its decision, also with errors of a GPU in a host's kernel log.
+makes its decision. Some cases add errors of a GPU in a host's kernel log.
 """
 
 from __future__ import annotations

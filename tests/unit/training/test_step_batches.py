@@ -1,4 +1,4 @@
-"""The source of a run's batches, and that a host which cannot share a ring is refused before the first step."""
+"""The source of a run's batches; a host that cannot share a ring is refused before the first step."""
 
 from __future__ import annotations
 
