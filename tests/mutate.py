@@ -44,7 +44,7 @@ LIMIT_S = 900
 """A mutation whose tests have not ended by then makes them hang, which counts as detected."""
 NOTES = (
     "each mutation ran against the quick tests that import its module, or import a module that imports it",
-    "not all that is not found is a gap: some mutations change a log line, a pause or the size of a cache only",
+    "an undetected mutation is not always a gap: some only change a log line, a pause or the size of a cache",
 )
 
 RunTests = Callable[["Drawn", Path], str]

@@ -29,7 +29,7 @@ from tests.helpers.waiting import wait_until
 
 _NUM_COPIES = 100
 _MISSED_AFTER_S = 0.1
-"""How soon workers detect that a writer was killed, instead of a second."""
+"""The time in which workers detect that a writer was killed, instead of a second."""
 
 
 @dataclass(frozen=True, slots=True)

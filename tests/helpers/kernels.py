@@ -1,4 +1,4 @@
-"""Which implementation of the operators the tests of megatrain.ops run on, by pytest's option --kernels.
+"""Selects the implementation of the operators that the tests of megatrain.ops run on, by pytest's option --kernels.
 
 reference: plain torch on the CPU. emulated: the kernels of csrc/ carried out by the processor. cuda: the kernels on a
 GPU. All tests are the same; they get their tensors from this module.

@@ -40,7 +40,7 @@ class OutageJob:
     etcd: EtcdServers
     network: HostNetwork | None
     stopped_unix_s: float | None = None
-    """When the last worker of a host that was cut off ended; None: not checked yet."""
+    """The time at which the last worker of a host that was cut off ended; None: not checked yet."""
 
     def cut(self, hosts: Sequence[str], *networks: str) -> float:
         """Cut hosts off networks; return the time."""

@@ -46,7 +46,7 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """How long the compute of one micro-batch takes; `noise`: standard deviation, as a fraction."""
+    """The compute time of one micro-batch; `noise`: standard deviation, as a fraction."""
 
     forward_s: float = 0.06
     backward_s: float = 0.12

@@ -91,7 +91,7 @@ class _Walk:
         self.zero = np.zeros(self.lanes)
         self.rows: list[_Row] = []
         self.free = [self.zero] * job.pp_size
-        """When each stage's last compute has ended."""
+        """The time at which each stage's last compute has ended."""
         self.last_of_kind: dict[tuple[int, ActionKind], Times] = {}
         self.channel_free: dict[tuple[int, str], Times] = defaultdict(lambda: self.zero)
         self.sent: dict[tuple[str, int], list[tuple[Times, Times, int, int]]] = defaultdict(list)

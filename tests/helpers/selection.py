@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-all`, and `make test-faults-short` to `make test-faults`.
+"""Selects the tests that `make test` leaves to `make test-all`, and `make test-faults-short` to `make test-faults`.
 
 @pytest.mark.slow                          the whole test
 @pytest.mark.slow(kept=["tp2-pp2-dp2"])    all its cases but these, by id

@@ -24,9 +24,9 @@ from tests.helpers.simulated_device import DeviceWork, SimulatedNccl, Simulation
 
 MS = 1_000_000
 LAUNCH_NS = 1_000 * MS
-"""When the hosts launch everything: they run far ahead of their devices."""
+"""The time at which the hosts launch everything: they run far ahead of their devices."""
 READ_NS = 9_000 * MS
-"""When the devices have finished."""
+"""The time at which the devices have finished."""
 _ROWS = torch.zeros(8)
 DURATIONS_MS = {"allreduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 4.0, "send": 1.0}
 

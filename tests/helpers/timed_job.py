@@ -35,7 +35,7 @@ class TimedHost(SimulatedHost):
     reaction_s: float = 0.3
     step_s: float = 0.1
     lag: float = 0.0
-    """How many steps this host lags behind the others."""
+    """The number of steps by which this host lags behind the others."""
     is_frozen: bool = False
     has_slept: bool = False
     """Whether its processes were suspended since their start: then they may continue for a moment."""
@@ -45,9 +45,9 @@ class TimedHost(SimulatedHost):
     heard_until: float = -math.inf
     started: float = 0.0
     completed: float | None = None
-    """When its slowest rank completed its last step of this round."""
+    """The time at which its slowest rank completed its last step of this round."""
     ends_at: float | None = None
-    """When its workers will be gone, killed or after a save."""
+    """The time at which its workers will be gone, killed or after a save."""
     asked_to_save: float | None = None
     fenced: bool = False
 

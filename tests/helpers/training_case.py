@@ -113,7 +113,7 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class CaseOrders:
-    """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
+    """The faults of a job: (rank, step) is a fault of that rank when that step, counted from 0, begins.
 
     stop_at: it is asked to stop. die_at: its process ends. die_in: (rank, operation, number) ends a rank when it is the
     turn of its exchange of that operation with that number, counted from 1. block_at: it does nothing until each of its

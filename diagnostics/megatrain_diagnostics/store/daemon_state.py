@@ -74,7 +74,7 @@ class DaemonState:
     connected_hosts: tuple[str, ...] = ()
     segment_bytes: int = 0
     problem: str = ""
-    """Why nothing can be stored; empty when storing works."""
+    """The reason why nothing can be stored; empty when storing works."""
 
     def scores(self) -> Scores:
         """Return the straggler score of each rank, without NaN; empty if ranks were not compared yet."""

@@ -64,7 +64,7 @@ class SenderState:
     num_connections: int
     """Number of connections made so far."""
     problem: str
-    """Why there is no connection; empty when there is one."""
+    """The reason why there is no connection; empty when there is one."""
     outbox: OutboxState
     clock: ClockReading | None
     """The newest comparison with the daemon's clock."""

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 
 class HealthLevel(StrEnum):
-    """How urgently a job needs a person."""
+    """The urgency with which a job needs a person."""
 
     GREEN = "green"
     AMBER = "amber"
@@ -27,7 +27,7 @@ class HealthLevel(StrEnum):
 
 
 class ReasonCode(StrEnum):
-    """Why a job is not green."""
+    """The reason why a job is not green."""
 
     STUCK = "stuck"
     BROKEN = "broken"
@@ -137,7 +137,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is not green, as a sentence with figures. since_unix_s: when it began; None if unknown."""
+    """The reason why a job is not green, as a sentence with figures. since_unix_s: when it began; None if unknown."""
 
     code: ReasonCode
     text: str

@@ -1,4 +1,4 @@
-"""How many of a job's allowed restarts are used, for the driver's restart limit and for the job's health."""
+"""The number of a job's allowed restarts that are used, for the driver's restart limit and for the job's health."""
 
 from __future__ import annotations
 

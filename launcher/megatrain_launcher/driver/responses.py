@@ -66,7 +66,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the driver does after a failure. `exit_code` is the job's if `action` is stop or requeue."""
+    """The driver's response to a failure. `exit_code` is the job's if `action` is stop or requeue."""
 
     action: str
     reason: str

@@ -62,7 +62,7 @@ class Broken:
     disk: SmallDisk | None
     views: HealthViews = field(init=False)
     since_unix_s: float = 0.0
-    """When the current fault struck; earlier reports do not count."""
+    """The time at which the current fault struck; earlier reports do not count."""
     num_incidents: int = 0
     """The number of incidents of earlier faults."""
     frozen: list[int] = field(default_factory=list)

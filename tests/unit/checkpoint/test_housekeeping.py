@@ -1,4 +1,4 @@
-"""Which checkpoints are removed after a commit, and which never are."""
+"""The checkpoints that are removed after a commit, and those that never are."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ def test_many_boxes_of_many_items_are_not_compared_with_all(
     assert num_compared == 2_000
 
 
-# Who reads
+# Readers
 
 
 def test_items_are_read_by_the_ranks_with_least_to_read() -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoint a rollback resumes from, which samples it skips, and how a worker receives it."""
+"""The checkpoint that a rollback resumes from, the samples that it skips, and its transmission to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the writer is called: by the first rank of a host for each snapshot, or by any rank that finds it missing."""
+"""Calls of the writer: by the first rank of a host for each snapshot, or by any rank that finds it missing."""
 
 from __future__ import annotations
 

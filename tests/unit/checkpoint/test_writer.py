@@ -42,7 +42,7 @@ def arena(job: SnapshotJob) -> Arena:
     return job.arena
 
 
-# What is committed
+# Committed data
 
 
 def test_snapshot_without_the_index_of_its_round_is_not_saved(job: SnapshotJob, arena: Arena) -> None:
@@ -179,7 +179,7 @@ def test_pending_snapshot_of_an_older_round_is_stored(job: SnapshotJob, arena: A
     assert read_manifest(directory).round == 2
 
 
-# When it starts and ends
+# Start and end
 
 
 @pytest.mark.slow

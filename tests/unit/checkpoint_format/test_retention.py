@@ -1,4 +1,4 @@
-"""Which checkpoints retention removes: a table of examples, and properties that hold for all numbers."""
+"""The checkpoints that retention removes: a table of examples, and properties that hold for all numbers."""
 
 from __future__ import annotations
 

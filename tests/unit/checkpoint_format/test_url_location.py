@@ -49,7 +49,7 @@ class TestMemoryUrl(LocationCases):
         return open_location(f"{memory}/place")
 
 
-# Which location a path or URL opens
+# The location of a path or URL
 
 
 def test_a_path_is_a_path_and_a_url_goes_through_fsspec(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which changes make another model, and which change only the training."""
+"""Changes of a configuration that make another model, and those that change only the training."""
 
 from __future__ import annotations
 

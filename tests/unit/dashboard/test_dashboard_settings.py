@@ -1,4 +1,4 @@
-"""Which configurations of a dashboard are refused before it starts, and who must own a token file."""
+"""The configurations of a dashboard that are refused before it starts, and the required owner of a token file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where blocks are tokenized: in threads of this process, or in separate processes."""
+"""The place of tokenization: in threads of this process, or in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long workers may outlive their host's lease, in tables; the driver always waits longer."""
+"""The time for which workers may outlive their host's lease, in tables; the driver always waits longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When ranks without progress count as stalled, in tables."""
+"""The time after which ranks without progress count as stalled, in tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a disk will be full: a pure function of the changes of its free space."""
+"""The time at which a disk will be full: a pure function of the changes of its free space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many hosts train: a step takes as long as its slots, and no round waits or ends for hosts that save no slot."""
+"""The number of training hosts: a step takes as long as its slots; no round waits or ends for hosts that save none."""
 
 from __future__ import annotations
 

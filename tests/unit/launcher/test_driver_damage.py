@@ -116,7 +116,7 @@ def test_unreadable_end_has_no_effect() -> None:
     assert end.exit_code == 0
 
 
-def test_a_candidacy_without_a_lease_is_reported_and_taken_away() -> None:
+def test_a_candidacy_without_a_lease_is_reported_and_removed() -> None:
     job = begin()
     stray = f"{KEYS.election}/stray"
     job.etcd.put(stray, b"me")

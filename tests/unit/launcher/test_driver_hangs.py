@@ -1,4 +1,4 @@
-"""Which rank causes a hang, from the evidence of the hosts, and when the driver ends the round because of it."""
+"""The rank that causes a hang, from the evidence of the hosts, and the driver's end of the round because of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an executor checks its host: before it takes part, on request, and repeatedly while it is not fit."""
+"""The checks of an executor's host: before it takes part, on request, and repeatedly while it is not fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Host:
     is_training: bool = False
     num_checks: int = 0
     num_reads: int = 0
-    """How often its fitness was queried."""
+    """The number of queries of its fitness."""
     reports: list[str] = field(default_factory=list)
     is_checked: threading.Event = field(default_factory=threading.Event)
 

@@ -1,4 +1,4 @@
-"""What an executor reads from real black boxes: progress, milestones, evidence, commands; and its evidence of a
+"""An executor's readings of real black boxes: progress, milestones, evidence, commands; and its evidence of a
 crash."""
 
 from __future__ import annotations

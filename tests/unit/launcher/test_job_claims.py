@@ -1,4 +1,4 @@
-"""Which launch owns a job: names in use, configurations that differ, launches that were killed or ended."""
+"""The launch that owns a job: names in use, configurations that differ, launches that were killed or ended."""
 
 from __future__ import annotations
 

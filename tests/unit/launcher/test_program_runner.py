@@ -1,4 +1,4 @@
-"""Which host runs the programs of a job: the elected driver's host starts them, and only the election of another one
+"""The host that runs the programs of a job: the elected driver's host starts them, and only the election of another one
 ends them."""
 
 from __future__ import annotations

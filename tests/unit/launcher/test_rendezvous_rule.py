@@ -1,4 +1,4 @@
-"""Which hosts train together under torchrun: the rule in tables, and its guarantees for any order of events."""
+"""The hosts that train together under torchrun: the rule in tables, and its guarantees for any order of events."""
 
 from __future__ import annotations
 

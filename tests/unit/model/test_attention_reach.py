@@ -1,4 +1,4 @@
-"""Which tokens a hidden state depends on: causal, sliding window, documents, and never another sample.
+"""The tokens that a hidden state depends on: causal, sliding window, documents, and never another sample.
 
 The dependence is measured, not read from a mask: one token is changed and the hidden states that change are noted.
 """

@@ -167,7 +167,7 @@ def test_chunked_attention_overlaps_with_its_exchanges(attention: bool, mlp: boo
 
 
 class CountedExchanges:
-    """How many lines of each kind."""
+    """The number of lines of each kind."""
 
     def __init__(self, lines: list[str]) -> None:
         self.gathers = sum(line.startswith("start gather") for line in lines)

@@ -1,4 +1,4 @@
-"""Which failures are restarted, and how often."""
+"""The failures that are followed by a restart, and the limit on restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stage holds which part of the model; and that the checker proves schedules of V-shaped placements, too."""
+"""The parts of the model on each stage; the checker also proves schedules of V-shaped placements."""
 
 from __future__ import annotations
 

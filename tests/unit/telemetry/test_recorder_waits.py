@@ -1,4 +1,4 @@
-"""What a rank records for hang detection: the exchange it waits for, how long phases take, signs of life."""
+"""The records of a rank for hang detection: the exchange it waits for, how long phases take, signs of life."""
 
 from __future__ import annotations
 

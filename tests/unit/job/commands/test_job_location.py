@@ -1,4 +1,4 @@
-"""How a command line finds a job, and what it trusts in a directory that another user may have created."""
+"""The search for the job of a command line, and limited trust in a directory that another user may have created."""
 
 from __future__ import annotations
 

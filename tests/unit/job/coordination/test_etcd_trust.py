@@ -1,4 +1,4 @@
-"""What can be trusted, and for how long: progress notifications, deadlines of many threads, names that are not
+"""The validity of answers, and its duration: progress notifications, deadlines of many threads, names that are not
 hosts."""
 
 from __future__ import annotations

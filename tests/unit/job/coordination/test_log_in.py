@@ -19,7 +19,7 @@ class SilentEtcd:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.silent_s = dict.fromkeys((FIRST, SECOND), ATTEMPT_S)
-        """How long a client waits at each endpoint until its timeout; 0: it is answered."""
+        """The time that a client waits at each endpoint until its timeout; 0: it is answered."""
         self.asked_at_s: list[float] = []
         self.failed: list[Endpoint] = []
         self.token: object = "t"
