@@ -255,7 +255,7 @@ def checkpoints() -> CheckpointsDocument:
 
     return CheckpointsDocument(
         place="/data/runs/gpt-13b-demo/checkpoints",
-        resume_reason="A restart goes on from step 48,000 of main-2: the newest that is whole.",
+        resume_reason="A restart resumes from step 48,000 of main-2, the newest complete one.",
         branches=(
             BranchDocument(
                 name="main", parent="", parent_step=None, created_unix_s=NOW_S - 90_000, reason="", is_current=False

@@ -217,7 +217,7 @@ def _why_no_etcd_is_named(run: Path) -> str:
         name = shlex.quote(str(run))
         return (
             f"its last job ended with exit code {code}; `megatrain dashboard --replay {name}` shows its history, and "
-            f"`megatrain incidents {name}` what went wrong in it"
+            f"`megatrain incidents {name}` its failures"
         )
     return (
         f"no {ENDPOINT_FILE} there, so no job with its own etcd runs in it; for a job that was launched with "

@@ -123,7 +123,7 @@ def _of_named(
 
 
 def _candidates(report: HangReport, ranks: tuple[int, ...], host_of: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that may be at fault: of a cycle, or of collectives that nobody holds up; otherwise all."""
+    """Return the ranks that may be at fault: of a cycle, or of collectives that no rank holds up; otherwise all."""
     if ranks:
         return ranks
     inside = {rank for entry in report.missing if not entry.held_up_by for rank in entry.waiting}

@@ -223,7 +223,7 @@ def _of_numerics(
     if policy.max_rollbacks == 0:
         return _declined("diagnostics.max_rollbacks=0: the job never rolls back by itself")
     num_back = len(rollbacks_since(state.incidents.values(), now - HOUR_S))
-    what = names_text(verdict.evidence[:1]) or "loss or gradients went wrong"
+    what = names_text(verdict.evidence[:1]) or "abnormal loss or gradients"
     if num_back >= policy.max_rollbacks:
         reason = (
             f"{what}; the job has already rolled back {count_text(num_back, 'time')} within an hour "

@@ -218,7 +218,7 @@ def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None
     overview = page.ask("overview")
     page.close()
     assert (found[50]["state"], found[100]["state"]) == ("committed", "damaged")
-    assert overview["checkpoint"]["step"] == 50, "a job that lost all but this one would go on from there"
+    assert overview["checkpoint"]["step"] == 50, "a job that lost all others would resume from it"
     assert any("udcff.json" in problem for problem in overview["diagnosis"]["problems"])
 
 

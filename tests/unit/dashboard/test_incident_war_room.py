@@ -100,7 +100,7 @@ BEGIN = {
     IncidentKind.HOST_LOST: "a host was lost: host-2 (rank 3)",
     IncidentKind.REQUEST: "it was requested: host-2 (rank 3)",
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on: host-2 (rank 3)",
-    IncidentKind.NUMERICS: "loss or gradients went wrong: host-2 (rank 3)",
+    IncidentKind.NUMERICS: "abnormal loss or gradients: host-2 (rank 3)",
     IncidentKind.STRAGGLER: "hosts made the job slow: host-2 (rank 3)",
     IncidentKind.LAUNCH_LOST: "the last sign of life of the previous launch",
 }
@@ -262,7 +262,7 @@ def test_lost_launch_shows_lines_before_its_last_sign_of_life(lines: Callable[..
     moments = Moments(BEGAN_S - 4, BEGAN_S + 3000, BEGAN_S + 3001, BEGAN_S + 3001)
     found = lines(kind=IncidentKind.LAUNCH_LOST, culprit_hosts=(), culprit_ranks=(), failures=(), moments=moments)
     assert texts(found.other_lines) == [LINES[0][3]]
-    assert (found.label, found.cause_line) == ("", ""), "no log tells why a launcher was killed"
+    assert (found.label, found.cause_line) == ("", ""), "no log states why a launcher was killed"
 
 
 def test_a_culprit_that_logged_nothing_has_no_line_of_others(lines: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Training that went wrong: a verdict on its numbers rolls back to an earlier step, a bounded number of times."""
+"""Training with abnormal numbers: a verdict rolls back to an earlier step, a bounded number of times."""
 
 from __future__ import annotations
 

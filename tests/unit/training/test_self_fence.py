@@ -32,8 +32,8 @@ RULE = FenceRule(lease_ttl_s=10, floor_s=5, join_timeout_s=600, save_grace_s=60)
 NO_STEP = "no step of this round was completed (limit 30.0 s)"
 NOTHING = (FenceAction.GO_ON, "")
 
-# Opens its black box, tells the watchdog, which looks oftener than elsewhere, starts a child in its own group, and
-# stands still.
+# Opens its black box, arms the watchdog with a short interval of polls, starts a child in its own group, and
+# makes no progress.
 WORKER = """
 import pathlib, signal, subprocess, sys
 from megatrain.fencing.fence import FenceRule

@@ -1,4 +1,4 @@
-"""Types of incidents and verdicts: what went wrong, what was done and why, and what it cost."""
+"""Types of incidents and verdicts: the failure, the response with its reason, and the cost."""
 
 from __future__ import annotations
 

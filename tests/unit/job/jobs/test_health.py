@@ -96,7 +96,7 @@ GREEN = {
     "a checkpoint is due soon": old(1200),
     "checkpoints come more seldom, for they cost much": old(2000, save_interval_s=1000.0),
     "of a run without a daemon": {"daemon_session": ""},
-    "the daemon hears all": streamed(report()),
+    "the daemon receives all": streamed(report()),
     "one restart": {"incidents": restarts(1), "record": make_record(config=LIMITS)},
     "first start": {
         "incidents": (), "statuses": {
