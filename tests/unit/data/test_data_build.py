@@ -1,4 +1,4 @@
-"""The build: its output, that it is reproducible, and that a failure leaves nothing behind."""
+"""The build: its output, its reproducibility, and no files left after a failure."""
 
 from __future__ import annotations
 

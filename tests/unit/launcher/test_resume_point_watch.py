@@ -82,7 +82,7 @@ def test_damage_is_reported_until_the_next_checkpoint(
         assert all(part in watch.damage for part in reported), watch.damage
         (checkpoints / "main" / "BRANCH").write_bytes(branch)
         save(checkpoints, 30)
-        wait_until(lambda: not watch.damage, "the end of it")
+        wait_until(lambda: not watch.damage, "the end of the report")
 
 
 def test_normal_changes_of_checkpoints_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
