@@ -94,7 +94,7 @@ class GpuState:
     counters: Mapping[str, Counter] = field(default_factory=dict)
     throttled_since_s: float | None = None
     faulty_since_s: float | None = None
-    """Since when the GPU does not answer, or needs a recovery or replacement."""
+    """The time since which the GPU does not answer, or needs a recovery or replacement."""
 
     def at(self, row: Row) -> GpuState:
         """Return the state after a newer row. Counters and throttling that it does not report are unchanged."""

@@ -252,7 +252,7 @@ def test_a_damaged_source_is_refused(ckpt: Ckpt, source: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_without_directories_will_do(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
+def test_a_store_without_directories_is_enough(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
     """Everything is behind a URL, where nothing can be renamed: source, output, and a run to choose from."""
     store = fsspec.filesystem("memory")
     root = "memory://test-ckpt-reshard"

@@ -92,7 +92,7 @@ class Scribe:
         return KeyValue(key, raw, self._revision, self._revision, 1, 0)
 
     def _make_plausible(self, kind: str, value: dict[str, Any]) -> None:
-        """Let some of it agree, so that it passes the first checks."""
+        """Let some fields agree, so that the record passes the first checks."""
         if kind in ("hosts", "status") and self._is(0.8):
             number = self.random.choice("12")
             value |= {"host": f"host-{number}", "session": f"s{number}"}

@@ -30,7 +30,7 @@ ADAM: dict[str, Any] = {
 
 
 def num_rows(columns: int) -> int:
-    """Return rows of `columns` columns for more than 2^31 elements on a GPU, and for some thousands elsewhere."""
+    """Return rows of `columns` columns for more than 2^31 elements on a GPU, and for a few thousand elsewhere."""
     elements = (1 << 31) + (1 << 20) if UNDER_TEST.kind == "cuda" else 1 << 13
     return elements // columns // TAIL * TAIL + TAIL
 

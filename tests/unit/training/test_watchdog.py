@@ -292,7 +292,7 @@ def test_watchdog_keeps_no_file_of_the_worker_open() -> None:
         assert os.readlink(directory / "2") == os.readlink(f"/proc/{stuck.pid}/fd/2")
 
 
-def test_a_dead_watchdog_does_not_hurt_the_worker() -> None:
+def test_a_dead_watchdog_does_not_affect_the_worker() -> None:
     body = """
 os.kill(watchdog.pid, 9)
 os.waitpid(watchdog.pid, 0)
