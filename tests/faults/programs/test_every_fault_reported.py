@@ -283,7 +283,7 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
         if fault.ends:
             check_end(job)
         elif not fault.is_reported_for_long:
-            check_mended(job, fault)
+            check_repaired(job, fault)
         if not fault.topic:
             assert job.posted() == [], "nothing to report"
 
@@ -320,7 +320,7 @@ def check_end(job: Broken) -> None:
     assert (answer["state"], answer["health"]["level"]) == ("saved and stopped", "green")
 
 
-def check_mended(job: Broken, fault: ReportedFault) -> None:
+def check_repaired(job: Broken, fault: ReportedFault) -> None:
     """Wait until all places report the end; the culprit in the webhook's last message is that of the incident."""
     repaired = time.time()
     job.views.wait_for(lambda: job.views.agreement("", repaired) is not None, "all places to be green")
