@@ -135,7 +135,7 @@ def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatr
     (run.parent / "other" / "coordination").mkdir(parents=True)
     (run.parent / "other" / "coordination" / "endpoint").write_text('{"endpoints": []}')
     megatrain("status", code=2)
-    assert "There are runs/demo and runs/other; name one" in megatrain.notes
+    assert "there are runs/demo and runs/other; name one" in megatrain.notes
     megatrain("status", "other", code=StatusCode.UNREACHABLE)
     assert 'other/coordination/endpoint: expected {"endpoints"' in megatrain.notes
 
