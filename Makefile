@@ -68,7 +68,7 @@ smoke: venv  ## run one test of each expensive kind: a killed rank, a page in a 
 smoke-jobs:
 	@$(PYTEST) -- tests/faults/ranks/test_killed_rank.py \
 	  'tests/web/test_web_sample.py::test_view_of_the_sample_fits_every_screen[overview]' \
-	  'tests/web/test_web_views.py::test_view_shows_what_it_is_for[overview]'
+	  'tests/web/test_web_views.py::test_view_shows_its_content[overview]'
 
 smoke-kernels:
 	@$(PYTEST) -- tests/kernels/test_compiled.py::test_nvcc_compiles_a_kernel

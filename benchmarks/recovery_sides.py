@@ -126,7 +126,7 @@ class _Ours:
         first = incidents[0] if incidents else None
         is_recovered = first is not None and first.state is IncidentState.RECOVERED
         with suppress(TimeoutError):  # whatever is still there is counted below
-            wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all")
+            wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all processes")
         return RecoveryOutcome(
             detected_s=None if first is None else first.moments.detected - struck_unix_s,
             next_step_s=next_step_s(self.job, struck_unix_s) if is_recovered else None,

@@ -1,1 +1,1 @@
-"""The test suite. A package, so that tests and worker processes import tests.helpers by one name."""
+"""The test suite. It is a package, so that tests and worker processes import tests.helpers under the same name."""

@@ -1,10 +1,11 @@
-"""`python -m tests.mutate [--count N] [--part K/N] [--results FILE] [--against FILE] [--write]`: are faults found?
+"""`python -m tests.mutate [--count N] [--part K/N] [--results FILE] [--against FILE] [--write]`: do the tests detect
+faults?
 
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
-tests of its module there until one fails. --results keeps what was found. --against takes the mutations of such a file
+tests of its module there until one fails. --results writes the outcomes. --against takes the mutations of such a file
 instead of drawing. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
-mutation that was found is not found any more. --part says which of the mutations: K/N, or `today`, one of 20 parts
-that come one after the other, one each day. --write: a table by package goes to docs/benchmarks/mutations.md.
+mutation that was detected is no longer detected. --part selects mutations: K/N, or `today`, one of 20 parts that follow
+each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ NUM_COPIES = 2
 NUM_DAYS = 20
 """All mutations are drawn once within this many days, a few minutes each day."""
 PATIENCE = "0.25"
-"""Where a mutation keeps a test waiting, a quarter of the usual deadline says so."""
+"""If a mutation blocks a test, a quarter of the usual deadline detects it."""
 LIMIT_S = 900
-"""A mutation whose tests have not ended by then hangs them, which counts as found."""
+"""A mutation whose tests have not ended by then makes them hang, which counts as detected."""
 NOTES = (
     "each mutation ran against the quick tests that import its module, or import a module that imports it",
-    "not all that is not found is a gap: some mutations change a log line, a pause or the size of a cache only",
+    "an undetected mutation is not always a gap: some only change a log line, a pause or the size of a cache",
 )
 
 RunTests = Callable[["Drawn", Path], str]
@@ -160,7 +161,7 @@ def by_package(outcomes: Sequence[MutationOutcome]) -> list[dict[str, Any]]:
 
 
 def lost_outcomes(before: Sequence[MutationOutcome], now: Sequence[MutationOutcome]) -> list[MutationOutcome]:
-    """Return what was found before and is not found now."""
+    """Return what was detected before and is not detected now."""
     found = {one.drawn for one in before if one.found_by}
     return [one for one in now if one.drawn in found and not one.found_by]
 
@@ -182,7 +183,7 @@ def shown(outcome: MutationOutcome) -> str:
 
 @contextmanager
 def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
-    """Yield copies of what is committed."""
+    """Yield copies of the committed files."""
     with tempfile.TemporaryDirectory(prefix="megatrain-mutations-") as directory:
         free: SimpleQueue[Path] = SimpleQueue()
         for number in range(count):
@@ -197,7 +198,7 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
     tests = files_that_test(ROOT / drawn.path)
     if not tests:
         return ""
-    # the copy's packages come before the installed ones, which are those of ROOT
+    # The copy's packages come before the installed ones, which are those of ROOT.
     paths = os.pathsep.join(str(tree / name) for name in ("", "launcher", "diagnostics"))
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--slow=without"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
@@ -213,7 +214,7 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"no end after {LIMIT_S} s"
-    if done.returncode in (0, 5):  # passed, or no quick test among them
+    if done.returncode in (0, 5):  # passed, or none of them is a quick test
         return ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0] if failed else f"exit code {done.returncode}"

@@ -1,9 +1,10 @@
-"""`python -m tests.run OPTIONS -- SELECTION`: run pytest, and repeat a few failures to tell a fault from chance.
+"""`python -m tests.run OPTIONS -- SELECTION`: run pytest, and repeat a few failures to distinguish faults from chance.
 
-OPTIONS hold for every run; SELECTION (files, -k, -n) only for the first, which runs all of it. A failure is repeated
+OPTIONS apply to every run; SELECTION (files, -k, -n) only for the first, which runs all of it. A failure is repeated
 only if that run ended with exit code 1 and at most three tests failed. A test that failed by a deadline must pass once,
 any other must pass five times in a row. A test that failed and then passed is UNSTABLE: the exit code is 0, the first
-traceback is printed again, and the last lines name the test. Collection errors and all other exit codes end it at once.
+traceback is printed again, and the last lines name the test. Collection errors and all other exit codes end the command
+at once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Pytest = Callable[[Sequence[str]], int]
 
 
 def main(arguments: Sequence[str], pytest: Pytest, record: Path, totals: Path | None = None) -> int:
-    """Run pytest with these arguments, and repeat what failed. Returns the exit code.
+    """Run pytest with these arguments, and repeat failed tests. Returns the exit code.
 
     record: the file for the record of the first run. totals: a file to which one line of JSON is appended: of the first
     run the numbers of tests that passed and were skipped, and the seconds of each package; the number of tests that
@@ -76,7 +77,7 @@ def _print_unstable(failed: Sequence[FailedTest]) -> None:
         _print(f"first failure of {one.nodeid}:\n{one.report}")
     for one in failed:
         _print(f"UNSTABLE {one.nodeid}")
-    _print(f"{len(failed)} unstable: failed, and passed when repeated; mend the test or the product")
+    _print(f"{len(failed)} unstable: failed, and passed when repeated; repair the test or the product")
 
 
 def _print(text: str) -> None:

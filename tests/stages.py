@@ -1,10 +1,10 @@
-"""`python3 -m tests.stages RUN [OPTIONS] TARGET...`: make these targets in order, and print how long each took.
+"""`python3 -m tests.stages RUN [OPTIONS] TARGET...`: make these targets in order, and print the duration of each.
 
 It ends at the first target that fails, with its exit code; with --keep-going, only if that is a preparation (ci-deps,
 venv). With --busy, N processes compute all the time beside it. With --write, the figures go to docs/benchmarks:
 seconds, tests and UNSTABLE tests of each target to suite.md and the seconds of each package to suite-packages.md, if
 all targets of a gate or nightly run passed, and in any case one row for the target `test` to suite-runs.md. It starts
-with the machine's own Python, because one of the targets may be the one that installs everything else.
+with the machine's own Python, because one of the targets may install everything else.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         about["reference_ms"] = speed_ms
         file = Path(directory) / "rows.json"
         file.write_text(json.dumps([{**about, "busy": args.busy, **row} for row in rows]))
-        # with the environment that was installed: the pages name the version of torch
+        # with the installed environment: the pages name the version of torch
         program = f"from tests.helpers.suite_pages import publish; publish({str(file)!r}, is_green={not code})"
         done = subprocess.run([ROOT / ".venv" / "bin" / "python", "-c", program], cwd=ROOT, check=False)
         return code or done.returncode
@@ -139,8 +139,8 @@ def _commit() -> str:
 def make_target(target: str, record: Path) -> int:
     """Make a target and return its exit code. Its tests write their record to that file.
 
-    Orphans of it become children of this process, which waits for them: the fork servers of the tests, and so the ranks
-    that they forked. Else nobody would have their CPU time.
+    Its orphans become children of this process, which waits for them: the fork servers of the tests, and so the ranks
+    that they forked. Otherwise their CPU time would not be counted.
     """
     adopt_orphans()
     environment = {**os.environ, RECORD_VARIABLE: str(record)}
@@ -155,7 +155,7 @@ def make_target(target: str, record: Path) -> int:
 
 
 def _wait_for_orphans(others: Collection[int]) -> None:
-    """Wait for the children of this process that are not in `others`. What does not end soon is left running."""
+    """Wait for the children of this process that are not in `others`. Those that do not end soon are left running."""
     end_s = time.monotonic() + _ORPHANS_END_S
     while (orphans := set(children()).difference(others)) and (left_s := end_s - time.monotonic()) > 0:
         pid = min(orphans)

@@ -22,7 +22,7 @@ from megatrain_dashboard.security.headers import secured
 from megatrain_dashboard.settings import Limits
 
 _LINGER_S = 1.0
-"""How long the server reads and discards data after a refusal. Otherwise the client would never see the refusal."""
+"""The time that the server reads and discards data after a refusal. Otherwise the client would not see the refusal."""
 
 
 def connection_class(limits: Limits) -> type[H11Protocol]:

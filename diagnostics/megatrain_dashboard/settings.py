@@ -77,7 +77,7 @@ class DashboardSettings:
     base_path: str = ""
     perfetto_url: str = ""
     session_s: float = 12 * 3600.0
-    """How long a browser stays logged in: a working day."""
+    """The time for which a browser stays logged in: a working day."""
     limits: Limits = Limits()
 
     @property

@@ -148,7 +148,7 @@ class StoreWatch:
     def __init__(self, store: EventStore) -> None:
         self._store = store
         self.problem = ""
-        """Why nothing can be stored; empty when storing works."""
+        """The reason why nothing can be stored; empty when storing works."""
 
     def poll(self) -> None:
         """Create the directory again if it was removed."""

@@ -39,7 +39,7 @@ class Orders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnd:
-    """How a worker exited. `exit_code` is negative for a signal; `log_verdict` is None if its log names no failure."""
+    """The exit of a worker. `exit_code` is negative for a signal; `log_verdict` is None if its log names no failure."""
 
     local_rank: int
     rank: int

@@ -1,8 +1,8 @@
-"""Pairwise covering arrays: few rows in which every two levels of every two factors meet at least once.
+"""Pairwise covering arrays: few rows in which every two levels of every two factors occur together at least once.
 
-Greedy, as AETG (Cohen et al., IEEE TSE 1997): a row starts from a pair that is still missing, the other factors take,
-in random order, the level that covers most missing pairs, and the best of some such candidates becomes the row. The
-random numbers are seeded, so the array is the same on every machine.
+The algorithm is greedy, as AETG (Cohen et al., IEEE TSE 1997): a row starts from a pair that is not covered yet, the
+other factors take, in random order, the level that covers most of the missing pairs, and the best of several such
+candidates becomes the row. The random numbers are seeded, so the array is the same on every machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def all_pairs(factors: Mapping[str, Sequence[Any]]) -> set[Pair]:
 
 
 def covering_array(factors: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Row]:
-    """Return rows of a level for each factor that cover all pairs."""
+    """Return rows with one level for each factor that cover all pairs."""
     generator = random.Random(seed)
     missing = all_pairs(factors)
     bit_of = {(name, level): 1 << bit for bit, (name, level) in enumerate(_levels(factors))}
     rows: list[Row] = []
     while missing:
         ordered = sorted(missing)
-        # each process that imports a test with such rows computes them, so the levels are bits
+        # Each process that imports a test with such rows computes them, so levels are bits for speed.
         partners = dict.fromkeys(bit_of, 0)
         for one, other in missing:
             partners[one] |= bit_of[other]
@@ -57,7 +57,7 @@ def _candidate(
     start: Pair,
     generator: random.Random,
 ) -> dict[str, int]:
-    """partners: for each level, the bits of those that it has not met yet."""
+    """partners: for each level, the bits of the levels that it has not been paired with yet."""
     levels = dict(start)
     chosen = bit_of[start[0]] | bit_of[start[1]]
     others = [name for name in factors if name not in levels]

@@ -1,4 +1,5 @@
-"""The same job with overlap on and off: micro-batches summed up, evaluations, a skipped step, a stop and a restart."""
+"""The same job with overlap on and off: several micro-batches a step, evaluations, a skipped step, a stop and a
+restart."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ COMMON: Tables = {
 
 
 def assert_overlap_changes_no_bit(jobs: TrainingJobs, tables: Sequence[Tables], directory: Path | None) -> None:
-    """Train with overlap on and off, and compare. With a directory they stop on the way, and go on from there."""
+    """Train with overlap on and off, and compare. With a directory, both runs stop halfway and resume."""
     runs = {overlap: _train(jobs, tables, overlap, directory) for overlap in (True, False)}
 
     for on, off in zip(runs[True], runs[False], strict=True):
@@ -40,6 +41,6 @@ def _train(jobs: TrainingJobs, tables: Sequence[Tables], overlap: bool, director
     poison = Poison(rank=0, steps=(SKIPPED,), parameter="embedding.word.weight")
     runs = [jobs.run(config, CaseOrders(stop_at=None if directory is None else (0, STOPPED), poison=poison))]
     if directory is not None:
-        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(directory.glob("*/megatrain-arena*")), "no snapshot left in memory")
         runs.append(jobs.run(config))
     return runs

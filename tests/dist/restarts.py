@@ -1,4 +1,4 @@
-"""Jobs that crash and restart: their directories, what remains after the crash, and checks of the restart."""
+"""Jobs that crash and restart: their directories, what the crash leaves, and checks of the restart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def the_arena(run_directory: Path) -> Path:
 
 
 def wait_for_the_end_of_writers(run_directory: Path) -> None:
-    """Wait until nothing is left in memory, and no process at work."""
+    """Wait until the arenas are empty and no writer runs."""
     wait_until(lambda: not arenas(run_directory), "the end of the writers")
 
 
@@ -47,24 +47,22 @@ def step_place(run_directory: Path, step: int, branch: str = "main") -> Path:
 
 
 def wait_for_commit(run_directory: Path, step: int) -> Path:
-    """Return the checkpoint of a step as soon as it is one."""
+    """Return the checkpoint of a step as soon as it is committed."""
     directory = step_place(run_directory, step)
     wait_until(lambda: (directory / "COMMIT").exists(), f"the commit of step {step}")
     return directory
 
 
 def crash(rank_pool: RankPool, *tables: Tables, orders: CaseOrders) -> None:
-    """Run a job in which a rank dies as it was ordered to."""
+    """Run a job in which a rank is killed at a given point."""
     config = make_config(*tables)
     with pytest.raises(RankError, match=r"exit code (7|-9)"):
         rank_pool.run(train_on_rank, config.layout(None).world_size, config, orders)
 
 
 def steps_that_are_whole(checkpoints: Path, branch: str = "main") -> list[int]:
-    """Return the committed steps of a branch, all of whose files are as they were written.
-
-    One that retention takes away meanwhile does not count.
-    """
+    """Return the committed steps of a branch whose files are all unchanged. A step that retention removes meanwhile is
+    not included."""
     directory = LocalLocation(checkpoints / branch)
     steps = []
     for step in committed_steps(directory):
@@ -77,7 +75,7 @@ def steps_that_are_whole(checkpoints: Path, branch: str = "main") -> list[int]:
 
 
 def source_of(run: Run) -> str:
-    """Return what the run says it has resumed from: "step 2 from the memory of 1 host"; "" for a fresh start."""
+    """Return the state that the run reports as its start: "step 2 from the memory of 1 host"; "" for a fresh start."""
     notes = [note for note in run.ranks[0].notes if note.startswith("resumed at ")]
     return notes[0].removeprefix("resumed at ").rpartition(" in ")[0] if notes else ""
 
@@ -98,7 +96,7 @@ def digests(run: Run) -> list[Sequence[str]]:
 
 
 def kill_writers(arena: Path) -> None:
-    """Kill all writers of an arena, also one that is just being started."""
+    """Kill all writers of an arena, including one that is just starting."""
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if str(arena).encode() in command.read_bytes().split(b"\0"):
@@ -107,7 +105,7 @@ def kill_writers(arena: Path) -> None:
 
 
 def remove_memory(directory: Path) -> None:
-    """Have the memory of a host gone, as if it went down; a writer may be about to remove some of it, or to add."""
+    """Remove the arenas of a host, as if the host went down; a writer may add or remove files at the same time."""
 
     def is_gone() -> bool:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Samples dealt by cost give the losses and weights of samples dealt in their order, in fp64."""
+"""Samples that are assigned to replicas by cost give the losses and weights of samples assigned in order, in fp64."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check_same_numbers(jobs: TrainingJobs, configs: Sequence[Config]) -> None:
 
 @pytest.mark.slow
 def test_run_continues_with_other_dealings_and_layouts(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    """Each of them trains one step; what it saves is what the next one begins with. 3 replicas are uneven."""
+    """Each layout trains one step and saves; the next one resumes from that. With 3 replicas the samples are uneven."""
     common: Tables = {"data": train_data["data"] | MASK, "train": {"steps": 4}}
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.run(make_config(common))
@@ -88,7 +88,7 @@ def test_run_continues_with_other_dealings_and_layouts(jobs: TrainingJobs, train
         orders = CaseOrders(stop_at=(dp_size - 1, step)) if step < 3 else CaseOrders()
         keys: Tables = {"data": common["data"] | {"balance": balance}, "parallel": {"dp_size": dp_size}}
         run = jobs.run(make_config(common, place, keys), orders)
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
 
         assert [report.step for report in run.steps] == [step + 1]
         assert run.samples_by_step()[8 * step] == list(range(8 * step, 8 * step + 8))

@@ -1,4 +1,4 @@
-"""Batch-size ramp-up: the global batch grows with the consumed samples, by Megatron's rule, alike in every layout."""
+"""Batch-size ramp-up: the global batch grows with the consumed samples by Megatron's rule, equally in every layout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
 from tests.helpers.training_case import CaseOrders, make_config, on_layout
 
-# 2 increments from 4 to 12 in 20 samples: one every 10
+# 2 increments from 4 to 12 within 20 samples: one every 10 samples
 RAMPUP: Tables = {
     "batch": {"rampup_start": 4, "rampup_increment": 4, "rampup_samples": 20, "global_batch_size": 12},
     "train": {"steps": 6},
     "model": {"num_layers": 2},
 }
 # Megatron: start + increment * int(consumed / (samples / increments)), and the full batch once consumed > samples.
-# By hand: 0 -> 4, 4 -> 4, 8 -> 4, 12 -> 8, 20 -> 12, 32 -> 12
+# Computed by hand: 0 -> 4, 4 -> 4, 8 -> 4, 12 -> 8, 20 -> 12, 32 -> 12
 SIZES = [4, 4, 4, 8, 12, 12]
 CONSUMED = [4, 8, 12, 20, 32, 44]
 

@@ -1,6 +1,7 @@
-"""Stages with other batches: the same numbers on one device and in any layout, also after a resume inside a stage.
+"""Stages with different batch sizes: the same numbers on one device and in any layout, also after a resume within a
+stage.
 
-The first stage begins in the middle of a step of 8, the second one where a step of 4 ends.
+The first stage begins in the middle of a step of 8, the second one at the end of a step of 4.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ STAGES: Tables = {
     "model": {"num_layers": 2},
     "train": {"steps": 6},
 }
-# by hand: the step at sample 8 still has 8, although the stage begins at sample 10
+# Computed by hand: the step at sample 8 still has 8, although the stage begins at sample 10.
 SIZES = [8, 8, 4, 12, 12, 12]
 CONSUMED = list(accumulate(SIZES))
 
 
 def assert_same_numbers(runs: list[Run], reference: Run) -> None:
-    """Check that runs one after the other did what `reference` did without a stop."""
+    """Check that consecutive runs together equal `reference`, which had no stop."""
     assert [step.global_batch_size for run in runs for step in run.steps] == SIZES
     assert [step.consumed_samples for run in runs for step in run.steps] == CONSUMED
     assert [step.consumed_tokens for run in runs for step in run.steps] == [SEQ_LEN * samples for samples in CONSUMED]
@@ -63,7 +64,8 @@ def test_stages_train_alike_on_one_device_and_in_a_layout(
 
 @pytest.mark.slow
 def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    """The stops are in the middle of the first stage's steps, at the begin of the second, and in the middle of it."""
+    """The stops are in the middle of the first stage's steps, at the beginning of the second stage, and in its
+    middle."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.remembered(make_config(train_data, STAGES))
     runs = []
@@ -71,7 +73,7 @@ def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_dat
         layout: Tables = {"parallel": {"bucket_size": 3000, "dp_size": dp_size}}
         orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(train_data, STAGES, place, layout), orders))
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
     assert [len(run.steps) for run in runs] == [1, 2, 2, 1]
     assert_same_numbers(runs, reference)
 
@@ -81,7 +83,7 @@ def test_stages_may_change_at_a_resume(jobs: TrainingJobs, train_data: Tables, t
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     jobs.run(make_config(train_data, STAGES, place), CaseOrders(stop_at=(0, 3)))
     other: Tables = {
-        # a stage that is over, and one that begins in another place
+        # A stage that is over, and one that begins elsewhere.
         "data_stage": {"after_tokens": 5 * SEQ_LEN, "global_batch_size": 2},
         "data_stage-2": {"after_tokens": 50 * SEQ_LEN, "global_batch_size": 6},
     }

@@ -1,4 +1,4 @@
-"""A branch in sequence chunks exchanges as many bytes as without chunks, and takes the estimated memory."""
+"""A residual branch in sequence chunks exchanges as many bytes as without chunks, and takes the estimated memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.helpers.training_case import make_config, on_layout
 NUM_LAYERS, NUM_CHUNKS = 2, 4
 EXCHANGES = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER)
 ENDS = {Operation.TP_ALL_GATHER: 3, Operation.TP_REDUCE_SCATTER: 2}
-"""Of embedding and head for a micro-batch, which stay whole: in forward, in backward, and for the head again."""
+"""The exchanges of embedding and head for a micro-batch, which are not in chunks: in forward, in backward, and for the
+head again."""
 
 
 @pytest.mark.slow
@@ -43,7 +44,7 @@ def test_chunks_send_the_same_bytes_in_more_exchanges(
             for operation in EXCHANGES:
                 found = spans(box, operation)
                 assert not any(span.is_in_flight for span in found)
-                # chunks have a lane, which sees their ends
+                # Chunks use a lane, which records their ends.
                 assert all(bool(span.flags & RecordFlag.WATCHED) == (num_chunks > 1) for span in found)
                 numbers[num_chunks, rank, operation] = len(found)
                 sizes[num_chunks, rank, operation] = sum(span.num_bytes for span in found)
@@ -57,13 +58,13 @@ def test_chunks_send_the_same_bytes_in_more_exchanges(
             assert numbers[NUM_CHUNKS, rank, operation] == at_ends + NUM_CHUNKS * in_branches, operation
     if recompute != "full":
         branches = NUM_LAYERS * (1 if block == "parallel" else 2) * num_microbatches
-        # one gather and one scatter in forward, their duals in backward, and the branch's input again
+        # One gather and one scatter in forward, their duals in backward, and the gather of the branch's input again.
         assert numbers[1, 0, Operation.TP_ALL_GATHER] == 3 * branches + 3 * num_microbatches
         assert numbers[1, 0, Operation.TP_REDUCE_SCATTER] == 2 * branches + 2 * num_microbatches
 
 
 SMALL: dict[str, Any] = {
-    # so small a vocabulary and so many sequences that the blocks are most of the memory
+    # The vocabulary is so small, and the sequences so many, that the blocks take most of the memory.
     "model.vocab_size": 128,
     "model.seq_len": 128,
     "model.hidden_size": 128,

@@ -1,4 +1,4 @@
-"""Every collective of a group and both ends of a channel: the result, what is recorded, and what an error names."""
+"""Every collective of a group, and both ends of a channel: the result, the record, and the content of an error."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EXCHANGE = Operation.CHECKPOINT_EXCHANGE
 
 
 COUNTS = [[1, 2, 0], [1, 0, 3], [2, 1, 1]]
-"""How many numbers of an all-to-all go from a rank (row) to a rank (column)."""
+"""The numbers of an all-to-all that each rank (row) sends to each rank (column)."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """What one rank got, as lists."""
+    """The results of one rank, as lists."""
 
     results: dict[str, Any] = field(default_factory=dict)
     has_waited: bool = False
@@ -54,12 +54,12 @@ def joined_mesh(context: RankContext, layout: Layout, boxes: str = "", *, has_wr
 
 
 def own(rank: int) -> Tensor:
-    """Return a rank's input: each maximum belongs to another rank, and no rank holds the sum."""
+    """Return a rank's input: each maximum is from another rank, and no rank's input equals the sum."""
     return torch.tensor([[rank, -rank], [10.0 * (rank == 1), 7.0]], dtype=torch.float64)
 
 
 def sent_by(rank: int) -> Tensor:
-    """Return a rank's input of an all-to-all; no other rank has the same numbers."""
+    """Return a rank's input of an all-to-all; all ranks have different numbers."""
     return 100.0 * rank + torch.arange(sum(COUNTS[rank]), dtype=torch.float64)
 
 
@@ -87,7 +87,7 @@ def exchange(context: RankContext, boxes: str) -> Answers:
     answers.timeouts = [
         communicator.process_group._get_backend(CPU).options._timeout.total_seconds() for communicator in communicators
     ]
-    try:  # of no type that travels
+    try:  # a dtype that cannot be sent
         dp.all_reduce(torch.empty(1, dtype=torch.int16), Operation.DP_ALL_REDUCE).wait()
     except CommunicationError as error:
         answers.error = str(error)
@@ -123,7 +123,7 @@ def test_every_rank_gets_the_results_of_collectives(answers: list[Answers]) -> N
 
 def test_every_exchange_is_recorded_with_bytes_and_end(answers: list[Answers], boxes: Path) -> None:
     for rank, box in boxes_by_rank(boxes).items():
-        # of what the rank sends: four numbers of 8 bytes, six of 4
+        # The bytes that the rank sends: four numbers of 8 bytes, six of 4.
         expected = [
             (Operation.DP_ALL_REDUCE, [32, 32, 32]),
             (Operation.PARAMS_ALL_GATHER, [32]),
@@ -136,7 +136,7 @@ def test_every_exchange_is_recorded_with_bytes_and_end(answers: list[Answers], b
             found = [span for span in spans(box, operation) if not span.is_in_flight]
             assert [span.num_bytes for span in found] == sizes, (rank, operation)
             assert {span.group for span in found} == {dp.number}
-        # what fails stays open, as the last thing that was tried
+        # A failed exchange stays open, as the last one that was begun.
         assert [span.operation for span in box.in_flight] == [Operation.DP_ALL_REDUCE]
         assert (dp.entered, dp.left, list(dp.ranks)) == (9, 8, list(range(SIZE)))
 
@@ -151,7 +151,7 @@ def test_error_has_the_number_of_the_failed_exchange(answers: list[Answers]) -> 
 
 def test_timeout_is_set_for_every_group(answers: list[Answers]) -> None:
     for answer in answers:
-        # dp and the same on host memory
+        # dp, and the same group on CPU memory
         assert answer.timeouts == [17.0] * 2
 
 
@@ -184,7 +184,7 @@ def test_three_stages_need_no_wrap_links(rank_pool: RankPool) -> None:
 
 
 def reduce_half_precision(context: RankContext) -> list[float]:
-    """Sum bf16 into the rank's own slice, as buckets do. Sums rounded to bf16 would lose the small addends."""
+    """Sum bf16 into the rank's own slice, as buckets do. Sums that are rounded to bf16 would lose the small addends."""
     rank = context.rank
     x = torch.full((SIZE * 2,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
     own_slice = x[2 * rank : 2 * rank + 2]
@@ -197,5 +197,5 @@ def reduce_half_precision(context: RankContext) -> list[float]:
 
 
 def test_half_precision_sums_are_rounded_at_most_once(rank_pool: RankPool) -> None:
-    # 256 + 1 is no bf16 and would round back to 256; 258 is one, and 257 is of fp32
+    # 256 + 1 is not a bf16 number and would be rounded to 256; 258 is one, and 257 is an fp32 number.
     assert rank_pool.run(reduce_half_precision, SIZE) == [[258.0, 258.0, 257.0]] * SIZE

@@ -1,4 +1,4 @@
-"""A rank that dies or hangs: each surviving rank names its operation, the ranks of the group, and itself."""
+"""A rank dies or hangs: each surviving rank names its operation, the ranks of the group, and itself."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ IN_FLIGHT: dict[str, tuple[list[Tables], Operation, str]] = {
     "sequence-chunk-scattered": (SEQUENCE_CHUNKS, Operation.TP_REDUCE_SCATTER, "tp"),
     "gradient-between-stages": ([on_layout(1, 2, 2, 2)], Operation.BACKWARD_SEND, "pp"),
 }
-"""In which overlapped exchange a rank dies, and along which axis its peers are."""
+"""The overlapped exchange in which a rank dies, and the axis of its peers."""
 
 
 def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
     """Check that the message in `text` names an operation, one of the rank's groups, and the rank."""
     found = MESSAGE.search(text)
-    assert found, f"rank {rank} said: {text}"
+    assert found, f"output of rank {rank}: {text}"
     members = [int(member) for member in found["ranks"].split(", ")]
     layout = config.layout(None)
     axis = found["group"] if found["group"] in layout.axes else "pp"
@@ -52,7 +52,8 @@ def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
 
 
 def train_until_communication_fails(context: RankContext, config: Config, orders: CaseOrders) -> None:
-    """Write the message of the error to the diary and end as a worker does: with its process, and its connections."""
+    """Write the message of the error to the diary and end as a worker does, together with its process and
+    connections."""
     try:
         train_on_rank(context, config, orders)
     except CommunicationError as error:
@@ -65,7 +66,7 @@ def train_until_communication_fails(context: RankContext, config: Config, orders
 def messages_of(
     rank_pool: RankPool, config: Config, orders: CaseOrders
 ) -> tuple[dict[int, str], tuple[FailedRank, ...]]:
-    """Train until communication fails. Return what ranks noted, by rank, and how their processes ended."""
+    """Train until communication fails. Return the ranks' messages, by rank, and the exits of their processes."""
     world_size = config.layout(None).world_size
     with pytest.raises(RankError) as caught:
         rank_pool.run(train_until_communication_fails, world_size, config, orders)
@@ -74,7 +75,7 @@ def messages_of(
 
 
 def assert_exit_codes(failures: tuple[FailedRank, ...], dead: int, world_size: int) -> None:
-    """Check that all ranks but the dead one end with the exit code of a failed communication."""
+    """Check that all ranks except the dead one end with the exit code of failed communication."""
     codes = {failure.rank: failure.description.rpartition(" ")[2] for failure in failures}
     assert codes == {rank: str(DEATH_EXIT_CODE if rank == dead else 69) for rank in range(world_size)}
 
@@ -109,7 +110,7 @@ def test_rank_that_dies_in_overlapped_exchanges_is_named(
     assert sorted(messages) == [rank for rank in range(layout.world_size) if rank != dead]
     assert_exit_codes(failures, dead, layout.world_size)
     found = {rank: check_message(rank, message, config) for rank, message in messages.items()}
-    for peer in set(layout.ranks_along(dead, axis)) - {dead}:  # the others follow when these have gone
+    for peer in set(layout.ranks_along(dead, axis)) - {dead}:  # The other ranks follow when these have ended.
         assert str(dead) in found[peer]["ranks"].split(", "), messages
 
 
@@ -118,7 +119,7 @@ def test_step_beyond_its_time_limit_fails_on_every_waiting_rank(
     rank_pool: RankPool, train_data: Tables, tmp_path: Path
 ) -> None:
     blocked = 2
-    # the first step has a timeout of its own, and so have groups while they are made: only later steps are short
+    # The first step has a separate timeout, and so does group creation: only later steps have the short one.
     config = make_config(train_data, LAYOUT, {"runtime": {"step_timeout_s": 1.0}, "train": {"steps": 5}})
     orders = CaseOrders(block_at=(blocked, 3), diary=str(tmp_path))
 

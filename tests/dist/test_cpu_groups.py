@@ -1,4 +1,4 @@
-"""Exchanges on host memory (plans, agreements, sums) give the same results in every kind of layout."""
+"""Exchanges over CPU memory (plans, agreements, sums) give the same results in every kind of layout."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LAYOUTS = [
 
 
 def plan_of(rank: int) -> dict[str, Any]:
-    """Return something whose length differs by rank."""
+    """Return an object whose length differs between ranks."""
     return {"rank": rank, "items": [[rank, "caf\u00e9"]] * (rank * 37)}
 
 
 def replicas_of(layout: Layout) -> set[tuple[str, ...]]:
-    """Return the axes along which each axis's ranks and those beside them hold the same."""
+    """Return, for each axis, the axes along which its ranks and their neighbours hold the same data."""
     return {layout.replica_axes(axis) for axis in REPLICAS if axis in layout.axes}
 
 

@@ -1,6 +1,6 @@
 """A rank or a writer is killed at each point of the protocol: committed checkpoints stay, and the job continues.
 
-The protocol of a writer alone is killed step by step in tests/unit/checkpoint/test_writer_crash.py; here real ranks
+The protocol of a single writer is tested step by step in tests/unit/checkpoint/test_writer_crash.py; here real ranks
 train with it and are restarted.
 """
 
@@ -45,9 +45,9 @@ def never_stopped(jobs: TrainingJobs, train_data: Tables) -> Run:
         RankFault(1, 2, "begin"),
         RankFault(1, 2, "copy"),
         RankFault(1, 2, "agree"),
-        # the other rank seals, but no step counts that one rank has not
+        # The other rank seals, but a step counts only if all ranks have it.
         RankFault(1, 2, "seal"),
-        # no rank has called the writer yet: it finds the step by itself
+        # No rank has notified the writer yet: it finds the step by itself.
         RankFault(0, 1, "call"),
     ],
     ids=lambda fault: fault.point,
@@ -72,7 +72,8 @@ def test_rank_killed_in_a_save(
 def test_rank_killed_before_its_first_seal(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """Another rank has sealed it, and it waits to be written, which can never be done: no process waits for that."""
+    """Another rank has sealed the snapshot, which waits to be written. It can never be complete, so no process waits
+    for it."""
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
     crash(rank_pool, *tables, orders=CaseOrders(fault=RankFault(1, 1, "seal")))
 
@@ -91,7 +92,7 @@ def test_rank_killed_while_copying_into_the_only_slot(
     tables = (train_data, OPTIONS, LAYOUT, place(tmp_path))
     one_slot: Tables = {"checkpoint": {**OPTIONS["checkpoint"], "slots": 1}}
     crash(rank_pool, *tables, one_slot, orders=CaseOrders(fault=RankFault(1, 2, "copy")))
-    # the slot was free for the second snapshot only when storage had the first
+    # The slot became free for the second snapshot only when the first was in storage.
     assert steps_that_are_whole(tmp_path / "checkpoints") == [2]
 
     after = jobs.run(make_config(*tables, one_slot))
@@ -106,7 +107,7 @@ def test_rank_killed_while_copying_into_the_only_slot(
 def test_rank_killed_while_slots_change(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """The writer is in the middle of a file of one snapshot when the copy of the next one breaks off."""
+    """The writer is in the middle of a file of one snapshot when the copy of the next snapshot breaks off."""
     faults = WriterFaults.order(
         tmp_path / "faults" / "host-0",
         WriterFault("append", "step-000000002/r000000-rank-00001.distcp", time=2, is_held=True),
@@ -131,7 +132,7 @@ def test_rank_killed_while_slots_change(
 def test_all_processes_of_a_host_killed_at_once(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """In the middle of a file of the newest snapshot. Then the memory of the host is there, or is not."""
+    """In the middle of a file of the newest snapshot. Afterwards the host's memory is either intact or lost."""
     faults = WriterFaults.order(
         tmp_path / "faults" / "host-0",
         WriterFault("append", "step-000000004/r000000-rank-00001.distcp", time=2, is_held=True),
@@ -160,7 +161,7 @@ def test_all_processes_of_a_host_killed_at_once(
         assert steps_that_are_whole(directory / "checkpoints") == [2, 4]
 
 
-# Writers that are killed, one after the other, while the ranks train on
+# Writers are killed one after another while the ranks train on.
 
 
 def at_step(step: int, action: str, name: str, time: int = 1) -> WriterFault:
@@ -178,7 +179,7 @@ KILLS = [
     at_step(4, "write", "r000000-index.json"),
     at_step(5, "write", r"r000000-manifest-.*\.json"),
     at_step(6, "write", "COMMIT"),
-    # one rank's slot is marked as free, the other one is not
+    # One rank's slot is marked as free, the other rank's is not.
     WriterFault("persist", "word", time=2),
     at_step(8, "remove", "WRITING"),
     WriterFault("remove", r"step-\d+/COMMIT"),
@@ -202,7 +203,7 @@ def test_writers_killed_while_ranks_train(jobs: TrainingJobs, train_data: Tables
     )
     assert faults.num_reached == len(KILLS)
 
-    # training was not disturbed, every step came to storage, and what is not kept is gone
+    # Training was not disturbed, every step reached storage, and steps beyond the retention are removed.
     straight = jobs.run(make_config(train_data, LAYOUT, constant))
     assert_goes_on_as_if_never_stopped(trained, straight, 0)
     assert not [note for note in trained.ranks[0].notes if "FAILED" in note]
@@ -212,7 +213,7 @@ def test_writers_killed_while_ranks_train(jobs: TrainingJobs, train_data: Tables
     assert steps_that_are_whole(run / "checkpoints") == [SAVES - 1, SAVES]
     assert len(list((run / "checkpoints" / "main").iterdir())) == 3
 
-    # and had all processes been killed in such a moment, the job would have gone on from the newest commit
+    # If all processes had been killed at such a moment, the job would have resumed from the newest commit.
     newest = [0] * len(KILLS)
     for number in range(len(KILLS)):
         steps = steps_that_are_whole(faults.tree(number))
@@ -230,7 +231,8 @@ def test_writers_killed_while_ranks_train(jobs: TrainingJobs, train_data: Tables
 
 
 def test_writer_killed_between_the_slots_of_two_ranks(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    """The first rank's slot is free, so it does not wait for the writer: the second one has to start another."""
+    """The first rank's slot is free, so that rank does not wait for the writer: the second rank must start another
+    one."""
     faults = WriterFaults.order(tmp_path / "faults" / "host-0", WriterFault("persist", "word", time=2))
     every: Tables = {"train": {"steps": 3}, "checkpoint": {"interval": 1, "slots": 1}}
     jobs.run(

@@ -97,7 +97,7 @@ def cut(path: Path) -> None:
 
 
 def become(directory: Path, **changes: str) -> None:
-    """Make a whole checkpoint one of another job or branch."""
+    """Turn an intact checkpoint into one of another job or branch."""
     location = LocalLocation(directory)
     manifest = replace(read_manifest(location), **changes)
     (directory / "COMMIT").unlink()
@@ -106,14 +106,14 @@ def become(directory: Path, **changes: str) -> None:
 
 
 def take_manifest_of(directory: Path, **changes: str) -> None:
-    """Put the manifest of another checkpoint in place of its own."""
+    """Replace the manifest of a checkpoint by that of another one."""
     manifest = replace(read_manifest(LocalLocation(directory)), **changes)
     manifest_path(directory).write_text(manifest.to_json())
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is done to a checkpoint. `file`: at fault. `alone`: what a job says that has nothing else."""
+    """A kind of damage. `file`: the damaged file. `alone`: the message of a job that has no other checkpoint."""
 
     name: str
     do: Callable[[Path], None]
@@ -137,7 +137,7 @@ DAMAGES = [
     Damage("missing manifest", lambda place: manifest_path(place).unlink(), MANIFEST, NO_COMMITTED),
     Damage("missing COMMIT", lambda place: (place / "COMMIT").unlink(), "COMMIT", NO_COMMITTED),
     Damage("another run's manifest", lambda place: take_manifest_of(place, job="other"), MANIFEST, NO_COMMITTED),
-    # what is whole may be loaded by its name, but a run does not go on from it as if it were its own
+    # An intact checkpoint may be loaded by its name, but a run does not resume from it as its own.
     Damage("of another run", lambda place: become(place, job="other"), MANIFEST, is_loadable=True),
     Damage("of another branch", lambda place: become(place, branch="branch-0002"), MANIFEST, is_loadable=True),
 ]
@@ -148,7 +148,8 @@ Train = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def train(rank_pool: RankPool, train_data: Tables, tmp_path: Path) -> Train:
-    """Return what trains in a directory to the last step, on one rank; it returns the exit code and what was said."""
+    """Return a function that trains in a directory to the last step, on one rank, and returns the exit code and the
+    output."""
 
     def run(directory: Path, **checkpoint: str) -> tuple[int, str]:
         directory.mkdir(exist_ok=True)
@@ -209,7 +210,7 @@ def test_damaged_checkpoint_is_named_skipped_or_refused(
     assert damage.is_loadable or culprit in said
     assert "Traceback" not in said
 
-    # with nothing else to go on from
+    # without another checkpoint to resume from
     alone = tmp_path / "alone"
     shutil.copytree(run / "checkpoints", alone / "checkpoints")
     shutil.rmtree(step_place(alone, 2))
@@ -218,7 +219,7 @@ def test_damaged_checkpoint_is_named_skipped_or_refused(
     assert (damage.alone or str(step_place(alone, STEPS) / damage.file)) in said
     assert "Traceback" not in said
 
-    # with an older one, on a branch that leaves the damaged one where it is
+    # with an older checkpoint, on a new branch that leaves the damaged one in place
     before = {path.name: path.read_bytes() for path in victim.iterdir()}
     code, said = train(run)
     assert code == ExitCode.OK, said

@@ -36,7 +36,7 @@ VOCAB_SIZE = 61
 
 
 class Mixed:
-    """A run in a directory, whose sources and steps change from start to start."""
+    """A run in a directory; its sources and steps differ between starts."""
 
     def __init__(self, pool: RankPool, root: Path) -> None:
         self.pool, self.root = pool, root
@@ -47,7 +47,7 @@ class Mixed:
         }
 
     def write(self, steps: int, *sources: dict[str, Any]) -> Path:
-        """Write the configuration; a source needs a name, and more keys as it likes. `self.stages`: other sections."""
+        """Write the configuration; a source needs a name, other keys are optional. `self.stages`: other sections."""
         numbered = {
             "data_source" if number == 1 else f"data_source-{number}": {
                 "path": str(self.prefixes[source["name"]]),
@@ -57,7 +57,7 @@ class Mixed:
         }
         common = make_config(
             {"data": {"train": ""}, "batch": {"global_batch_size": BATCH}, "train": {"steps": steps}},
-            # the learning rate does not depend on when a run stops
+            # The learning rate does not depend on the step at which a run stops.
             {"optimizer": {"lr_warmup_steps": 0, "lr_decay_steps": 100}},
             {"checkpoint": {"interval": 1, "keep_last": 9}},
             place(self.root),
@@ -78,7 +78,7 @@ class Mixed:
         return [entry.digest for _, entry in sorted(files.items()) if entry.digest.startswith("items-")]
 
     def sources_by_step(self) -> list[set[str]]:
-        """Return the names of the sources whose losses each step has."""
+        """Return, for each step, the names of the sources that have a loss."""
         (run_directory,) = {file.parents[1] for file in self.root.rglob("metrics.jsonl")}
         return [
             {one["name"] for one in found} for found in read_run(run_directory).metrics("step")["sources"].to_pylist()
@@ -107,14 +107,14 @@ def test_a_mixture_may_change_whenever_a_run_resumes(mixed: Mixed) -> None:
     assert f"from sample {3 * BATCH} on, the mixture is web 75 %, books 25 %" in output
     assert "sources until step 5: web" in output
 
-    # the directories of a source may move; a source that comes back goes on where it was
+    # The directories of a source may move; a source that returns continues at its former position.
     moved = mixed.root / "elsewhere" / "train"
     shutil.copytree(mixed.root / "web", moved.parent)
     exit_code, output = mixed.train(6, {**books, "weight": 0.0}, code, {"name": "web", "path": str(moved)})
     assert exit_code == ExitCode.OK, output
     assert mixed.stream(6).stages[-1] == MixtureStage(5 * BATCH, (1, 1, 0), SEQ_LEN)
 
-    # each step has the losses of the sources of its own mixture
+    # Each step has the losses of the sources of its own mixture.
     sources = mixed.sources_by_step()
     assert [set().union(*sources[first:end]) for first, end in ((0, 3), (3, 5), (5, 6))] == [
         {"web", "code"}, {"books", "web"}, {"code", "web"}
@@ -135,7 +135,7 @@ def test_planned_stages_begin_at_their_tokens_after_any_stop(rank_pool: RankPool
     runs = [Mixed(rank_pool, tmp_path / name) for name in ("stops", "does not stop")]
     for run in runs:
         run.stages = {
-            # in the middle of a step, and at the beginning of one
+            # in the middle of a step, and at its beginning
             "data_stage": {"after_tokens": 11 * SEQ_LEN - 5, "weights": "code=1"},
             "data_stage-2": {"after_tokens": 3 * BATCH * SEQ_LEN, "weights": "code=1, web=1"},
         }
@@ -170,7 +170,7 @@ def test_a_packed_run_resumes_in_the_same_samples(rank_pool: RankPool, tmp_path:
     assert runs[1].train(4, web, code)[0] == ExitCode.OK
     assert runs[0].digests(4) == runs[1].digests(4)
     assert runs[0].stream(4).packing == "best_fit"
-    # the samples of another packing are others, so the cursor has no meaning there
+    # Another packing gives other samples, so the cursor is invalid there.
     runs[0].stages = {"data": {"has_document_mask": True}}
     exit_code, output = runs[0].train(5, web, code)
     assert exit_code == ExitCode.CHECKPOINT
@@ -179,7 +179,7 @@ def test_a_packed_run_resumes_in_the_same_samples(rank_pool: RankPool, tmp_path:
 
 @pytest.mark.slow
 def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) -> None:
-    """The job goes back below the sample at which the mixture changed."""
+    """The job rolls back to a step before the sample at which the mixture changed."""
     web, code = {"name": "web"}, {"name": "code"}
     assert mixed.train(3, {**web, "weight": 3.0}, code)[0] == ExitCode.OK
     assert mixed.train(5, web, code)[0] == ExitCode.OK
@@ -194,7 +194,7 @@ def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) ->
     assert found.stages == (MixtureStage(0, (3, 1), SEQ_LEN), MixtureStage(3 * BATCH, (1, 1), SEQ_LEN))
     assert found.skipped == ((3 * BATCH, 5 * BATCH),)
 
-    # the job died before the first checkpoint of the branch, and its next start has another plan
+    # The job died before the first checkpoint of the branch, and its next start has another plan.
     shutil.rmtree(step_place(mixed.root, 5, "main"))
     for step in (3, 4, 5):
         shutil.rmtree(step_place(mixed.root, step, "branch-0002"))
@@ -236,7 +236,7 @@ def test_a_dry_run_shows_what_is_read_of_each_source(mixed: Mixed, capsys: pytes
         "  THE RUN WOULD NOT START: data_source.max_epochs=9: until its end the run would read web 16"
     )
 
-    # the second half of a run reads the other source only
+    # The second half of a run reads only the other source.
     half = 512 * BATCH * make_config().model.seq_len
     mixed.stages = {"data_stage": {"after_tokens": half, "weights": "code=2"}}
     config = mixed.write(1024, {"name": "web", "weight": 3.0}, {"name": "code"})

@@ -1,4 +1,4 @@
-"""Several validation sets through the command: its output and metrics, and the notes of a resumed run on changes."""
+"""Several validation sets with the command: its output and metrics, and what a resumed run reports about changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {"web": 3 * SEQ_LEN + 1, "code": SEQ_LEN + 1}
 
 
 class Evaluated:
-    """A run in a directory with the validation sets web and code, whose steps change from start to start."""
+    """A run in a directory with the validation sets web and code; its steps differ between starts."""
 
     def __init__(self, pool: RankPool, root: Path, train_data: Tables) -> None:
         self.pool, self.root, self._train_data = pool, root, train_data

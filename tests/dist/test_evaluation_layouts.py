@@ -1,6 +1,6 @@
-"""Evaluation on a part of the held-out windows: every layout evaluates the same windows of each set, each once.
+"""Evaluation on a part of the held-out windows: every layout evaluates the same windows of each set once.
 
-The whole of one set, evaluated in every layout, is in test_parity_layouts.py.
+test_parity_layouts.py evaluates one whole set in every layout.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config, on_layout
 
 NUM_WINDOWS = 5
-"""Neither 8 pipelines of one window nor 2 of two divide it: the last ones get windows that do not count."""
+"""Neither 8 pipelines with one window nor 2 with two divide it: the last pipelines get windows that do not count."""
 NUM_SMALL_TOKENS = 16 + 7 + 1
-"""Two windows, of which the second is short: most pipelines get none."""
+"""Two windows, the second one short: most pipelines get none."""
 COMMON: Tables = {
     "evaluation": {"num_samples": NUM_WINDOWS, "interval": 1},
     "train": {"steps": 3},
@@ -50,17 +50,17 @@ def test_every_layout_evaluates_the_same_windows(
     assert [[one.num_tokens for one in evaluation.sets] for evaluation in evaluations] == [counts] * 3
     assert [evaluation.num_tokens for evaluation in evaluations] == [sum(counts)] * 3
     assert_close(losses(evaluations), losses(reference.ranks[0].evaluations), 1e-10, "evaluation")
-    # a set beside another one has the loss that it has alone
+    # A set beside another set has the same loss as alone.
     assert_close(
         [evaluation.sets[0].loss for evaluation in evaluations],
         [evaluation.loss for evaluation in alone.ranks[0].evaluations],
         1e-10,
         "evaluation of the first set",
     )
-    # evaluating between two steps changes neither of them
+    # Evaluating between two steps changes neither step.
     assert_close(run.losses, reference.losses, 1e-10, "loss")
 
 
 def losses(evaluations: list[EvaluationReport]) -> list[float]:
-    """Return the loss of all sets and of each, of all evaluations."""
+    """Return the loss of all sets, and of each set, for all evaluations."""
     return [loss for evaluation in evaluations for loss in (evaluation.loss, *(part.loss for part in evaluation.sets))]

@@ -1,4 +1,4 @@
-"""Programs that run in a fork instead of a new interpreter see the same surroundings and end in the same way."""
+"""Programs that run in a fork instead of a new interpreter have the same environment and the same exit."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ print(json.dumps({
 @pytest.mark.parametrize("kind", ["-c", "-m"])
 def test_fork_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(SEEN)
-    words = [kind, SEEN if kind == "-c" else "seen", "--a", "b c"]
+    arguments = [kind, SEEN if kind == "-c" else "seen", "--a", "b c"]
     environment = {"PATH": os.environ["PATH"], "ODD": "=x", "LC_CTYPE": "C.UTF-8"}
     new = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         cwd=tmp_path,
         env=environment,
         check=True,
     )
-    fork = run_forked(words, timeout_s=DEADLINE_S, environment=environment, directory=tmp_path)
+    fork = run_forked(arguments, timeout_s=DEADLINE_S, environment=environment, directory=tmp_path)
     assert fork.returncode == 0, fork.stderr
     expected, found = json.loads(new.stdout), json.loads(fork.stdout)
     if kind == "-m":
-        # the interpreter gives the whole path
+        # The interpreter gives the absolute path.
         assert Path(expected["arguments"][0]).samefile(found["arguments"][0])
         expected["arguments"][0] = found["arguments"][0]
     assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("source", "exit_code", "said"),
+    ("source", "exit_code", "output"),
     [
         ("pass", 0, ""),
         ("raise SystemExit(75)", 75, ""),
@@ -63,16 +63,16 @@ def test_fork_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> Non
         ("import threading, time; threading.Thread(target=lambda: print('late')).start()", 0, ""),
     ],
 )
-def test_fork_ends_as_a_new_interpreter_does(source: str, exit_code: int, said: str) -> None:
+def test_fork_ends_as_a_new_interpreter_does(source: str, exit_code: int, output: str) -> None:
     done = run_forked(["-c", source], timeout_s=DEADLINE_S)
     assert (done.returncode, done.stdout) == (exit_code, "late\n" if "late" in source else "")
-    assert done.stderr.endswith(said)
+    assert done.stderr.endswith(output)
 
 
 def test_forked_program_writes_to_its_streams_and_leaves_nothing(tmp_path: Path) -> None:
     source = "import sys, threading; print('one', flush=True); print('two', file=sys.stderr); threading.Event().wait()"
-    with (tmp_path / "said").open("ab") as file, forked_program(["-c", source], output=file) as program:
-        wait_until(lambda: (tmp_path / "said").read_text() == "one\ntwo\n", "all that it says")
+    with (tmp_path / "output").open("ab") as file, forked_program(["-c", source], output=file) as program:
+        wait_until(lambda: (tmp_path / "output").read_text() == "one\ntwo\n", "its whole output")
         assert program.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             program.communicate(0.01)

@@ -16,8 +16,9 @@ DELAYED: Tables = {
     "fp8": {"recipe": "tensorwise", "scaling": "delayed", "history_len": 3},
 }
 BOUND = 5e-4
-"""Relative, of a loss. A scale is the same in all layouts but for tensor parallel, where each rank quantizes its own
-part; the first step scales by the tensor at hand, which is another one on each rank. Measured: up to 1.1e-4."""
+"""The relative tolerance of a loss. A scale is the same in all layouts except with tensor parallelism, where each rank
+quantizes its own part; the first step scales by the current tensor, which differs between ranks. Measured: up to
+1.1e-4."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Full or unwritable storage under the real command: training continues, and saves as soon as it can."""
+"""Full or unwritable storage with the real command: training continues, and saves as soon as possible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDLESS: Tables = {
 
 
 class Said:
-    """What a process says, piece by piece."""
+    """The output of a process, read piece by piece."""
 
     def __init__(self, process: TrainProcess, path: Path) -> None:
         self._process = process
@@ -41,7 +41,8 @@ class Said:
         self._at = 0
 
     def next(self, what: str, meanwhile: Callable[[], object] = lambda: None) -> str:
-        """Wait for `what`, an expression, after all that was waited for before, and return the line."""
+        """Wait for a line that matches the expression `what`, after all lines that were waited for before, and return
+        it."""
         found: list[str] = []
 
         def is_said() -> bool:
@@ -64,7 +65,7 @@ def stop(process: TrainProcess) -> int:
 
 
 def is_tidy(main: Path) -> bool:
-    """Say whether all that is older than the newest checkpoint was kept or removed as a whole."""
+    """Return whether everything older than the newest checkpoint was either kept or removed completely."""
     steps = committed_steps(LocalLocation(main))
     names = {step_directory_name(step) for step in steps}
     return len(steps) <= 2 and all(path.name in names or path.name > max(names) for path in main.glob("step-*"))
@@ -75,30 +76,30 @@ def test_training_survives_a_full_disk(train_data: Tables, tmp_path: Path) -> No
     with small_disk(tmp_path / "disk", 128 << 10) as disk:
         run = disk.path / "run"
         tables: Tables = {
-            # logs and metrics lie on the same disk
+            # Logs and metrics are on the same disk.
             "job": {"run_directory": str(run)},
             "checkpoint": {**ENDLESS["checkpoint"], "arena_directory": str(tmp_path), "keep_arena_s": 0.0},
         }
         job = make_job(tmp_path / "job", train_data, ENDLESS, tables)
         newest = train_on_a_full_disk(job, disk, tmp_path)
-        assert newest > 0, "what got to storage before it was full"
+        assert newest > 0, "the steps stored before storage was full"
         go_on_from_what_it_left(job, disk, tmp_path, newest)
 
 
 def train_on_a_full_disk(job: TrainJob, disk: SmallDisk, directory: Path) -> int:
-    """Be killed when the disk is full; return the step that storage has then."""
+    """Train until the disk is full, then be killed; return the step that storage has then."""
     checkpoints, output = disk.seen / "run" / "checkpoints", directory / "first.txt"
     with forked(["megatrain.train", str(job.config_file)], output=output, prepare=[disk.join]) as process:
         said = Said(process, output)
-        # not one checkpoint fits, and not the next one
+        # Not even one checkpoint fits, nor does the next one.
         for _ in range(2):
             assert re.search(FULL, said.next(FAILED))
         assert steps_that_are_whole(checkpoints) == []
-        # somebody frees some space
+        # Some space is freed.
         disk.resize(16 << 20)
         said.next(STORED)
-        wait_until(lambda: is_tidy(checkpoints / "main"), "no remains of those that failed")
-        # and it is full again
+        wait_until(lambda: is_tidy(checkpoints / "main"), "no files of the failed checkpoints")
+        # The disk is full again.
         for _ in range(2):
             said.next(FAILED, disk.fill)
         steps = steps_that_are_whole(checkpoints)
@@ -128,7 +129,7 @@ def go_on_from_what_it_left(job: TrainJob, disk: SmallDisk, directory: Path, ste
         names = sorted(path.name for path in (checkpoints / "main").iterdir())
         return names == ["BRANCH", *map(step_directory_name, steps_that_are_whole(checkpoints))]
 
-    # the writer outlives its job for a moment
+    # The writer runs a moment longer than its job.
     wait_until(holds_whole_steps_only, "no remains")
 
 
@@ -142,14 +143,14 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
     job, main = make_job(tmp_path / "job", train_data, ENDLESS, tables), store / "main"
     words = ["megatrain.train", str(job.config_file)]
 
-    # a run that could never save is not begun
+    # A run that could never save is not started.
     with forked(words) as process:
         code, _, stderr = finish(process)
     assert code == ExitCode.CHECKPOINT
     assert f"{main}/BRANCH: cannot be written: Permission denied" in stderr
     assert "Traceback" not in stderr
 
-    # one that was begun goes on, and says what is wrong
+    # A run that exists already continues, and reports the problem.
     store.chmod(0o755)
     with forked(words, output=tmp_path / "first.txt") as process:
         said = Said(process, tmp_path / "first.txt")
@@ -161,7 +162,7 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
         assert stop(process) == ExitCode.SAVED_AND_STOPPED
     (*_, step) = steps_that_are_whole(store)
 
-    # also one that is begun again; it says so before the first checkpoint does
+    # The same for a run that starts again; it reports the problem before the first checkpoint is due.
     main.chmod(0o555)
     with forked(words, output=tmp_path / "second.txt") as process:
         said = Said(process, tmp_path / "second.txt")
@@ -175,13 +176,13 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
     def holds_whole_steps_only() -> bool:
         return all(verify_checkpoint(LocalLocation(path)) == [] for path in main.glob("step-*"))
 
-    # the writer outlives its job for a moment
+    # The writer runs a moment longer than its job.
     wait_until(holds_whole_steps_only, "no remains")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("spoil", "box", "arena"),
+    ("corrupt", "box", "arena"),
     [
         (SmallDisk.make_read_only, "Read-only file system", "the arena cannot be created: Read-only file system"),
         (SmallDisk.fill, "0 bytes are free", "but only 0 B are free; use checkpoint.slots=1"),
@@ -190,11 +191,11 @@ def test_training_survives_an_unwritable_directory(train_data: Tables, tmp_path:
     ids=["read-only", "full", "64 MB"],
 )
 def test_unusable_shared_memory_is_named_at_the_start(
-    train_data: Tables, tmp_path: Path, spoil: Callable[[SmallDisk], None], box: str, arena: str
+    train_data: Tables, tmp_path: Path, corrupt: Callable[[SmallDisk], None], box: str, arena: str
 ) -> None:
-    """Without its black box a run goes on; without its arena it could not save as it was asked to."""
+    """Without its black box, a run continues; without its arena, it could not save as configured."""
     with small_disk(tmp_path / "shm", 64 << 20) as disk:
-        spoil(disk)
+        corrupt(disk)
         boxes: Tables = {"telemetry": {"black_box_directory": str(disk.path)}, "train": {"steps": 3}}
         elsewhere: Tables = {"checkpoint": {"arena_directory": str(tmp_path)}}
         there: Tables = {"checkpoint": {"arena_directory": str(disk.path)}}

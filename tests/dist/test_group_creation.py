@@ -1,4 +1,4 @@
-"""Groups are created by their members alone, under their own names; errors name missing ranks."""
+"""Only the members of a group create it, under its own name; errors name missing ranks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.helpers.waiting import DEADLINE_S
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 1.0
-"""Of a rank that waits for one that never comes."""
+"""The timeout of a rank that waits for an absent rank."""
 DEADLINE = timedelta(seconds=DEADLINE_S)
 
 
 def come(context: RankContext, port: int = 0) -> Rendezvous:
-    """Join at a store that is a file, or, as a job's is, a server on this machine."""
+    """Join at a store that is a file or, as in a job, a server on this machine."""
     process = Process(context.rank, context.world_size, init_method=context.init_method)
     if port:
-        # also how long a rank waits at the store for one that never comes
+        # also the time that a rank waits at the store for an absent rank
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
         rendezvous = Rendezvous(process, store, context.init_method)
     else:
@@ -55,7 +55,7 @@ def server() -> dist.TCPStore:
 
 
 def groups_of_unequal_ranks(context: RankContext, port: int) -> list[float]:
-    """Let rank 0 be in three groups before the one of all, rank 1 in two, rank 2 in one."""
+    """Create three groups with rank 0 before the group of all ranks, two with rank 1, and one with rank 2."""
     rendezvous = come(context, port)
     pairs = [PlannedGroup("one", (0, 1)), PlannedGroup("two", (0, 1)), PlannedGroup("three", (0, 2))]
     sums = []
@@ -93,7 +93,7 @@ def test_collective_on_the_world_reports_no_backend(rank_pool: RankPool) -> None
 
 
 def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...], size: int, port: int) -> str:
-    """Return the error of a rank that is there."""
+    """Return the error of a present rank."""
     rendezvous = come(context, port)
     store = rendezvous.store
     all_ranks = range(size)
@@ -105,7 +105,7 @@ def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...],
             create(PlannedGroup("dp", tuple(all_ranks)), rendezvous, TIMEOUT_S)
         text = str(caught.value)
     store.set(f"seen-{context.rank}", b"1")
-    # no rank leaves before all have seen it: an absent rank is alive, and elsewhere
+    # No rank exits before all have seen the error: an absent rank is alive, but elsewhere.
     store.wait([f"seen-{rank}" for rank in all_ranks], DEADLINE)
     return text
 
@@ -122,7 +122,7 @@ def test_missing_rank_is_named(rank_pool: RankPool, server: dist.TCPStore, absen
 
 
 def only_half_of_a_mesh(context: RankContext) -> str:
-    """Let rank 3 stay away: rank 2 waits for it in tp, and the others for rank 2, or for who waits for it."""
+    """Run without rank 3: rank 2 waits for it in tp, and the others wait for rank 2, directly or indirectly."""
     rendezvous = come(context)
     if context.rank == 3:
         rendezvous.store.wait([f"seen-{rank}" for rank in range(3)], DEADLINE)
@@ -146,7 +146,7 @@ def test_each_rank_of_a_mesh_names_the_rank_that_it_awaits(rank_pool: RankPool) 
 
 
 def say_hello_to_neighbours(context: RankContext, layout: Layout, has_wrap_links: bool) -> list[str]:
-    """Return the operations of what this rank's links exchanged."""
+    """Return the operations that this rank's links exchanged."""
     rendezvous = come(context)
     noted: list[str] = []
     mesh = create_mesh(

@@ -45,7 +45,7 @@ def test_model_counts_the_requests_of_real_ranks(
         if side != TORCH_BARRIER:
             assert (record.group_requests, record.world_requests) == (groups, world)
         else:
-            # by chance, one or two ranks find that they are the last to arrive
+            # By chance, one or two ranks find that they arrive last.
             assert without_set(record.group_requests) == without_set(groups)
             assert without_set(record.world_requests) == without_set(world)
     total = sum((record.group_requests for record in records), Counter[str]())
@@ -71,6 +71,6 @@ def test_requests_of_a_rank_do_not_grow_with_the_world() -> None:
     worlds = [Layout(tp_size=8, pp_size=8, dp_size=dp_size) for dp_size in (16, 32, 64, 128)]
     assert {group_requests(OURS, layout, 0).total() for layout in worlds} == {18}
     assert {nccl_requests(layout, 0).total() for layout in worlds} == {24}
-    # groups of more members than are read at once: one request more for each 128
+    # Groups with more members than one read returns: one additional request for each 128.
     assert group_requests(OURS, Layout(tp_size=8, pp_size=8, dp_size=192), 0).total() == 18 + 2
     assert not world_requests(OURS, Layout(tp_size=8, pp_size=8, dp_size=192), 0)

@@ -1,4 +1,4 @@
-"""Groups meet at stores that ranks serve; the job's own store only holds the addresses of these."""
+"""Groups connect through stores that ranks serve; the job's own store holds only the addresses of these stores."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def sum_in_all_groups(context: RankContext, port: int, ranks_per_store: int) -> 
         pending = group.all_reduce(torch.ones(1), Operation.CHECKPOINT_EXCHANGE)
         answers.sums[group.name] = (group.size, pending.wait().item())
     assert mesh.stores is not None
-    for number in range(LAYOUT.world_size):  # at any store, which are all still there
+    for number in range(LAYOUT.world_size):  # at any store, because all of them still exist
         planned = PlannedGroup(f"late-{number}", tuple(range(LAYOUT.world_size)))
         create_process_group(planned, mesh.rank, mesh.stores.of(planned), DEADLINE)
-    mesh.barrier()  # a rank that leaves takes its store along
+    mesh.barrier()  # A store ends with the rank that serves it.
     return answers
 
 
 @pytest.mark.slow(kept=["3-3"])
 @pytest.mark.parametrize(("ranks_per_store", "num_stores"), [(8, 1), (3, 3)])
-def test_all_groups_meet_at_their_stores(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
+def test_all_groups_rendezvous_at_their_stores(rank_pool: RankPool, ranks_per_store: int, num_stores: int) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     answers = rank_pool.run(sum_in_all_groups, LAYOUT.world_size, server.port, ranks_per_store)
     for answer in answers:
@@ -77,7 +77,7 @@ def test_all_groups_meet_at_their_stores(rank_pool: RankPool, ranks_per_store: i
         assert server.check(places)
     else:
         assert server.check(addresses)
-        assert server.num_keys() == len(addresses), "no group meets at the job's own store"
+        assert server.num_keys() == len(addresses), "no group connects at the job's own store"
 
 
 def come_without_rank_4(context: RankContext, port: int) -> str:

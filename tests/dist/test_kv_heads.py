@@ -1,7 +1,7 @@
 """Fewer key-value heads than tensor-parallel ranks: neighbours share a head, and the results stay the same.
 
-Of eight query heads each rank has its own. What the holders of a key-value head add to its gradient differs, so a sum
-that is left out, or a value that counts twice, shows in the first step's norm.
+Of eight query heads each rank has its own. The holders of a key-value head add different terms to its gradient, so a
+missing sum, or a value that is counted twice, changes the first step's norm.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.helpers.training_case import make_config, on_layout
 
 BOUND = 1e-10
 SHALLOW = {"num_layers": 2}
-"""Where there are no more stages than these: each layer has its own key-value heads, so two show what four do."""
+"""For layouts with at most two stages: each layer has its own key-value heads, so two layers test as much as four."""
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False}
 CASES: dict[str, tuple[Tables, dict[str, Any], Tables]] = {
-    # layout, of the layout, of the model and the rest
+    # layout, changes of the layout, changes of the model and the rest
     "tp4-kv2-dp2-lamb-zero2": (
         on_layout(4, 1, 2),
         {"zero_stage": 2, "recompute": "selective"},

@@ -1,4 +1,4 @@
-"""Randomly delayed exchanges: no result is used early, no rank waits for ever, and no bit changes."""
+"""Randomly delayed exchanges: no result is used early, no rank waits forever, and no bit changes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Stages with other sample lengths: the same numbers on one device and in any layout, also after a resume.
+"""Stages with different sample lengths: the same numbers on one device and in any layout, also after a resume.
 
-The first change is planned in the middle of a step and comes with the next one; the second one makes samples shorter.
+The first change is planned in the middle of a step and takes effect at the next step; the second change makes samples
+shorter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LENGTHS: Tables = {
     "model": {"num_layers": 2},
     "train": {"steps": 8},
 }
-# by hand: token 50 is in the step at sample 8, token 300 in the one at sample 28
+# Computed by hand: token 50 is in the step at sample 8, token 300 in the step at sample 28.
 SIZES = [8, 8, 4, 4, 4, 4, 4, 4]
 SEQ_LENS = [4, 4, 16, 16, 16, 16, 8, 8]
 
@@ -34,7 +35,7 @@ def tables(train_data: Tables) -> Tables:
 
 
 def assert_same_numbers(runs: list[Run], reference: Run) -> None:
-    """Check that runs one after the other did what `reference` did without a stop."""
+    """Check that consecutive runs together equal `reference`, which had no stop."""
     steps = [step for run in runs for step in run.steps]
     assert [step.global_batch_size for step in steps] == SIZES
     assert [step.seq_len for step in steps] == SEQ_LENS
@@ -82,17 +83,18 @@ def test_packed_lengths_train_alike_in_a_layout(jobs: TrainingJobs, train_data: 
 
 @pytest.mark.slow
 def test_lengths_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    """The stages are added before they begin, and the run stops at the begin of one and in the middle of one."""
+    """The stages are added before they begin, and the run stops at the beginning of one stage and in the middle of
+    another."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.remembered(make_config(tables(train_data)))
     runs = []
     for dp_size, stop in ((8, 1), (7, 2), (3, 5), (8, None)):
         config = {**tables(train_data), "parallel": {"bucket_size": 3000, "dp_size": dp_size}}
         if stop == 1:
-            # the run begins without stages
+            # The run begins without stages.
             config = {name: table for name, table in config.items() if not name.startswith("data_stage")}
         orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(config, place), orders))
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
     assert [len(run.steps) for run in runs] == [1, 1, 3, 3]
     assert_same_numbers(runs, reference)

@@ -27,7 +27,7 @@ from tests.helpers.waiting import DEADLINE_S
 def load_on_rank(
     context: RankContext, layout: Layout, directory: Path, manifest: Manifest, config: Config
 ) -> tuple[LoadReport, list[str]]:
-    """Be a rank that loads its state; return its report, and the shards that differ from the saved state."""
+    """Run as a rank that loads its state; return its report, and the shards that differ from the saved state."""
     process = Process(context.rank, layout.world_size, context.rank, layout.world_size, 0, context.init_method)
     join(open_rendezvous(process, job="load", timeout_s=DEADLINE_S))
     mesh = create_mesh(layout, context.rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Whole matrices of weights that are cut along different axes: each is orthogonalised as on one rank."""
+"""Whole matrices of weights that are divided along different axes: each is orthogonalised as on one rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(name: str) -> torch.Tensor:
 
 
 def orthogonalize_on_rank(context: RankContext, layout: Layout) -> list[FlatShard]:
-    """Be a rank with its parts of all weights; return its shards of the orthogonal matrices, twice as large."""
+    """Run as a rank with its parts of all weights; return its shards of the orthogonal matrices, multiplied by two."""
     process = Process(context.rank, layout.world_size, context.rank, layout.world_size, 0, context.init_method)
     join(open_rendezvous(process, job="matrices", timeout_s=DEADLINE_S))
     mesh = create_mesh(layout, context.rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)

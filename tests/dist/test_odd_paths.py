@@ -1,4 +1,4 @@
-"""A run below a directory with blanks, quotes and letters outside of ASCII, reached through a symbolic link."""
+"""A run directory whose path has blanks, quotes and non-ASCII letters, reached through a symbolic link."""
 
 from __future__ import annotations
 

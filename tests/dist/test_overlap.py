@@ -140,7 +140,7 @@ def assert_buckets_overlap_in_one_order(directory: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp4", "pp2-dp2-chunks2"])
 def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    # 4 micro-batches or more, so that the stages differ in what they add up
+    # 4 micro-batches or more, so that the stages have different sums
     several: Tables = {"train": {"precision": "fp64", "steps": 3}, "batch": {"global_batch_size": 16}}
     runs, boxes = {}, {}
     for zero_stage in (1, 2):
@@ -154,7 +154,8 @@ def test_zero_stages_agree_to_rounding(layout: str, jobs: TrainingJobs, train_da
     assert_parity(runs[2], runs[1], 1e-11)
     assert num_microbatches >= 4
     for rank, box in boxes[1].items():
-        # parameters are gathered once a step, bucket by bucket; ZeRO-1 reduces as often, ZeRO-2 each micro-batch
+        # Parameters are gathered once a step, bucket by bucket; ZeRO-1 reduces as often, ZeRO-2 reduces for each
+        # micro-batch.
         num_buckets = spans_by_step(box, Operation.PARAMS_ALL_GATHER)[1]
         assert num_buckets > config.parallel.num_chunks
         once = dict.fromkeys(range(3), num_buckets)
@@ -171,7 +172,7 @@ def test_gradients_reduced_in_bf16_stay_close(jobs: TrainingJobs, train_data: Ta
         for dtype in ("fp32", "bf16")
     )
 
-    # bounds as between layouts in bf16 (test_parity_precision.py): one more rounding of each gradient
+    # The bounds are those between layouts in bf16 (test_parity_precision.py): one more rounding of each gradient.
     assert_close(rounded.grad_norms, exact.grad_norms, 2.0**-8, "gradient norm")
     assert_close(rounded.losses, exact.losses, 2.0**-13, "loss")
     errors = distance(rounded.final_state["master"], exact.final_state["master"])

@@ -90,12 +90,12 @@ def test_no_receive_of_a_pipeline_is_overlapped_with_overlap_off(
 
 
 def train_with_long_reductions(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
-    """Be one worker of a job whose reductions of gradients take a while."""
+    """Run as a worker of a job whose reductions of gradients take a while."""
     finish = ExchangeRunner.finish
 
     def finish_late(runner: ExchangeRunner, exchange: Exchange, work: dist.Work, token: int) -> None:
         if exchange.operation is Operation.GRADS_REDUCE_SCATTER:
-            threading.Event().wait(0.1)  # as long as a larger exchange would
+            threading.Event().wait(0.1)  # as long as a larger exchange would take
         finish(runner, exchange, work, token)
 
     with patch.object(ExchangeRunner, "finish", finish_late):

@@ -1,7 +1,7 @@
 """Every layout computes what one process computes, in fp64: all powers of two of (tp, pp, dp) on 8 ranks.
 
-Every two sizes of two axes that fit on 8 ranks meet in one of them, and each size meets one chunk and two; layouts of
-fewer ranks have no others.
+Every two sizes of two axes that fit on 8 ranks occur together in one of them, and each size occurs with one chunk and
+with two; layouts of fewer ranks add no other combinations.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from tests.dist.training_jobs import (
 from tests.helpers.training_case import make_config, on_layout
 
 BOUND = 1e-10
-"""Rounding makes 1e-16 an operation, and some 1e-13 after 5 steps; a wrong factor, sum or order makes 1e-4 and more."""
+"""Rounding causes 1e-16 per operation, and about 1e-13 after 5 steps; a wrong factor, sum or order causes at least
+1e-4."""
 
 
 def powers_of_two(num_ranks: int) -> list[tuple[int, int, int, int]]:
-    """Return all (tp, pp, dp, chunks) of powers of two with tp * pp * dp = `num_ranks`, two chunks where pp > 1."""
+    """Return all (tp, pp, dp, chunks) of powers of two with tp * pp * dp = `num_ranks`, with two chunks where pp >
+    1."""
     sizes = [2**power for power in range(num_ranks.bit_length())]
     return [
         (tp, pp, dp, chunks)
@@ -35,9 +37,9 @@ def powers_of_two(num_ranks: int) -> list[tuple[int, int, int, int]]:
     ]
 
 
-# their sizes meet one chunk and two in other layouts
+# Their sizes occur with one chunk and with two in other layouts.
 LEFT_OUT = [(1, 4, 2, 1), (2, 2, 2, 2)]
-# and two chunks on one stage, which are the same whatever is beside them
+# and two chunks on one stage, which do not depend on the other sizes
 LAYOUTS = [*(layout for layout in powers_of_two(8) if layout not in LEFT_OUT), (2, 1, 2, 2)]
 
 
@@ -54,9 +56,9 @@ def test_layout_gives_the_numbers_of_one_process(
     layout: tuple[int, int, int, int], jobs: TrainingJobs, all_data: Tables
 ) -> None:
     tp, pp, dp, chunks = layout
-    # one layer a chunk where there are many of them; a reference for each depth
+    # one layer a chunk where there are many chunks; a reference for each depth
     model = {"model": {"num_layers": max(2, pp * chunks)}}
-    # the schedules of one chunk take turns
+    # The schedules of one chunk alternate.
     schedule = "gpipe" if LAYOUTS.index(layout) % 2 else "1f1b"
     reference = jobs.remembered(make_config(all_data, TWO_STEPS, model))
     run = jobs.run(make_config(all_data, TWO_STEPS, model, on_layout(tp, pp, dp, chunks, schedule)))
@@ -72,7 +74,7 @@ def test_layout_gives_the_numbers_of_one_process(
 def test_zero_2_with_a_tied_head_in_another_chunk_of_the_stage(
     overlap: bool, jobs: TrainingJobs, all_data: Tables
 ) -> None:
-    """Two chunks write one gradient: it exists from the backward of the head on, until that of the embedding."""
+    """Two chunks write one gradient: it exists from the backward of the head until that of the embedding."""
     model = {"model": {"num_layers": 2, "has_tied_head": True}}
     reference = jobs.remembered(make_config(all_data, TWO_STEPS, model))
     options = {"parallel": {"zero_stage": 2, "overlap": overlap, "bucket_size": 300}}
@@ -86,7 +88,7 @@ def test_zero_2_with_a_tied_head_in_another_chunk_of_the_stage(
 def test_an_odd_vocabulary_with_a_tied_head_on_two_stages(
     jobs: TrainingJobs, all_data: Tables, vocab_size: int
 ) -> None:
-    """Of two tp ranks one has a row of padding, and the first and the last stage have a copy each."""
+    """One of two tp ranks has a row of padding, and the first and the last stage have a copy each."""
     model = {"model": {"num_layers": 2, "vocab_size": vocab_size, "vocab_multiple": 2, "has_tied_head": True}}
     reference = jobs.run(make_config(all_data, TWO_STEPS, model))
     run = jobs.run(make_config(all_data, TWO_STEPS, model, on_layout(2, 2, 1)))

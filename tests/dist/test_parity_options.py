@@ -25,10 +25,10 @@ from tests.helpers.training_case import make_config, on_layout
 BOUND = 1e-10
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    # each axis beside each other one, and in three of them a tp rank that has no key-value head of its own
+    # each axis together with each other axis, three times with a tp rank that has no key-value head of its own
     "tp2-pp2-dp2-chunks2": on_layout(2, 2, 2, 2),
     "tp4-pp2-gpipe": on_layout(4, 2, 1, schedule="gpipe"),
-    # a stage that has neither end of the model
+    # a stage with neither end of the model
     "pp3-dp2-1f1b": on_layout(1, 3, 2),
     "tp2-dp2": on_layout(2, 1, 2),
 }
@@ -44,20 +44,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "olmo": GEMMA | ROTARY | {"branch_norm": "output", "qk_norm": "all_heads"},
     "neox": {"block": "parallel_two_norms", "mlp": "gelu_exact"},
 }
-"""Keys of models that take the place of the same keys of a row."""
+"""Keys of models that replace the same keys of a row."""
 FACTORS: dict[str, list[Any]] = {
     "kind": list(KINDS),
     "layout": list(LAYOUTS),
     "recompute": ["none", "selective", "full"],
     "block": ["serial", "parallel"],
     "optimizer": ["adamw", "lamb", "muon"],
-    # fewest: one micro-batch, fewer than stages (interleaved needs as many); more: a number that pp does not divide
+    # fewest: one micro-batch, fewer than stages (interleaved needs at least as many); more: a number that pp does not
+    # divide
     "accumulation": ["fewest", "more"],
     "micro_batch_size": [1, 2],
     "has_tied_head": [True, False],
     "window_size": [0, 5],
     "dropout": [0.0, 0.1],
-    # 1: fewer than there are tp ranks, in each layout that has any
+    # 1: fewer than tp ranks, in each layout with tp
     "num_kv_heads": [8, 4, 1],
     "norm": ["layernorm", "rmsnorm"],
     "mlp": ["gelu", "swiglu"],
@@ -86,7 +87,7 @@ MODEL_KEYS = (
     "has_qkv_bias",
     "qk_norm",
 )
-ROWS = covering_array(FACTORS, seed=7)  # of the first seeds, one of those with the fewest rows
+ROWS = covering_array(FACTORS, seed=7)  # one of the first seeds that give the fewest rows
 
 
 def test_rows_cover_all_pairs() -> None:

@@ -1,4 +1,4 @@
-"""fp32 and bf16 in parallel against one process in the same precision."""
+"""fp32 and bf16 in parallel compared with one process in the same precision."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LAYOUTS = {
 LAYOUTS["tp4-sequence-chunks2"]["parallel"]["num_sequence_chunks"] = 2
 
 OPTIMIZER: Tables = {"optimizer": {"lr": 1e-3, "eps": 1e-4}}
-"""Adam divides a gradient by its own size plus eps. Where the exact gradient is zero (the keys' bias: softmax ignores a
-constant), what is there is rounding, 1e-9 in fp32, and eps = 1e-8 would blow it up to a step of a tenth of lr: the bias
-would end 3e-5 apart. With eps = 1e-4 rounding moves a weight by at most lr * 1e-9 / 1e-4 = 1e-8 a step."""
+"""Adam divides a gradient by its own size plus eps. If the exact gradient is zero (the keys' bias: softmax ignores a
+constant), the computed one is rounding, 1e-9 in fp32, and eps = 1e-8 would amplify it to a step of a tenth of lr: the
+bias would differ by 3e-5. With eps = 1e-4 rounding moves a weight by at most lr * 1e-9 / 1e-4 = 1e-8 a step."""
 
 FP32_BOUND = 1e-5
 """Measured: loss 4e-8, gradient norm 1e-7, weights 6e-7. fp32's rounding is 6e-8."""
@@ -34,10 +34,10 @@ FP32_BOUND = 1e-5
 BF16_ROUNDING = 2.0**-8
 BF16_LOSS_BOUND = BF16_ROUNDING / 32
 BF16_BIAS_BOUND = BF16_ROUNDING * 8
-"""Gradients are made in bf16, with 8 bits, and their errors are independent. The gradient norm is off by less than one
-rounding (measured 1.1e-3, of 3.9e-3), the loss, a mean over 128 tokens, by much less (measured 2.6e-5; bf16 and fp64 in
-one process differ by 5e-5). The change of a weight in 5 steps is smaller than the weight (measured 1.8e-3); a bias
-starts at zero and is nothing but its changes, with little to average over (measured 1.9e-2)."""
+"""Gradients are computed in bf16, with 8 bits, and their errors are independent. The error of the gradient norm is less
+than one rounding (measured 1.1e-3, of 3.9e-3); that of the loss, a mean over 128 tokens, is much less (measured 2.6e-5;
+bf16 and fp64 in one process differ by 5e-5). The change of a weight in 5 steps is smaller than the weight (measured
+1.8e-3); a bias starts at zero and consists of its changes only, with few terms to average over (measured 1.9e-2)."""
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_bf16_stays_within_its_rounding_of_one_process(layout: str, jobs: Traini
     assert not wrong, f"final master weights off by {wrong}"
     for name, master in run.final_state["master"].items():
         assert master.dtype == "float32"
-        # the model's weights are the master weights, rounded once
+        # The model's weights are the master weights, rounded once.
         assert (abs(run.final[name] - master) <= BF16_ROUNDING * abs(master)).all(), name
         if not name.endswith(("bias", "norm.weight")):
             assert (run.final[name] != master).any(), f"{name} was rounded before the optimizer kept it"

@@ -1,6 +1,7 @@
 """Hosts are lost with their memory: the job continues from copies on peers, without reading storage.
 
-Every rank is a host of its own here: tp 1, pp 2, dp 2, so the copies of ranks 0 and 3, 1 and 2 are at each other's.
+Every rank is a separate host here: tp 1, pp 2, dp 2, so ranks 0 and 3 hold each other's copies, and so do ranks 1 and
+2.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def has_copy(run_directory: Path, keeper: int, step: int) -> bool:
 
 
 def train_and_copy(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
-    """Be a worker that goes on from a snapshot when the copy that it keeps is whole."""
+    """Run as a worker that continues after a snapshot when the copy that it keeps is complete."""
     take, run_directory = JobCheckpoints.take, Path(config.job.run_directory)
 
     def take_and_wait(checkpoints: JobCheckpoints, progress: TrainingProgress) -> SnapshotTimes:
@@ -78,7 +79,7 @@ def train_and_copy(context: RankContext, config: Config, orders: CaseOrders) -> 
 
 
 def train_but_fetch_half(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
-    """Be a worker whose connections break off while it fetches."""
+    """Run as a worker whose connections break off while it fetches."""
 
     def receive_half(*_: object) -> None:
         raise CommunicationError("10.0.0.1:4242: the peer closed the connection")
@@ -92,26 +93,26 @@ def config_of(run_directory: Path, train_data: Tables) -> Config:
 
 
 def crash_after_copies(rank_pool: RankPool, config: Config, orders: CaseOrders) -> None:
-    """Run until all copies of the snapshot of step 2 are whole, and a rank dies."""
+    """Run until all copies of the snapshot of step 2 are complete, and a rank dies."""
     with pytest.raises(RankError, match="exit code 7"):
         rank_pool.run(train_and_copy, NUM_HOSTS, config, replace(orders, die_at=(1, 3)))
 
 
 def wait_for_storage(run_directory: Path) -> None:
-    """Wait until storage has step 2, and no writer has any work."""
+    """Wait until storage has step 2, and no writer has work left."""
     wait_for_commit(run_directory, 2)
     wait_until(lambda: persist_words(run_directory) == {Persist.DONE}, "writers without work")
 
 
 def lose(run_directory: Path, hosts: tuple[int, ...]) -> None:
-    """End what still runs on these hosts, and have their memory gone."""
+    """End the processes of these hosts, and remove their memory."""
     for host in hosts:
         os.kill(WriterStatus.read(host_arena(run_directory, host).writer_status).pid, signal.SIGKILL)
         remove_memory(run_directory / f"host-{host}")
 
 
 def persist_words(run_directory: Path) -> set[Persist]:
-    """Return what became of the sealed snapshots of all hosts."""
+    """Return the persist states of the sealed snapshots of all hosts."""
     found = set()
     for rank in range(NUM_HOSTS):
         arena = host_arena(run_directory, rank)
@@ -131,7 +132,7 @@ def straight_run(jobs: TrainingJobs, train_data: Tables) -> Run:
 def test_job_survives_loss_of_a_dp_group_and_its_storage(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """Rank 0, which decides, is among the lost."""
+    """Rank 0, which decides, is among the lost ranks."""
     config = config_of(tmp_path, train_data)
     crash_after_copies(rank_pool, config, ALL_HOSTS)
     wait_for_storage(tmp_path)
@@ -144,7 +145,7 @@ def test_job_survives_loss_of_a_dp_group_and_its_storage(
 def test_job_survives_loss_of_a_pp_group_that_writes(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """The writers that are left wait for files that never come, until there is something newer to do."""
+    """The remaining writers wait for files that never arrive, until a newer snapshot exists."""
     run_directory, faults = tmp_path / "run", tmp_path / "faults"
     for host in range(NUM_HOSTS):
         held = WriterFault("append", "step-000000002/r000000-rank-00003.distcp", is_held=True)
@@ -163,7 +164,7 @@ def assert_goes_on_from_memory(jobs: TrainingJobs, config: Config, train_data: T
     assert source_of(after) == place_text
     assert any(re.fullmatch(r"resumed .* \(0 B read by rank 0\)", note) for note in after.ranks[0].notes)
     assert_goes_on_as_if_never_stopped(after, straight_run(jobs, train_data), 2)
-    # what was in memory alone has come to storage as well, lost writers or not
+    # Snapshots that were only in memory have reached storage too, even if writers were lost.
     assert steps_that_are_whole(run_directory / "checkpoints") == [2, 4]
     wait_for_the_end_of_writers(run_directory)
 

@@ -1,4 +1,4 @@
-"""`megatrain.Trainer` trains bit by bit like the command, with callbacks, and with a custom loss."""
+"""`megatrain.Trainer` trains bit by bit as the command does, with callbacks, and with a custom loss."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TABLES: Tables = {
     "evaluation": {"interval": 3},
     "checkpoint": {"interval": 2},
 }
-"""In fp64, where two ways to compute one loss differ by nothing that counts."""
+"""In fp64, where two ways to compute one loss differ only by negligible rounding."""
 LAYOUTS: dict[str, Tables] = {
     "tp2": on_layout(2, 1, 1),
     "tp2-pp2-dp2": on_layout(2, 2, 2),
@@ -49,7 +49,7 @@ LAYOUTS: dict[str, Tables] = {
 
 
 class Notes(megatrain.Callback):
-    """Keeps what is called, in order. stop_at: the step after which this process gets SIGTERM."""
+    """Records the calls in order. stop_at: the step after which this process gets SIGTERM."""
 
     def __init__(self, stop_at: int = 0) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -76,7 +76,8 @@ class Notes(megatrain.Callback):
 def train_in_program(
     context: RankContext, config: Config, loss: Loss | None, stop_at: int
 ) -> tuple[ExitCode, list[Any], bool]:
-    """Train on the pool; return the exit code, the notes, and whether the process has its own handlers again."""
+    """Train on the pool; return the exit code, the notes, and whether the process has its former signal handlers
+    again."""
     notes, before = Notes(stop_at), signal.getsignal(signal.SIGTERM)
     with redirect_stdout(sys.stderr):
         code = megatrain.Trainer(config, callbacks=[notes], loss=loss).run()
@@ -84,7 +85,7 @@ def train_in_program(
 
 
 def work_on_rank(context: RankContext, config: Config, loss: Loss) -> list[Any]:
-    """Be one worker of several on the pool, and return the notes."""
+    """Run as one of several workers on the pool, and return the notes."""
     rank, world_size = context.rank, context.world_size
     notes, signals = Notes(), SimpleNamespace(is_requested=False, name="")
     watchdog = SimpleNamespace(extend=lambda seconds: None, follow=lambda path: None)
@@ -100,7 +101,7 @@ def doubled_loss(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
 
 
 def focal_loss(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
-    """Weight each token by how badly it is predicted. Needs all columns of a row, unlike a sum over columns."""
+    """Weight each token by its prediction error. Needs all columns of a row, unlike a sum over columns."""
     assert logits_TV.shape[1] == 90, "the columns of all ranks, without padding"
     loss_T = functional.cross_entropy(logits_TV, labels_T, ignore_index=-100, reduction="none")
     return ((1 - (-loss_T).exp()) ** 2 * loss_T).sum()
@@ -152,7 +153,7 @@ def test_custom_loss_replaces_cross_entropy_in_training_only(
     job = make_job(tmp_path / "job", all_data, TABLES)
     rank_pool.run(train_in_program, 1, job.config, doubled_loss, 0)
 
-    # gradients are clipped to one norm, so those of the doubled loss are the same
+    # Gradients are clipped to one norm, so doubling the loss does not change them.
     assert min(norm for _, norm in numbers(command, "step", "grad_norm")) > command.config.optimizer.grad_clip
     expected = [(step, pytest.approx(2 * loss, rel=1e-6)) for step, loss in numbers(command, "step", "loss")]
     assert numbers(job, "step", "loss") == expected
@@ -202,7 +203,7 @@ def test_a_program_ends_with_the_exit_code_of_its_error() -> None:
 
 
 def launched(words: list[str], job: TrainJob, tmp_path: Path) -> str:
-    """Run a launcher to its end, and return what it and its workers print."""
+    """Run a launcher to its end, and return its output and that of its workers."""
     output = tmp_path / "output.txt"
     with started([*words, "-m", "tests.helpers.own_loss_program", str(job.config_file)], output=output) as process:
         code, _, _ = finish(process)

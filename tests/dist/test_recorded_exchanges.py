@@ -1,5 +1,4 @@
-"""What the black boxes of a whole job say of its exchanges: how many, how large, between which ranks, and that each one
-ended."""
+"""The exchanges of a whole job in its black boxes: their number, size, ranks, and that each one ended."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def test_every_exchange_has_ended_on_both_sides(boxes: dict[int, BlackBox]) -> N
             assert group.entered == group.left, (rank, group)
         spoken = {group.name: group for group in box.groups.values() if group.entered}
         assert {"tp", "dp", "pp", "embedding", "pp-forward", "pp-backward"} <= spoken.keys()
-    # a group's members have taken part in the same exchanges, a link's ends in the same messages
+    # The members of a group have recorded the same exchanges, and the ends of a link the same messages.
     entered: dict[tuple[str, tuple[int, ...]], set[int]] = {}
     for box in boxes.values():
         for group in box.groups.values():
@@ -115,7 +114,7 @@ def test_collectives_are_of_their_axis_and_size(config: Config, boxes: dict[int,
         assert names[Operation.PARAMS_ALL_GATHER] == names[Operation.GRADS_REDUCE_SCATTER] == {"dp"}
         assert names[Operation.PP_ALL_REDUCE] == {"pp"}
         assert names[Operation.EMBEDDING_ALL_REDUCE] == {"embedding"}
-        # whole gradients are brought to a reduction, and this rank's shard of the parameters to a gather
+        # A rank passes whole gradients to a reduction, and its shard of the parameters to a gather.
         reduced = [span.num_bytes for span in spans(box, Operation.GRADS_REDUCE_SCATTER) if span.step == 0]
         gathered = [span.num_bytes for span in spans(box, Operation.PARAMS_ALL_GATHER) if span.step == 1]
         assert sorted(reduced) == sorted(config.parallel.dp_size * num_bytes for num_bytes in gathered)
@@ -145,7 +144,7 @@ def test_a_plan_names_the_bytes_that_ranks_send(config: Config, boxes: dict[int,
     }
     tp_size, dp_size = config.parallel.tp_size, config.parallel.dp_size
     for rank, box in boxes.items():
-        # a record has the bytes of this rank's input: its shard of a gather, the whole of what it scatters
+        # A record has the bytes of this rank's input: its shard for a gather, everything for a scatter.
         recorded = {
             operation: sum(span.num_bytes for span in spans(box, operation) if span.step == STEPS - 1)
             for operation in (*TRAFFIC, Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
@@ -156,11 +155,11 @@ def test_a_plan_names_the_bytes_that_ranks_send(config: Config, boxes: dict[int,
             ("dp", "parameters"): (dp_size - 1) * recorded[Operation.PARAMS_ALL_GATHER],
             ("dp", "gradients"): (dp_size - 1) * recorded[Operation.GRADS_REDUCE_SCATTER] // dp_size,
             ("pp", "messages"): recorded[Operation.FORWARD_SEND] + recorded[Operation.BACKWARD_SEND],
-            # an all-reduce of two ranks: each sends half of its sums, and half of the total
+            # An all-reduce of two ranks: each sends half of its sums, and half of the total.
             ("embedding", "gradients"): recorded[Operation.EMBEDDING_ALL_REDUCE],
         }
         found = dict(planned[box.identity.coordinate["pp"]])
         of_norms = found.pop(("tp", "gradients"))
         assert sent == found, rank
-        # the norm of the gradients and the statistics of the loss are in the record too
+        # The norm of the gradients and the statistics of the loss are recorded too.
         assert 0 < of_norms < recorded[Operation.TP_ALL_REDUCE], rank

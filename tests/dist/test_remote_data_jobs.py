@@ -1,4 +1,4 @@
-"""Jobs that train on data behind URLs: the numbers of the local files, bit by bit, with either loader."""
+"""Jobs that train on data behind URLs: the same numbers as with local files, bit by bit, with either loader."""
 
 from __future__ import annotations
 

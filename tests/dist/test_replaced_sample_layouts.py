@@ -1,4 +1,4 @@
-"""Replaced samples in a job: the same in every layout, and agreed by ranks whose disks differ."""
+"""Replaced samples in a job: the same in every layout, and the same on ranks whose disks differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BAD_BYTES = (300, 1100)
 
 def train_with_bad_disks(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
     with pytest.MonkeyPatch.context() as patch:
-        # longer reads identify the data at the start
+        # Longer reads identify the data at the start.
         break_disk(patch, *BAD_BYTES, longest=SAMPLE_BYTES)
         return train_on_rank(context, config, orders)
 
@@ -46,7 +46,7 @@ def test_all_ranks_replace_what_one_cannot_read(sizes: tuple[int, int, int], dat
         assert sum(source.num_replaced for source in report.sources) == report.num_replaced
 
     if sizes[2] == 1:
-        # the other ranks can read all samples, and replace the same ones
+        # The other ranks can read all samples, and replace the same ones.
         found = jobs.run(config, worker=train_with_one_bad_disk)
         assert found.losses == everywhere.losses
         assert [report.num_replaced for report in found.steps] == [one.num_replaced for one in everywhere.steps]

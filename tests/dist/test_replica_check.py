@@ -1,4 +1,4 @@
-"""Parameters are compared over dp during training: a rank that differs is named; nothing else changes."""
+"""Parameters are compared over dp during training: a rank that differs is named, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,8 @@ SMALL: Tables = {"model": {"num_layers": 2}, "train": {"steps": STEPS, "checksum
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """On `rank`, turn the lowest bit of element `index` of a parameter in every step from number `step` on.
-
-    Each gather mends it.
-    """
+    """Flips, on `rank`, the lowest bit of element `index` of a parameter in every step from `step` on. Each gather
+    repairs it."""
 
     rank: int
     step: int
@@ -53,7 +51,7 @@ class Flip:
 def train_with_flipped_bits(
     context: RankContext, config: Config, orders: CaseOrders, flips: tuple[Flip, ...]
 ) -> RankRecord:
-    """Be one worker of a job of which some ranks do not keep the bits that they gathered."""
+    """Run as a worker of a job in which some ranks change bits after a gather."""
     train = Pipeline.train
     steps = count(1)
 
@@ -74,7 +72,7 @@ def train_with_flipped_bits(
 
 
 def failures_of(pool: RankPool, config: Config, *flips: Flip) -> list[str]:
-    """Return what each rank of a job that fails says, in rank order."""
+    """Return the error of each rank of a failing job, in rank order."""
     with pytest.raises(RankError) as caught:
         pool.run(train_with_flipped_bits, config.layout(None).world_size, config, CaseOrders(), flips)
     return [failure.description for failure in sorted(caught.value.failures, key=lambda failure: failure.rank)]
@@ -108,10 +106,8 @@ def test_flipped_bits_are_found_at_the_next_interval(rank_pool: RankPool, train_
 
 
 def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, odd_name: str) -> str:
-    """Be a rank that holds a dense parameter and experts, compare them, and return what is found.
-
-    On `odd_rank` the last bit of one of the two is turned.
-    """
+    """Run as a rank that holds a dense parameter and experts, compare them, and return the findings. On `odd_rank` the
+    last bit of one of the two is flipped."""
     rank = context.rank
     process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
     join(open_rendezvous(process, job="compare", timeout_s=DEADLINE_S))
@@ -144,7 +140,7 @@ MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts
 @pytest.mark.parametrize(
     ("layout", "odd_rank", "odd_name", "who"),
     [
-        # rank = (dp * 2 + cp) * 2 + tp: along cp alone, 2 and 0 would be as good as each other
+        # rank = (dp * 2 + cp) * 2 + tp: along cp alone, ranks 2 and 0 could not be distinguished
         (Layout(dp_size=2, cp_size=2, tp_size=2), 2, "dense", "rank 2 differs from most of the replicas on ranks 0, 2"),
         (Layout(cp_size=4), 3, "dense", "rank 3 differs from most of the replicas on ranks 0, 1, 2, 3"),
         # rank = edp * 2 + ep
@@ -179,7 +175,7 @@ def test_checksums_do_not_change_a_clean_run(
     assert found.grad_norms == expected.grad_norms
     assert_states_bitwise(found.final_state, expected.final_state)
     for box in boxes_by_rank(tmp_path).values():
-        # one exchange a check
+        # one exchange per check
         assert spans_by_step(box, Operation.CHECKSUM) == {1: 1, 3: 1}
 
 

@@ -34,12 +34,14 @@ CASES = {
 
 
 def gradient_of(rank: int) -> torch.Tensor:
-    """Return what a rank would add to the whole parameter: powers of two, so each sum shows who is in it."""
+    """Return the term that a rank adds to the whole parameter: powers of two, so each sum shows which ranks it
+    contains."""
     return torch.full(SHAPE, 2.0**rank, dtype=torch.float64)
 
 
 def sum_on_rank(context: RankContext, row: PlacementRow, layout: Layout) -> list[tuple[Any, torch.Tensor]]:
-    """Be a rank with one parameter; return the boxes of its shard with their summed gradients, and the token count."""
+    """Run as a rank with one parameter; return the boxes of its shard with their summed gradients, and the token
+    count."""
     rank = context.rank
     process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
     join(open_rendezvous(process, job="spans", timeout_s=DEADLINE_S))

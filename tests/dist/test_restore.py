@@ -1,4 +1,5 @@
-"""Restarts after a crash: from host memory if every rank has its snapshot there, else from the newest good one."""
+"""Restarts after a crash: from host memory if every rank has its snapshot there, else from the newest intact
+checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_job_continues_from_memory_after_a_crash(
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
     crash(rank_pool, *tables, orders=CaseOrders(die_at=(2, 3)))
-    # storage is of no use: what is there cannot be read
+    # Storage cannot be used: its files cannot be read.
     files = data_files(tmp_path, 2)
     for path in files:
         path.write_bytes(b"")
@@ -64,7 +65,7 @@ def data_files(run_directory: Path, step: int) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_rank_that_dies_while_copying_spoils_one_snapshot(
+def test_rank_that_dies_while_copying_loses_one_snapshot(
     rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
     tables = (train_data, OPTIONS, KEPT, LAYOUT, place(tmp_path))
@@ -85,7 +86,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_by_all_ranks(
     jobs.run(make_config(*tables, {"train": {"steps": 4}}))
     wait_for_the_end_of_writers(tmp_path)
     victim = data_files(tmp_path, 4)[3]
-    # one of them finds it; more kinds of damage are in test_damaged_checkpoints.py
+    # One of them detects it; more kinds of damage are in test_damaged_checkpoints.py.
     content = bytearray(victim.read_bytes())
     content[len(content) // 3] ^= 1
     victim.write_bytes(content)
@@ -104,7 +105,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_by_all_ranks(
 
 
 def train_and_count(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
-    """Train, and leave beside the run how many bytes this rank read from storage."""
+    """Train, and write beside the run how many bytes this rank read from storage."""
     real = job_restore.load_state
     num_bytes = 0
 
@@ -143,7 +144,7 @@ def test_four_replicas_read_a_checkpoint_once(
 def test_later_changes_of_the_state_are_not_in_a_snapshot(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    # a snapshot at every step, while the optimizer goes on at once: what storage has is each step's own state
+    # A snapshot at every step, while the optimizer continues at once: storage must have each step's own state.
     constant: Tables = {"optimizer": {"lr_schedule": "constant", "lr_warmup_steps": 0}}
     every: Tables = {"checkpoint": {"interval": 1, "slots": 2}, "train": {"steps": 3}}
     jobs.run(make_config(train_data, LAYOUT, constant, every, place(tmp_path)))
@@ -156,7 +157,7 @@ def test_later_changes_of_the_state_are_not_in_a_snapshot(
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory in which a writer may still be tidying up after its commit."""
+    """Remove a directory in which a writer may still remove files after its commit."""
 
     def is_gone() -> bool:
         shutil.rmtree(directory, ignore_errors=True)

@@ -63,25 +63,23 @@ def pair_name(pair: tuple[Sizes, Sizes]) -> str:
 def stop_and_resume(
     jobs: TrainingJobs, common: Tables, run_directory: Path, first: Sizes, second: Sizes, changes: Tables | None = None
 ) -> tuple[Run, Run]:
-    """Train on one layout until the last rank is asked to stop within step HALF; train on with another layout.
-
-    changes: of the configuration that goes on.
-    """
+    """Train on one layout until the last rank is requested to stop within step HALF; continue with another layout.
+    changes: of the configuration of the second half."""
     place: Tables = {"job": {"run_directory": str(run_directory)}}
     last_rank = first[0] * first[1] * first[2] - 1
     before = jobs.run(make_config(common, place, on_layout(*first)), CaseOrders(stop_at=(last_rank, HALF - 1)))
     assert all(record.is_stopped for record in before.ranks)
     found = candidates(LocalLocation(run_directory / "checkpoints"))
     assert [(candidate.branch, candidate.step) for candidate in found] == [("main", HALF)]
-    wait_until(lambda: not list(run_directory.glob("megatrain-arena*")), "nothing in memory to go on from")
+    wait_until(lambda: not list(run_directory.glob("megatrain-arena*")), "no snapshot left in memory")
     after = jobs.run(make_config(common, place, on_layout(*second), changes or {}))
     assert [report.step for report in before.steps + after.steps] == list(range(1, STEPS + 1))
     return before, after
 
 
 def assert_every_sample_is_trained_on_once(before: Run, after: Run) -> None:
-    """Check the numbers of the samples that all pipelines read: each step has its own, in both halves."""
-    # the prefetch thread of the stopped run may have read steps that it did not come to
+    """Check the numbers of the samples that all pipelines read: each step has its own samples, in both halves."""
+    # The prefetch thread of the stopped run may have read steps that the run did not reach.
     cursors = [step * GLOBAL_BATCH_SIZE for step in range(STEPS)]
     consumed = [before.samples_by_step()[cursor] for cursor in cursors[:HALF]]
     consumed += [after.samples_by_step()[cursor] for cursor in cursors[HALF:]]
@@ -170,7 +168,8 @@ def test_resume_with_another_update_rule_begins_an_average(
 def test_all_ranks_take_a_checkpoint_by_time_after_the_same_step(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """One rank reads the clock: the others must learn of it in that step, or they would not take the snapshot."""
+    """One rank reads the clock: the others must receive its decision in that step, or they would not take the
+    snapshot."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}, "checkpoint": {"interval_s": 0.001, "keep_last": 0}}
     run = jobs.run(make_config(train_data, place, {"train": {"steps": 5}}, on_layout(2, 2, 2)))
     assert [report.step for report in run.steps] == [1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""A rollback continues from an earlier checkpoint as a run whose data never contained the skipped batches."""
+"""A rollback continues from an earlier checkpoint, as a run whose data never contained the skipped batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def checkpoints_of(directory: Path) -> LocalLocation:
 
 @pytest.fixture(scope="module")
 def trained(jobs: TrainingJobs, train_data: Tables, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    """Return the directory of a run with checkpoints of steps 3, 6 and 8, and the run. Not to be changed."""
+    """Return the directory of a run with checkpoints of steps 3, 6 and 8, and the run. Tests must not change it."""
     directory = tmp_path_factory.mktemp("trained")
     run = jobs.run(make_config(*tables(train_data, directory)))
     assert [candidate.step for candidate in candidates(checkpoints_of(directory))] == [8, 6, 3]
@@ -80,7 +80,7 @@ def test_rollback_equals_a_run_without_the_skipped_batches(
     assert after.grad_norms == oracle.grad_norms
     assert_bitwise(after.final, oracle.final)
     assert_states_bitwise(after.final_state, oracle.final_state)
-    # step 3 was good and is the same, what follows has other batches
+    # Step 3 was good and is the same; the later steps have other batches.
     assert after.losses[0] == before.losses[3]
     assert after.losses[1] != before.losses[4]
     read = [number for samples in after.samples_by_step().values() for number in samples]
@@ -94,7 +94,7 @@ def test_rollback_equals_a_run_without_the_skipped_batches(
     manifest = read_manifest(newest.location)
     assert (newest.branch, newest.step) == (branch.name, 8)
     assert (manifest.data.skipped, manifest.consumed_samples) == ((HIDDEN,), 10 * BATCH)
-    # what was abandoned is still there, and never the newest again
+    # The abandoned checkpoints still exist, and are never the newest again.
     assert (place / "checkpoints" / "main" / step_directory_name(8)).is_dir()
 
 
@@ -102,7 +102,8 @@ def test_rollback_equals_a_run_without_the_skipped_batches(
 def test_rollback_is_done_once_and_kept_by_restarts(
     jobs: TrainingJobs, train_data: Tables, trained: tuple[Path, Run], oracle: Run, tmp_path: Path
 ) -> None:
-    """A restart before the branch has a checkpoint gives the same run, whether or not the rollback is ordered again."""
+    """A restart before the branch has a checkpoint gives the same run, whether or not the rollback is requested
+    again."""
     place = copied(trained, tmp_path)
     rare = make_config(*tables(train_data, place, interval=3))
     stopped = jobs.run(rare, CaseOrders(rollback=BACK, stop_at=(0, 4)))

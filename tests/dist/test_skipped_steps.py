@@ -49,7 +49,7 @@ def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs,
         assert record.digests[SKIPPED] == record.digests[SKIPPED - 1]
         assert len(set(record.digests)) == 4
         assert record.num_updates == 4
-    # the batch of the skipped step is gone, and the learning rate has moved on, as in one process
+    # The batch of the skipped step is consumed, and the learning rate has moved on, as in one process.
     alone = Poison(rank=0, steps=(SKIPPED,), parameter="blocks.0.mlp_branch.mlp.up.weight")
     reference = jobs.run(
         make_config(train_data, MODEL, {"optimizer": options.get("optimizer", {})}), CaseOrders(poison=alone)
@@ -64,7 +64,7 @@ def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs,
 @pytest.mark.slow
 def test_too_many_skipped_steps_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Tables) -> None:
     config = make_config(train_data, {"train": {"steps": 9, "max_skipped_steps": 3}}, on_layout(2, 2, 1))
-    # two in a row are allowed; the count starts anew after a good step
+    # Two consecutive skips are allowed; a good step resets the count.
     poison = Poison(rank=1, steps=(1, 2, 4, 5, 6), parameter="blocks.1.mlp_branch.mlp.down.weight")
 
     with pytest.raises(RankError) as caught:

@@ -25,7 +25,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    """Return the tables that name two sources, made once."""
+    """Return the tables that name two sources, created once."""
     return write_mixture(tmp_path_factory.mktemp("tokens"))
 
 

@@ -27,7 +27,7 @@ from tests.helpers.training_case import make_config, on_layout
 from tests.helpers.waiting import wait_until
 
 STEPS = 24
-"""More than a second of training: long enough for a signal to come in the middle."""
+"""More than a second of training: long enough for a signal to arrive in the middle."""
 GLOBAL_BATCH_SIZE = 4
 SIGNALLED_RANK = 2
 
@@ -65,7 +65,7 @@ def test_stopped_and_resumed_run_equals_an_undisturbed_one(
     codes = worker_exit_codes(stderr)
     assert sorted(codes) == [0, 1, 2, 3], stderr
     assert int(ExitCode.SAVED_AND_STOPPED) in codes.values()
-    # torchrun sends SIGTERM to the others when the first has ended, and may meet one on its last instructions
+    # torchrun sends SIGTERM to the other workers when the first one has ended, possibly during their last instructions.
     assert set(codes.values()) <= {int(ExitCode.SAVED_AND_STOPPED), -signal.SIGTERM}
     main = LocalLocation(job.files.checkpoints / "main")
     (saved,) = committed_steps(main)
@@ -76,14 +76,14 @@ def test_stopped_and_resumed_run_equals_an_undisturbed_one(
     assert job.records("evaluation") == []
     assert job.boxes == []
 
-    # what torchrun's second start would start: how torchrun starts workers was seen above
+    # the workers of torchrun's second start, which the test starts itself: torchrun's own start is tested above
     with four_workers(job) as workers:
         ends = [finish(worker) for worker in workers]
     assert [code for code, _, _ in ends] == [0, 0, 0, 0], ends
     stdout = ends[0][1]
     assert f"resumed at step {saved} from " in stdout
     assert f"step {STEPS}/{STEPS} | loss" in stdout
-    # bit by bit: JSON keeps every digit
+    # Bit by bit, because JSON keeps every digit.
     assert [record["loss"] for record in job.records("step")] == straight.losses
     assert [record["grad_norm"] for record in job.records("step")] == straight.grad_norms
     assert [(record["step"], record["loss"]) for record in job.records("evaluation")] == [
@@ -108,7 +108,7 @@ def worker_environment(local_rank: int, store_port: int = 1) -> dict[str, str]:
 
 @contextmanager
 def four_workers(job: TrainJob) -> Iterator[list[ForkedProgram]]:
-    """Start the workers that torchrun would start, and be the agent who has the store."""
+    """Start the workers that torchrun would start, with this process as the agent that serves the store."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ExitStack() as stack:
         yield [
@@ -153,12 +153,13 @@ def test_a_bad_configuration_is_found_before_any_process_group(
     local_rank: int, train_data: Tables, tmp_path: Path
 ) -> None:
     config_file = bad_config(tmp_path / "job", train_data)
-    # the store could not be reached: a worker that tried would fail in another way. A later one waits for the first
-    program = "megatrain.train" if local_rank == 0 else "tests.helpers.hasty_train"
+    # The store could not be reached: a worker that tried would fail in another way. A later worker waits for the first
+    # one.
+    program = "megatrain.train" if local_rank == 0 else "tests.helpers.short_wait_train"
     with started([program, str(config_file)], worker_environment(local_rank)) as process:
         code, stdout, stderr = finish(process)
 
-    # alone with its error, a later worker tells of it too
+    # A later worker with its own error reports it too, if no other worker does.
     assert code == ExitCode.CONFIG
     assert [(stdout + stderr).count(problem) for problem in PROBLEMS] == [1] * len(PROBLEMS)
     assert own_box_paths(tmp_path / "job" / "boxes") == []
@@ -181,7 +182,7 @@ def test_truncated_tokens_are_found_before_the_ranks_meet(train_data: Tables, tm
 
 
 def test_two_runs_do_not_save_in_one_place(train_data: Tables, tmp_path: Path) -> None:
-    """Each has a run directory of its own, but both name the same checkpoint.directory."""
+    """Each has its own run directory, but both name the same checkpoint.directory."""
     place = tmp_path / "checkpoints"
     job = make_job(tmp_path / "job", train_data, {"checkpoint": {"directory": str(place)}})
     with checkpoints_locked(str(place)), forked(["megatrain.train", str(job.config_file)]) as process:

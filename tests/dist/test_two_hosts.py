@@ -64,7 +64,7 @@ def test_killed_writers_of_both_hosts_are_replaced(jobs: TrainingJobs, train_dat
 
 
 def train_and_wait_less(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
-    """Be a worker that takes a writer for gone as soon as storage shows no change for a moment."""
+    """Run as a worker that considers a writer gone as soon as storage has not changed for a moment."""
     with mock.patch.object(attach, "_QUIET_S", 0.3):
         return train_on_rank(context, config, orders)
 
@@ -74,7 +74,8 @@ def train_and_wait_less(context: RankContext, config: Config, orders: CaseOrders
 def test_all_ranks_of_both_hosts_killed(
     is_lost: bool, rank_pool: RankPool, jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    """While one host writes its file of the newest snapshot; then that host comes back, or another one in its place."""
+    """While one host writes its file of the newest snapshot; afterwards that host returns, or another one replaces
+    it."""
     faults = WriterFaults.order(
         tmp_path / "faults" / "host-1",
         WriterFault("append", "step-000000004/r000000-rank-00001.distcp", time=2, is_held=True),
@@ -97,5 +98,5 @@ def test_all_ranks_of_both_hosts_killed(
     straight = jobs.remembered(make_config(train_data, LAYOUT, {"train": {"steps": STEPS}}))
     assert_goes_on_as_if_never_stopped(after, straight, step)
     wait_for_the_end_of_writers(run)
-    # step 4 is pending in a round whose hosts may be gone: it gives way when a newer one is pending
+    # Step 4 is pending in a round whose hosts may be gone: a newer pending step replaces it.
     assert steps_that_are_whole(run / "checkpoints") in ([2, 4, 6], [2, 6])

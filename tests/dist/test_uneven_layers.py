@@ -1,6 +1,6 @@
 """Every split of the layers over stages and chunks computes the same, and resumes from the same files.
 
-The model has four layers. A chunk that has an end of the model may have none.
+The model has four layers. A chunk with an end of the model may have no layer.
 """
 
 from __future__ import annotations

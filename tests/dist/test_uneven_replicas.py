@@ -1,4 +1,4 @@
-"""Replicas with unequal numbers of micro-batches compute what equal ones compute on the same samples, in fp64.
+"""Replicas with unequal numbers of micro-batches compute what equal replicas compute on the same samples, in fp64.
 
 TINY has 8 micro-batches a step: 7 replicas have 2, 1, 1, 1, 1, 1 and 1 of them, 3 replicas 3, 3 and 2.
 """
@@ -25,7 +25,7 @@ def layout(dp_size: int, **options: object) -> Tables:
 
 @dataclass(frozen=True)
 class Case:
-    """A layout of unequal replicas, and what else differs from TINY. Gradients of less than `eps` hardly count."""
+    """A layout of unequal replicas, and its other differences from TINY. Gradients below `eps` have little effect."""
 
     layout: Tables
     changes: Tables = field(default_factory=dict)
@@ -39,7 +39,8 @@ CASES = {
     "dp3-no-overlap": Case(layout(3, overlap=False)),
     "dp3-tp2": Case(layout(3, tp_size=2), {"model": {"dropout": 0.1}}),
     "dp3-two-chunks": Case(layout(3, **TWO_CHUNKS)),
-    # an empty micro-batch in each step: the others have it between theirs and the reduction, or reduce it
+    # An empty micro-batch in each step: the other replicas have a micro-batch between theirs and the reduction, or
+    # reduce it.
     "dp3-two-chunks-empty": Case(layout(3, **TWO_CHUNKS), FIVE),
     "dp3-zero-bubble-empty": Case(layout(3, pp_size=2, schedule="zero_bubble"), FIVE),
     "dp5-zero2-empty": Case(layout(5, zero_stage=2), {"model": {"dropout": 0.1}}),
@@ -61,7 +62,7 @@ def assert_same_numbers(run: Run, reference: Run) -> None:
     assert_close(run.grad_norms, reference.grad_norms, OF_WEIGHTS, "gradient norm")
     wrong = {name: error for name, error in distance(run.final, reference.final).items() if not error <= OF_WEIGHTS}
     assert not wrong, f"final weights off by {wrong}"
-    # what was compared is no standstill
+    # Training moved the weights that were compared.
     assert run.losses[-1] < run.losses[0]
 
 
@@ -97,7 +98,7 @@ def test_uneven_replicas_report_the_losses_of_sources(jobs: TrainingJobs, tmp_pa
 
 @pytest.mark.slow
 def test_run_continues_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
-    """Each layout trains one step; what it saves is what the next one begins with."""
+    """Each layout trains one step and saves; the next layout resumes from that."""
     common: Tables = {**train_data, "train": {"steps": 4}}
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.remembered(make_config(common, layout(8)))
@@ -105,7 +106,7 @@ def test_run_continues_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_da
     for step, dp_size in enumerate((8, 7, 3, 8)):
         orders = CaseOrders(stop_at=(dp_size - 1, step)) if step < 3 else CaseOrders()
         run = jobs.run(make_config(common, place, layout(dp_size)), orders)
-        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "nothing in memory to go on from")
+        wait_until(lambda: not list(tmp_path.glob("megatrain-arena*")), "no snapshot left in memory")
 
         assert [report.step for report in run.steps] == [step + 1]
         assert run.samples_by_step()[8 * step] == list(range(8 * step, 8 * step + 8))

@@ -1,4 +1,4 @@
-"""Variants of other packages, with parameters of their own, compute the same in every layout as in one process."""
+"""Variants of other packages, with their own parameters, compute the same in every layout as in one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYOUTS: dict[str, list[Tables]] = {
 }
 POSITIONS: dict[str, set[str]] = {"counted": {"pace", "table"}, "leaning": {"stretch", "lean"}, "none": set()}
 """Position scheme -> its parameters."""
-# without parameters, nothing differs from layout to layout but who makes the positions of a chunk of the sequence
+# Without parameters, layouts differ only in the ranks that compute the positions of a chunk of the sequence.
 PLACED = [(positions, layout) for positions in POSITIONS for layout in LAYOUTS if POSITIONS[positions]]
 PLACED.append(("none", "tp2-pp2-dp2"))
 
@@ -36,7 +36,7 @@ def test_variants_give_the_numbers_of_one_process(
         },
         "data": all_data["data"],
     }  # fmt: skip
-    with on_the_path(tmp_path):  # the pool's ranks get the path of this process
+    with on_the_path(tmp_path):  # The pool's ranks get the import path of this process.
         reference = jobs.remembered(make_config(TWO_STEPS, common))
         run = jobs.run(make_config(TWO_STEPS, *LAYOUTS[layout], common))
 

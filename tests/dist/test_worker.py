@@ -33,7 +33,7 @@ STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a worker ended."""
+    """The end of a worker."""
 
     exit_code: ExitCode
     is_joined: bool
@@ -42,7 +42,7 @@ class Ended:
 
 
 def work(context: RankContext, config: Config) -> Ended:
-    """Be a worker without a signal; its black box stays, as after a failure."""
+    """Run as a worker without a signal; its black box stays, as after a failure."""
     rank, world_size = context.rank, context.world_size
     process = Process(rank, world_size, rank, world_size, 0, context.init_method)
     graces: list[float] = []
@@ -133,6 +133,6 @@ def test_worker_records_collections_and_wrap_links(config: Config, ended: list[E
     for box in boxes.values():
         assert spans_by_step(box, Operation.GC) == dict.fromkeys(range(STEPS), 1)
         assert spans_by_step(box, Operation.INIT) == {-1: 1}
-        # two stages and two chunks: the way round has links of its own
+        # Two stages and two chunks: the link from the last stage to the first is separate.
         assert {"pp-forward-wrap", "pp-backward-wrap"} <= {group.name for group in box.groups.values()}
         assert not [span for span in box.in_flight if span.group]

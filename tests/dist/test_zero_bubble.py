@@ -1,4 +1,4 @@
-"""The zero-bubble schedule gives the bits of 1f1b and the numbers of one process, and nothing else changes with it."""
+"""The zero-bubble schedule gives the bits of 1f1b and the numbers of one process, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[dict[str, Any], Tables]] = {
         on_layout(2, 2, 1),
         {"model": {"mlp": "swiglu", "num_kv_heads": 2}, "optimizer": {"name": "muon"}},
     ),
-    # as many micro-batches as stages, where on_layout makes twice as many
+    # as many micro-batches as stages, where on_layout creates twice as many
     "dp2-pp2-offload-no-overlap-fewest": (
         on_layout(1, 2, 2),
         {
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[dict[str, Any], Tables]] = {
 
 
 def merged(*several: Tables) -> Tables:
-    """Return tables of which the later ones add keys to the same sections of the earlier."""
+    """Return tables in which the later tables add keys to the same sections of the earlier ones."""
     found: Tables = {}
     for tables in several:
         for section, keys in tables.items():
@@ -149,7 +149,7 @@ def test_zero_bubble_in_fp8_has_the_bits_of_1f1b(jobs: TrainingJobs, train_data:
 @pytest.mark.slow
 def test_skipped_step_leaves_no_deferred_wgrad(jobs: TrainingJobs, train_data: Tables) -> None:
     tables = merged(train_data, on_layout(1, 2, 2), {"train": {"steps": 5}})
-    # the wgrads of this weight are deferred: the sum is spoilt before the first of them is added to it
+    # The wgrads of this weight are deferred: the sum is corrupted before the first of them is added.
     poison = Poison(rank=3, steps=(2,), parameter="blocks.2.mlp_branch.mlp.up.weight", microbatch=1)
     run, same = (
         jobs.run(make_config(merged(tables, schedule)), CaseOrders(poison=poison)) for schedule in (ZERO_BUBBLE, {})
@@ -177,7 +177,7 @@ def test_checkpoint_of_1f1b_is_resumed_by_zero_bubble(jobs: TrainingJobs, train_
 @pytest.mark.slow
 def test_dgrads_and_wgrads_are_separate_spans(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     jobs.run(make_config(merged(train_data, on_layout(1, 2, 1), ZERO_BUBBLE, recording_in(tmp_path))))
-    # on_layout makes micro-batches of 2 of the 8 samples
+    # on_layout creates micro-batches of 2 of the 8 samples.
     schedule = build_schedule("zero_bubble", 2, 1, 4)
     for box in boxes_by_rank(tmp_path).values():
         actions = schedule.stages[box.identity.coordinate["pp"]]
@@ -190,7 +190,7 @@ def test_dgrads_and_wgrads_are_separate_spans(jobs: TrainingJobs, train_data: Ta
 
 
 MEMORY: dict[str, Any] = {
-    # so many sequences and so few words that blocks' activations are most of the memory
+    # The sequences are so many, and the vocabulary so small, that the blocks' activations take most of the memory.
     "model.seq_len": 128,
     "model.hidden_size": 128,
     "model.vocab_size": 256,

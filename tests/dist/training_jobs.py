@@ -1,7 +1,7 @@
-"""Jobs on the pool of ranks: run one, assemble the pieces of its ranks, compare it with another.
+"""Jobs on the pool of ranks: run a job, assemble the pieces of its ranks, compare it with another job.
 
-Putting together asserts what no layout may break: all ranks report the same numbers, every copy of an element (dp and
-tp replicas, the tied head) is bitwise the same, and a checkpoint would hold each element of the state exactly once.
+Assembling asserts what every layout must keep: all ranks report the same numbers, every copy of an element (dp and tp
+replicas, the tied head) is bitwise the same, and a checkpoint would hold each element of the state exactly once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Arrays = dict[str, NDArray[Any]]
 """Whole tensors by logical name."""
 Tables = dict[str, dict[str, Any]]
 TWO_STEPS: Tables = {"train": {"steps": 2}, "optimizer": {"lr_warmup_steps": 1, "lr_decay_steps": 4}}
-"""The fewest steps that show each part of one: the second one's forward uses the weights of the first one's update, and
-its update uses moments that are not zero, at another learning rate."""
+"""The fewest steps that test each part of a step: the second one's forward uses the weights of the first one's update,
+and its update uses moments that are not zero, with another learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a job did. Parameters are as the model used them; optimizer states are by kind."""
+    """The results of a job. Parameters are as the model used them; optimizer states are by kind."""
 
     ranks: list[RankRecord] = field(repr=False)
     initial: Arrays = field(repr=False)
@@ -64,7 +64,7 @@ class Run:
 
 
 class TrainingJobs:
-    """Runs jobs on the pool and remembers the runs that others are compared with."""
+    """Runs jobs on the pool and caches the runs that others are compared with."""
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool
@@ -78,7 +78,7 @@ class TrainingJobs:
         *,
         worker: Callable[[RankContext, Config, CaseOrders], RankRecord] = train_on_rank,
     ) -> Run:
-        """Train as `config` says. Raises: RankError; AssertionError when the ranks disagree."""
+        """Train with `config`. Raises: RankError; AssertionError if the ranks disagree."""
         world_size = config.layout(None).world_size
         records = self._pool.run(worker, world_size, config, orders or CaseOrders(), timeout_s=timeout_s)
         for record in records[1:]:
@@ -94,7 +94,7 @@ class TrainingJobs:
         )
 
     def remembered(self, config: Config) -> Run:
-        """Return the run of `config`, made once."""
+        """Return the cached run of `config`."""
         key = json.dumps(config.to_dict(), sort_keys=True)
         if key not in self._remembered:
             self._remembered[key] = self.run(config)
@@ -102,13 +102,13 @@ class TrainingJobs:
 
 
 def _agreed(report: StepReport) -> str:
-    """Return what all ranks must say alike, bitwise (nan equals nan)."""
+    """Return the values that must be equal on all ranks, bitwise (nan equals nan)."""
     counted = (report.step, report.is_skipped, report.consumed_samples)
     return repr((*counted, report.loss, report.grad_norm, report.lr, report.sources))
 
 
 def assemble(pieces: Iterable[Piece]) -> Arrays:
-    """Put pieces together to whole tensors."""
+    """Assemble pieces to whole tensors."""
     whole: Arrays = {}
     is_known: Arrays = {}
     for piece in pieces:
@@ -175,7 +175,7 @@ def distance(found: Arrays, expected: Arrays) -> dict[str, float]:
 def assert_parity(run: Run, reference: Run, bound: float) -> None:
     """Compare losses, gradient norms and final weights with another run's, by relative error. All weights must move."""
     still = [name for name, was in reference.initial.items() if (reference.final[name] == was).all()]
-    assert not still, f"nothing is trained of {still}"
+    assert not still, f"no training changed {still}"
     assert_close(run.losses, reference.losses, bound, "loss")
     assert_close(run.grad_norms, reference.grad_norms, bound, "gradient norm")
     wrong = {name: error for name, error in distance(run.final, reference.final).items() if not error <= bound}

@@ -1,7 +1,8 @@
-"""The documents tell the truth: their commands end with exit code 0, their Python runs, their links lead somewhere.
+"""The documents are correct: their commands end with exit code 0, their Python runs, and their links lead to existing
+targets.
 
-Every document gets a copy of the repository of its own, where its blocks run in order: a later block finds what an
-earlier one made. What cannot run here says why in a comment before the block: `<!-- not run: needs 8 GPUs -->`.
+Every document gets its own copy of the repository, where its blocks run in order: a later block finds the files of an
+earlier one. A comment before a block that cannot run here gives the reason: `<!-- not run: needs 8 GPUs -->`.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from tests.helpers.source_tree import ROOT, documents, relative
 from tests.helpers.waiting import DEADLINE_S
 
 RUNNABLE = ("megatrain ", "python ", "make help")
-# One document's commands are started as users start them; those of the others need not load torch first.
+# The commands of one document start as users start them; those of the others need not import torch first.
 STARTED_AS_BY_USERS = ROOT / "README.md"
 COMMAND = "import sys; from megatrain.cli import main; sys.exit(main())"
 SHELL = re.compile(r"[^\w\s=.,:/@%+'\"-]")
-# What a checkout has, with its compiled modules, which cold processes would compile again; environments, runs and what
-# was built stay behind.
+# The files of a checkout with its compiled modules, which cold processes would otherwise compile again; environments,
+# runs and build outputs are not copied.
 COPIED = ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "README.md", "megatrain", "configs", "docs")
 
-# Documents that say where things are: `path` or `path::name`, where NAME in a path stands for any name.
+# Documents that name places in the code: `path` or `path::name`, where NAME in a path stands for any name.
 NAMING_PLACES = ("docs/architecture.md", "docs/guides/extending.md")
 PLACE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*)(?:::([\w.]+))?`")
 
-# The demo is to learn something: its steps are long, and a document's need only to be taken.
+# The demo must learn, so its steps are long; the steps of a document only have to run.
 DEMO = "configs/demo.toml"
 SMALLER = {"micro_batch_size = 8": "micro_batch_size = 2", "global_batch_size = 32": "global_batch_size = 8"}
 
 
 def runnable_blocks(path: Path) -> list[MarkdownBlock]:
-    """Return the blocks of a document that can be run, which is every console and python block without a reason."""
+    """Return the runnable blocks of a document: all console and python blocks without a reason not to run."""
     blocks = fenced_blocks(path.read_text(encoding="utf-8"))
     return [block for block in blocks if block.language in ("console", "python") and not block.skip_reason]
 
@@ -65,7 +66,7 @@ def run(command: list[str], directory: Path, where: str, text: str) -> None:
 
 
 def run_fork(arguments: list[str], directory: Path, where: str, text: str) -> None:
-    """Run a Python program that need not load torch first."""
+    """Run a Python program that need not import torch first."""
     done = run_forked(arguments, directory=directory, environment=environment(), timeout_s=DEADLINE_S)
     check(done, where, text)
 
@@ -80,7 +81,7 @@ def check(done: subprocess.CompletedProcess[str], where: str, text: str) -> None
 
 
 def own_arguments(command: str) -> list[str] | None:
-    """Return the arguments of a `megatrain` command that a shell would do no more with than to split it; else None."""
+    """Return the arguments of a `megatrain` command that a shell would only split; None for any other command."""
     arguments = shlex.split(command)
     return arguments[1:] if arguments[0] == "megatrain" and not SHELL.search(command) else None
 
@@ -123,14 +124,14 @@ def test_named_files_and_names_are_there() -> None:
 
 
 def lost_places(text: str) -> list[str]:
-    """Return the places of a document that are not in this repository. A path begins at its root."""
+    """Return the places of a document that do not exist in this repository. A path begins at its root."""
     tops = {path.name for path in ROOT.iterdir()}
     places = [(path, name) for path, name in PLACE.findall(text) if name or path.partition("/")[0] in tops]
     return [f"{path}::{name}".removesuffix("::") for path, name in places if not is_there(path, name.split("."))]
 
 
 def is_there(path: str, names: list[str]) -> bool:
-    """Return whether files have this path, and one of them has all of these names."""
+    """Return whether files have this path, and one of them contains all of these names."""
     files = list(ROOT.glob(path.replace("NAME", "*")))
     if names == [""]:
         return bool(files)

@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, and are kept without what a run of them prints."""
+"""The notebooks run from the first cell to the last, and are stored without outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=relative)
 def test_cells_run_in_order(path: Path, tmp_path: Path) -> None:
     copy_repository(tmp_path)
-    # one program: a cell uses the names of those before it
+    # One program, because a cell uses the names of the cells before it.
     program = "\n\n".join("".join(cell["source"]) for cell in cells(path, "code"))
     run_fork(["-c", program], tmp_path, relative(path), program)
 

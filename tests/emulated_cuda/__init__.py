@@ -1,1 +1,1 @@
-"""CUDA kernels carried out by the processor, so that what csrc/ computes is tested where there is no GPU."""
+"""CUDA kernels executed on the CPU, so that csrc/ is tested without a GPU."""

@@ -1,4 +1,4 @@
-"""Compiles csrc/ for the processor, against the headers beside this file, and loads the result."""
+"""Compiles csrc/ for the CPU, against the headers beside this file, and loads the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_emulated_kernels() -> ctypes.CDLL:
 
 
 def set_thread_order(kernels: ctypes.CDLL, seed: int) -> None:
-    """Let the threads of a block run in order (0), from the last to the first (1), or as drawn from the seed."""
+    """Run the threads of a block in order (0), from the last to the first (1), or in an order drawn from the seed."""
     kernels.emulated_set_thread_order(ctypes.c_uint(seed))
 
 
@@ -35,7 +35,7 @@ def count_launches(kernels: ctypes.CDLL) -> int:
 
 
 def _built() -> Path:
-    # without the module, which only says what it was built for
+    # without the module, which only names the devices it was built for
     operators = [source for source in OPERATORS.glob("*.cpp") if source.name != "module.cpp"]
     sources = sorted([*KERNELS.glob("*.cu"), *operators, HERE / "emulator.cpp"])
     read = sorted([*ROOT.glob("csrc/*/*.[ch]*"), *HERE.glob("*.[ch]*"), Path(__file__)])
@@ -61,7 +61,7 @@ def _compile(source: Path, target: Path) -> None:
     torch_directory = Path(torch.__file__).parent
     _run([
         *("g++", "-x", "c++", "-O1", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"),
-        # as on a GPU, a pack at an address that is no multiple of its size ends the process
+        # As on a GPU, a pack at an address that is not a multiple of its size ends the process.
         *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
         STANDARD, *TORCH_FLAGS, "-DMEGATRAIN_DISPATCH_KEY=CPU",
         f"-I{HERE}", *include_flags(torch_directory, is_system=True),

@@ -1,4 +1,5 @@
-"""Micro-batches replayed from CUDA graphs train as those that Python launches, on one GPU with compiled kernels."""
+"""Micro-batches that are replayed from CUDA graphs train as those that Python launches, on one GPU with compiled
+kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.helpers.single_rank import SilentRecorder, make_config, microbatches,
 
 STEPS = 8
 TOLERANCE = 1e-3
-"""Relative. The kernels are the same; a library may choose another one of its own for a matrix product elsewhere."""
+"""The relative tolerance. The kernels are the same; a library may choose another kernel for a matrix product
+elsewhere."""
 SIZES: dict[str, Any] = {"vocab_size": 500, "seq_len": 64, "hidden_size": 64, "num_heads": 4, "num_layers": 3}
 LLAMA: dict[str, Any] = SIZES | {
     "norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False,
@@ -59,7 +61,7 @@ def _gpu() -> None:
 
 
 def train(capture: CudaGraphCapture | None, tables: dict[str, dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return loss and gradient norm of each step; an evaluation lies in the middle."""
+    """Return loss and gradient norm of each step; an evaluation takes place halfway."""
     config = make_config(
         batch={"micro_batch_size": 2, "global_batch_size": 6}, train={"steps": STEPS, "precision": "bf16", "seed": 7},
         **tables,

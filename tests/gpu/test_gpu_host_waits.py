@@ -1,4 +1,4 @@
-"""The host waits for the GPU once in a step, as CUDA's debug mode for synchronisations sees it."""
+"""The host waits for the GPU once in a step, according to CUDA's debug mode for synchronisations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One CUDA GPU trains the same model as the CPU: same code, same random numbers, losses that agree."""
+"""One CUDA GPU trains the same model as the CPU: same code, same random numbers, losses within the tolerance."""
 
 from __future__ import annotations
 

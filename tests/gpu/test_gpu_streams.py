@@ -1,4 +1,4 @@
-"""On a GPU exchanges run on streams beside compute, are timed where they run, and have their priorities."""
+"""Exchanges on a GPU run on streams beside compute, are timed where they run, and have their priorities."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from tests.helpers.require import require
 from tests.helpers.waiting import DEADLINE_S
 
 BYTES = {"tp": 256 << 20, "pp": 512 << 20, "dp": 1024 << 20}
-"""By group, as many as tell its copies in a trace from those of the others."""
+"""By group, a number of bytes that distinguishes its copies in a trace from those of the others."""
 ERROR_NS = 100_000
-"""Between our events and the profiler's; docs/reference/events.md states a few microseconds for the method."""
+"""The tolerance between our events and the profiler's; docs/reference/events.md states a few microseconds for the
+method."""
 
 
 def planned_group(name: str) -> PlannedGroup:
@@ -43,7 +44,7 @@ def planned_group(name: str) -> PlannedGroup:
 
 @pytest.fixture
 def connected() -> Iterator[Callable[[Recorder], dict[str, Group]]]:
-    """Return a function that makes NCCL's groups of this one rank: two ranks on one GPU are not allowed there."""
+    """Return a function that creates NCCL's groups of this one rank: NCCL does not allow two ranks on one GPU."""
     require("gpu", torch.cuda.is_available(), "torch.cuda.is_available() is false on this machine")
     device, store = torch.device("cuda", torch.cuda.current_device()), dist.HashStore()
     timeout = timedelta(seconds=DEADLINE_S)
@@ -64,7 +65,7 @@ def connected() -> Iterator[Callable[[Recorder], dict[str, Group]]]:
 
 
 def copies(trace: list[dict[str, Any]], category: str) -> dict[int, dict[str, Any]]:
-    """Return a trace's events of this category, by their bytes, 0 for kernels."""
+    """Return a trace's events of this category, by their bytes; 0 for kernels."""
     return {one["args"].get("bytes", 0): one for one in trace if one.get("cat") == category}
 
 

@@ -48,7 +48,7 @@ def request_of(kind: str = "checkpoint", target: str = "", key: str = "key-00000
 
 @dataclass
 class FakeBackend:
-    """Carries out nothing, and remembers what it was asked for."""
+    """Executes nothing, and records the requests."""
 
     snapshot: JobSnapshot = field(default_factory=make_snapshot)
     outcome: Outcome = field(default_factory=lambda: Outcome(is_accepted=True, is_done=False, text="being done"))

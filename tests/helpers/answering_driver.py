@@ -1,4 +1,4 @@
-"""A stand-in of the driver: it is elected, and answers each request with what a test wants it to say."""
+"""A stand-in for the driver: it is elected, and answers each request as a test configures it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reply = Callable[[JobRequest], Sequence[Record]]
 
 
 class AnsweringDriver:
-    """As a context: leads under the name of a host, and has `requests`, those that it got."""
+    """As a context manager: leads under the name of a host; `requests` has the requests that it received."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, reply: Reply, host: str = "host-1") -> None:
         self.requests: list[JobRequest] = []
@@ -55,9 +55,9 @@ class AnsweringDriver:
                     if all(request.request_id != one.request_id for one in self.requests):
                         self.requests.append(request)
                         for record in self._reply(request):
-                            self._say(request, record)
+                            self._write(request, record)
 
-    def _say(self, request: JobRequest, record: Record) -> None:
+    def _write(self, request: JobRequest, record: Record) -> None:
         keys = self._keys
         match record:
             case Answer():

@@ -1,4 +1,5 @@
-"""What megatrain calls of NVIDIA apex, with its signatures (apex/normalization/fused_layer_norm.py), in plain torch."""
+"""The part of NVIDIA apex that megatrain calls, with its signatures (apex/normalization/fused_layer_norm.py), in plain
+torch."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def fused_layer_norm_affine(
     """Return the norm, with sums in fp32 and one rounding at the end."""
     _check(input, normalized_shape, weight, bias)
     wide = input.float()
-    centred = wide - wide.mean(-1, keepdim=True)  # torch's own norm adds up rows one after the other on CPUs
+    centred = wide - wide.mean(-1, keepdim=True)  # torch's own norm adds rows sequentially on CPUs.
     rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
     return (centred * rstd * weight.float() + bias.float()).to(input.dtype)
 

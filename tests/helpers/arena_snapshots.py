@@ -1,4 +1,5 @@
-"""Arenas made by hand, as the workers of a host leave them: plans, and sealed slots whose items are arbitrary bytes."""
+"""Arenas written by tests as the workers of a host leave them: plans, and sealed slots whose items are arbitrary
+bytes."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ from tests.helpers.one_source import stream_of_one
 
 ROUND = 2
 ROW_BYTES = 16
-"""Of the one tensor in hand-made metadata: each item of each rank holds one row of it."""
+"""The bytes of a row of the only tensor in the test's metadata: each item of each rank holds one row."""
 ITEM_LENGTHS = (1000, 64, 77)
 _REST_BYTES = 192
-"""Of a slot's contents after the image: state that only a restore from memory needs."""
+"""The bytes of a slot's contents after the image: state that only a restore from memory needs."""
 
 
 def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
@@ -77,7 +78,7 @@ def image_bytes(lengths: Sequence[int] = ITEM_LENGTHS) -> int:
 
 
 def make_image(rank: int, snapshot: int, lengths: Sequence[int] = ITEM_LENGTHS) -> bytes:
-    """Return the bytes of a rank's image, other ones for each snapshot."""
+    """Return the bytes of a rank's image, different for each snapshot."""
     generator = random.Random(f"{rank}/{snapshot}")
     image = bytearray(image_bytes(lengths))
     for offset, length in item_ranges(lengths):
@@ -90,7 +91,7 @@ def described_by(
     ranks: tuple[int, ...], round_number: int, lengths: tuple[int, ...] = ITEM_LENGTHS
 ) -> dict[str, bytes]:
     """Return the `.metadata` and the index of a checkpoint that these ranks write."""
-    from megatrain.checkpoint.gathered_items import stored_by_ranks  # here: it loads torch
+    from megatrain.checkpoint.gathered_items import stored_by_ranks  # Imported here because it loads torch.
     from megatrain.checkpoint.metadata_file import describing_files
 
     shape = [len(ranks) * len(lengths), ROW_BYTES]
@@ -117,7 +118,7 @@ def put_description(arena: Arena, round_number: int, described: Mapping[str, byt
 def make_arena(
     path: Path, plan: HostPlan, described: Mapping[str, bytes] | None = None, lengths: Sequence[int] = ITEM_LENGTHS
 ) -> Arena:
-    """Make the arena of a host with all that workers write into it but slots."""
+    """Create the arena of a host with everything that workers write into it except slots."""
     arena = create_arena(path)
     create_wake(arena.wake)
     for rank in plan.ranks:
@@ -132,14 +133,14 @@ def make_arena(
 
 @dataclass(frozen=True)
 class SnapshotJob:
-    """A job on some hosts that share one storage, with nothing saved yet."""
+    """A job on several hosts that share one storage, with nothing saved yet."""
 
     checkpoints: Location
     arenas: tuple[Arena, ...]
 
     @property
     def arena(self) -> Arena:
-        """The coordinator's."""
+        """The coordinator's arena."""
         return self.arenas[0]
 
     def step(self, step: int) -> Location:
@@ -156,7 +157,7 @@ class SnapshotJob:
                 put_slot(arena, rank, step=step, snapshot=snapshot, **changes)
 
     def persist_words(self) -> dict[int, set[Persist]]:
-        """Return what became of the snapshots in all slots, by step."""
+        """Return the persist states of the snapshots in all slots, by step."""
         found: dict[int, set[Persist]] = {}
         for arena in self.arenas:
             for file in arena.slots():
@@ -167,7 +168,7 @@ class SnapshotJob:
 
 
 def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> SnapshotJob:
-    """Make a run whose hosts have two ranks each; the first one is the coordinator. `changes` are of the plans."""
+    """Create a run whose hosts have two ranks each; the first host is the coordinator. `changes` apply to the plans."""
     checkpoints = LocalLocation(directory / "checkpoints")
     put_main(checkpoints)
     described = described_by(tuple(range(2 * num_hosts)), ROUND)
@@ -197,7 +198,7 @@ def put_slot(
     lengths: Sequence[int] = ITEM_LENGTHS,
     image: bytes | None = None,
 ) -> Path:
-    """Put a snapshot into its slot, in place of what is there, and return the slot's file."""
+    """Write a snapshot to its slot, replacing the content, and return the slot's file."""
     slot = snapshot % 2
     content = make_image(rank, snapshot, lengths) if image is None else image
     page = bytearray(HEADER_BYTES)

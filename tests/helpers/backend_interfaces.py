@@ -1,6 +1,7 @@
-"""How NVIDIA's packages are called, read from their sources without importing them: no GPU and no compiler is needed.
+"""The signatures of NVIDIA's packages, read from their sources without importing them: no GPU and no compiler is
+needed.
 
-Run it to read Transformer Engine's wheels again, of which the package index has the Python part alone:
+Run it to read Transformer Engine's wheels again, of which the package index has only the Python part:
 
     python -m tests.helpers.backend_interfaces > tests/golden/backend_interfaces.json
 """
@@ -22,11 +23,11 @@ READ = {
     "transformer_engine.pytorch": ("Linear", "Linear.forward", "autocast"),
     "transformer_engine.common.recipe": ("Float8CurrentScaling",),
 }
-"""What megatrain calls, by the module that it imports."""
+"""The functions that megatrain calls, by the module that it imports."""
 VERSIONS = ("2.9.0", "2.16.1", "2.20.2")
-"""The oldest that is supported, the first that keeps the weight until backward, and the newest."""
+"""The oldest supported version, the first that keeps the weight until backward, and the newest."""
 Signatures = Mapping[str, str]
-"""Name -> parameters without annotations and without self, defaults that are no constants as `...`."""
+"""Name -> parameters without annotations and without self; defaults that are not constants are `...`."""
 Sources = Callable[[str], str | None]
 """Returns the text of a file of a package by its path, or None."""
 
@@ -38,7 +39,7 @@ def recorded() -> dict[str, dict[str, Signatures]]:
 
 
 def read_interface(sources: Sources) -> dict[str, str]:
-    """Return the signatures of everything in READ. Raises: LookupError for a name that its module does not have."""
+    """Return the signatures of everything in READ. Raises: LookupError for a name that its module does not define."""
     return {
         name: ", ".join(_parameters(_definition(sources, module, name.partition(".")[0]), name.partition(".")[2]))
         for module, names in READ.items()
@@ -68,7 +69,7 @@ def download(version: str, directory: Path) -> Path:
 
 
 def signature(parameters: str) -> inspect.Signature:
-    """Return the signature that these parameters make."""
+    """Return the signature with these parameters."""
     arguments = ast.parse(f"lambda {parameters}: None", mode="eval").body.args  # type: ignore[attr-defined]
     without = len(arguments.args) - len(arguments.defaults)
     defaults = [inspect.Parameter.empty] * without + [ast.literal_eval(one) for one in arguments.defaults]
@@ -82,7 +83,7 @@ def signature(parameters: str) -> inspect.Signature:
 
 
 def _definition(sources: Sources, module: str, name: str) -> ast.ClassDef | ast.FunctionDef:
-    """Return the definition of what `module` offers under this name, following its imports."""
+    """Return the definition behind a name of `module`, following its imports."""
     path = module.replace(".", "/")
     is_package = (text := sources(f"{path}/__init__.py")) is not None
     if text is None and (text := sources(f"{path}.py")) is None:
@@ -99,7 +100,7 @@ def _definition(sources: Sources, module: str, name: str) -> ast.ClassDef | ast.
 
 
 def _imported(module: str, is_package: bool, node: ast.ImportFrom) -> str:
-    """Return the module that `node`, which stands in `module`, imports from."""
+    """Return the module that `node` in `module` imports from."""
     if node.level == 0:
         return node.module or ""
     parts = module.split(".")
@@ -133,7 +134,7 @@ def _text(name: str, default: ast.expr | None) -> str:
 
 
 def main() -> None:
-    """Print what GOLDEN shall be: the versions of Transformer Engine read again, the others as they are."""
+    """Print the new content of GOLDEN: the versions of Transformer Engine read again, the others unchanged."""
     found = {}
     with tempfile.TemporaryDirectory() as directory:
         for version in VERSIONS:

@@ -1,4 +1,4 @@
-"""Writes packages named like NVIDIA's, so that finding and importing them is tested by finding and importing."""
+"""Writes packages named like NVIDIA's, so that tests find and import them by the normal import system."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TRANSFORMER_ENGINE = {
     ),
 }
 NAMES = ("apex", "fused_layer_norm_cuda", "transformer_engine")
-"""Of all modules, without what is inside them."""
+"""The top-level names of all modules of these packages."""
 
 
 def write_packages(root: Path, files: dict[str, str]) -> None:
-    """Write `files`, by their paths below `root`, which is a place that modules are imported from."""
+    """Write `files`, by their paths below `root`, a directory on the import path."""
     for path, text in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)

@@ -1,4 +1,4 @@
-"""A disk that cannot read some bytes of every file: pread fails with EIO as soon as it comes to one of them."""
+"""A disk that cannot read some bytes of every file: pread of such bytes fails with EIO."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def break_disk(patch: pytest.MonkeyPatch, first: int, end: int, longest: int = 1 << 40) -> None:
-    """Let bytes `first` to `end` - 1 be unreadable. Reads of more than `longest` bytes do not fail."""
+    """Make bytes `first` to `end` - 1 unreadable. Reads of more than `longest` bytes do not fail."""
     pread = os.pread
 
     def read(descriptor: int, num_bytes: int, offset: int) -> bytes:

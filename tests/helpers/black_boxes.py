@@ -1,4 +1,4 @@
-"""Black boxes of a tiny job: where its ranks shall leave them, and what they hold when it has ended."""
+"""Black boxes of a tiny job: their directory, and their content after the job has ended."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NUM_RECORDS = 8192
 
 
 def recording_in(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the tables that let every rank of a job record all it does in `directory`."""
+    """Return the tables with which every rank of a job records all operations in `directory`."""
     return {"telemetry": {"black_box_directory": str(directory), "black_box_records": _NUM_RECORDS}}
 
 
 def boxes_by_rank(directory: Path) -> dict[int, BlackBox]:
-    """Return the black boxes in `directory`, each whole: nothing was overwritten."""
+    """Return the black boxes in `directory`, each complete: no record was overwritten."""
     boxes = {box.identity.rank: box for box in map(read_black_box, own_box_paths(directory))}
     assert boxes, f"no black box in {directory}"
     assert all(box.cursor <= box.capacity and not box.num_torn for box in boxes.values())

@@ -1,7 +1,7 @@
 """A server for tests of the page: the built page, the headers of the real server, and responses that a test defines.
 
-It can require a token, be interrupted, restart with another session, and it records its requests. Standard
-library only, one thread a connection, loopback.
+It can require a token, be interrupted, restart with another session, and it records its requests. It uses the standard
+library only, one thread per connection, and listens on loopback.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ TOPICS = ("overview", "series", "heat", "ranks", "stragglers", "incidents", "hos
 
 @dataclass
 class CannedDashboard:
-    """What is answered now. Tests change it while the page is open."""
+    """The current responses. Tests change them while the page is open."""
 
     responses: dict[str, Document | bytes]
     """By path below the API's prefix; bytes are a container of arrays."""
     token: str = ""
-    """Asked for where it is not empty."""
+    """Required in requests unless it is empty."""
     session: str = "first"
     step: int = STEP
     versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOPICS, 1))
     is_down: bool = False
-    """Every request is broken off without a response, streams too."""
+    """Every request ends without a response, streams too."""
     asked: list[str] = field(default_factory=list)
     actions: list[ActionRequest] = field(default_factory=list)
     notes: list[NoteRequest] = field(default_factory=list)
@@ -52,7 +52,7 @@ class CannedDashboard:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def news(self, *topics: str) -> None:
-        """Have the stream say that these views have something new."""
+        """Announce on the event stream that these views have new data."""
         self.versions = {**self.versions, **{topic: self.versions[topic] + 1 for topic in topics}}
 
     def live_document(self) -> LiveDocument:
@@ -105,7 +105,7 @@ class _DashboardHandler(BaseHTTPRequestHandler):
         name = path.removeprefix(_PREFIX)
         canned.asked.append(name)
         if not self._is_known():
-            self._refuse(401, "unauthorized", "The server wants a token.")
+            self._refuse(401, "unauthorized", "The server requires a token.")
         elif name == "live":
             self._stream()
         elif (response := canned.responses.get(name)) is None:
@@ -118,7 +118,7 @@ class _DashboardHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         canned = self.dashboard
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.headers["X-Megatrain-Request"] == "1", "the page has to say that it is the page"
+        assert self.headers["X-Megatrain-Request"] == "1", "the page must send its header"
         if self.path == f"{_PREFIX}session":
             if body["token"] != canned.token:
                 self._refuse(401, "unauthorized", "This token is not known.")
@@ -173,7 +173,7 @@ class _DashboardHandler(BaseHTTPRequestHandler):
         try:
             self.end_headers()
             self.wfile.write(body)
-        except OSError:  # the page went on to another view meanwhile
+        except OSError:  # The page has moved on to another view.
             self.close_connection = True
 
     def _stream(self) -> None:
@@ -192,7 +192,7 @@ class _DashboardHandler(BaseHTTPRequestHandler):
                     self.wfile.write(f"event: change\ndata: {document}\n\n".encode())
                     reported = document
                 else:
-                    self.wfile.write(b": here\n\n")  # or a page that is gone is never noticed
+                    self.wfile.write(b": here\n\n")  # Otherwise, the server never notices that a page is gone.
                 self.wfile.flush()
             except OSError:
                 return

@@ -1,4 +1,4 @@
-"""The GPUs and links of a made-up host, as the page gets them: made from rows as the streamer makes them."""
+"""The GPUs and links of an invented host, as the page gets them: created from rows as the streamer creates them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOT_FROM = 35
 
 
 def host_devices(host: str, first_rank: int, now_s: float, *, has_problems: bool) -> HostDevicesDocument:
-    """Return an hour of a host with eight H100s and nine links; `has_problems`: with problems of several kinds."""
+    """Return one hour of a host with eight H100s and nine links; `has_problems`: with problems of several kinds."""
     found: dict[Any, list[Any]] = {Gpus: [], NetworkLinks: [], Xids: []}
     for number in range(_NUM_READINGS):
         at_s = now_s - _EACH_S * (_NUM_READINGS - 1 - number)

@@ -1,4 +1,4 @@
-"""The waits for data of a made-up host, and its data loader, as the page gets them."""
+"""The data waits of an invented host, and its data loader, as the page gets them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Responses of the dashboard's API for a job that never was: 48 hosts, a straggler, a lost host.
+"""Responses of the dashboard's API for an invented job: 48 hosts, a straggler, a lost host.
 
-For tests of the page alone: what the responses say is checked by the documents' classes, how they are found out is not
-of interest here. `NOW_S` is the time at which all of it is read.
+For tests of the page alone: the documents' classes check the responses; how the real server computes them does not
+matter here. `NOW_S` is the time at which all of it is read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SLOW_HOST = "host-017"
 LOST_HOST = "host-031"
 NOTE_ID = "1794900000000-0a1b2c3d"
 MARKUP = "<img src=x onerror=\"document.title='attacked'\"><b>bold</b>"
-"""Stands in a log line, a host's label and a reason: it must be seen as it is."""
+"""Contained in a log line, a host's label and a reason: the page must show it unchanged."""
 
 
 def host_name(number: int) -> str:
@@ -125,7 +125,7 @@ _REASONS: dict[str, tuple[ReasonDocument, ...]] = {
 
 
 def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewDocument:
-    """Return the overview of a job that trains with a straggler, or in good health, or that recovers ("bad")."""
+    """Return the overview of a job that trains with a straggler, or is healthy, or recovers ("bad")."""
     is_bad = health == "bad"
     level: Literal["green", "amber", "red"] = "red" if is_bad else "amber" if health == "warning" else "green"
     return OverviewDocument(
@@ -174,7 +174,7 @@ def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewD
 
 
 def series_document(num: int = 600) -> SeriesDocument:
-    """Return a loss that falls, a step time with a straggler in the last sixth, and noise that is always the same."""
+    """Return a falling loss, a step time with a straggler in the last sixth, and constant noise."""
     stride = STEP // num
     steps = tuple(stride * (index + 1) for index in range(num))
     noise = [math.sin(index * 12.9898) * 0.5 + math.sin(index * 78.233) * 0.3 for index in range(num)]

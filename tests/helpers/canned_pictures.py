@@ -1,4 +1,5 @@
-"""The small pictures of an incident's page as responses: of the recorded sample, read from the real routes once."""
+"""The small pictures of an incident's page as responses: those of the recorded sample, read once from the real
+routes."""
 
 from __future__ import annotations
 

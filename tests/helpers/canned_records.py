@@ -35,7 +35,7 @@ from tests.helpers.canned_job import JOB, LOST_HOST, MARKUP, NOW_S, SLOW_HOST, S
 
 
 def incidents() -> tuple[IncidentDocument, ...]:
-    """Return three of them, the newest first."""
+    """Return three incidents, the newest first."""
     return (_incident_of_host(), _incident_of_straggler(), _incident_of_worker())
 
 
@@ -170,7 +170,7 @@ def _incident_of_worker() -> IncidentDocument:
 
 
 def verdicts() -> tuple[VerdictDocument, ...]:
-    """Return one that waits for a person, and one that was acted on."""
+    """Return a verdict that waits for a person, and one that was executed."""
     return tuple(
         VerdictDocument(
             verdict_id=verdict_id,
@@ -255,7 +255,7 @@ def checkpoints() -> CheckpointsDocument:
 
     return CheckpointsDocument(
         place="/data/runs/gpt-13b-demo/checkpoints",
-        resume_reason="A restart goes on from step 48,000 of main-2: the newest that is whole.",
+        resume_reason="A restart resumes from step 48,000 of main-2, the newest complete one.",
         branches=(
             BranchDocument(
                 name="main", parent="", parent_step=None, created_unix_s=NOW_S - 90_000, reason="", is_current=False

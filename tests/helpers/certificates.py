@@ -1,4 +1,4 @@
-"""Certificates for tests, made on the spot: an authority, a server on loopback, a client."""
+"""Certificates for tests, created at run time: an authority, a server on loopback, a client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints without tensors: the files that the contracts know, made with as little as possible."""
+"""Checkpoints without tensors: the files that the contracts define, with minimal content."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def make_manifest(**changes: Any) -> Manifest:
 
 
 def put_manifest(branch: Location, step: int, **changes: Any) -> Location:
-    """Make a checkpoint without COMMIT and return its directory."""
+    """Create a checkpoint without COMMIT and return its directory."""
     directory = branch / step_directory_name(step)
     write_manifest(directory, make_manifest(branch=branch.name, step=step, **changes))
     return directory
 
 
 def put_checkpoint(branch: Location, step: int, **changes: Any) -> Location:
-    """Make a committed checkpoint and return its directory."""
+    """Create a committed checkpoint and return its directory."""
     directory = put_manifest(branch, step, **changes)
     write_commit(directory, make_manifest(branch=branch.name, step=step, **changes))
     return directory
@@ -63,7 +63,7 @@ def put_checkpoint(branch: Location, step: int, **changes: Any) -> Location:
 def put_branch(
     checkpoints: Location, name: str, parent: str = "", parent_step: int | None = None, reason: str = "test"
 ) -> Location:
-    """Make the BRANCH file of a branch and return its directory."""
+    """Create the BRANCH file of a branch and return its directory."""
     content = {
         "schema_version": 1, "name": name, "parent": parent, "parent_step": parent_step,
         "created_unix_s": 1_790_000_000, "reason": reason,
@@ -73,19 +73,19 @@ def put_branch(
 
 
 def go_back(checkpoints: Location, step: int, reason: str) -> None:
-    """Go on from a step of main on branch-0002."""
+    """Continue from a step of main on branch-0002."""
     put_branch(checkpoints, "branch-0002", "main", step, reason)
     put_resume(checkpoints, "branch-0002")
 
 
 def put_resume(checkpoints: Location, branch: str) -> None:
-    """Claim the next round, and record that it goes on with a branch."""
+    """Claim the next round, and record that it continues a branch."""
     claim = Claims(checkpoints).take(None)
     begin_round(checkpoints, RoundStart(claim.number, branch, None))
 
 
 def put_main(checkpoints: Location, *steps: int) -> Location:
-    """Make a run on main with some committed steps."""
+    """Create a run on main with some committed steps."""
     put_resume(checkpoints, "main")
     main = put_branch(checkpoints, "main")
     for step in steps:
@@ -94,7 +94,7 @@ def put_main(checkpoints: Location, *steps: int) -> Location:
 
 
 def tree(place: Path) -> dict[str, bytes]:
-    """Return all files below a place."""
+    """Return all files below a location."""
     return {str(path.relative_to(place)): path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
 
 
@@ -108,7 +108,7 @@ def path_of(place: Location) -> Path:
 
 
 def found(checkpoints: Location, branch: str | None = None) -> list[tuple[str, int]]:
-    """Return branch and step of what a run may go on from, and check the places."""
+    """Return branch and step of the checkpoints that a run may resume from, and check their locations."""
     result = candidates(checkpoints, branch)
     for candidate in result:
         assert str(candidate.location) == f"{checkpoints}/{candidate.branch}/step-{candidate.step:09d}"
@@ -116,7 +116,7 @@ def found(checkpoints: Location, branch: str | None = None) -> list[tuple[str, i
 
 
 CRASHED = 9
-"""The exit code of a process that was ended by `crash_at`."""
+"""The exit code of a process that `crash_at` ended."""
 
 _CRASH = """
 import os, sys
@@ -139,7 +139,7 @@ sys.addaudithook(crash)
 def crash_at(number: int, preparation: str, action: str) -> bool:
     """Run `action` in a process that ends just before its change `number` to the disk, as SIGKILL would end it.
 
-    Return whether it came so far; False when the action was done before.
+    Return whether it reached that change; False if the action ended before.
     """
     script = _CRASH.format(number=number, crashed=CRASHED, preparation=preparation, action=action)
     done = run_forked(["-c", script], timeout_s=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""A fork of the test's process: for what cannot be undone, as an end in the middle or rights that are given up."""
+"""A fork of the test's process, for irreversible operations such as an abrupt exit or giving up permissions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def in_child(act: Callable[[], object]) -> int:
-    """Carry out `act` in a child process and return its exit code: 1 when it raises."""
+    """Call `act` in a child process and return its exit code: 1 if it raises."""
     child = os.fork()
     if child == 0:
         code = 1

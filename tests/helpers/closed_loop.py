@@ -49,7 +49,7 @@ class ClosedLoop(ViewedJob):
         return {one.verdict_id: one for one in self.view.all("outcomes", VerdictOutcome)}
 
     def wait_for_verdict(self, confidence: VerdictConfidence = VerdictConfidence.HIGH) -> HostVerdict:
-        """Return the first verdict of that confidence."""
+        """Return the first verdict with that confidence."""
         wait_until(lambda: bool(self.verdicts(confidence)), "a verdict")
         return self.verdicts(confidence)[0]
 
@@ -62,7 +62,7 @@ class ClosedLoop(ViewedJob):
         return [incident for incident in self.view.incidents() if incident.kind is IncidentKind.STRAGGLER]
 
     def step_time_s(self, first: int, last: int) -> float:
-        """Return the median time of the steps from `first` to `last`; of a step that was done twice the later one."""
+        """Return the median time of the steps from `first` to `last`; the later time of a repeated step."""
         times = {record["step"]: record["duration_s"] for record in self.launched.step_records()}
         found = [duration for step, duration in times.items() if first <= step <= last]
         return statistics.median(found)
@@ -80,7 +80,7 @@ def closed_loop(
 ) -> Iterator[ClosedLoop]:
     """Start etcd, the daemon, `num_training` hosts and the other `hosts` as spares; wait until the job trains.
 
-    `has_network`: each host is in a network namespace of its own, on a network for training and one for the rest.
+    `has_network`: each host is in its own network namespace, on a network for training and one for everything else.
     """
     interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
     quiet = {"runtime": {"save_grace_s": 15.0}, "log": {"interval": 1000}, "train": {"gc_interval": 0}}
@@ -121,7 +121,7 @@ def closed_loop(
 def running_daemon(
     root: Path, run: Path, job: str, urls: Sequence[str], *more: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Have the diagnostics daemon of a job run."""
+    """Run the diagnostics daemon of a job during the block."""
     command = [
         sys.executable, "-m", "megatrain_diagnostics.daemon",
         "--run", str(run), "--job", job, "--rdzv-endpoint", ",".join(urls), *more,

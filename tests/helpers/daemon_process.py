@@ -1,4 +1,4 @@
-"""The diagnostics daemon as a process of its own, which a test may kill."""
+"""The diagnostics daemon as a separate process, which a test may kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = JobKeys("demo")
 
 
 class DaemonProcess:
-    """One life of the daemon of job `demo`; its log is shared by all lives."""
+    """One process of the daemon of job `demo`; all successive daemons share its log."""
 
     def __init__(self, run: Path, endpoints: list[str]) -> None:
         run.mkdir(exist_ok=True)
@@ -45,14 +45,14 @@ class DaemonProcess:
         self.process.wait()
 
     def end(self) -> int:
-        """Ask it to end and return its exit code."""
+        """Request its end and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(DEADLINE_S)
 
 
 @contextmanager
 def running_daemon(run: Path, endpoints: list[str]) -> Iterator[DaemonProcess]:
-    """Have a daemon during the block, and none after it."""
+    """Run a daemon during the block; none is left after it."""
     one = DaemonProcess(run, endpoints)
     try:
         yield one
@@ -61,6 +61,6 @@ def running_daemon(run: Path, endpoints: list[str]) -> Iterator[DaemonProcess]:
 
 
 def daemon_record(client: EtcdClient, keys: JobKeys = KEYS) -> DaemonRecord | None:
-    """Return what etcd says of the daemon."""
+    """Return the daemon's record in etcd."""
     item = client.get(keys.daemon)
     return None if item is None else decode(DaemonRecord, item.value, keys.daemon)

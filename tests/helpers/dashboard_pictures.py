@@ -1,4 +1,4 @@
-"""The routes of pictures over a directory of events, without a job: what they ask of a source, and nothing else."""
+"""The routes of pictures over a directory of events, without a job: they get exactly what they need of a source."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from megatrain_diagnostics.store.segment_store import SegmentStore
 
 @dataclass
 class PictureSource:
-    """A recorded job as far as pictures ask. `versions` may be changed: events have come."""
+    """A recorded job, as far as pictures need it. Changing `versions` announces new events."""
 
     directory: Path
     evidence: FiledEvidence | None = None
@@ -84,7 +84,7 @@ def stored_events(directory: Path, *tables: Table) -> Path:
 def picture_client(
     source: PictureSource, router: Callable[[DashboardParts], APIRouter], *, num_downloads: int = 1
 ) -> TestClient:
-    """Return a client of one router, with the refusals that the server has."""
+    """Return a client of one router, with the server's error responses."""
     downloads = HeavyQueries(num_running=num_downloads, num_waiting=0)
     app = FastAPI(dependencies=[Depends(check_query)])
     add_error_responses(app)

@@ -1,4 +1,4 @@
-"""A job's dashboard as a process of its own, as a launch starts it."""
+"""A job's dashboard as a separate process, as a launch starts it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @dataclass
 class DashboardProcess:
-    """`port` 0 takes a free one; begun again it takes the same."""
+    """`port` 0 takes a free port; a restarted dashboard uses the same port."""
 
     run: Path
     job: str
@@ -67,7 +67,7 @@ class DashboardProcess:
 
 @contextmanager
 def dashboard_process(run: Path, job: str, urls: Sequence[str], log: Path, *flags: str) -> Iterator[DashboardProcess]:
-    """Have the dashboard of a job run during the block."""
+    """Run the dashboard of a job during the block."""
     dashboard = DashboardProcess(run, job, urls, log, flags)
     try:
         dashboard.start()

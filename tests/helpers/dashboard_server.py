@@ -1,4 +1,4 @@
-"""A dashboard's server on a loopback socket, of a job made by a test, and a client that sends given requests."""
+"""A dashboard's server on a loopback socket for a job that a test defines, and a client that sends given requests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FILES = {
 
 @dataclass(slots=True)
 class MadeUpJob:
-    """A JobSource of which a test sets what it says."""
+    """A JobSource whose answers a test sets."""
 
     run: RunDirectory
     job: str = JOB
@@ -115,10 +115,8 @@ def served(
     source: MadeUpJob | None = None,
     files: Mapping[str, Asset] = FILES,
 ) -> Iterator[Served]:
-    """Run a server at any free port until the end of the block. `more`: routes at the very front, of the test's own.
-
-    `files`: of the page.
-    """
+    """Run a server at any free port until the end of the block. `more`: additional routes of the test, which take
+    precedence. `files`: of the page."""
     source = source or MadeUpJob(RunDirectory(directory))
     dashboard = make_app(source, settings, handler, files=files)
     for router in more:
@@ -143,7 +141,7 @@ class Reply:
         return json.loads(self.body)
 
     def assert_secured(self) -> None:
-        """Every response has these."""
+        """Check the headers that every response must have."""
         assert self.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
         assert self.headers["x-content-type-options"] == "nosniff"
         assert self.headers["referrer-policy"] == "no-referrer"
@@ -153,7 +151,7 @@ class Reply:
         assert "server" not in self.headers
 
     def assert_refused(self, status: int, text: str = "") -> None:
-        """The response is a refusal as all are, and says nothing about our code."""
+        """Check that the response is a refusal in the common form, and reveals nothing about our code."""
         assert self.status == status, (self.status, self.body)
         self.assert_secured()
         assert self.headers["content-type"] == "application/json"
@@ -181,12 +179,12 @@ def head_of(method: str, path: str, headers: Mapping[str, str], port: int, body:
 def ask(
     port: int, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
 ) -> Reply:
-    """Send one request over a connection of its own; return the response."""
+    """Send one request over a separate connection; return the response."""
     return exchange(port, head_of(method, path, headers or {}, port, body))
 
 
 def exchange(port: int, raw: bytes) -> Reply:
-    """Send these very bytes; return the first response."""
+    """Send exactly these bytes; return the first response."""
     with connected(port) as client:
         client.sendall(raw)
         return read_reply(client)
@@ -220,7 +218,7 @@ def read_head(client: socket.socket) -> bytes:
 
 
 def read_rest(client: socket.socket) -> bytes:
-    """Read until the other side ends the connection."""
+    """Read until the other side closes the connection."""
     received = b""
     while part := client.recv(65536):
         received += part
@@ -232,7 +230,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def session_headers(login: Reply) -> dict[str, str]:
-    """Return what a page sends of a session after its login: the cookie, and the page secret."""
+    """Return the session headers that a page sends after its login: the cookie, and the page secret."""
     return {
         "Cookie": login.headers["set-cookie"].partition(";")[0],
         "X-Megatrain-Session": login.json["page_secret"],
@@ -240,7 +238,7 @@ def session_headers(login: Reply) -> dict[str, str]:
 
 
 def from_page(port: int) -> dict[str, str]:
-    """Return what a page of ours sends with a request that changes something."""
+    """Return the headers that our page sends with a request that changes something."""
     return {
         "Origin": f"http://127.0.0.1:{port}",
         "Sec-Fetch-Site": "same-origin",
@@ -250,7 +248,7 @@ def from_page(port: int) -> dict[str, str]:
 
 
 def assert_others_are_served(server: Served, headers: Mapping[str, str] | None = None) -> None:
-    """Raise AssertionError when an ordinary client is not served."""
+    """Raise AssertionError if an ordinary client is not served."""
     reply = ask(server.port, JOB_PATH, headers)
     assert reply.status == 200
     reply.assert_secured()

@@ -1,4 +1,4 @@
-"""Data files of a checkpoint, made by hand from lists of items."""
+"""Data files of a checkpoint, written by tests from lists of items."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES = ("r000002-rank-00000.distcp", "r000002-rank-00001.distcp")
 
 
 def image_of(contents: list[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return an image with these items, and where they lie."""
+    """Return an image with these items, and their places."""
     image, ranges = b"", []
     for content in contents:
         ranges.append((len(image), len(content)))

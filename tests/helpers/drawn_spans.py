@@ -1,4 +1,4 @@
-"""Events that a test draws by hand: spans in microseconds on the tracks of a few ranks, and a job's worth of them."""
+"""Events that a test defines: spans in microseconds on the tracks of a few ranks, and those of a whole job."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from megatrain_diagnostics.events.tables import (
 from tests.helpers.memory_events import MemoryEvents
 
 BASE_NS = 1_700_000_000_000_000_000
-"""A unix time: arithmetic in floats would lose it."""
+"""A unix time with digits that float arithmetic would lose."""
 
 
 @dataclass
 class Drawing:
-    """Rows of a job's tables, in the order in which they were drawn."""
+    """Rows of a job's tables, in the order in which they were added."""
 
     layout: Layout = field(default_factory=Layout)
     ranks_a_host: int = 2
@@ -41,7 +41,7 @@ class Drawing:
         rows.append({"round": 1, "sequence": len(rows) + 1, **columns})
 
     def group(self, name: str, members: Sequence[int]) -> int:
-        """Return the number of a group, the same at all of its members."""
+        """Return the number of a group, the same for all of its members."""
         key = (name, tuple(members))
         if key not in self.groups:
             self.groups[key] = len(self.groups) + 1
@@ -52,7 +52,7 @@ class Drawing:
         return self.groups[key]
 
     def span(self, operation: Operation, start_us: float, length_us: float | None, **more: Any) -> None:
-        """Draw a span; of None us it is open."""
+        """Add a span; with None us it is open."""
         start_ns = BASE_NS + round(start_us * 1000)
         row = {"rank": 0, "step": 1, "microbatch": -1, "chunk": -1, "group": 0, "collective": 0, "num_bytes": 0,
                "flags": 0, "launch_ns": start_ns, **more}  # fmt: skip
@@ -69,7 +69,7 @@ class Drawing:
         self._add(Values, kind=kind, at_ns=BASE_NS + round(at_us * 1000), value=value, **{"rank": 0, "step": 1, **more})
 
     def tables(self) -> dict[type[Table], Table]:
-        """Return all tables, every rank of the layout among the ranks."""
+        """Return all tables; the table of ranks has every rank of the layout."""
         if Ranks not in self.rows:
             for rank in range(self.layout.world_size):
                 self._add(Ranks, rank=rank, **axis_values(self.layout, rank), pid=100 + rank, at_ns=BASE_NS,
@@ -86,9 +86,9 @@ def _table(kind: type[Table], rows: list[dict[str, Any]]) -> Table:
 
 
 def draw_job(layout: Layout, steps: Sequence[int], num_microbatches: int) -> Drawing:
-    """Draw whole steps of every rank: data, forwards and backwards with links and tp sums, scatter, clip, optimizer.
+    """Add whole steps of every rank: data, forwards and backwards with links and tp sums, scatter, clip, optimizer.
 
-    A stage begins a micro-batch when the one before has sent it. Times are those of no machine, but possible ones.
+    A stage begins a micro-batch when the previous stage has sent it. The times are invented but possible.
     """
     drawing, random = Drawing(layout=layout, ranks_a_host=8), np.random.default_rng(0)
     places: dict[tuple[int, int], int] = {}

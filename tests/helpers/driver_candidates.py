@@ -1,4 +1,4 @@
-"""Real drivers on a real etcd, and two hosts that say what a test has them say."""
+"""Real drivers on a real etcd, and two hosts whose records a test defines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW = 1_700_000_000.0
 
 
 class DriverCandidate:
-    """A driver in a thread, with its own client and lease. `config`: with the receivers to notify; None: no
+    """A driver in a thread, with a separate client and lease. `config`: with the receivers to notify; None: no
     receivers."""
 
     def __init__(
@@ -54,7 +54,7 @@ class DriverCandidate:
         self.thread.start()
 
     def die(self) -> None:
-        """End without a word to etcd, as a killed process does."""
+        """End without a message to etcd, as a killed process does."""
         self.client.close()
         self.close()
 
@@ -66,7 +66,7 @@ class DriverCandidate:
 
 
 class CandidateHosts:
-    """Two hosts that say what a test has them say."""
+    """Two hosts whose records a test defines."""
 
     def __init__(self, client: EtcdClient) -> None:
         self.client = client

@@ -1,4 +1,5 @@
-"""Stories of a simulated job for tests of the driver: hosts obey, the driver sees everything at once, time passes."""
+"""Sequences of events in a simulated job for tests of the driver: hosts obey, the driver sees everything at once, time
+passes."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ def go_on(job: SimulatedJob, seconds: float, *, step_s: float = 0.1) -> None:
     while job.now < end:
         job.now += step_s
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now)
         drive(job)
 
 
 def drive(job: SimulatedJob) -> None:
     """Let only the driver receive events and decide."""
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     job.probe(job.driver.decide(job.now))
     job.check()
 
@@ -90,16 +91,16 @@ def say_done(job: SimulatedJob, *names: str) -> None:
     for name in names:
         host = job.hosts[name]
         host.running, host.phase = 0, HostPhase.DONE
-        host.tell(job.now)
+        host.write_status(job.now)
 
 
 def stall(job: SimulatedJob, *names: str) -> None:
     for name in names:
         host = job.hosts[name]
         host.stall = Stall("step", host.step, 5.0, 5.0, job.now, (0,))
-        host.tell(job.now)
+        host.write_status(job.now)
 
 
 def goes_on(job: SimulatedJob, number: int) -> Callable[[], bool]:
-    """Return whether round `number` trains, as a question to ask again and again."""
+    """Return a condition: whether round `number` trains."""
     return lambda: number in job.rounds() and job.is_training()

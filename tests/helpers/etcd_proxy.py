@@ -1,6 +1,6 @@
-"""What stands between a client and etcd on a bad day: a TCP proxy that cuts, stalls, slows down or makes things up.
+"""A TCP proxy between a client and etcd that simulates faults: it cuts, stalls, slows down or falsifies the traffic.
 
-It can also keep single requests back, and deliver them when their sender has long given them up.
+It can also hold single requests, and deliver them long after their sender has given up.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ _DRIP_S = 0.05
 
 
 class Conduct(Enum):
-    """How a proxy treats what comes while it is set."""
+    """The behaviour of a proxy while this is set."""
 
     PASS = auto()
     REFUSE = auto()
-    """Connections are closed as soon as they are there."""
+    """Connections are closed immediately."""
     SWALLOW = auto()
-    """Requests go nowhere, answers never come."""
+    """Requests are dropped, answers never arrive."""
     GARBAGE = auto()
-    """Requests that `spoils` picks go nowhere, `garbage` is the answer; others pass."""
+    """Requests that `corrupts` selects are dropped and answered with `garbage`; others pass."""
     HALF_ANSWER = auto()
-    """Requests are carried out, the connection ends in the middle of the answer."""
+    """Requests are executed, the connection ends in the middle of the answer."""
     DRIP = auto()
-    """Requests are carried out, answers come a byte at a time."""
+    """Requests are executed, answers arrive byte by byte."""
 
 
 LONG_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
-"""An answer whose length Python's int() refuses to read."""
+"""An answer with a length that Python's int() refuses to parse."""
 
 
 def is_watch_of(directory: str, request: bytes) -> bool:
-    """Say whether a request opens a watch of what begins with `directory`."""
+    """Return whether a request opens a watch of keys that begin with `directory`."""
     return b"/v3/watch" in request and base64.b64encode(directory.encode()) in request
 
 
 class FirstWatches:
-    """Picks the first watch of each of some directories, for `EtcdProxy.spoils`."""
+    """Selects the first watch of each of some directories, for `EtcdProxy.corrupts`."""
 
     def __init__(self, directories: Iterable[str]) -> None:
         self.left = set(directories)
@@ -56,20 +56,21 @@ class FirstWatches:
 
 
 class EtcdProxy:
-    """Forwards to a port of this machine. `budget` may say, for each new connection, after how many bytes it is cut."""
+    """Forwards to a port of this machine. `budget` may return, for each new connection, the number of bytes after which
+    it is cut."""
 
     def __init__(self, port: int, *, budget: Callable[[], int | None] = lambda: None) -> None:
         self.conduct = Conduct.PASS
         self.garbage: Iterable[bytes] = [b"garbage\r\n\r\n"]
-        """Sent piece by piece until the client has enough."""
-        self.spoils: Callable[[bytes], bool] = lambda request: True
-        self.num_spoiled = 0
+        """Sent piece by piece until the client closes the connection."""
+        self.corrupts: Callable[[bytes], bool] = lambda request: True
+        self.num_corrupted = 0
         self.num_connections = 0
         self.keeps_back: Callable[[bytes], bool] = lambda request: False
-        """Whether a request, as it is sent, is kept until `deliver`; its sender gets no answer."""
+        """Whether a request is held until `deliver`; its sender gets no answer."""
         self.kept: list[bytes] = []
         self.before: Callable[[bytes], object] = lambda request: None
-        """Called with each request; etcd has it only after the return."""
+        """Called with each request; etcd gets the request only after the return."""
         self._port = port
         self._budget = budget
         self._closed = threading.Event()
@@ -84,15 +85,15 @@ class EtcdProxy:
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def deliver(self) -> None:
-        """Send etcd all requests that were kept back, in their order, and wait for its answers."""
+        """Send etcd all held requests in their order, and wait for its answers."""
         while self.kept:
             with socket.create_connection(("127.0.0.1", self._port)) as server:
                 server.sendall(self.kept.pop(0))
-                # the end of our side would cancel it
+                # Closing our side would cancel the request.
                 assert server.recv(_PIECE_BYTES)
 
     def cut(self) -> None:
-        """End all connections that stand."""
+        """Close all open connections."""
         with self._lock:
             for one in self._sockets:
                 _shut(one)
@@ -135,7 +136,8 @@ class EtcdProxy:
             with self._lock:
                 self._sockets |= {client, server}
             try:
-                with suppress(OSError):  # no etcd behind it: the client's connection ends, as without a proxy
+                # No etcd listens behind the proxy: the client's connection ends, as without a proxy.
+                with suppress(OSError):
                     if not self._closed.is_set():
                         self._forward(client, server)
             finally:
@@ -156,8 +158,8 @@ class EtcdProxy:
                 match self.conduct:
                     case Conduct.SWALLOW:
                         pass
-                    case Conduct.GARBAGE if self.spoils(data):
-                        self.num_spoiled += 1
+                    case Conduct.GARBAGE if self.corrupts(data):
+                        self.num_corrupted += 1
                         for piece in self.garbage:
                             client.sendall(piece)
                         _shut(client)

@@ -45,7 +45,7 @@ def etcd_program(name: str = "etcd") -> str:
 
 @dataclass(slots=True)
 class EtcdMember:
-    """One process and what it is started with."""
+    """One process and its options."""
 
     name: str
     directory: Path
@@ -63,7 +63,7 @@ class EtcdMember:
         return (self.directory / f"{self.name}.log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start, on the data of before if there are any. Readiness is the caller's to wait for."""
+        """Start, on the existing data if there are any. The caller waits for readiness."""
         assert self.process is None
         with (self.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -71,12 +71,12 @@ class EtcdMember:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self.directory,  # where etcd makes unix sockets
+                cwd=self.directory,  # the directory of etcd's unix sockets
                 preexec_fn=partial(install_parent_death_guard, os.getpid()),
             )
 
     def num_commits(self) -> int:
-        """Return how often it has committed its database since it started."""
+        """Return the number of commits to its database since its start."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=DEADLINE_S) as answer:
             lines = answer.read().decode().splitlines()
         (count,) = (
@@ -85,12 +85,12 @@ class EtcdMember:
         return int(float(count))
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it, as a power cut would."""
         self._signal(signal.SIGKILL)
         self._reap()
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop it in order."""
         self._signal(signal.SIGTERM)
         self._reap()
 
@@ -106,7 +106,7 @@ class EtcdMember:
             self.kill()
 
     def is_serving(self) -> bool:
-        """Return whether the port is taken; `EtcdServers.wait_ready` asks for more."""
+        """Return whether the port is in use; `EtcdServers.wait_ready` checks more."""
         assert self.process is not None
         if self.process.poll() is not None:
             raise RuntimeError(f"etcd {self.name} ended with {self.process.returncode}:\n{self.log[-3000:]}")
@@ -129,7 +129,7 @@ class EtcdMember:
 
 
 class EtcdServers:
-    """A cluster. As a context it starts, waits until it is ready, and leaves no process behind."""
+    """A cluster. As a context manager it starts, waits until it is ready, and leaves no process behind."""
 
     def __init__(
         self,
@@ -142,10 +142,8 @@ class EtcdServers:
         addresses: Sequence[str] = (),
         has_sockets: bool = False,
     ) -> None:
-        """`addresses`: where clients are served beside loopback, on the same ports.
-
-        `has_sockets`: each member listens on a unix socket too, `<directory>/<name>:0`.
-        """
+        """`addresses`: client addresses in addition to loopback, on the same ports. `has_sockets`: each member also
+        listens on a unix socket, `<directory>/<name>:0`."""
         program = etcd_program()
         names = [f"m{number}" for number in range(num_members)]
         ports = free_ports(2 * num_members)
@@ -189,12 +187,12 @@ class EtcdServers:
             member.end()
 
     def wait_ready(self) -> None:
-        """Wait until every running member answers for the majority (over TLS: until it listens)."""
+        """Wait until every running member answers with a quorum (over TLS: until it listens)."""
         running = [member for member in self.members if member.process is not None]
         wait_until(lambda: all(self._is_ready(member) for member in running), "etcd to be ready")
 
     def leader(self) -> EtcdMember:
-        """Return the member that leads now."""
+        """Return the current leader."""
         for member in self.members:
             answer = post(member.url, "/v3/maintenance/status", {})
             if answer.get("leader") == answer["header"]["member_id"]:
@@ -221,7 +219,7 @@ def post(url: str, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def enable_users(url: str, root_password: str, users: Mapping[str, str], prefix: str) -> None:
-    """Turn authentication on: for root, and for `users` (name to password), who may use the keys below `prefix`."""
+    """Enable authentication: for root, and for `users` (name to password), who may use the keys below `prefix`."""
     start, end = prefix.encode(), prefix[:-1].encode() + bytes([prefix.encode()[-1] + 1])
     permission = {
         "permType": "READWRITE",
@@ -237,5 +235,5 @@ def enable_users(url: str, root_password: str, users: Mapping[str, str], prefix:
 
 
 def user_names(client: EtcdClient) -> list[str]:
-    """Return who may ask an etcd."""
+    """Return the names of an etcd's users."""
     return sorted(client.gateway.call("/v3/auth/user/list", {}, dict, what="users").get("users", []))

@@ -82,7 +82,7 @@ class RunningCollector:
 
 
 def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, round_number: int = 0, **columns: Any) -> Spans:
-    """Return spans of one rank with sequence numbers from `first`, just now; `columns` replace others."""
+    """Return spans of one rank with sequence numbers from `first` and current times; `columns` replace others."""
     now = time.time_ns()
     values: dict[str, Any] = {
         "round": round_number, "rank": rank, "sequence": first + np.arange(num_rows), "step": 7,

@@ -1,6 +1,7 @@
-"""An executor in a process of its own, without the command line: `python -m tests.helpers.executor_process FILE`.
+"""An executor in a separate process, without the command line: `python -m tests.helpers.executor_process FILE`.
 
-FILE holds the arguments of `settings_of` as JSON. Health checks pass at once. FILE also says whether this host drives.
+FILE holds the arguments of `settings_of` as JSON. Health checks pass at once. FILE also sets whether this host is a
+driver candidate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.helpers.forked_program import ForkedProgram
 def settings_of(
     config: str, endpoints: Sequence[str], host: str, *, num_workers: int, min_hosts: int, max_hosts: int, **more: Any
 ) -> ExecutorSettings:
-    """Return the settings of an executor on this machine, whose job is described by a file."""
+    """Return the settings of an executor on this machine; a file describes its job."""
     return ExecutorSettings(
         config=load_config(Path(config)).config,
         etcd=EtcdSettings.of(list(endpoints)),
@@ -42,7 +43,7 @@ def settings_of(
 
 @contextmanager
 def executor_process(file: Path, log: Path, **arguments: Any) -> Iterator[ForkedProgram]:
-    """Start an executor; at the end it and its workers are dead."""
+    """Start an executor; at the end of the block, it and its workers are dead."""
     file.write_text(json.dumps(arguments))
     words = ["-m", "tests.helpers.executor_process", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

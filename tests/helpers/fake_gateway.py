@@ -1,4 +1,4 @@
-"""A gateway with scripted answers: for answers that no real etcd can be made to give."""
+"""A gateway with scripted answers: for answers that a real etcd never gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class FakeGateway:
-    """Answers each path with its list of objects, one a line, all in one packet; then the connection ends."""
+    """Answers each path with its list of objects, one per line, all in one packet; then it closes the connection."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Mapping[str, Any]]] = {}

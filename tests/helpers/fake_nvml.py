@@ -1,4 +1,5 @@
-"""A libnvidia-ml.so.1 that says what a test wants: fake_nvml.c, compiled once a session, loaded by NVIDIA's binding."""
+"""A libnvidia-ml.so.1 that reports what a test sets: fake_nvml.c, compiled once a session, loaded by NVIDIA's
+binding."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ HEALTHY: Mapping[str, int] = {
     "lifetime_uncorrected": 0, "rows_corrected": 0, "rows_uncorrected": 0, "rows_pending": 0, "rows_failed": 0,
     "pcie_replays": 0, "field.82": 71, "field.38": 0, "field.45": 0, "field.52": 0, "field.59": 0, "field.230": 0,
 }  # fmt: skip
-"""What the library says of one H100 under load; names as in fake_nvml.c."""
+"""The library's values for one H100 under load; names as in fake_nvml.c."""
 
 
 class FakeNvml:
-    """The library and what it says, below a directory."""
+    """The library and its values, below a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._place = directory / "nvml.txt"

@@ -29,12 +29,12 @@ from tests.helpers.waiting import wait_until
 
 _NUM_COPIES = 100
 _MISSED_AFTER_S = 0.1
-"""How soon workers miss a writer that was killed, in place of a second."""
+"""The time in which workers detect that a writer was killed, instead of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFault:
-    """Kills a rank, None: all of them, in its save number `save`, counted from 1.
+    """Kills a rank (None: all ranks) in its save number `save`, counted from 1.
 
     begin: before it touches the slot. copy: half-way through the copy. agree: after the copy. seal: when all have
     agreed. call: when all have sealed, and before a writer is called. `when`: it lives until there is such a file,
@@ -49,9 +49,10 @@ class RankFault:
 
 @dataclass(frozen=True, slots=True)
 class WriterFault:
-    """Kills or holds a writer before it does `action` for the time number `time` at a path that ends like `path`.
+    """Kills or holds a writer before its `action` number `time` at a path that ends like `path`.
 
-    Actions are those of HookedLocation, and `persist`: telling a slot what became of its snapshot. path: an expression.
+    Actions are those of HookedLocation, and `persist`: writing to a slot what became of its snapshot. path: a regular
+    expression.
     """
 
     action: str
@@ -65,7 +66,7 @@ class WriterFault:
 
 @contextmanager
 def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
-    """Kill this process where `fault` says, if it comes to that. host_ranks: those that share its arena."""
+    """Kill this process at the point of `fault`, if it reaches that. host_ranks: the ranks that share its arena."""
     import pytest
 
     from megatrain.arena.directory import Arena, wake_writer
@@ -90,7 +91,7 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
 
     def copy_part_or_die(image: Any) -> None:
         copy_part(image)
-        # the first of two: the rank's file, and what a copy's file has
+        # The first of two files: the rank's file, with the content of a copy's file.
         die_at("copy")
 
     def copy_out_or_die(slot: Any) -> None:
@@ -117,7 +118,7 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def faulty_writers(directory: Path) -> Iterator[None]:
-    """Let the writers that this process starts in the block obey the faults in `directory`."""
+    """Apply the faults in `directory` to the writers that this process starts in the block."""
     import pytest
 
     from megatrain.checkpoint import host_writer, snapshots
@@ -137,7 +138,7 @@ def faulty_writers(directory: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class WriterFaults:
-    """The faults that were ordered in a directory."""
+    """The requested faults in a directory."""
 
     directory: Path
 
@@ -160,7 +161,7 @@ class WriterFaults:
         return self.directory / f"{number:02d}.tree"
 
     def release(self, number: int) -> None:
-        """Let a writer that is held go on."""
+        """Release a writer that is held."""
         (self.directory / f"{number:02d}.go").touch()
 
 
@@ -168,7 +169,7 @@ class WriterFaults:
 
 
 class _FaultyStorage:
-    """What a faulty writer does in storage goes through here."""
+    """A faulty writer's access to storage."""
 
     def __init__(self, directory: Path) -> None:
         self._lock = threading.Lock()
@@ -178,7 +179,7 @@ class _FaultyStorage:
         self._fault: WriterFault | None = None
         if self._path is not None:
             self._fault = WriterFault(**json.loads(self._path.read_text()))
-            # a writer that comes after takes the next
+            # A later writer takes the next fault.
             self._path = self._path.rename(self._path.with_suffix(".taken"))
 
     def open(self, text: str) -> HookedLocation:
@@ -204,7 +205,7 @@ class _FaultyStorage:
 
 
 def _copy_as_it_is(root: str, target: Path) -> None:
-    """Copy a tree that other hosts write into: a temporary file may have become the real one meanwhile."""
+    """Copy a tree that other hosts write into: a temporary file may have been renamed meanwhile."""
     for _ in range(_NUM_COPIES):
         try:
             shutil.copytree(root, target)
@@ -220,7 +221,7 @@ def _kill_this_process() -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be the writer of an arena, with the faults in a directory."""
+    """Run as the writer of an arena, with the faults in a directory."""
     from megatrain.checkpoint import writer
 
     arena, directory = arguments
@@ -229,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     storage: list[_FaultyStorage] = []
 
     def make_faulty_writer(arena: Any, lock: Any) -> writer.CheckpointWriter:
-        # only now: the second of two writers ends before it comes to this
+        # Only now: the second of two writers ends before this point.
         storage.append(_FaultyStorage(Path(directory)))
         return make_writer(arena, lock, storage[0].open)
 

@@ -1,7 +1,7 @@
-"""The one fork server of a test session: it loads torch and the trainer once, and whatever it forks has them.
+"""The fork server of a test session: it imports torch and the trainer once for all processes that it forks.
 
-A process that starts cold pays seconds for imports, of which a session on two cores has hundreds. Nothing of a test is
-ever in the server: it imports modules, and forks.
+A cold process spends seconds on imports, and a session on two cores starts hundreds of processes. The server never
+holds any state of a test: it only imports modules, and forks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PRELOADED_MODULES = [
     "pytest",
     "torch",
     "torch.distributed",
-    # what optimizers and checkpointing load on first use
+    # loaded by optimizers and checkpointing at first use
     "torch._dynamo",
-    # what workers are made of, and ranks of the pool
+    # modules of workers, and of ranks of the pool
     "megatrain.training.worker",
     "megatrain.commands.train",
     "tests.helpers.rank_worker",
@@ -32,9 +32,9 @@ _ROOM_BYTES = 1 << 14
 
 
 def fork_context(more: Sequence[str] = ()) -> ForkServerContext:
-    """Return the context whose processes the server forks; it runs from the first call on.
+    """Return the context whose processes the server forks; the first call starts it.
 
-    more: what that server loads too if this is the first call; else its forks load it.
+    more: additional modules that the server loads if this is the first call; otherwise its forks load them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED_MODULES, *more])
@@ -45,8 +45,8 @@ def fork_context(more: Sequence[str] = ()) -> ForkServerContext:
 
 @contextlib.contextmanager
 def _servers_environment() -> Iterator[None]:
-    """Let the fork server start with one OpenMP thread, because eight ranks share the machine's cores, and with room
-    for the variables of its forks: see forked_program.py."""
+    """Start the fork server with one OpenMP thread, because eight ranks share the machine's cores, and with space for
+    the environment variables of its forks: see forked_program.py."""
     changes = {"OMP_NUM_THREADS": "1", "MEGATRAIN_TEST_ROOM": "-" * _ROOM_BYTES}
     saved = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

@@ -1,9 +1,9 @@
-"""`megatrain launch` as a fork of the session's fork server: neither it nor its first standby server loads torch.
+"""`megatrain launch` as a fork of the session's fork server: neither it nor its first standby server imports torch.
 
-On two cores most of what a launched job costs is the import of torch in the standby server of each host. Here a host's
-first server is forked beside the launcher and waits for the launcher's order. Its descriptors, session, environment
-and parent are those that the launcher would give it, and it runs the same program. Each later one starts cold, as do
-launches that enter a namespace.
+On two cores, most of the cost of a launched job is the import of torch in the standby server of each host. Here a
+host's first server is forked beside the launcher and waits for the launcher's order. Its descriptors, session,
+environment and parent are those that the launcher would give it, and it runs the same program. Later servers start
+cold, as do launches that enter a namespace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _MAX_DESCRIPTORS = 8
 def forked_launch(
     arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
 ) -> AbstractContextManager[ForkedProgram]:
-    """Start `python -m megatrain launch ARGUMENTS`; at the end that process (alone) is dead. output: all it prints."""
+    """Start `python -m megatrain launch ARGUMENTS`; at the end that process (alone) is dead. output: the file for
+    everything that it prints."""
     return forked_executor(["-m", "megatrain", "launch", *arguments], environment, output)
 
 
@@ -51,15 +52,15 @@ def forked_executor(
 
 
 def fork_standby_server() -> None:
-    """Fork what becomes the first standby server of this launcher, and have the launcher take that one."""
+    """Fork the first standby server of this launcher, and let the launcher use that one."""
     from megatrain_launcher.standby import client
 
-    # all of a message or nothing
+    # a whole message or nothing
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = multiprocessing.get_context("fork").Process(target=_await_order, args=(its, os.getpid()))
     process.start()
     its.close()
-    # before a process that ends waits for its children
+    # before an exiting process waits for its children
     Finalize(None, process.kill, exitpriority=0)
     servers = [_ForkedServer(process, ours)]
 
@@ -75,7 +76,7 @@ def fork_standby_server() -> None:
 
 
 class _ForkedServer:
-    """A standby server: what the launcher uses of subprocess.Popen."""
+    """A standby server with the methods of subprocess.Popen that the launcher uses."""
 
     def __init__(self, process: BaseProcess, channel: socket.socket) -> None:
         assert process.pid is not None
@@ -84,7 +85,7 @@ class _ForkedServer:
         self._channel = channel
 
     def order(self, command: Sequence[str], *, pass_fds: Sequence[int], env: Mapping[str, str], **options: Any) -> None:
-        """Have the process become what Popen with these arguments would start."""
+        """Let the process become what Popen with these arguments would start."""
         assert command[1:3] == ["-m", _PROGRAM], command
         assert options == {"stdin": subprocess.DEVNULL, "stdout": 2, "cwd": None, "start_new_session": True}, options
         order = {"arguments": command[3:], "environment": dict(env), "numbers": list(pass_fds)}
@@ -117,11 +118,11 @@ def _await_order(channel: socket.socket, launcher_pid: int) -> None:
 
 
 def _keep_only(numbers: Mapping[int, int]) -> None:
-    """Close all descriptors but the standard ones and `numbers` (number -> where it is now)."""
+    """Close all descriptors except the standard ones and `numbers` (number -> its present number)."""
     free = max(numbers) + 1
     aside = {number: fcntl.fcntl(now, fcntl.F_DUPFD, free) for number, now in numbers.items()}
     for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *aside.values()}:
-        with suppress(OSError):  # that of the listing itself
+        with suppress(OSError):  # the descriptor of the listing itself
             os.close(descriptor)
     for number, now in aside.items():
         os.dup2(now, number)

@@ -1,8 +1,8 @@
-"""Python programs that have torch from the start: forks of the session's fork server, in place of cold interpreters.
+"""Python programs that have torch from the start: forks of the session's fork server instead of cold interpreters.
 
-A fork becomes what `python -m MODULE ...` or `python -c SOURCE ...` would be: arguments, environment, directory,
-streams, main module and exit code are its own. What is read at an interpreter's start only (PYTHONHASHSEED) is as the
-server has it, and there is no atexit. For a test of what a program loads, or of its very start, start Python.
+A fork becomes what `python -m MODULE ...` or `python -c SOURCE ...` would be: it has its own arguments, environment,
+directory, streams, main module and exit code. Settings that an interpreter reads only at its start (PYTHONHASHSEED) are
+those of the server, and there is no atexit. A test of a program's imports or of its start must start Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENVIRONMENT_FIELDS = (47, 48)
 
 
 class ForkedProgram:
-    """One that runs, or ran: what subprocess.Popen has of it."""
+    """A program that runs or ran, with the interface of subprocess.Popen."""
 
     def __init__(self, arguments: Sequence[str], process: BaseProcess, outputs: Sequence[IO[bytes]]) -> None:
         assert process.pid is not None
@@ -61,7 +61,7 @@ class ForkedProgram:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end and return stdout and stderr, "" for what went to a file of the caller's."""
+        """Wait for the end and return stdout and stderr, "" for a stream that goes to a file of the caller."""
         self.wait(timeout)
         texts = []
         for file in self._outputs:
@@ -79,11 +79,11 @@ def forked_program(
     output: IO[bytes] | None = None,
     prepare: Sequence[Callable[[], object]] = (),
 ) -> Iterator[ForkedProgram]:
-    """Start what `python ARGUMENTS` would be; at the end the process (alone) is dead.
+    """Start the program that `python ARGUMENTS` would run; at the end the process (alone) is dead.
 
     arguments: those after `python`, with -m or -c first. environment: all of it; that of this process by default.
-    output: a file that takes all that it says. prepare: what it does before all else, each a function of a module, or
-    of an object that can be pickled.
+    output: the file for its output. prepare: functions that it calls first, each of a module, or of an object that can
+    be pickled.
     """
     with ExitStack() as stack:
         outputs = [] if output is not None else [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
@@ -114,7 +114,7 @@ def run_forked(arguments: Sequence[str], *, timeout_s: float, **options: Any) ->
 
 
 class _Descriptor:
-    """A file descriptor that travels to the fork: what is received there is a number."""
+    """A file descriptor that is sent to the fork, which receives it as a number."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -137,7 +137,7 @@ def _become(
     prepare: Sequence[Callable[[], object]],
 ) -> None:
     _take_streams(stdout, stderr)
-    # what the program starts by multiprocessing is its own
+    # Processes that the program starts by multiprocessing are its own.
     multiprocessing.set_start_method(None, force=True)
     os.environ.clear()
     os.environ.update(environment)
@@ -160,12 +160,12 @@ def _become(
 
 
 def _show_environment() -> None:
-    """Let /proc/self/environ hold the variables of now; in a fork it holds those with which the server began."""
+    """Let /proc/self/environ show the current variables; in a fork it shows those with which the server began."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[index]) for index in _ENVIRONMENT_FIELDS)
     text = b"".join(b"%s=%s\0" % item for item in os.environb.items())
     assert len(text) <= end - start, f"the variables have {len(text)} bytes, the fork server has room for {end - start}"
-    # nothing else is there any more: each variable was copied to the heap when it was set
+    # No other data is there any more: each variable was copied to the heap when it was set.
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, text, len(text))
 

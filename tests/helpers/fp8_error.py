@@ -1,4 +1,4 @@
-"""What 8 bits may cost a product.
+"""The error of a product in 8 bits.
 
 The relative error of one rounding to 3 (2) bits is uniform up to 2^-4 (2^-3): 3.6 % (7.2 %) of root mean square for
 numbers anywhere in their binade; two factors, summed over many terms of random sign, keep that ratio.

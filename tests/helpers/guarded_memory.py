@@ -12,7 +12,7 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 
 def guarded(num_elements: int, dtype: torch.dtype) -> Tensor:
-    """Return memory for `num_elements` on the CPU, right before such a page. It is freed with the last view of it."""
+    """Return memory for `num_elements` on the CPU, directly before such a page. It is freed with its last view."""
     num_bytes = num_elements * dtype.itemsize
     num_mapped = -(-max(num_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, num_mapped + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

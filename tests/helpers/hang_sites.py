@@ -1,4 +1,4 @@
-"""Sites within a training step at which a fault can strike: everything that is a span, before it is counted or within.
+"""Sites within a training step at which a fault can strike: every span, before it is counted or within it.
 
 "before dp-all-reduce" is the moment before the rank enters the collective, "in forward-compute" the moment after the
 span began; with the letters " of GROUP" only operations of that group count, as in "before tp-all-reduce of tp".
@@ -16,13 +16,13 @@ READ = "read"
 
 
 def is_site(place: str) -> bool:
-    """Say whether a place is one of those above."""
+    """Return whether this is one of the sites above."""
     when, _, rest = place.partition(" ")
     return place == READ or (when in ("before", "in") and rest.partition(" of ")[0] in set(Operation))
 
 
 def sites_in(strike: Callable[[str, int], None]) -> None:
-    """Call `strike(site, step)` at each site of this process, from the thread that comes there."""
+    """Call `strike(site, step)` at each site of this process, in the thread that reaches it."""
     from megatrain.data.reader import BatchReader
     from megatrain.telemetry.recorder import Recorder
 

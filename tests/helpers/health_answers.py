@@ -1,4 +1,5 @@
-"""What each place that reports a job's health says, and when: `megatrain status`, the page, and /metrics."""
+"""The answers of each place that reports a job's health, and their times: `megatrain status`, the page, and
+/metrics."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from megatrain_launcher.commands.status import StatusCode
 from tests.helpers.job_under_launch import LaunchedJobView
 from tests.helpers.waiting import DeadlineError, wait_until
 
-EVERYBODY = ("status", "page", "metrics")
+INTERFACES = ("status", "page", "metrics")
 _ANSWER_S = 1.0
 _PAUSE_S = 0.2
 """An answer costs the job more than most faults do."""
 _LATE_ADDITIONS = frozenset({"disk-filling", "step-late", "save-late"})
-"""What a crowded machine, or its disk, may add to any answer."""
+"""The additional time that a busy machine, or its disk, may need for any answer."""
 _LIVE = (StatusCode.GREEN, StatusCode.AMBER, StatusCode.RED)
 
 
@@ -48,7 +49,7 @@ UNREACHABLE = HealthAnswer("red", frozenset({"unreachable"}))
 
 
 def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return the exit code of `megatrain status`, and what it prints as JSON: nothing where it only complains."""
+    """Return the exit code of `megatrain status`, and the JSON that it prints: none if it prints only an error."""
     output = io.StringIO()
     with redirect_stdout(output), redirect_stderr(io.StringIO()):
         code = main(["status", *arguments, "--json"])
@@ -56,21 +57,19 @@ def ask_status(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 class HealthViews:
-    """Asks by the means that people have, and keeps what was answered when (unix seconds)."""
+    """Requests the health by all public interfaces, and records the answers with their times (unix seconds)."""
 
     def __init__(self, view: LaunchedJobView, urls: Sequence[str]) -> None:
         self._view = view
         self._arguments = (view.keys.job, "--rdzv-endpoint", ",".join(urls))
         self._page = self._metrics = ""
         self.state = ""
-        """What the job does, by the newest answer of `megatrain status`."""
-        self.heard: dict[str, list[tuple[float, HealthAnswer]]] = {who: [] for who in EVERYBODY}
+        """The job's activity, by the newest answer of `megatrain status`."""
+        self.answers: dict[str, list[tuple[float, HealthAnswer]]] = {name: [] for name in INTERFACES}
 
     def wait_for(self, is_met: Callable[[], bool], what: str) -> None:
-        """Ask all places again and again until a condition is met.
-
-        `megatrain status` takes a second where etcd is away; it delays no other answer.
-        """
+        """Repeat the requests until a condition is met. `megatrain status` takes a second during an etcd outage; it
+        delays no other answer."""
         with ThreadPoolExecutor(max_workers=1) as pool:
             status = pool.submit(self._ask, "status", self._status)
 
@@ -88,23 +87,26 @@ class HealthViews:
             try:
                 wait_until(asked, what, pauses_s=(_PAUSE_S, _PAUSE_S))
             except DeadlineError as error:
-                newest = {who: heard[-3:] for who, heard in self.heard.items()}
+                newest = {name: found[-3:] for name, found in self.answers.items()}
                 raise DeadlineError(f"{error}; the newest answers: {newest}") from None
 
-    def _ask(self, who: str, answer: Callable[[], HealthAnswer]) -> None:
-        """Ask one place once. No answer adds nothing."""
-        with suppress(OSError, ValueError, CoordinationError):  # not there, or gone in the middle of its answer
+    def _ask(self, name: str, answer: Callable[[], HealthAnswer]) -> None:
+        """Request one answer once. A request without an answer adds nothing."""
+        # The server is absent, or ended in the middle of its answer.
+        with suppress(OSError, ValueError, CoordinationError):
             reported = answer()
-            self.heard[who].append((time.time(), reported))
+            self.answers[name].append((time.time(), reported))
 
-    def agreement(self, code: str, since_unix_s: float, who: Sequence[str] = EVERYBODY) -> dict[str, float] | None:
-        """Return when each of `who` gave the same answer; None until all have.
+    def agreement(
+        self, code: str, since_unix_s: float, interfaces: Sequence[str] = INTERFACES
+    ) -> dict[str, float] | None:
+        """Return when each interface gave the same answer; None until all have.
 
-        code: of a reason that is among others in that answer; empty: it is green.
+        code: of a reason that the answer must contain; empty: the answer is green.
         """
         first: list[dict[HealthAnswer, float]] = []
-        for name in who:
-            output = [(at, reported) for at, reported in self.heard[name] if at >= since_unix_s]
+        for name in interfaces:
+            output = [(at, reported) for at, reported in self.answers[name] if at >= since_unix_s]
             wanted = [
                 (at, reported) for at, reported in output if (code in reported.codes if code else reported == GREEN)
             ]
@@ -113,7 +115,7 @@ class HealthViews:
         if not common:
             return None
         soonest = min(common, key=lambda reported: max(times[reported] for times in first))
-        return {name: times[soonest] for name, times in zip(who, first, strict=True)}
+        return {name: times[soonest] for name, times in zip(interfaces, first, strict=True)}
 
     def _status(self) -> HealthAnswer:
         code, answer = ask_status(*self._arguments)

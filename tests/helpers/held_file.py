@@ -1,7 +1,7 @@
 """A file whose open blocks for a while, as on storage that does not answer.
 
 Another process has a lease on the file (fcntl, F_SETLEASE). The kernel blocks an open by any other process until the
-lease is given up, for 45 seconds at most. An open with O_NONBLOCK does not wait: it fails.
+lease is released, for 45 seconds at most. An open with O_NONBLOCK does not wait: it fails.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class HeldFile:
         assert self._holder.stdout.readline() == "asked for\n"
 
     def release(self) -> None:
-        """Let it be opened again."""
+        """Allow the file to be opened again."""
         self._holder.kill()
         self._holder.communicate()
 
 
 @contextmanager
 def held_file(path: Path) -> Iterator[HeldFile]:
-    """Hold a file that is there. Skips the test on a file system without leases."""
+    """Hold an existing file. Skips the test on a file system without leases."""
     holder = subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", _HOLDER, str(path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,4 +1,4 @@
-"""Tiny models of the Hugging Face families, and one question to ask of both implementations: their logits."""
+"""Tiny models of the Hugging Face families, and a comparison of both implementations by their logits."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def tiny(case: str, **changes: Any) -> ModelConfig:
 
 
 def random_parameters(model: ModelConfig) -> dict[str, Tensor]:
-    """Return parameters by our names, all of them random, the rows that pad the vocabulary too."""
+    """Return random parameters under our names, including the rows that pad the vocabulary."""
     generator = torch.Generator().manual_seed(5)
     parameters: dict[str, Tensor] = {}
     for name, shape in parameter_shapes(model).items():

@@ -1,4 +1,4 @@
-"""A place that calls a function before or after what is done in it: to take notes, to fail, to interfere."""
+"""A location that calls a function before or after each operation: to record it, to fail, or to interfere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from megatrain.checkpoint_format.location import Location, Sink
 
 Hook = Callable[[str, str], None]
-"""Called with what is done and where, below the outermost place. What is done: read, list, stat, write, create, append,
-close, remove.
-"""
+"""Called with the operation and its path below the outermost location. Operations: read, list, stat, write, create,
+append, close, remove."""
 READS = frozenset({"read", "list", "stat"})
-"""What changes nothing."""
+"""The operations that change nothing."""
 
 
 def _nothing(action: str, path: str) -> None:
@@ -21,7 +20,7 @@ def _nothing(action: str, path: str) -> None:
 
 @dataclass(frozen=True)
 class HookedLocation:
-    """after: called when a change is done: write, close or remove."""
+    """after: called after each change: write, close or remove."""
 
     inner: Location
     hook: Hook = _nothing

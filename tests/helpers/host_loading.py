@@ -1,4 +1,4 @@
-"""Hosts of a data loader: their plans over a small corpus, and batches to compare, which one reader made alone."""
+"""Hosts of a data loader: their plans over a small corpus, and batches of a single reader for comparison."""
 
 from __future__ import annotations
 
@@ -69,21 +69,22 @@ def corpus(root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCA
 
 
 def steps(layout: Layout, num_steps: int, cursor: int = 0, *, least_slots: int = 1) -> StepSequence:
-    """Return steps without samples 9 and 10 that ramp up from 4 to 12 samples within the first 24; from 36 on, 20."""
+    """Return steps without samples 9 and 10 whose batch grows from 4 to 12 within the first 24 samples; 20 from sample
+    36 on."""
     batch = BatchConfig(micro_batch_size=2, global_batch_size=12, rampup_start=4, rampup_increment=4, rampup_samples=24)
     dealing = Dealing(6, layout.num_sample_parts, least_slots)
     return StepSequence(BatchSchedule(batch, (BatchStage(36, 20),)), dealing, cursor, num_steps, ((9, 11),))
 
 
 def read_alone(reader: BatchReader, steps: StepSequence, layout: Layout, rank: int) -> Iterator[StepBatch]:
-    """Yield the batches of a rank as it reads them for itself."""
+    """Yield the batches of a rank that reads them by itself."""
     replica, _ = layout.sample_share(rank)
     for plan in steps.plans():
         yield reader.read_step(plan, replica)
 
 
 def content(batch: StepBatch, *, has_tokens: bool = True) -> tuple[Any, ...]:
-    """Return a copy of all that is in a batch, to be compared."""
+    """Return a copy of everything in a batch, for comparison."""
     sources = None if batch.sources is None else (batch.sources.names, batch.sources.source_MB.tolist())
     sums = (batch.num_label_tokens, batch.squared_lengths, batch.num_documents)
     micros = [_micro(one, has_tokens=has_tokens) for one in batch.microbatches]

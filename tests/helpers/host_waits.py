@@ -1,9 +1,9 @@
 """Finds where a host waits for its device, without a device: the tensors of the device are on meta.
 
-Work on meta costs nothing, and what it computes cannot be read, as on a GPU that has not finished. So each operation
-that would wait on a GPU is seen: one that reads a result, one that copies from memory which is not pinned, and one that
-takes a tensor of the host, which torch would copy first.
-Source: torch.cuda.set_sync_debug_mode finds the same on a GPU, where tests/gpu/test_gpu_host_waits.py uses it.
+Work on meta costs nothing, and its results cannot be read, as on a GPU that has not finished. So each operation that
+would wait on a GPU is detected: one that reads a result, one that copies from memory which is not pinned, and one that
+takes a tensor of the host, which torch would copy first. Source: torch.cuda.set_sync_debug_mode finds the same on a
+GPU, where tests/gpu/test_gpu_host_waits.py uses it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PACKAGE = Path(__file__).parents[2] / "megatrain"
 
 
 class HostWaits(TorchDispatchMode):
-    """Notes each wait of the host in `places`: the line of megatrain that waits, and the operation.
+    """Records each wait of the host in `places`: the line of megatrain that waits, and the operation.
 
-    A value that is read is 1, so that the code behind the wait goes on.
+    A value that is read is 1, so that the code after the wait continues.
     """
 
     def __init__(self) -> None:
@@ -89,14 +89,15 @@ class HostWaits(TorchDispatchMode):
         return any(x.untyped_storage()._cdata == storage._cdata for storage in self._pinned)
 
     def note(self, operation: str) -> None:
-        """Note that this operation waits, and which line of megatrain called it."""
+        """Record that this operation waits, and which line of megatrain called it."""
         frames = [one for one in traceback.extract_stack() if Path(one.filename).is_relative_to(PACKAGE)]
         where = f"{Path(frames[-1].filename).relative_to(PACKAGE.parent)}: {frames[-1].line}" if frames else "test"
         self.places.append(f"{where} ({operation})")
 
 
 class _PythonCalls(TorchFunctionMode):
-    """Sees what torch does not dispatch on meta: a new tensor with values of the host, and indices in a list."""
+    """Detects operations that torch does not dispatch on meta: a new tensor with values of the host, and indices in a
+    list."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()

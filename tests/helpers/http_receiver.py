@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that keeps what it is sent, and answers as a test has it answer."""
+"""A real HTTP server on loopback that stores the requests, and answers as a test configures it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.waiting import wait_until
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """A request as it came."""
+    """A request as received."""
 
     path: str
     headers: Mapping[str, str]
@@ -34,7 +34,7 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class ReceiverReply:
-    """What is answered. `is_dropped`: the connection ends without an answer; `hold`: first this is waited for."""
+    """An answer. `is_dropped`: the connection ends without an answer; `hold`: this is waited for first."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class ReceiverReply:
     is_dropped: bool = False
     hold: threading.Event | None = None
     raw: Callable[[Any, threading.Event], None] | None = None
-    """Writes whatever it likes, until the event says that the server ends."""
+    """Writes any bytes, until the event signals that the server ends."""
 
 
 class HttpReceiver:
-    """Serves while it is entered. `replies`: of the next requests, one each; then `usual`."""
+    """Serves while its context is open. `replies`: of the next requests, one each; then `usual`."""
 
     def __init__(
         self, *replies: ReceiverReply, usual: ReceiverReply | None = None, tls: CertificateFiles | None = None

@@ -1,6 +1,8 @@
-"""Oracles from transformers: models of our configuration with random weights, and the way from their weights to ours.
+"""Oracles from transformers: models of our configuration with random weights, and the conversion of their weights to
+ours.
 
-The way is a permutation (plus zeros for the padding of the vocabulary), so it carries gradients as well as weights.
+The conversion is a permutation (plus zeros for the padding of the vocabulary), so it applies to gradients as well as
+weights.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _WITHOUT_SDPA = ("gemma2",)
 
 
 class WideFloats(TorchFunctionMode):
-    """Computes in fp64 whatever is written in fp32: norms, softmax and rotary tables of transformers."""
+    """Computes in fp64 everything that is written in fp32: norms, softmax and rotary tables of transformers."""
 
     def __enter__(self) -> Any:
         torch.set_default_dtype(torch.float64)
@@ -88,9 +90,9 @@ def with_images(text: PreTrainedModel) -> PreTrainedModel:
 
 
 def our_weights(theirs: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
-    """Return tensors under our names and in our shapes, for weights or gradients by transformers' names.
+    """Return tensors under our names and in our shapes, for weights or gradients with transformers' names.
 
-    The head appears under both names when it is tied, as in a state_dict.
+    A tied head appears under both names, as in a state_dict.
     """
     ours: dict[str, Tensor] = {}
     for tensor in family_for_export(model).tensors(model):

@@ -1,4 +1,4 @@
-"""Open spans of four ranks of which one never came to a collective: what is streamed of a job that hangs."""
+"""Open spans of four ranks of which one never entered a collective: what a hung job streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests are about a product module: those that import it, or import what imports it."""
+"""The tests of a product module: those that import it, or import an importer of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TESTS = ("tests/unit", "tests/dist")
 
 
 def module_name(path: Path) -> str:
-    """Return a product file's name as it is imported: `megatrain.config.config`."""
+    """Return the name by which a product file is imported: `megatrain.config.config`."""
     inside = path.relative_to(ROOT).with_suffix("")
     parts = inside.parts[1:] if inside.parts[0] in ("launcher", "diagnostics") else inside.parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -28,8 +28,8 @@ def module_name(path: Path) -> str:
 def files_that_test(path: Path) -> list[str]:
     """Return the test files of a product file, relative to the root: first those that import it themselves.
 
-    Where there are none, it goes on to the importers of importers. A file that nothing imports, such as a command that
-    is found by its name, has the tests of its package.
+    If there are none, the importers of importers follow. A file that nothing imports, such as a command that is found
+    by its name, has the tests of its package.
     """
     imports, importers = _imports_of_tests(), _importers()
     near = {module_name(path)}
@@ -71,7 +71,7 @@ def _importers() -> dict[str, set[str]]:
 
 @cache
 def _imports_of_tests() -> dict[str, frozenset[str]]:
-    """Return the product modules that each test file imports, itself and through tests.helpers."""
+    """Return the product modules that each test file imports, directly and through tests.helpers."""
     helpers = {
         f"tests.helpers.{path.stem}": frozenset(_product_imports(path)) for path in python_files("tests/helpers")
     }

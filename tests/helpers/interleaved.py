@@ -17,17 +17,17 @@ Program = Callable[[Location], None]
 
 @dataclass(frozen=True)
 class Operation:
-    """What program 0 or 1 did in its storage, as a hook sees it."""
+    """An operation of program 0 or 1 in its storage, as a hook sees it."""
 
     program: int
     action: str
     path: str
 
     def conflicts(self, other: Operation) -> bool:
-        """Return whether the order of the two may matter on a local disk.
+        """Return whether the order of the two operations may matter on a local disk.
 
-        A change matters to what is at its path, below it and, since it may create directories, above it; a removal
-        matters above it only to the listing of its directory, and to other changes.
+        A change affects its path, the paths below it and, since it may create directories, those above it; a removal
+        affects the paths above it only for the listing of its directory, and for other changes.
         """
         if self.action in READS:
             return other.action not in READS and other.conflicts(self)
@@ -43,8 +43,7 @@ def _is_at_or_below(path: str, upper: str) -> bool:
 
 class Interleaved:
     """Runs two programs in turn: `first` for turns[0] operations, `second` for turns[1], `first` for turns[2], and so
-    on. After the last turn, and when the other one has ended, a program runs to its end.
-    """
+    on. After the last turn, or when the other program has ended, a program runs to its end."""
 
     def __init__(self, checkpoints: Location, first: Program, second: Program, turns: Sequence[int]) -> None:
         self._checkpoints = checkpoints
@@ -96,8 +95,8 @@ class Interleaved:
 
 
 def explore(run: Callable[[tuple[int, ...]], Sequence[Operation]]) -> None:
-    """Run two programs in every order in which each is delayed once: the first one before any of its operations, and
-    the second one before any of its own, until the first one has ended.
+    """Run two programs in every order in which each is delayed once: the first one before one of its operations, and
+    the second one before one of its operations, until the first one has ended.
 
     `run` gets the turns, runs the programs from the start, and returns their operations in their order. Of orders that
     differ only in neighbouring operations without a conflict, which have the same result, one is run (partial-order
@@ -110,7 +109,7 @@ def explore(run: Callable[[tuple[int, ...]], Sequence[Operation]]) -> None:
         while until is not None:
             found = run((held_at, until))
             until = _next(_of(1, found), until, _of(0, found)[held_at:])
-        # here the second program has ended before operation `held_at` of the first one, or might as well
+        # Here the second program has ended before operation `held_at` of the first one, or an equal order exists.
         held_at = _next(_of(0, found), held_at, _of(1, found))
 
 
@@ -119,7 +118,7 @@ def _of(program: int, operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _next(operations: Sequence[Operation], begin: int, others: Sequence[Operation]) -> int | None:
-    """Return the number of operations up to the first one from `begin` on that conflicts with one of the others."""
+    """Return the number of operations before the first one, from `begin` on, that conflicts with one of the others."""
     for number in range(begin, len(operations)):
         if any(operations[number].conflicts(other) for other in others):
             return number + 1

@@ -1,4 +1,4 @@
-"""What must hold of the history of a job's keys in etcd: of a simulated job, or of a real one that was broken."""
+"""Invariants of the history of a job's keys in etcd: of a simulated job, or of a real one with faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRAINING = (HostPhase.STARTING, HostPhase.RUNNING)
 
 
 class JobHistory:
-    """Takes the changes of a job in their order; raises AssertionError at the first that must not be."""
+    """Takes the changes of a job in their order; raises AssertionError at the first forbidden one."""
 
     def __init__(self, keys: JobKeys) -> None:
         self._keys = keys
@@ -37,17 +37,18 @@ class JobHistory:
         return len(self._written)
 
     def take(self, changes: Changes) -> None:
-        """Enter what was changed in one transaction."""
+        """Add the changes of one transaction."""
         for change in changes.changes:
             parts = self._keys.parts(change.item.key.decode())
             if change.kind is ChangeKind.PUT:
-                with suppress(CoordinationError):  # what cannot be read means nothing
+                with suppress(CoordinationError):  # An unreadable record has no effect.
                     self._put(parts, change.item)
             else:
                 self._delete(parts)
 
     def check_writer(self, changes: Changes) -> None:
-        """Check that what the driver alone writes came with a new leadership revision of the leader. Before `take`."""
+        """Check that keys that only the driver writes came with a new leadership revision of the leader. Call it before
+        `take`."""
         parts = [self._keys.parts(change.item.key.decode()) for change in changes.changes]
         puts = [part[0] for part, change in zip(parts, changes.changes, strict=True) if change.kind is ChangeKind.PUT]
         if any(kind in _DRIVERS_OWN for kind in puts):
@@ -103,7 +104,7 @@ class JobHistory:
 
 
 def check_history(client: EtcdClient, keys: JobKeys) -> int:
-    """Read all that was ever written of a job, and check it; return the number of its rounds."""
+    """Read and check all revisions of a job's keys; return the number of its rounds."""
     history = JobHistory(keys)
     newest = client.read_all(KeyRange.prefix(keys.prefix)).revision
     with Watch(client, KeyRange.prefix(keys.prefix), start_revision=1) as watch:
@@ -111,8 +112,8 @@ def check_history(client: EtcdClient, keys: JobKeys) -> int:
         while revision < newest:
             event = watch.next(_READ_S)
             if event is None:
-                break  # the newest change of all was of other keys
-            assert isinstance(event, Changes), "etcd has forgotten the beginning"
+                break  # The newest change of all was to other keys.
+            assert isinstance(event, Changes), "etcd has compacted the beginning"
             history.check_writer(event)
             history.take(event)
             revision = event.revision

@@ -36,14 +36,14 @@ Launcher = subprocess.Popen[bytes] | ForkedProgram
 
 WORKERS = 2
 OVERLAPPED: Mapping[str, Mapping[str, Any]] = {"parallel": {"bucket_size": 3000, "overlap": True}}
-"""Several buckets whose collectives run beside the computation: for jobs whose fault, or its judge, looks at them."""
+"""Several buckets whose collectives run beside the computation: for jobs whose fault, or its check, needs them."""
 
 
 def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str, Any]]) -> TrainJob:
-    """Write a job of up to four data-parallel ranks on real token files; its snapshots are in `root`, a checkpoint
-    comes every 10 steps.
+    """Write a job of up to four data-parallel ranks on real token files; its snapshots are in `root`, and it saves a
+    checkpoint every 10 steps.
 
-    Two layers, one bucket and no overlap: a step costs little, and others need the cores.
+    Two layers, one bucket and no overlap: a step is cheap, because other tests share the cores.
     """
     data = write_corpus(root / "data" / "train", 20_000, VOCAB_SIZE)
     tables: dict[str, dict[str, Any]] = {
@@ -63,26 +63,28 @@ def make_launched_job(root: Path, steps: int, *changes: Mapping[str, Mapping[str
 
 @dataclass
 class LaunchedJob:
-    """Executors by host id. As a context it leaves no process behind."""
+    """Executors by host id. As a context manager it leaves no process behind."""
 
     job: TrainJob
     endpoints: Sequence[str]
-    """Of an etcd that all hosts reach; none: each launch brings its own, and has all hosts on this machine."""
+    """The addresses of an etcd that all hosts reach; none: each launch starts its own, and has all hosts on this
+    machine."""
     faults: FaultDirectory
     arguments: Sequence[str]
-    """Of `megatrain launch`, the same for all hosts."""
+    """Arguments of `megatrain launch`, the same for all hosts."""
     module: str = "tests.helpers.step_faults"
     """The module that workers run; it takes the arguments of `megatrain train`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     has_daemon: bool = False
     """Whether its hosts run daemon and page."""
     is_forked: bool = False
-    """Whether launchers are forks that need not load torch, unless they run elsewhere."""
+    """Whether launchers are forks that need not import torch, unless they run elsewhere."""
     executors: dict[str, Launcher] = field(default_factory=dict)
     _forks: ExitStack = field(default_factory=ExitStack)
 
     def start(self, host: str, *more: str, enter: Sequence[str] = ()) -> Launcher:
-        """Start the executor of a host, or a launch of all; `enter` begins a command line that runs elsewhere."""
+        """Start the executor of a host, or a launch of all; `enter`: the start of a command line that runs
+        elsewhere."""
         alone = ("--standalone",)
         place = ("--rdzv-endpoint", ",".join(self.endpoints), "--host-id", host) if self.endpoints else alone
         arguments = [
@@ -132,7 +134,7 @@ class LaunchedJob:
         self._forks.close()
 
     def processes(self) -> list[int]:
-        """Return every live process of this job: all have its fault directory in their environment."""
+        """Return every live process of this job: all of them have its fault directory in their environment."""
         wanted = f"{VARIABLE}={self.faults.root}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -146,7 +148,7 @@ class LaunchedJob:
         return self.job.records("step")
 
     def losses(self) -> dict[int, float]:
-        """Return the loss of each step; of several records the last one counts."""
+        """Return the loss of each step; the last one if a step was recorded repeatedly."""
         return {record["step"]: record["loss"] for record in self.step_records()}
 
     def wait_for_step(self, step: int) -> None:
@@ -155,7 +157,7 @@ class LaunchedJob:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedJobView:
-    """What etcd holds about a job, read again by each call."""
+    """The keys of a job in etcd, read again by each call."""
 
     client: EtcdClient
     keys: JobKeys
@@ -185,7 +187,7 @@ class LaunchedJobView:
         return None if item is None else decode(JobEnd, item.value, self.keys.end)
 
     def driver(self) -> str:
-        """Return the host that drives, empty while none does."""
+        """Return the host that drives, "" if none does."""
         items = self.client.read_all(KeyRange.prefix(self.keys.election + "/")).items
         if not items:
             return ""
@@ -197,7 +199,7 @@ class LaunchedJobView:
         return value
 
     def wait_recovered(self, number: int) -> Incident:
-        """Return incident number `number`, counted from 0, when it is over."""
+        """Return incident number `number`, counted from 0, when it is closed."""
 
         def is_over() -> bool:
             found = self.incidents()

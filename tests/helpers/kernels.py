@@ -1,7 +1,7 @@
-"""Which implementation of the operators the tests of megatrain.ops run on, by pytest's option --kernels.
+"""Selects the implementation of the operators that the tests of megatrain.ops run on, by pytest's option --kernels.
 
 reference: plain torch on the CPU. emulated: the kernels of csrc/ carried out by the processor. cuda: the kernels on a
-GPU. The tests are the same; they take their tensors from here.
+GPU. All tests are the same; they get their tensors from this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.helpers.require import require
 
 @dataclass(slots=True)
 class KernelsUnderTest:
-    """What `use_kernels` chose."""
+    """The choice of `use_kernels`."""
 
     kind: str = "reference"
     emulated: ctypes.CDLL | None = None
@@ -34,7 +34,7 @@ UNDER_TEST = KernelsUnderTest()
 
 
 def use_kernels(kind: str) -> None:
-    """Choose the implementation for this process. There is no way back: kernels stay registered."""
+    """Choose the implementation for this process. It cannot be undone: kernels stay registered."""
     if kind == "emulated":
         require("compiler", which("g++") is not None, "g++ compiles the kernels for the processor")
         UNDER_TEST.emulated = load_emulated_kernels()
@@ -47,12 +47,12 @@ def use_kernels(kind: str) -> None:
 
 
 def thread_orders() -> list[int]:
-    """Return the orders in which the threads of a block are to run, of which results must not depend."""
+    """Return the orders in which the threads of a block are run; results must not depend on the order."""
     return [0, 1, 7] if UNDER_TEST.kind == "emulated" else [0, 0]
 
 
 def use_thread_order(order: int) -> None:
-    """Let the threads of emulated blocks run in `order` from here on; elsewhere the hardware decides."""
+    """Run the threads of emulated blocks in `order` from now on; elsewhere the hardware decides."""
     if UNDER_TEST.emulated is not None:
         set_thread_order(UNDER_TEST.emulated, order)
 
@@ -63,7 +63,8 @@ def num_launches() -> int:
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Return normal draws on the device under test: the same numbers for a seed on every device and in every dtype."""
+    """Return normal random numbers on the device under test: the same numbers for a seed on every device and in every
+    dtype."""
     numbers = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return (numbers * scale).to(UNDER_TEST.device, dtype)
 

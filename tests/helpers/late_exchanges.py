@@ -1,4 +1,4 @@
-"""Ranks that train while random exchanges are late, in buffers that hold NaN until something has arrived."""
+"""Ranks that train while random exchanges are delayed, in buffers that hold NaN until data has arrived."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAX_RANKS = 8
 SHORT: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
 ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
 SHALLOW: Tables = {"model": {"num_layers": 2, "dropout": 0.1}}
-"""Where each chunk of layers has one or more of two: each layer has exchanges of its own, all of the same kinds."""
+"""For layouts whose chunks get one layer or more of two: each layer has its own exchanges, all of the same kinds."""
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "dp2-chunks2": (on_layout(1, 1, 2, 2),),
     "dp4-zero2": (on_layout(1, 1, 4), ZERO_2, SHALLOW),
@@ -72,7 +72,7 @@ def late_case(changes: Sequence[Tables], *, overlap: bool) -> Config:
 
 
 def random_case(seed: int) -> tuple[Tables, ...]:
-    """Return a schedule, a layout and options that go together; schedules take turns."""
+    """Return a schedule, a layout and options that are valid together; schedules alternate."""
     draw = random.Random(seed)
     schedule = SCHEDULES[seed % len(SCHEDULES)]
     while True:
@@ -94,14 +94,14 @@ def random_case(seed: int) -> tuple[Tables, ...]:
         options["model"]["num_layers"] = max(2, pp_size * num_chunks)
         layout = on_layout(tp_size, pp_size, dp_size, num_chunks, schedule)
         if 1 < tp_size * pp_size * dp_size <= _MAX_RANKS:
-            with suppress(AssertionError):  # refused by the program's own rules
+            with suppress(AssertionError):  # refused by the program's own validation
                 make_config(SHORT, layout, options)
                 return layout, options
 
 
 @dataclass(slots=True)
 class Delays:
-    """Holds up some exchanges of this rank, each seed others. None: no exchange is late."""
+    """Delays some exchanges of this rank, each seed others. None: no exchange is late."""
 
     rank: int
     draw: random.Random | None = None
@@ -116,7 +116,7 @@ class Delays:
 
 @contextmanager
 def poisoned_buffers() -> Iterator[None]:
-    """Let memory that awaits parameters or a neighbour's message hold NaN."""
+    """Fill memory that waits for parameters or for a neighbour's message with NaN."""
     gather, start = Group.all_gather, Channel._start
 
     def poisoned_gather(self: Group, x: Tensor, operation: Any, *, out: Tensor | None = None, chunk: int = -1) -> Any:
@@ -137,9 +137,10 @@ def poisoned_buffers() -> Iterator[None]:
 
 
 def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[int]) -> tuple[str, list[str]]:
-    """Train with overlap off and all in time, and then with overlap on, once a seed of delays. Runs on the pool.
+    """Train with overlap off and without delays, and then with overlap on, once for each seed of delays. Runs on the
+    pool.
 
-    Returns a digest of the losses, gradient norms and optimizer state of the first, and those of the others.
+    Returns a digest of the losses, gradient norms and optimizer state of the first run, and those of the others.
     """
     on, off = (late_case(changes, overlap=overlap) for overlap in (True, False))
     layout, rank, device = on.layout(context.world_size), context.rank, torch.device("cpu")
@@ -162,7 +163,7 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
     late = []
     for seed in seeds:
         delays.set_seed(seed)
-        # some with exchanges that start before the lane's thread has woken up, as without delays
+        # some with exchanges that start before the lane's thread is awake, as without delays
         with poisoned_buffers(), patch.object(ExchangeRunner, "starts_at_once", seed % 2 == 1):
             late.append(_train(build_rank_model(on, mesh, recorder, device), recorder))
     delays.set_seed(None)
@@ -206,7 +207,7 @@ def _train(rank_model: RankModel, recorder: Recorder) -> str:
 
 
 def assert_late_changes_nothing(pool: RankPool, changes: Sequence[Tables], seeds: Sequence[int]) -> None:
-    """Train a case with each seed's delays and compare all bits with those of a run without."""
+    """Train a case with each seed's delays and compare all bits with those of a run without delays."""
     world_size = late_case(changes, overlap=True).layout(None).world_size
     for rank, (in_time, late) in enumerate(pool.run(train_late, world_size, changes, seeds)):
         assert len(late) == len(seeds)

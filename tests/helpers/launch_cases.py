@@ -1,4 +1,4 @@
-"""A configuration small enough to be launched by tests, and the flags of a launch."""
+"""A configuration small enough for launches in tests, and the flags of a launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a made-up job: two hosts with two ranks each that train, a spare, and an incident that is over."""
+"""Records of an invented job: two hosts with two ranks each that train, a spare, and a closed incident."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def make_cordon(number: int) -> Cordon:
 
 
 def make_snapshot(**changes: Any) -> JobSnapshot:
-    """Return a job that trains; changes replace whole fields."""
+    """Return a training job; changes replace whole fields."""
     snapshot = JobSnapshot(
         job="demo",
         revision=100,

@@ -1,4 +1,4 @@
-"""The contract of every place, wherever it is. A test class inherits these tests and has the fixture `place`."""
+"""The contract of every kind of Location. A test class inherits these tests and has the fixture `place`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from megatrain.contracts.errors import CheckpointError, MissingFileError
 from megatrain.contracts.exit_codes import ExitCode
 
 NAMES = ["a", ".metadata", "a/b", "a b", "...", "step-000000120/r000002-rank-00003.distcp"]
-"""Names that may be below a place."""
+"""Names that may be below a location."""
 OTHER_NAMES = ["", "/", "/a", "a/", "a//b", "..", ".", "../a", "a/../b", "a/.", "a\0b", "\ud800"]
 
 
 def contents(place: Location) -> dict[str, bytes]:
-    """Return all files below a place, as the place lists them."""
+    """Return all files below a location, as the location lists them."""
     found: dict[str, bytes] = {}
     for entry in place.entries():
         if entry.size() is not None:
@@ -30,7 +30,7 @@ def contents(place: Location) -> dict[str, bytes]:
 
 
 class LocationCases:
-    """The contract of Location. `place` ends with /place and has nothing in it."""
+    """The contract of Location. `place` ends with /place and is empty."""
 
     def test_names_below_a_place(self, place: Location) -> None:
         for name in NAMES:

@@ -1,4 +1,4 @@
-"""A real SMTP server (aiosmtpd) on loopback that keeps the mail it is given."""
+"""A real SMTP server (aiosmtpd) on loopback that stores the mail it receives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.helpers.waiting import DEADLINE_S
 
 
 class MailReceiver:
-    """Serves while it is entered. With a `login` (user, password) it takes mail of that user only.
+    """Serves while its context is open.
 
-    `answer`: to the data of a message.
+    With a `login` (user, password) it accepts only mail of that user. `answer`: to the data of a message.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A directory of run directories as launches leave them: trained, failed, killed, held by one that lives, damaged.
+"""A directory of run directories as launches leave them: trained, failed, killed, running, damaged.
 
 `python -m tests.helpers.many_runs DIR [NUM]` writes NUM runs; `megatrain dashboard --runs DIR` lists them.
 """
@@ -82,7 +82,8 @@ def report_steps(
     began_s: float,
     sources: Callable[[int], Sequence[SourceReport]] = lambda step: (),
 ) -> None:
-    """Report these steps as rank 0 does, the first of them at `began_s`. `sources`: the reports of a step's sources."""
+    """Write reports of these steps as rank 0 does, beginning at `began_s`. `sources`: the reports of a step's
+    sources."""
     now_s = began_s
     sink = JsonLinesSink(run.metrics_file, unix_time=lambda: now_s)
     for step in steps:
@@ -114,7 +115,7 @@ def interval_report(step: int, step_s: float) -> IntervalReport:
 
 @contextmanager
 def held(run: RunDirectory) -> Iterator[None]:
-    """Have the launch of a run live during the block."""
+    """Hold the lock of a run during the block, as its launch does."""
     with (run.root / "coordination" / "lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Just enough Markdown to run and check documents: fenced blocks, links and heading anchors."""
+"""The parts of Markdown that are needed to run and check documents: fenced blocks, links and heading anchors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fenced_blocks(text: str) -> list[MarkdownBlock]:
 
 
 def without_blocks(text: str) -> str:
-    """Return a document without its fenced blocks and inline code, where brackets are no links."""
+    """Return a document without its fenced blocks and inline code, where brackets are not links."""
     lines = []
     is_inside = False
     for line in text.splitlines():

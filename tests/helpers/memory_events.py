@@ -1,4 +1,4 @@
-"""Events in memory: an EventSource that a test fills, and what a store is compared with."""
+"""Events in memory: an EventSource that a test fills, and the reference for a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL = Where()
 
 
 class MemoryEvents:
-    """Events that were made or read elsewhere."""
+    """Events that were created or read elsewhere."""
 
     def __init__(self, tables: Mapping[type[Table], Table]) -> None:
         self._tables = dict(tables)

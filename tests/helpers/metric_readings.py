@@ -1,4 +1,4 @@
-"""Readings of a made-up job of two hosts with two ranks each."""
+"""Readings of an invented job of two hosts with two ranks each."""
 
 from __future__ import annotations
 

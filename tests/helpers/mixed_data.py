@@ -1,6 +1,6 @@
 """A mixture of two sources, and the loss of each by torch's own cross entropy, on the logits of one process.
 
-A token tells its source: those of `code` are the larger half of the vocabulary.
+A token shows its source: those of `code` are the upper half of the vocabulary.
 """
 
 from __future__ import annotations

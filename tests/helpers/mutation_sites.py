@@ -1,4 +1,4 @@
-"""Small faults that can be put into a Python file: where they can be, and the file with one of them."""
+"""Mutations of a Python file: their sites, and the file with one of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A piece of a file, and what takes its place. Lines and columns count as in `ast`: columns in bytes of UTF-8."""
+    """A piece of a file, and its replacement. Lines and columns count as in `ast`: columns in bytes of UTF-8."""
 
     line: int
     column: int
@@ -66,7 +66,7 @@ def _mutation(source: str, node: ast.expr | ast.stmt, after: str) -> Mutation:
 
 
 def _replacements(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Yield nodes and the text that takes the place of each."""
+    """Yield nodes and the text that replaces each."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -93,7 +93,7 @@ def _replacements(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str]]
 
 
 def _code_below(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the children of a node that are carried out; an f-string's have no place of their own in the file."""
+    """Yield the executed children of a node; those of an f-string have no position of their own in the file."""
     if isinstance(node, ast.JoinedStr):
         return
     for name, value in ast.iter_fields(node):

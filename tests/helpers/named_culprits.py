@@ -1,4 +1,4 @@
-"""The culprit of a round by each place that names one: the page's views and the verbs, asked of one run."""
+"""The culprit of a round in each place that names one: the page's views and the commands, for one run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Named = tuple[list[int], list[str]]
 
 @contextmanager
 def asked_page(run: RunDirectory) -> Iterator[TestClient]:
-    """Have the dashboard of a recorded run to ask."""
+    """Serve the dashboard of a recorded run."""
     source = RecordedJob(run)
     try:
         wait_until(source.has_polled, "the run to be read")
@@ -57,20 +57,20 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
         "logs, as text": ([logs["root_rank"]], incident["hosts"]),
         "hosts": (incident["ranks"], sorted(blamed)),
     }
-    if hang["source"]:  # something is kept of where the ranks stood
+    if hang["source"]:  # some evidence of the ranks' positions is kept
         hosts = sorted({one["host"] for one in hang["suspects"]})
         found["hang"] = ([one["rank"] for one in hang["suspects"]], hosts)
         found["ranks"] = (_suspects(page, round_number), incident["hosts"])
         assert (hang["incident_id"], hang["reason"]) == (incident["incident_id"], incident["reason"])
     causes = [one for one in incident["failures"] if not one["is_cascade"]]
-    if causes:  # a rank that hangs does not end by itself; those that wait for it may, as a consequence
+    if causes:  # A hung rank does not end by itself; the ranks that wait for it may, as a consequence.
         found["workers that ended"] = ([cause["rank"] for cause in causes], sorted({cause["host"] for cause in causes}))
     assert (logs["incident_id"], logs["reason"]) == (incident["incident_id"], incident["reason"])
     return found
 
 
 def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
-    """Return each verb's culprit for the failure of a round."""
+    """Return each command's culprit for the failure of a round."""
 
     def answer_of(*arguments: str) -> Any:
         capsys.readouterr()

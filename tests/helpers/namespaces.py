@@ -1,8 +1,8 @@
-"""Several hosts on one machine: network namespaces on switches of their own, whose links can be cut.
+"""Several hosts on one machine: network namespaces on separate switches, whose links can be cut.
 
-Each network is a bridge; this process is on all of them too, with the last address. Names and addresses are those of
-this process, so tests side by side do not meet, and what a killed test left behind is removed by the next one. Needs
-root and iproute2.
+Each network is a bridge; this process is on all of them too, with the last address. Names and addresses contain the
+number of this process, so concurrent tests do not conflict, and the next test removes what a killed test left behind.
+Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.helpers.require import require
 _OWN_ADDRESS = 254
 _MOST_NETWORKS = 4
 _NAME = re.compile(r"mt([0-9]+)(?:-|o[0-9]$)")
-"""Of a namespace or of a link of the process with this number."""
+"""The name of a namespace or of a link of the process with this number."""
 _LARGEST_SENT = str(16 << 10)
-"""Bytes in one piece, less than a burst of a slow link."""
+"""Bytes in one packet, less than a burst of a slow link."""
 
 
 class HostNetwork:
-    """Hosts 0 to num_hosts - 1 on each of `networks`; as a context it leaves nothing behind."""
+    """Hosts 0 to num_hosts - 1 on each of `networks`; as a context manager it leaves nothing behind."""
 
     def __init__(self, num_hosts: int, networks: Sequence[str] = ("train",)) -> None:
         is_possible = os.geteuid() == 0 and None not in (shutil.which("ip"), shutil.which("tc"))
@@ -44,36 +44,34 @@ class HostNetwork:
         return f"{self._network_prefix(network)}.{host + 1}"
 
     def own_address(self, network: str) -> str:
-        """Return where the hosts reach this process."""
+        """Return the address at which the hosts reach this process."""
         return f"{self._network_prefix(network)}.{_OWN_ADDRESS}"
 
     def enter(self, host: int) -> list[str]:
-        """Return what a command line begins with that runs on a host."""
+        """Return the start of a command line that runs on a host."""
         return ["ip", "netns", "exec", self._host(host)]
 
     def cut(self, host: int, network: str) -> None:
-        """Pull the plug: nothing arrives and nothing is refused."""
+        """Disconnect the link: nothing arrives and nothing is refused."""
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "down", network=network)
 
     def mute(self, host: int, network: str) -> None:
-        """Let nothing through between a host and the others, although its link is up."""
+        """Drop all traffic between a host and the others, although its link is up."""
         self._inside(network, "link", "set", "dev", f"p{host}", "nomaster")
 
     def slow_down(self, host: int, network: str, rate: str, burst_kb: int = 64, queue: str = "400ms") -> None:
-        """Let no more than `rate` through to and from a host, "20mbit" for instance, but for a first `burst_kb`.
-
-        queue: how long what waits to be let through may wait before it is dropped.
-        """
+        """Limit the traffic to and from a host to `rate`, "20mbit" for instance, after a first `burst_kb`. queue: how
+        long packets may wait before they are dropped."""
         for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
             command = ["netns", "exec", space, "tc", "qdisc", "replace", "dev", device, "root", "tbf"]
             self._run(*command, "rate", rate, "burst", f"{burst_kb}kb", "latency", queue, network=network)
 
     def speed_up(self, host: int, network: str) -> None:
-        """Let everything through again as fast as it can."""
+        """Remove the limit again."""
         for space, device in ((self._switch, f"p{host}"), (self._host(host), network)):
             self._run("netns", "exec", space, "tc", "qdisc", "del", "dev", device, "root", network=network)
 
-    def mend(self, host: int, network: str) -> None:
+    def reconnect(self, host: int, network: str) -> None:
         self._run("netns", "exec", self._switch, "ip", "link", "set", "dev", f"p{host}", "up", network=network)
 
     def __enter__(self) -> Self:
@@ -125,8 +123,8 @@ class HostNetwork:
                 "netns", self._switch, network=network,
             )  # fmt: skip
             self._plug(network, f"p{host}")
-            # tbf cuts what is larger than its burst into frames, each of which costs the processor as much as the
-            # whole; a connection keeps the size that it began with
+            # tbf divides a packet that is larger than its burst into frames, each of which costs the CPU as much as the
+            # whole packet; a connection keeps its initial size.
             for place, device in ((self._switch, f"p{host}"), (space, network)):
                 self._run("-n", place, "link", "set", "dev", device, "gso_max_size", _LARGEST_SENT, network=network)
             self._run("-n", space, "addr", "add", f"{self.address(network, host)}/24", "dev", network)
@@ -145,7 +143,7 @@ class HostNetwork:
 
     def _remove(self) -> None:
         for number in range(len(self.networks)):
-            with suppress(AssertionError):  # it may not have come so far
+            with suppress(AssertionError):  # It may not exist yet.
                 self._run("link", "del", "dev", f"{self._name}o{number}")
         spaces = [f"{self._name}-{network}" for network in self.networks]
         for space in [*map(self._host, range(self.num_hosts)), *spaces]:
@@ -154,14 +152,14 @@ class HostNetwork:
 
 
 def _remove_leftovers() -> None:
-    """Remove the namespaces and links of processes that were killed before they could."""
+    """Remove the namespaces and links of killed processes."""
     spaces = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines()]
     links = [line.split()[0].partition("@")[0] for line in _run(["ip", "-brief", "link"]).splitlines()]
     for kind, names in (("link", links), ("netns", spaces)):
         for name in names:
             owner = _NAME.match(name)
             if owner is not None and not Path("/proc", owner[1]).exists():
-                with suppress(AssertionError):  # a link goes with its other end, or another test removed it
+                with suppress(AssertionError):  # A link disappears with its other end, or another test removed it.
                     _run(["ip", kind, "del", name])
 
 

@@ -43,7 +43,7 @@ def make_topic(name: str = "incident/one", **changes: Any) -> Topic:
 
 
 def over(topic: Topic, at_unix_s: float = NOW_S) -> Topic:
-    """Return a topic as it ends."""
+    """Return a topic at its end."""
     return replace(topic, stage=Stage.CLOSED, ended_unix_s=at_unix_s, ready_unix_s=0.0, cost="3.2 s, 4 steps lost",
                    activity="the job trains again since step 1,230")  # fmt: skip
 
@@ -59,7 +59,7 @@ def rules(
 
 
 class InstantReceiver:
-    """A receiver that takes everything at once, and keeps the messages as lists of topics."""
+    """A receiver that accepts everything at once, and stores the messages as lists of topics."""
 
     def __init__(self, delivery_mode: DeliveryMode, **more: Any) -> None:
         self.rules = rules(delivery_mode, **more)
@@ -69,7 +69,7 @@ class InstantReceiver:
         self.refreshed_s = 0.0
 
     def send_due(self, topics: Sequence[Topic], now_s: float) -> Plan:
-        """Send all that is due now; return the plan that had nothing more to send."""
+        """Send everything that is due now; return the first plan with nothing more to send."""
         while True:
             plan = plan_of(topics, self.record, self.rules, now_s, self.refreshed_s)
             self.record = plan.record

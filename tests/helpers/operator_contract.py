@@ -1,4 +1,4 @@
-"""What every operator of megatrain.ops keeps, whichever implementation runs."""
+"""The contract of every operator of megatrain.ops, for each implementation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Operator = Callable[..., Any]
 
 
 def assert_contract(operator: Operator, *arguments: Any) -> None:
-    """Check schema, fake, results that are wholly written and the same each time, and inputs at other addresses."""
+    """Check schema, fake, results that are completely written and reproducible, and inputs at other addresses."""
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
     results = [_run_poisoned(operator, arguments, order) for order in thread_orders()]
     for one in results[0]:
@@ -31,7 +31,7 @@ def assert_contract(operator: Operator, *arguments: Any) -> None:
 
 
 def assert_refused(operator: Operator, arguments: Sequence[Any], message: str) -> None:
-    """Check that the operator refuses `arguments` with one line that matches `message`, in fact and as a fake."""
+    """Check that the operator, and its fake, refuse `arguments` with one line that matches `message`."""
     with pytest.raises(RuntimeError, match=message) as caught:
         operator(*arguments)
     assert "\n" not in str(caught.value).split("\nException raised from")[0].strip()
@@ -43,7 +43,7 @@ def assert_identical(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Non
     """Check equality bit by bit; NaN equals NaN."""
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
-        if one.dtype.itemsize == 1:  # torch compares 8-bit floats no other way
+        if one.dtype.itemsize == 1:  # torch has no other comparison for 8-bit floats.
             one, other = one.float(), other.float()
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
@@ -54,12 +54,12 @@ def misaligned(tensor: Tensor) -> Tensor:
 
 
 def before_a_guard(tensor: Tensor) -> Tensor:
-    """Return the same values and strides in memory of the processor of which the next byte ends the process."""
+    """Return the same values and strides in CPU memory that ends at a protected page."""
     return _placed(tensor, guarded(_extent(tensor), tensor.dtype), 0)
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
-    """Return the same values with a number between each two of them, which no operator takes as contiguous."""
+    """Return the same values with an element between each two of them, so no operator treats them as contiguous."""
     return torch.stack([tensor, tensor], dim=-1)[..., 0]
 
 
@@ -69,7 +69,7 @@ def _copied(tensor: Tensor, offset: int) -> Tensor:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return how many elements lie between the first and the last."""
+    """Return the number of elements from the first to the last."""
     extent: int = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return max(extent, 0)
 

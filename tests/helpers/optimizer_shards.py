@@ -1,4 +1,4 @@
-"""Flat shards of an optimizer for tests of its operators: weights, moments, and where runs begin."""
+"""Flat shards of an optimizer for tests of its operators: weights, moments, and the beginnings of runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.helpers.kernels import draw, on_device
 
 OPS = torch.ops.megatrain
 BETAS: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-# Lengths of the runs, the last one padding. Single elements; borders inside packs; runs of which the shard has nothing,
-# at either end and between; one run over many tiles; many runs in one tile; full packs and none.
+# Lengths of the runs, the last one padding. Single elements; borders within packs; runs outside the shard, at either
+# end and between; one run over many tiles; many runs in one tile; full packs and none.
 LAYOUTS: dict[str, list[int]] = {
     "one": [1, 0],
     "seven": [7, 0],
@@ -30,7 +30,7 @@ LAYOUTS: dict[str, list[int]] = {
 
 @dataclass
 class Shard:
-    """What an update treats, with every other run decayed."""
+    """The input of an update, with every other run decayed."""
 
     master: Tensor
     exp_avg: Tensor
@@ -79,7 +79,8 @@ class Shard:
 
 
 def make_shard(lengths: Sequence[int], dtype: torch.dtype = torch.float64, *, is_published: bool = False) -> Shard:
-    """Return a shard in the middle of training. Padding is drawn too: nothing may treat it as a decayed run."""
+    """Return a shard in the middle of training. Padding has random values too: no kernel may treat it as a decayed
+    run."""
     master, exp_avg, spread = (draw(sum(lengths), dtype=dtype, seed=seed) for seed in range(3))
     borders = torch.tensor([0, *accumulate(lengths[:-1])])
     is_decayed = torch.arange(len(lengths) - 1) % 2 == 0

@@ -1,4 +1,4 @@
-"""Another user of this machine: one without any right of ours, for tests of what is refused to him."""
+"""Another user of this machine without any of our rights, for tests of what is denied to other users."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tests.helpers.child_process import in_child
 from tests.helpers.require import require
 
 OTHER_USER = 65_533
-"""No account has this number."""
+"""A user id without an account."""
 
 
 def as_other_user(act: Callable[[], None]) -> None:
-    """Carry out `act` in a child process of another user; fail when it raises. Only root can: else skip the test."""
+    """Call `act` in a child process of another user; fail if it raises. Only root can do this; otherwise the test is
+    skipped."""
     require("root", os.geteuid() == 0, "only root can act as another user")
 
     def act_as_other_user() -> None:
@@ -35,7 +36,7 @@ def readable_by_all(directory: Path) -> Path:
 
 
 def everybodys_place(parent: Path) -> Path:
-    """Return a directory below `parent`, a test's own, in which every user may make files, as in /dev/shm."""
+    """Return a directory below `parent`, a test's own, in which every user may create files, as in /dev/shm."""
     place = readable_by_all(parent) / "shm"
     place.mkdir()
     place.chmod(0o1777)

@@ -1,6 +1,6 @@
-"""What an outage of a network or of etcd must not cost a job of two hosts, and what the job must do afterwards.
+"""The allowed effects of an outage of a network or of etcd on a job of two hosts, and its behaviour afterwards.
 
-Several outages may strike one job: each is compared with what was before it.
+Several outages may occur in one job: each is compared with the state before it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TTL_S = 4
 LONG_S = 2.0 * TTL_S
 QUICK: Mapping[str, Mapping[str, Any]] = {
     "recovery": {
-        # the floor of the learned timeout is above ten times the median step
+        # The lower bound of the learned timeout is above ten times the median step.
         "lease_ttl_s": TTL_S, "lease_renew_s": 1.0, "hang_floor_s": 3.5, "status_interval_s": 1.0,
         "restarts_per_hour": 100, "host_failures_per_hour": 100,
     }
@@ -29,7 +29,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 RANK = 1
 _PACE_S = 0.3
 _LOADED_S = 2.0
-"""What a machine that others use may add to a step."""
+"""The additional time of a step on a machine that others use."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def lasting_job(root: Path, **options: Any) -> Iterator[OutageJob]:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """A job before an outage."""
+    """The state of a job before an outage."""
 
     sessions: Mapping[str, str]
     driver: str
@@ -68,8 +68,8 @@ class Before:
 
 
 def check_no_host_was_evicted(job: OutageJob, before: Before, since: float, *, num_recoveries: int = 0) -> None:
-    """Check that all hosts come back as who they were, and that no step waited for anything since then."""
-    wait_until(job.is_registered_as(before.sessions), "all sessions of before")
+    """Check that all hosts return with their sessions, and that no step was delayed since then."""
+    wait_until(job.is_registered_as(before.sessions), "all earlier sessions")
     wait_until(lambda: job.view.driver() in before.sessions, "a driver")
     job.wait_for_more_steps(8)
     median_s, longest_s = job.step_times(since)
@@ -79,7 +79,7 @@ def check_no_host_was_evicted(job: OutageJob, before: Before, since: float, *, n
 
 
 def check_next_fault_is_answered(job: OutageJob) -> None:
-    """Check that the job still heals: nothing of the outage is left."""
+    """Check that the job still recovers from a fault: the outage has no lasting effect."""
     number, num_before = len(job.view.rounds()), len(job.recoveries())
     job.kill_a_rank(RANK)
     job.wait_for_round(number + 1)
@@ -98,7 +98,7 @@ def check_rank_was_named(job: OutageJob, incident: Incident) -> None:
 
 
 def check_one_hold_that_is_over(job: OutageJob, before: Before) -> None:
-    """Check that the outage is on record, once, as one that asked for nothing."""
+    """Check that the outage is recorded once, as an incident that needed no action."""
     wait_until(lambda: any("over_unix_s" in one.notes for one in before.new_holds(job)), "the end of the hold")
     (hold,) = before.new_holds(job)
     assert set(hold.culprit_hosts) <= before.trainers
@@ -106,7 +106,7 @@ def check_one_hold_that_is_over(job: OutageJob, before: Before) -> None:
 
 
 def wait_until_parked(job: OutageJob, host: str, stale: str) -> None:
-    """Wait until a host that was cut off is a spare, in another life than that of session `stale`."""
+    """Wait until a host that was cut off is a spare, with another session than `stale`."""
     wait_until(lambda: job.phase_of(host) is HostPhase.PARKED and host in job.sessions(), f"{host} as a spare")
     assert job.sessions()[host] != stale
     assert job.workers_of(host) == []

@@ -1,4 +1,4 @@
-"""A job of two hosts and a spare whose network or etcd a test takes away, and what it shows of that."""
+"""A job of two hosts and a spare whose network or etcd a test interrupts, and the measured effects."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class OutageJob(ViewedJob):
     etcd: EtcdServers
     network: HostNetwork | None
     stopped_unix_s: float | None = None
-    """When a host that was cut off had no workers any more; None: not checked yet."""
+    """The time at which the last worker of a host that was cut off ended; None: not checked yet."""
 
     def cut(self, hosts: Sequence[str], *networks: str) -> float:
-        """Cut hosts off networks; return when."""
+        """Cut hosts off networks; return the time."""
         assert self.network is not None
         began = time.time()
         for host in hosts:
@@ -48,15 +48,15 @@ class OutageJob(ViewedJob):
                 self.network.cut(HOSTS.index(host), network)
         return began
 
-    def mend(self, hosts: Sequence[str], *networks: str) -> float:
+    def reconnect(self, hosts: Sequence[str], *networks: str) -> float:
         assert self.network is not None
         for host in hosts:
             for network in networks:
-                self.network.mend(HOSTS.index(host), network)
+                self.network.reconnect(HOSTS.index(host), network)
         return time.time()
 
     def workers_of(self, host: str) -> list[int]:
-        """Return the live processes that train for a host, its standby server not among them."""
+        """Return the live processes that train for a host, except its standby server."""
         found = []
         for pid in descendants(self.launched.executors[host].pid):
             with suppress(OSError):
@@ -67,13 +67,13 @@ class OutageJob(ViewedJob):
         return found
 
     def wait_until_stopped(self, host: str) -> float:
-        """Wait until no worker of a host is left; return when that was."""
+        """Wait until all workers of a host have ended; return the time."""
         wait_until(lambda: not self.workers_of(host), f"{host} to stop its workers")
         self.stopped_unix_s = time.time()
         return self.stopped_unix_s
 
     def wait_seconds(self, since: float, seconds: float) -> None:
-        """Let an outage last. It is the clock that is waited for: nothing else ends it."""
+        """Let an outage last. The wait is for the clock: no event ends it."""
         wait_until(lambda: time.time() >= since + seconds, "the clock", seconds + DEADLINE_S)
 
     def first_step_of_round(self, number: int) -> float | None:
@@ -89,8 +89,8 @@ class OutageJob(ViewedJob):
     def step_times(self, since: float) -> tuple[float, float]:
         """Return the median time of a step, and the longest of those that ended after `since`.
 
-        A step's time begins where the one before ended. After a save it is its own duration only: what a save waits
-        for is the disk.
+        A step's time begins at the end of the previous step. After a save it is only the step's own duration, because a
+        save waits for the disk.
         """
         saves = {
             int(path.name.rpartition("-")[2]) for path in self.launched.job.files.checkpoints.glob("*/step-*[0-9]")
@@ -114,7 +114,7 @@ class OutageJob(ViewedJob):
         return lambda: self.sessions() == dict(sessions)
 
     def repeated_losses_differ(self) -> list[int]:
-        """Return the steps that were done more than once, and not with the same loss, bit by bit."""
+        """Return the repeated steps whose losses are not the same, bit by bit."""
         known: dict[int, float] = {}
         records = self.launched.step_records()
         return [
@@ -122,27 +122,27 @@ class OutageJob(ViewedJob):
         ]
 
     def end(self) -> None:
-        """Have the job save and stop; see that all leave in order and nothing stays."""
+        """Let the job save and stop; check that all processes end in order and nothing is left."""
         codes = self.stop()
         assert set(codes.values()) == {int(ExitCode.SAVED_AND_STOPPED)}, codes
         assert self.left_behind() == []
         assert self.repeated_losses_differ() == []
 
     def stop(self) -> dict[str, int]:
-        """Have the job save and stop as a scheduler would; return the exit codes of the executors that lived."""
+        """Let the job save and stop as a scheduler would; return the exit codes of the living executors."""
         living = {host: each for host, each in self.launched.executors.items() if each.poll() is None}
         trainer = next(host for host in living if self.phase_of(host) is not HostPhase.PARKED)
         living[trainer].send_signal(signal.SIGTERM)
         return {host: self.launched.finish(host) for host in living}
 
     def left_behind(self) -> list[str]:
-        """Return the processes and the files in memory that are there although all has ended."""
+        """Return the processes and the files in memory that still exist although the job has ended."""
 
         def left() -> list[str]:
             return [*map(str, self.launched.processes()), *self.memory_files()]
 
         with suppress(TimeoutError):
-            wait_until(lambda: not left(), "the end of all")
+            wait_until(lambda: not left(), "the end of all processes")
         return left()
 
     def memory_files(self) -> list[str]:
@@ -150,7 +150,7 @@ class OutageJob(ViewedJob):
         return sorted(path.name for path in [*own_box_paths(root / "boxes"), *root.glob("megatrain-arena*")])
 
     def recoveries(self) -> list[Incident]:
-        """Return the incidents for which something was done."""
+        """Return the incidents with a response."""
         return [incident for incident in self.view.incidents() if incident.kind is not IncidentKind.CONTROL_PLANE]
 
     def holds(self) -> list[Incident]:
@@ -159,7 +159,7 @@ class OutageJob(ViewedJob):
         return found
 
     def kill_a_rank(self, rank: int) -> float:
-        """Order that a rank is killed in a moment; return when it was."""
+        """Request that a rank is killed soon; return the time of its death."""
         number = len(list(self.launched.faults.root.glob("[0-9]*.struck")))
         self.launched.faults.fail_at(rank, self.newest_step() + 4, "kill")
         wait_until(lambda: self.launched.faults.struck_unix_s(number) is not None, "the fault")
@@ -179,9 +179,9 @@ def outage_job(
     ranks_per_host: int = WORKERS,
     pace_s: float = PACE_S,
 ) -> Iterator[OutageJob]:
-    """Start etcd, two hosts, and what other `hosts` there are as spares; wait until all train, or wait.
+    """Start etcd, two hosts, and the other `hosts` as spares; wait until all of them train, or wait as spares.
 
-    `has_network`: each host is in a network namespace of its own, on a network for training and one for etcd.
+    `has_network`: each host is in its own network namespace, on a network for training and one for etcd.
     """
     interface = {"runtime": {"network_interface": TRAIN}} if has_network else {}
     quiet = {

@@ -1,7 +1,7 @@
-"""Real data that is not part of the repository: where it is, and a word at the end of the run when it is absent.
+"""Real data outside the repository: its location, and a line at the end of the run if it is absent.
 
-No machine is required to have it, so MEGATRAIN_REQUIRE fails no test without it. That makes its absence easy to
-overlook: the run ends with a section that names what was not tested.
+No machine must have it, so MEGATRAIN_REQUIRE fails no test without it. Its absence would be easy to overlook, so the
+run ends with a section that names the skipped tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ABSENT = "data outside the repository is absent: "
 
 
 def outside_data(variable: str, default: str, what: str) -> Path:
-    """Return where `what` is: the place that the environment variable names, else `default` beside the repository.
+    """Return the location of `what`: the path in the environment variable, else `default` beside the repository.
 
     Skips the test (or the module's tests) where it is absent.
     """
@@ -29,7 +29,7 @@ def outside_data(variable: str, default: str, what: str) -> Path:
 
 
 def absent_data(skipped: Sequence[pytest.TestReport]) -> list[str]:
-    """Return a line for each part that skipped tests for want of such data."""
+    """Return a line for each part that skipped tests because such data is absent."""
     reasons = [report.longrepr[2] for report in skipped if isinstance(report.longrepr, tuple)]
     found = [reason.partition(_ABSENT)[2] for reason in reasons if _ABSENT in reason]
     return [f"{part}: {found.count(part)} of the tests did not run" for part in sorted(set(found))]

@@ -1,4 +1,4 @@
-"""A user's program: `python -m tests.helpers.own_loss_program CONFIG --key=value` trains with a loss of its own."""
+"""A user's program: `python -m tests.helpers.own_loss_program CONFIG --key=value` trains with its own loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`megatrain launch --standalone` with steps of a stated length, as a process that leaves nothing behind."""
+"""`megatrain launch --standalone` with steps of a given length, as a process that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.train_process import TrainJob
 
 @contextmanager
 def paced_launch(job: TrainJob, pace: PaceDirectory, num_ranks: int, log_file: Path) -> Iterator[ForkedProgram]:
-    """Launch a job on this machine; its output goes to `log_file`. What is left of it afterwards is killed."""
+    """Launch a job on this machine; its output goes to `log_file`. Remaining processes are killed at the end."""
     arguments = ["--standalone", f"--nproc-per-node={num_ranks}", "-m", "tests.helpers.paced_train"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **pace.environment}
     with log_file.open("wb") as log, forked_launch([*arguments, str(job.config_file)], environment, log) as launch:

@@ -34,11 +34,11 @@ _SHORT_DOCUMENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Who is slow, and how."""
+    """A slow worker, and the kind of its slowness."""
 
     kind: str
     host: str = ""
-    """Of `lengths`: empty, the rank counts."""
+    """Empty for `lengths`, where the rank counts."""
     local_rank: int = 0
     factor: float = 1.3
     rank: int = -1
@@ -46,7 +46,7 @@ class Slowness:
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """How long the compute of one micro-batch takes; `noise`: standard deviation, as a part."""
+    """The compute time of one micro-batch; `noise`: standard deviation, as a fraction."""
 
     forward_s: float = 0.06
     backward_s: float = 0.12
@@ -56,7 +56,7 @@ class StepPace:
 
 
 class PaceDirectory:
-    """The pace of one job, which a test sets before or while it runs."""
+    """The pace of one job, which a test sets before or during the run."""
 
     def __init__(self, root: Path, pace: StepPace) -> None:
         assert all(one.kind in KINDS for one in pace.slow)
@@ -70,7 +70,7 @@ class PaceDirectory:
         return {VARIABLE: str(self.root)}
 
     def slow_down(self, *slow: Slowness) -> None:
-        """Have these be slow from the next step on, and no others."""
+        """Make exactly these workers slow from the next step on."""
         assert all(one.kind in KINDS for one in slow)
         self.pace = replace(self.pace, slow=slow)
         self._write()
@@ -87,7 +87,7 @@ def read_pace(root: Path) -> StepPace:
 
 
 class Pacer:
-    """Makes the calls of this worker take as long as ordered."""
+    """Makes the calls of this worker take as long as requested."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -97,13 +97,13 @@ class Pacer:
         self.pace = read_pace(root)
         self._random = random.Random(f"{self.pace.seed} {self.rank}")
         self.cost = 1.0
-        """Of the micro-batches of this step, relative to those of equal lengths."""
+        """The cost of the micro-batches of this step, relative to that of equal lengths."""
 
     def begin_step(self) -> None:
         self.pace = read_pace(self._root)
 
     def factor(self, kind: str) -> float:
-        """Return how many times as long something takes for this worker."""
+        """Return by how much an operation of this worker is slowed down."""
         return max([1.0, *(one.factor for one in self.pace.slow if one.kind == kind and self._is_meant(one))])
 
     def has(self, kind: str) -> bool:
@@ -118,7 +118,7 @@ class Pacer:
         return (slowness.host, slowness.local_rank) == (self._host, self._local_rank)
 
     def take(self, duration_s: float, work: Callable[[], Any]) -> Any:
-        """Do work that takes so long for a worker that is not slow."""
+        """Do work that takes this time for a worker that is not slow."""
         noisy = 1.0 + self.pace.noise * self._random.gauss(0.0, 1.0)
         until = time.monotonic() + duration_s * max(0.1, noisy) * self.factor("compute") * self.cost
         result = work()
@@ -126,7 +126,7 @@ class Pacer:
         return result
 
     def collect_garbage(self) -> None:
-        """Keep the garbage collector at work for a while, where that is ordered."""
+        """Keep the garbage collector busy for a while, if requested."""
         extra_s = (self.factor("gc") - 1.0) * self.pace.forward_s
         if extra_s <= 0.0:
             return
@@ -140,7 +140,7 @@ class Pacer:
 
 
 def pause_until(until: float) -> None:
-    """Wait as for a device: the clock is what is waited for."""
+    """Wait as for a device: the wait is for the clock."""
     threading.Event().wait(max(0.0, until - time.monotonic()))
 
 
@@ -167,7 +167,7 @@ def cut_documents(batch: Any, count: int) -> Any:
 
 
 def main() -> int:
-    """Train as `megatrain.train` does, at the pace that was ordered."""
+    """Train as `megatrain.train` does, at the requested pace."""
     from megatrain.cli import main as cli_main
     from megatrain.data.reader import BatchReader
     from megatrain.parallel.pipeline import PipelineChunk
@@ -181,7 +181,7 @@ def main() -> int:
     def paced_train_step(trainer: Any, batch: Any) -> Any:
         pacer.begin_step()
         longest = sum(micro.tokens_SB.shape[0] ** 2 * micro.tokens_SB.shape[1] for micro in batch.microbatches)
-        # half of the time is not attention's
+        # Half of the time is not attention.
         pacer.cost = 0.5 + 0.5 * batch.squared_lengths / longest if pacer.has("lengths") else 1.0
         return train_step(trainer, batch)
 

@@ -1,4 +1,4 @@
-"""A reverse proxy that shows a server below a path, as nginx does; it takes the path away, or leaves it."""
+"""A reverse proxy that shows a server below a path, as nginx does; it removes the path from requests, or keeps it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _OF_ONE_HOP = ("connection", "keep-alive", "transfer-encoding")
 
 @contextmanager
 def path_proxy(port: int, path: str, *, is_taken_away: bool) -> Iterator[int]:
-    """Forward what is below `path` to the server at `port`; yield the proxy's port. All else is answered 404."""
+    """Forward requests below `path` to the server at `port`; yield the proxy's port. All others are answered with
+    404."""
 
     class Handler(BaseHTTPRequestHandler):
         def forward(self) -> None:
@@ -32,7 +33,7 @@ def path_proxy(port: int, path: str, *, is_taken_away: bool) -> Iterator[int]:
                 )
                 self._answer(behind)
             except OSError:
-                return  # a browser closes streams that it no longer reads
+                return  # A browser closes streams that it no longer reads.
             finally:
                 behind.close()
 

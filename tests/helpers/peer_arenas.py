@@ -20,7 +20,7 @@ LIMITS = PeerLimits(authentication_s=5.0, call_s=5.0, total_s=20.0)
 
 
 class PeerHosts:
-    """The arenas of both. Snapshots of the owner are put by hand, as a worker leaves them."""
+    """The arenas of both hosts. Tests write the owner's snapshots, as a worker leaves them."""
 
     def __init__(self, directory: Path) -> None:
         self.own = create_arena(directory / "own")

@@ -1,4 +1,4 @@
-"""Permissions that apply to root as well: an access that the mode of a file forbids is refused to every process."""
+"""File permissions that apply to root too: an access that the mode of a file forbids is refused to every process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class _Sets(ctypes.Structure):
 
 
 def heed_permissions() -> None:
-    """Have them hold for this process and for all that it starts. Anybody's but root's heed them anyway."""
+    """Apply them to this process and to all of its children. They always apply to users other than root."""
     if os.geteuid() != 0:
         return
     library = ctypes.CDLL(None, use_errno=True)
-    # a program that root starts would have them back
+    # A program that root starts would regain the rights.
     for capability in _CAPABILITIES:
         library.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     header, sets = _Header(_CAPABILITY_VERSION_3, 0), (_Sets * 2)()

@@ -1,7 +1,8 @@
-"""Steps of a job that never ran: a schedule carried out with made durations, as the public traces record it.
+"""Steps of an invented job: a schedule executed with given durations, as the public traces record it.
 
-A walk over the stages' action lists, all data-parallel ranks and steps at once; it shares no code with the analysis
-that is tested and measured with it. Messages and collectives start when all have come; nothing else waits.
+The simulation walks over the stages' action lists, all data-parallel ranks and steps at once; it shares no code with
+the analysis that is tested and measured with it. Messages and collectives start when all participants have arrived;
+nothing else waits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FORWARD_S, BACKWARD_S, MESSAGE_S, COLLECTIVE_S = 0.1, 0.2, 0.002, 0.03
 
 @dataclass(frozen=True)
 class PipelineJob:
-    """What ran. Factors multiply compute time; `noise`, `gaps`: standard deviations, gaps in units of FORWARD_S."""
+    """The simulated job. Factors multiply compute time; `noise`, `gaps`: standard deviations, gaps in units of
+    FORWARD_S."""
 
     pp_size: int = 2
     dp_size: int = 2
@@ -30,15 +32,15 @@ class PipelineJob:
     num_chunks: int = 1
     num_microbatches: int = 4
     schedule: str = "1f1b"
-    """Of one chunk a stage; several are interleaved."""
+    """For one chunk per stage; several chunks are interleaved."""
     steps: tuple[int, ...] = (10, 20, 30)
     noise: float = 0.0
     gaps: float = 0.0
-    """How late computes start for no reason that is recorded."""
+    """The delay of computes without a recorded reason."""
     is_overlapped: bool = False
     """Gradients of a chunk are reduced as soon as its last backward has ended."""
     separate_s: float = COLLECTIVE_S
-    """Of what is reduced beside the chunks, where gradients are reduced with overlap."""
+    """The duration of the exchanges beside the chunks, if gradients are reduced with overlap."""
     slow_stages: dict[int, float] = field(default_factory=dict)
     slow_dp_ranks: dict[int, float] = field(default_factory=dict)
     slow_cells: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -89,7 +91,7 @@ class _Walk:
         self.zero = np.zeros(self.lanes)
         self.rows: list[_Row] = []
         self.free = [self.zero] * job.pp_size
-        """When each stage's last compute has ended."""
+        """The time at which each stage's last compute has ended."""
         self.last_of_kind: dict[tuple[int, ActionKind], Times] = {}
         self.channel_free: dict[tuple[int, str], Times] = defaultdict(lambda: self.zero)
         self.sent: dict[tuple[str, int], list[tuple[Times, Times, int, int]]] = defaultdict(list)
@@ -138,7 +140,7 @@ class _Walk:
 
     @property
     def has_idle_messages(self) -> bool:
-        """Whether the model's input and loss have messages in a trace, too, which take no time."""
+        """Return whether the model's input and loss also have messages in a trace, which take no time."""
         return self.job.num_chunks > 1 and self.job.pp_size > 1
 
     def can(self, stage: int, action) -> bool:
@@ -188,7 +190,7 @@ class _Walk:
         self.send(stage, kind, chunk, end)
 
     def first_backward_posted(self, stage: int) -> Times:
-        """The way back opens when the last compute but one before the first backward has ended."""
+        """The channel of the backward opens when the second-to-last compute before the first backward has ended."""
         ends = [row.end for row in self.rows if row.stage == stage and row.kind == "forward-compute"]
         return ends[-2] if len(ends) > 1 else self.zero
 

@@ -1,4 +1,4 @@
-"""The norms as model code writes them in plain torch: what kernels and backends are judged by.
+"""The norms as model code writes them in plain torch: the reference for kernels and backends.
 
 Shapes: x [..., H]; weight and bias [H].
 """
@@ -12,7 +12,7 @@ EPS = 1e-5
 
 
 def eager_rms(x: Tensor, weight: Tensor) -> Tensor:
-    """As model code writes it: statistics in fp32 at least, the product in x's dtype."""
+    """As in model code: statistics in fp32 at least, the product in x's dtype."""
     wide = x if x.dtype == torch.float64 else x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
 

@@ -1,4 +1,4 @@
-"""What the processes of a worker pool do in tests: a module of its own, which each process imports without pytest."""
+"""Work for the processes of a worker pool in tests: a separate module, which each process imports without pytest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from megatrain.contracts.errors import DataError
 
 BAD = 5
-"""The number that is refused, or ends the process."""
+"""The number that is refused, or that ends the process."""
 
 
 def square(number: int) -> int:

@@ -1,8 +1,8 @@
 """Ports for servers that tests start.
 
-A port that the system assigns is free only until it is closed again: of processes that test side by side,
-two may start a server on the same one. So each process of the tests reserves a range of ports, below those that the
-system gives. A socket that is bound to the first port of a range reserves it, for all runs on this machine.
+A port that the system assigns is free only until it is closed again: two concurrent tests may start a server on the
+same port. So each process of the tests reserves a range of ports, below those that the system assigns. A socket that is
+bound to the first port of a range reserves it, for all runs on this machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FIRST, _RANGE, _NUM_RANGES = 12_000, 500, 40
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports on which no process listens, and which no other process of the tests takes."""
+    """Return different ports on which no process listens, and which no other test process uses."""
     found: list[int] = []
     while len(found) < count:
         port = next(_own_range())
@@ -28,7 +28,7 @@ def free_ports(count: int) -> list[int]:
 
 @cache
 def _own_range() -> Iterator[int]:
-    """Yield the ports of this process again and again."""
+    """Yield the ports of this process repeatedly."""
     for first in range(_FIRST, _FIRST + _NUM_RANGES * _RANGE, _RANGE):
         reservation = socket.socket()
         if _is_bound(reservation, first):

@@ -1,8 +1,8 @@
-"""A disk that loses power: what was not synced is there, or not, or in part.
+"""A disk that loses power: data that was not synced is kept, lost, or partly written.
 
-While `watched`, every fsync and every sync of a directory is noted, and before each of them the power may fail. What is
-left then is drawn: of each change to a directory since its last sync, whether it happened; of each file that was not
-synced since it changed, its durable content, all of the new one, or a part.
+While `watched`, every fsync and every sync of a directory is recorded, and the power may fail before each of them. The
+remaining content is drawn at random: for each change to a directory since its last sync, whether it happened; for each
+file that changed since its last sync, its durable content, the whole new content, or a part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from megatrain.checkpoint_format import local_location
 
 Tree = dict[str, bytes | None]
-"""Path below the root -> content, None of a directory; each directory before what is in it."""
+"""Path below the root -> content, None for a directory; each directory before its entries."""
 
 
 def put_tree(tree: Tree, target: Path) -> None:
@@ -33,7 +33,7 @@ def put_tree(tree: Tree, target: Path) -> None:
 
 
 class Disk:
-    """Follows a directory tree. All that is in it at the start is durable."""
+    """Follows a directory tree. Its initial content is durable."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -52,11 +52,11 @@ class Disk:
             self._content[number] = path.read_bytes()
 
     def synced(self, file: int) -> None:
-        """Note that a file or a directory that is open is durable now."""
+        """Record that an open file or directory is durable now."""
         self._sync(Path(os.readlink(f"/proc/self/fd/{file}")))
 
     def after_a_power_cut(self, draw: random.Random) -> Tree:
-        """Return what may be left if the power fails now."""
+        """Return a possible content of the disk if the power fails now."""
         now = {path.stat().st_ino: path for path in [self._root, *self._root.rglob("*")]}
         return dict(self._left(self._root.stat().st_ino, now, draw, ""))
 

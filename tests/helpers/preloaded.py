@@ -13,7 +13,7 @@ from tests.helpers.require import require
 
 @functools.cache
 def compiled(source: str, name: str) -> Path:
-    """Return the library `name`, compiled from a file of C beside this one."""
+    """Return the library `name`, compiled from a C file beside this one."""
     compiler = shutil.which("cc")
     require("compiler", compiler is not None, "no cc on PATH")
     library = Path(tempfile.mkdtemp(prefix="library-")) / name

@@ -11,20 +11,21 @@ from megatrain.programs.processes import process_stat
 
 
 def is_running(pid: int) -> bool:
-    """Say whether a process exists and is not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     stat = process_stat(pid)
     return stat is not None and not stat.is_dead
 
 
 def words_of(pid: int) -> list[bytes]:
-    """Return the command line of a process; nothing of one that has ended."""
+    """Return the command line of a process; empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     return []
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that `pid` started, and theirs. One that has ended, or was waited for, has none."""
+    """Return the processes that `pid` started, and their descendants. A process that has ended, or was waited for, has
+    none."""
     found: list[int] = []
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -34,9 +35,9 @@ def descendants(pid: int) -> list[int]:
 
 
 class ChildProcesses:
-    """Processes of `multiprocessing` that this process starts after this object.
+    """Processes of `multiprocessing` that this process starts after the creation of this object.
 
-    Other tests in the same process may have left theirs running: the ranks of the pool that they share.
+    Other tests in the same process may have left running ones: the ranks of the pool that they share.
     """
 
     def __init__(self) -> None:

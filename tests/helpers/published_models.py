@@ -1,4 +1,4 @@
-"""The shapes of published models, for numbers that were published with them."""
+"""The shapes of published models, for the numbers that were published with them."""
 
 from __future__ import annotations
 

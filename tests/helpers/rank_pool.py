@@ -1,12 +1,12 @@
 """One shared pool of rank processes for all tests that need several ranks.
 
-The idea: ranks are forks of the session's fork server, which has loaded torch and the trainer: 8 of them start at once,
-not within 10 s. A rank waits for a function, runs it with a rendezvous of its own, and waits for the next; every
-run starts from the same state (seed, default dtype, environment, no process group).
+Ranks are forks of the session's fork server, which has imported torch and the trainer: 8 of them start at once instead
+of within 10 s. A rank waits for a function, runs it with a separate rendezvous, and waits for the next one; every run
+starts from the same state (seed, default dtype, environment, no process group).
 
-What goes wrong is reported by rank: a raised error with its traceback, a dead process with its exit code, a stuck rank
-with its stack. After anything but plain errors the processes are killed and others take their places. A rank
-also ends by itself at the deadline of its run and when the test session vanishes, so nothing outlives the tests.
+Failures are reported by rank: a raised error with its traceback, a dead process with its exit code, a stuck rank with
+its stack. After anything except plain errors the processes are killed and replaced. A rank also ends by itself at the
+deadline of its run and when the test session ends, so no process survives the tests.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from tests.helpers.fork_server import fork_context
 from tests.helpers.rank_protocol import FailedRank, RankContext, RankJob
 from tests.helpers.waiting import DEADLINE_S, PATIENCE, DeadlineError
 
-# After a first error the other ranks see their peer's closed connections and fail too; one that does not is stuck.
+# After a first error the other ranks detect their peer's closed connections and fail too; a rank that does not is
+# stuck.
 AFTER_ERROR_S = 15.0 * PATIENCE
 # A stuck rank writes its stack and ends itself at the deadline; the pool waits this much longer for that.
 LAST_WORDS_S = 10.0 * PATIENCE
 
 
 class RankError(Exception):
-    """At least one rank failed. `failures` are ordered by time: the first is the cause, most likely."""
+    """At least one rank failed. `failures` are ordered by time: the first is most likely the cause."""
 
     def __init__(self, function_name: str, world_size: int, failures: Sequence[FailedRank]) -> None:
         self.failures = tuple(sorted(failures, key=lambda failure: failure.time_ns))
@@ -58,7 +59,7 @@ class _Rank:
 
 
 class RankPool:
-    """Up to `size` processes which run functions as ranks 0, 1, ... of a world. Use as a context manager."""
+    """Up to `size` processes that run functions as ranks 0, 1, ... of a world. Use it as a context manager."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -83,10 +84,10 @@ class RankPool:
     ) -> list[Any]:
         """Call `function(context, *args)` on `world_size` ranks and return their results in rank order.
 
-        `function` is module-level, `args` and results can be pickled. Tests join the peers with
-        `context.init_method`; process groups which the function leaves behind are destroyed.
+        `function` is module-level, `args` and results can be pickled. Tests join the peers with `context.init_method`;
+        process groups that the function leaves behind are destroyed.
 
-        Raises: RankError when a rank raises or dies; RankDeadlineError when one has not returned after `timeout_s`.
+        Raises: RankError when a rank raises or dies; RankDeadlineError if a rank has not returned after `timeout_s`.
         """
         if not 1 <= world_size <= self.size:
             raise ValueError(f"world_size={world_size} must be between 1 and the pool's {self.size}")
@@ -97,7 +98,7 @@ class RankPool:
         try:
             self._send(function, world_size, args, timeout_s)
             results, failures, is_clean = self._collect(world_size, timeout_s)
-        except BaseException:  # also a test's own timeout or Ctrl-C: the ranks are in the middle of something
+        except BaseException:  # also for a test's own timeout or Ctrl-C: the ranks are in the middle of an operation
             self._kill(world_size)
             raise
         if not is_clean:
@@ -114,7 +115,7 @@ class RankPool:
         self._directory.cleanup()
 
     def _start(self, world_size: int) -> None:
-        """Start the ranks that are missing."""
+        """Start the missing ranks."""
         new_ranks = []
         context = fork_context()
         for rank in range(len(self._ranks), world_size):
@@ -147,7 +148,8 @@ class RankPool:
             member.link.send_bytes(pickle.dumps(job))
 
     def _collect(self, world_size: int, timeout_s: float) -> tuple[list[Any], list[FailedRank], bool]:
-        """Wait for the ranks. Return results by rank, failures, and whether all processes are fit for another run."""
+        """Wait for the ranks. Return results by rank, failures, and whether all processes can be used for another
+        run."""
         results: list[Any] = [None] * world_size
         failures: list[FailedRank] = []
         waiting = {self._ranks[rank].link: rank for rank in range(world_size)}
@@ -168,7 +170,7 @@ class RankPool:
                 else:
                     results[rank] = outcome
             if not is_clean:
-                # as a worker that fails ends, with its connections: peers that wait for it hear of it then
+                # A failing worker ends with its connections, so peers that wait for it detect it.
                 for failure in failures:
                     self._ranks[failure.rank].process.kill()
         limit = f"{AFTER_ERROR_S} s after that" if failures else f"{timeout_s} s"
@@ -190,7 +192,7 @@ class RankPool:
         return Path(self._directory.name, f"stack-{self._num_runs}-{rank}")
 
     def _kill(self, world_size: int) -> None:
-        """End the ranks of a run. Others took no part, and go on with what they have loaded."""
+        """Kill the ranks of a run. Other ranks did not take part, and keep what they have loaded."""
         killed, self._ranks = self._ranks[:world_size], self._ranks[world_size:]
         for rank in killed:
             rank.process.kill()
@@ -200,7 +202,7 @@ class RankPool:
 
 
 def _serve(link: Connection) -> None:
-    """Be a rank. The import is here because it loads torch, which the test session itself may not need."""
+    """Run as a rank. The import is here because it loads torch, which the test session itself may not need."""
     from tests.helpers.rank_worker import serve
 
     serve(link)

@@ -1,4 +1,4 @@
-"""What the pool and its ranks say to each other: a job goes one way, a result or a failure comes back (pickled)."""
+"""The messages between the pool and its ranks: a job in one direction, a result or a failure in the other (pickled)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """What a rank function needs to join its peers: `init_method` is a rendezvous used by this run only."""
+    """The information that a rank function needs to join its peers: `init_method` is a rendezvous of this run only."""
 
     rank: int
     world_size: int
@@ -16,7 +16,8 @@ class RankContext:
 
 @dataclass(frozen=True, slots=True)
 class FailedRank:
-    """Why one rank did not return. `time_ns` (monotonic, one clock for all ranks) says who failed first."""
+    """The reason why one rank did not return. `time_ns` (monotonic, one clock for all ranks) shows which rank failed
+    first."""
 
     rank: int
     time_ns: int
@@ -27,7 +28,7 @@ class FailedRank:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """One run as a rank receives it. The function travels by name; `import_path` is the sys.path that finds it."""
+    """One run as a rank receives it. The function is sent by its name; `import_path` is the sys.path that finds it."""
 
     module_name: str
     qualified_name: str

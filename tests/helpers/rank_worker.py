@@ -1,4 +1,4 @@
-"""The rank's side of the pool: run one job after the other, each from the same state."""
+"""The rank's side of the pool: run one job after another, each from the same state."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.helpers.rank_protocol import FailedRank, RankJob
 
 
 def serve(link: Connection) -> None:
-    """Be a rank: run jobs until the other end of the link is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends its ranks
-    gc.freeze()  # what torch brought never dies: walking it after each run would cost 50 ms a rank
+    """Run as a rank: run jobs until the other end of the link is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends its ranks.
+    gc.freeze()  # The objects of torch live forever: traversing them after each run would cost 50 ms per rank.
     environment = dict(os.environ)
     link.send_bytes(b"ready")
     while True:

@@ -1,4 +1,4 @@
-"""Finds what Python prints of its own in texts for people: Stall(phase='step'), gain_s_per_step=0, exit code -9."""
+"""Finds raw Python representations in texts for people: Stall(phase='step'), gain_s_per_step=0, exit code -9."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 _OBJECT = re.compile(r"\b[A-Z][A-Za-z]+\(\w+=")
 _FIELD = re.compile(r"(?<![\w.\-?&])[a-z]\w*_\w+=")
-"""Not a key of the configuration (recovery.restarts_per_hour=3), nor an option or a link: those are typed like that."""
+"""Except keys of the configuration (recovery.restarts_per_hour=3), options and links, which are written like that."""
 _CODE = re.compile(r"\b(?:with|code) -\d+\b")
-"""A signal by the number that subprocess gives it."""
+"""A signal in the form of subprocess's exit codes."""
 _AS_WRITTEN = frozenset({"line", "lines", "frames", "run_directory", "place", "address"})
-"""What the ranks wrote, stacks, and paths."""
+"""Output of ranks, stacks, and paths."""
 
 
 def raw_python(text: str) -> list[str]:
-    """Return what is raw in a text."""
+    """Return the raw parts of a text."""
     return _OBJECT.findall(text) + _FIELD.findall(text) + _CODE.findall(text)
 
 
 def raw_texts(answer: Any, place: str = "") -> Iterator[str]:
-    """Yield "place: text" of each text of an answer of the API, as JSON has it, that holds something raw."""
+    """Yield "place: text" for each text in a JSON answer of the API that has a raw part."""
     match answer:
         case dict():
             for name, value in answer.items():

@@ -1,4 +1,4 @@
-"""The events of black boxes that a job has left, as the streamer would bring them away."""
+"""The events in the black boxes of a job, as the streamer would read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A run directory as a job leaves it: two rounds, a failure, a slow host, logs, stacks, checkpoints.
 
-Round 1 trains steps 0 to 59, round 2 goes on from step 50 to 119; a step takes a second, and between them
-lie 30 seconds. Rank 2 (host-1) is slow from step 80 on.
+Round 1 trains steps 0 to 59, round 2 continues from step 50 to 119; a step takes a second, with 30 seconds between the
+rounds. Rank 2 (host-1) is slow from step 80 on.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ SECOND_BEGAN_S = START_S + 60 + GAP_S - 50
 """Step n of round 2 ends at this and n + 1 seconds."""
 FAILED_S = START_S + 60.5
 END_TOKENS = 120 * 4096
-"""Steps that were done again count once."""
+"""Repeated steps count once."""
 NAN_STEP = 7
 SPIKE_STEP = 93
 SCRIPT = "<script>alert(1)</script>"
 EVIL = "a" * 48 + "!"
-"""Which (a+)+$ takes years to fail on, where expressions backtrack."""
+"""A text on which (a+)+$ takes years to fail with a backtracking matcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Where the run is, and what its job was made with."""
+    """The directory of the run, and the parameters of its job."""
 
     run: RunDirectory
     jobs: Mapping[int, SyntheticJob]
 
 
 def write_recorded_run(root: Path) -> RecordedRun:
-    """Make the run."""
+    """Write the run."""
     run = RunDirectory(root)
     run.create()
     (root / "config.toml").write_text((ROOT / "configs" / "demo.toml").read_text())
@@ -99,7 +99,7 @@ def end_s(round_number: int, step: int) -> float:
 
 
 def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals, Values]:
-    """Return what all ranks tell of a step: each takes a second, whatever the job's ranks did in it."""
+    """Return the reports of all ranks about a step: each takes a second, whatever the job's ranks did in it."""
     totals, squares = job.step(step)
     reported = {
         StepValue.LOSS: float("nan") if step == NAN_STEP else 100.0 if step == SPIKE_STEP else 5.0 - step / 100,
@@ -109,7 +109,7 @@ def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals
         StepValue.PEAK_FLOPS: 1e15,
     }
     values = joined(Values, [squares, values_of_ranks(range(LAYOUT.world_size), step, reported, round_number)])
-    # sequence numbers of one rank and step differ
+    # Sequence numbers of one rank and step are different.
     values = replace(values, sequence=np.arange(len(values.rank)) + 10_000 * (step + 1))
     begin_ns = int((end_s(round_number, step) - 1) * 1e9)
     is_step = totals.operation == 1
@@ -122,7 +122,7 @@ def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals
 
 
 def failure() -> Incident:
-    """Return the incident between the two rounds: ten steps had to be done again."""
+    """Return the incident between the two rounds: ten steps were repeated."""
     moments = replace(
         make_incident().moments,
         began=FAILED_S, detected=FAILED_S + 1, decided=FAILED_S + 1.5, halted=FAILED_S + 3, round_written=FAILED_S + 4,

@@ -1,4 +1,4 @@
-"""The spans that our own ranks would have recorded of a made job: what `PipelineJob` gives, the other way round."""
+"""The spans that our own ranks would have recorded of an invented job: the inverse of `PipelineJob`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPERATIONS = {
 
 
 def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
-    """Return the spans of all ranks: gathers come behind the optimizer, and there is no message without a sender."""
+    """Return the spans of all ranks: gathers follow the optimizer, and every message has a sender."""
     names = np.array(table.kinds)[table.kind]
     is_message = np.char.endswith(names, "-send") | np.char.endswith(names, "-recv")
     keep = np.isin(names, list(_OPERATIONS)) & ~(is_message & (table.duration_s == 0.0))
@@ -99,7 +99,7 @@ def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
 
 
 def who_ran(shape: JobShape) -> Ranks:
-    """Return the row of each rank of a made job."""
+    """Return the row of each rank of an invented job."""
     layout = Layout(tp_size=shape.tp_size, cp_size=shape.dsp_size, pp_size=shape.pp_size, dp_size=shape.dp_size)
     count = layout.world_size
     return from_columns(

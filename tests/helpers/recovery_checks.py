@@ -1,4 +1,4 @@
-"""What every recovery is checked for: who was named, how long it took, the same losses as ever, and nothing left."""
+"""The checks of every recovery: the named culprit, the duration, the unchanged losses, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ class RunningJob:
         return codes.pop()
 
     def struck_unix_s(self, number: int = 0) -> float:
-        """Wait for a fault and return when it struck."""
+        """Wait for a fault and return its time."""
         wait_until(lambda: self.faults.struck_unix_s(number) is not None, f"fault {number}", deadline_s=2 * DEADLINE_S)
         struck = self.faults.struck_unix_s(number)
         assert struck is not None
         return struck
 
     def kill_host(self, host: str) -> float:
-        """Kill a host's executor, and with it its workers; return when, in unix seconds."""
+        """Kill a host's executor, and with it its workers; return the time, in unix seconds."""
         struck = time.time()
         self.launched.executors[host].kill()
         self.launched.executors[host].wait()
         return struck
 
     def pids(self, name: str, host: str = "") -> list[int]:
-        """Return the processes of this job whose short name is `name`, of one host's executor or of all.
+        """Return the processes of this job whose short name is `name`, of one host's executor or of all executors.
 
-        What such a process forked itself, as a worker its watchdog, has its name and does not count.
+        Processes that such a process forked itself, such as a worker's watchdog, have its name and are not included.
         """
         found = self.launched.processes()
         if host:
@@ -76,7 +76,7 @@ class RunningJob:
         return [pid for pid in named if pid not in forked]
 
     def writers(self, host: str) -> list[int]:
-        """Return the checkpoint writers of a host, which are no children of its executor."""
+        """Return the checkpoint writers of a host, which are not children of its executor."""
         arena = f".{host}".encode()
         return [
             pid
@@ -90,7 +90,7 @@ class RunningJob:
         return next(part.host for part in reversed(self.view.rounds()[-1].hosts) if part.host != driver)
 
     def only_incident(self) -> Incident:
-        """Return the one incident of the job; more than one is a false alarm or a missed cause."""
+        """Return the only incident of the job; a second one is a false alarm or a missed cause."""
         incidents = self.view.incidents()
         if len(incidents) != 1:
             shown = "\n".join(str(incident) for incident in incidents)
@@ -99,7 +99,7 @@ class RunningJob:
         return incidents[0]
 
     def save_and_stop(self) -> None:
-        """Have a job that has no end save and stop; all hosts that live leave in order."""
+        """Let a job without an end save and stop; all living hosts leave in order."""
         living = [host for host, process in self.launched.executors.items() if process.poll() is None]
         trainer = next(part.host for part in self.view.rounds()[-1].hosts if part.host in living)
         self.launched.executors[trainer].send_signal(signal.SIGTERM)
@@ -107,17 +107,17 @@ class RunningJob:
         assert code == ExitCode.SAVED_AND_STOPPED, code
 
     def check_first_losses(self, undisturbed_losses: Mapping[int, float]) -> None:
-        """Check that no step has another loss than in the undisturbed job, up to the last step of that one."""
+        """Check that each step has the loss of the undisturbed job, up to the last step of that job."""
         losses = self.launched.losses()
         steps = range(1, min(max(losses), len(undisturbed_losses)) + 1)
         assert [losses[step] for step in steps] == [undisturbed_losses[step] for step in steps]
 
     def check_history(self) -> None:
-        """Check all that was ever written in etcd of this job."""
+        """Check all revisions of this job's keys in etcd."""
         assert check_history(self.view.client, self.view.keys) == len(self.view.rounds())
 
     def check_nothing_left(self) -> None:
-        """Wait until neither a process nor a black box nor a snapshot in memory is there."""
+        """Wait until all processes, black boxes and snapshots in memory are gone."""
 
         def left() -> list[Any]:
             boxes = [path.name for path in own_box_paths(self.job.root / "boxes")]
@@ -125,12 +125,12 @@ class RunningJob:
             return [*self.launched.processes(), *boxes, *arenas]
 
         try:
-            wait_until(lambda: not left(), "the end of all")
+            wait_until(lambda: not left(), "the end of all processes")
         except TimeoutError:
             raise AssertionError(f"left behind: {left()}") from None
 
     def check_recovered(self, incident: Incident, struck_unix_s: float) -> None:
-        """Check that an incident was noticed and is over. How soon it is, benchmarks/recovery.py measures."""
+        """Check that an incident was noticed and is closed. benchmarks/recovery.py measures how soon."""
         assert incident.state is IncidentState.RECOVERED, incident
         assert incident.moments.first_step is not None
         assert struck_unix_s <= incident.moments.detected <= incident.moments.first_step, incident
@@ -160,12 +160,12 @@ def running_job(
 ) -> Iterator[RunningJob]:
     """Launch a job of two hosts on a real etcd, and a spare once it runs.
 
-    Hosts stream only if they run a daemon. orders: the arguments of `fail_at`; enter: begins the command line of a host
-    that runs elsewhere. module, environment: what workers run, and variables for it.
+    Hosts stream only if they run a daemon. orders: the arguments of `fail_at`; enter: the start of the command line of
+    a host that runs elsewhere. module, environment: the module of the workers, and their environment variables.
     """
     usual = {
         "log": {"interval": 1000}, "checkpoint": {"interval": INTERVAL}, "diagnostics": {"is_streamed": has_daemon},
-        # the first steps of a job that ends later have the same losses
+        # The first steps of a job with a later end have the same losses.
         "optimizer": {"lr_decay_steps": STEPS},
     }  # fmt: skip
     job = make_launched_job(root, STEPS, usual, *changes)

@@ -1,4 +1,4 @@
-"""A kernel that does not know a system call, as older ones and sandboxes do not: a filter of this process (seccomp)."""
+"""A kernel without a system call, as older kernels and sandboxes: a filter of this process (seccomp)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Filter(ctypes.Structure):
 
 
 def renameat2_number() -> int:
-    """Return the number of the call that can exchange two directories. Skips the test where it is not known."""
+    """Return the number of the call that can exchange two directories. Skips the test where the number is unknown."""
     machine = os.uname().machine
     require("renameat2", found=machine in _RENAMEAT2, reason=f"its number on {machine} is not known")
     return _RENAMEAT2[machine]
 
 
 def refuse_call(number: int) -> None:
-    """Have a system call fail with ENOSYS in this process from now on."""
+    """Let a system call fail with ENOSYS in this process from now on."""
     instructions = (_Instruction * 4)(
         (_LOAD_WORD, 0, 0, 0),  # the number of the call
         (_JUMP_IF_EQUAL, 0, 1, number),

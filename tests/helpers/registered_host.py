@@ -1,4 +1,4 @@
-"""Hosts that register in a job by themselves, without an executor."""
+"""Hosts that register in a job without an executor."""
 
 from __future__ import annotations
 

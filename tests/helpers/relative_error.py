@@ -1,7 +1,7 @@
-"""The rule for operations in half precision: judge them by what plain torch loses in the same dtype.
+"""The tolerance for operations in half precision: the error of plain torch in the same dtype.
 
-The truth is plain torch in fp64 on the same (already rounded) inputs. Ours may be off by twice what plain torch in that
-dtype is off in forward, three times in backward; no tolerance is chosen by hand.
+The truth is plain torch in fp64 on the same (already rounded) inputs. The allowed error is twice that of plain torch in
+that dtype in forward, three times in backward; no tolerance is chosen by hand.
 """
 
 from __future__ import annotations

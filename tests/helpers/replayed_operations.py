@@ -1,9 +1,9 @@
 """CUDA graphs without CUDA: torch's operations are recorded, and repeated later on the same memory.
 
-Python runs once, when work is recorded, as with a CUDA graph: whatever it decided or noted then is not decided or noted
-again by a replay. Recording changes nothing: memory that was there before is put back, and what was computed is made
-NaN. So is the memory of both recordings of a micro-batch when its backward has been replayed, which is when the next
-recording may use it. What would wait for a GPU is refused.
+Python runs once, while work is recorded, as with a CUDA graph: a replay does not repeat Python's decisions or notes.
+Recording changes nothing: the earlier content of memory is restored, and results are set to NaN. So is the memory of
+both recordings of a micro-batch after the replay of its backward, which is when the next recording may use it.
+Operations that would wait for a GPU are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Call:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do again: the result is memory alone, or a view."""
+        """Return whether a replay has nothing to do: the result is only memory, or a view."""
         returns = self.function._schema.returns
         is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
         return is_view or "empty" in self.function._schema.name
@@ -58,7 +58,7 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self.calls: list[_Call] = []
         self._given: dict[int, tuple[Any, Any]] = {}
-        """By address, all storages that were there before; with their contents, if they were written to."""
+        """By address, all storages that existed before; with their contents, if they were written to."""
         self._made: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -86,11 +86,11 @@ class _Recording(TorchDispatchMode):
         for storage, content in self._given.values():
             if content is not None:
                 storage.copy_(content)
-        self.spoil()
+        self.corrupt()
 
-    def spoil(self) -> None:
+    def corrupt(self) -> None:
         for tensor in self._made.values():
-            # not detach: autograd would see that what it saved has changed, which it would not see on a GPU
+            # Not detach: autograd would detect that its saved tensors have changed, which it would not detect on a GPU.
             whole = tensor.data.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
             if whole.dtype.is_floating_point and whole.element_size() > 1:
                 whole.fill_(torch.nan)
@@ -104,11 +104,11 @@ class _Recording(TorchDispatchMode):
 
 
 class ReplayedOperations:
-    """Takes the place of CudaGraphCapture. Recordings come in pairs: a forward, and its backward."""
+    """Replaces CudaGraphCapture. Recordings come in pairs: a forward, and its backward."""
 
     def __init__(self) -> None:
         self.num_replays: list[int] = []
-        """Of each recording."""
+        """The number of replays of each recording."""
         self._recordings: list[_Recording] = []
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -125,7 +125,7 @@ class ReplayedOperations:
             self.num_replays[number] += 1
             if number % 2 == 1:
                 for one in self._recordings[number - 1 : number + 1]:
-                    one.spoil()
+                    one.corrupt()
 
         return replay
 

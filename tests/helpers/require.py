@@ -1,10 +1,10 @@
-"""Skip what this machine cannot test, unless the machine promised to test everything.
+"""Skip tests that need a part this machine lacks, unless the machine must test everything.
 
 MEGATRAIN_REQUIRE=all (set by .ci/run), or a comma-separated list of parts, turns the skip into a failure. A GPU and a
-compiler are never required, nor packages that run with both only: no rule of this project is tested with them alone.
-Nor is NVIDIA DALI, which is large: `make test-dali` installs it, and requires it by name.
-Nor are the registries of packages: they are away now and then, and what is read from them is read again on the next
-machine that reaches them.
+compiler are never required, nor are packages that run only with both: no rule of this project is tested with them
+alone. Nor is NVIDIA DALI, which is large: `make test-dali` installs it, and requires it by name. Registries of packages
+are not required either: they are unreachable from time to time, and the next machine that reaches them repeats the
+test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUIRED_BY_NAME = frozenset({"dali"})
 
 
 def require(part: str, found: bool, reason: str) -> None:
-    """Go on when `part` was found, else skip the test (or the module) with the reason, or fail it."""
+    """Continue if `part` was found, else skip the test (or the module) with the reason, or fail it."""
     if found:
         return
     if is_required(part, os.environ.get("MEGATRAIN_REQUIRE", "")):
@@ -32,7 +32,7 @@ def require(part: str, found: bool, reason: str) -> None:
 
 
 def require_module(name: str) -> ModuleType:
-    """Return the imported module, which a package of the `dev` extra brings, or skip or fail as `require` does."""
+    """Return the imported module, which belongs to a package of the `dev` extra, or skip or fail as `require` does."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -55,13 +55,13 @@ class _LazyModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pytest looks for marks of its own in all that a test module holds
+        if name.startswith("_"):  # pytest searches all objects of a test module for marks.
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
 def is_required(part: str, requirement: str) -> bool:
-    """Return whether `requirement`, the value of MEGATRAIN_REQUIRE, asks for `part`."""
+    """Return whether `requirement`, the value of MEGATRAIN_REQUIRE, includes `part`."""
     if part in NEVER_REQUIRED:
         return False
     return (requirement == "all" and part not in REQUIRED_BY_NAME) or part in requirement.split(",")

@@ -1,4 +1,4 @@
-"""What a run of pytest records: the numbers of tests, and which failed, so that these can be repeated."""
+"""The record of a run of pytest: the numbers of tests, and the failed ones, so that they can be repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT_OF_PYTEST = "from pytest-timeout"
 
 @dataclass(frozen=True, slots=True)
 class FailedTest:
-    """One test that failed: its node id, whether it was a deadline that passed, and the first traceback."""
+    """A failed test: its node id, whether it exceeded a deadline, and the first traceback."""
 
     nodeid: str
     is_deadline: bool
@@ -42,8 +42,8 @@ class SampleRun:
 class RunRecorder:
     """A pytest plugin. It writes the record of the session, of all its processes, to one file.
 
-    A deadline is: our DeadlineError, pytest's own timeout, or a lost worker process. Everything else, such as a wrong
-    value, is no deadline. An error in a fixture counts as a failure of the test.
+    Failures by deadline are: our DeadlineError, pytest's own timeout, or a lost worker process. All other failures,
+    such as a wrong value, are not by deadline. An error in a fixture counts as a failure of the test.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -56,7 +56,7 @@ class RunRecorder:
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:
         report = yield
         if call.excinfo is not None:
-            # xdist carries plain attributes of a report from its worker processes to the one that prints
+            # xdist transfers plain attributes of a report from its worker processes to the printing process.
             report.is_deadline = is_deadline(call.excinfo.value)
         return report
 
@@ -65,7 +65,7 @@ class RunRecorder:
         self._skipped += report.skipped
         self._seconds[_package(report.nodeid)] += report.duration
         if report.failed:
-            # xdist makes a report of its own, of the phase "???", for the test that a lost process ran
+            # xdist creates a separate report, of the phase "???", for the test that a lost process ran.
             is_lost = report.when not in ("setup", "call", "teardown")
             failed = FailedTest(report.nodeid, is_lost or getattr(report, "is_deadline", False), report.longreprtext)
             before = self._failed.setdefault(report.nodeid, failed)
@@ -83,7 +83,7 @@ def _package(nodeid: str) -> str:
 
 
 def is_deadline(error: BaseException) -> bool:
-    """Return whether this error, or the one that it was raised from, says that a deadline passed."""
+    """Return whether this error, or its cause, shows that a deadline passed."""
     causes: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in causes:
@@ -97,7 +97,7 @@ def is_deadline(error: BaseException) -> bool:
 
 
 def read_record(path: Path) -> SampleRun:
-    """Return the record of a run, with failures in the order in which they were reported; empty if there is none."""
+    """Return the record of a run, with failures in the order of their reports; empty if there is none."""
     if not path.exists():
         return SampleRun()
     record = json.loads(path.read_text())

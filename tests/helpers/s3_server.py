@@ -1,4 +1,4 @@
-"""A real S3 server in this process, moto's, behind a program that refuses requests, or loses or delays answers."""
+"""A real S3 server in this process (moto), behind a WSGI program that refuses requests, or loses or delays answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 
 class Fault(Enum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     REFUSED = "503 before anything is done"
     LOST = "done, and 503 in place of its answer"
@@ -27,7 +27,7 @@ Hook = Callable[[str, str], Fault | None]
 
 
 class FaultyS3:
-    """A WSGI program that asks `hook` what becomes of each request before moto has it.
+    """A WSGI program that calls `hook` for the fate of each request before moto gets it.
 
     Requests reach moto one at a time: S3 decides a conditional write at once, while moto checks first and then writes.
     """
@@ -52,7 +52,7 @@ class FaultyS3:
 
 @contextmanager
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """Run a server with the bucket "bucket" and have s3:// mean it until the end of the block."""
+    """Run a server with the bucket "bucket" and direct s3:// to it until the end of the block."""
     for package in ("s3fs", "moto"):
         require_module(package)
     from fsspec.config import conf
@@ -65,14 +65,14 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
-    # moto keeps its buckets for the life of the process: another server may have left some
+    # moto keeps its buckets for the life of the process: another server may have left some.
     urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST"), timeout=DEADLINE_S).close()
     settings = {
         "endpoint_url": url, "key": "key", "secret": "secret",
         "config_kwargs": {"retries": {"max_attempts": 1}, "read_timeout": 60, "region_name": "us-east-1"},
     }  # fmt: skip
     monkeypatch.setitem(conf, "s3", settings)
-    monkeypatch.setattr(S3FileSystem, "retries", 1)  # each try of its own would pause for a second and more
+    monkeypatch.setattr(S3FileSystem, "retries", 1)  # Each own retry would pause for more than a second.
     S3FileSystem.clear_instance_cache()
     S3FileSystem().mkdir("bucket")
     try:

@@ -1,8 +1,8 @@
 """`python -m tests.helpers.sample_job OUTPUT`: record the job that `make dashboard-sample` shows.
 
-A real job under `megatrain launch`: four hosts with two ranks each (pp 2, dp 4), two spares, compute paced.
-Things go wrong as they do in weeks of training: a host becomes slow and is evicted, a rank is killed, a rank stops and
-the job hangs. What is kept is what a run leaves on disk, and it is small: the model is tiny.
+A real job under `megatrain launch`: four hosts with two ranks each (pp 2, dp 4), two spares, compute paced. It has the
+faults of weeks of training: a host becomes slow and is evicted, a rank is killed, a rank stops and the job hangs. The
+result is the run directory, which is small because the model is tiny.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _SLOW_HOST, _KILLED_RANK, _STOPPED_RANK = "host-1", 5, 3
 _SLOW_AT, _KILL_AT, _STOP_AT = 40, 130, 210
 _PINNED = 160
 _RESTART_COST_S = 10.0
-"""What a restart is thought to cost before one was measured; it has to pay within the few steps of a sample."""
+"""The assumed cost of a restart before one was measured; an eviction must be worth it within the few steps of a
+sample."""
 _KEPT = ("config.toml", "events", "incidents", "checkpoints", "logs", "metrics", "diagnosis")
 
 
 def record(output: Path) -> None:
-    """Run the job, and leave its run directory in `output`, which must not be there yet.
+    """Run the job, and leave its run directory in `output`, which must not exist yet.
 
-    Nothing else may run meanwhile: a machine that is busy makes stragglers of its own.
+    Nothing else may run meanwhile: a busy machine causes additional stragglers.
     """
     root = Path(tempfile.gettempdir()) / NAME
     root.mkdir()
@@ -93,14 +94,14 @@ def _pid_of(loop: ClosedLoop, rank: int) -> int:
 
 
 def _tend_checkpoints(run: Path) -> None:
-    """Do with the checkpoints what people do: compare the newest with its digests, and keep one for ever."""
+    """Use the checkpoint commands as people do: verify the newest checkpoint, and pin one."""
     assert main(["ckpt", "verify", str(run), "--step", str(_PINNED)]) == 0
     assert main(["ckpt", "verify", str(run)]) == 0
     assert main(["ckpt", "pin", str(run), "--step", str(_PINNED), "--reason", "starting point of the evaluation"]) == 0
 
 
 def _keep(run: Path, output: Path) -> None:
-    """Copy what is shown: events that were merged once, black boxes of the hang only."""
+    """Copy the files that are shown: merged events, and only the black boxes of the hang."""
     hang = f"round-{_round_of_hang(run):06d}"
     boxes = [path for path in (run / "incidents").glob("round-*") if path.name != hang]
     segments = list((run / "events").rglob("*.parquet"))

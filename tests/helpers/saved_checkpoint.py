@@ -1,4 +1,4 @@
-"""Whole small checkpoints: one of a single tensor, and one that every rank of a job writes its file of."""
+"""Whole small checkpoints: one of a single tensor, and one to which every rank of a job writes a file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KINDS = ("master", "exp_avg", "exp_avg_sq")
 
 
 def put_whole(branch: Location, step: int, tensor: Tensor | None = None, **changes: Any) -> Path:
-    """Make a committed checkpoint of one tensor, "model.word", that verifies."""
+    """Write a committed checkpoint of one tensor, "model.word", that verifies."""
     whole = torch.full((3, 4), float(step)) if tensor is None else tensor
     shard = FlatShard("word", tuple(whole.shape), Box((0,) * whole.dim(), tuple(whole.shape)), whole)
     place = branch / step_directory_name(step)
@@ -80,7 +80,7 @@ def write_as_job(
 ) -> Manifest:
     """Write the checkpoint that the ranks of a job write together: each fills its image from memory.
 
-    beside: files that hold no tensors.
+    beside: files without tensors.
     """
     layout = config.layout(None)
     files: dict[str, bytes] = dict(beside or {})
@@ -113,7 +113,7 @@ def write_as_job(
 
 
 def _data_file(plan: ImagePlan) -> tuple[bytes, FileEntry]:
-    image = bytearray(plan.num_bytes + 64)  # an image of nothing has no memory to point to
+    image = bytearray(plan.num_bytes + 64)  # An empty image has no memory to point to.
     bound = plan.bind(memoryview(image))
     bound.write_envelopes()
     bound.copy_out()
@@ -125,7 +125,7 @@ def _data_file(plan: ImagePlan) -> tuple[bytes, FileEntry]:
 
 
 def with_layout(config: Config, *, tp: int = 1, pp: int = 1, dp: int = 1, chunks: int = 1) -> Config:
-    """Return a configuration in another layout, with a schedule that it can have."""
+    """Return a configuration in another layout, with a schedule that fits it."""
     schedule = "interleaved" if chunks > 1 else "1f1b"
     parallel = dataclasses.replace(
         config.parallel, tp_size=tp, pp_size=pp, dp_size=dp, num_chunks=chunks, schedule=schedule
@@ -137,7 +137,7 @@ Ckpt = Callable[..., Any]
 
 
 def ckpt_runner(capsys: pytest.CaptureFixture[str]) -> Ckpt:
-    """Return a function that runs `megatrain ckpt` with some arguments, and returns what it printed: text, or JSON."""
+    """Return a function that runs `megatrain ckpt` with some arguments, and returns its output: text, or JSON."""
 
     def ckpt(*arguments: object, code: int = 0) -> Any:
         capsys.readouterr()

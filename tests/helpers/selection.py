@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make test-all`, and `make test-faults-short` to `make test-faults`.
+"""Selects the tests that `make test` leaves to `make test-all`, and `make test-faults-short` to `make test-faults`.
 
 @pytest.mark.slow                          the whole test
 @pytest.mark.slow(kept=["tp2-pp2-dp2"])    all its cases but these, by id
@@ -16,7 +16,7 @@ import pytest
 def quick_and_slow(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the tests that `make test` runs, and those that it leaves out.
 
-    Ends the session for a mark that keeps a case which there is not: nothing of that test might be run.
+    Ends the session if a mark keeps a case that does not exist: otherwise no case of that test might be run.
     """
     quick, slow = [], []
     missing: dict[str, set[str]] = defaultdict(set)
@@ -35,7 +35,7 @@ def quick_and_slow(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], lis
         if absent := cases - found[test]:
             problem = f"{test}: the mark `slow` keeps {sorted(absent)}, which are no cases of it"
             if capture := items[0].config.pluginmanager.getplugin("capturemanager"):
-                capture.suspend_global_capture()  # a process of several shows its terminal only what it prints itself
+                capture.suspend_global_capture()  # A worker process shows only what it prints to the terminal itself.
             print(problem, file=sys.stderr, flush=True)
             pytest.exit(problem, returncode=4)
     return quick, slow

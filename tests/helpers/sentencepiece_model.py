@@ -11,7 +11,7 @@ SENTENCES = ["the cat sat on the mat", "a hat is not a cat", "that mat"] * 50
 
 
 def sentencepiece_model(**options: Any) -> bytes:
-    """Return a model of at most 300 pieces; unless `options` say otherwise, a BPE with bytes for unknown characters."""
+    """Return a model of at most 300 pieces; by default a BPE with bytes for unknown characters."""
     sentencepiece = require_module("sentencepiece")
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(

@@ -1,4 +1,4 @@
-"""The dashboard's real server in this process, of the history of a run, and limits that no slow machine reaches."""
+"""The dashboard's real server in this process, for the history of a run, with limits that no slow machine reaches."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from megatrain_dashboard.sources.recorded_job import RecordedJob
 from tests.helpers.waiting import DEADLINE_S
 
 PATIENT_LIMITS = Limits(log_search_s=DEADLINE_S, log_causes_s=DEADLINE_S)
-"""A search of logs ends when it is complete, not when its time is over."""
+"""A search of logs ends when it is complete, not at its time limit."""
 
 
 @contextmanager
 def served_run(directory: Path) -> Iterator[str]:
-    """Run the real server at any free port of this machine; yield where a browser finds it."""
+    """Run the real server at any free port of this machine; yield its URL."""
     settings = DashboardSettings(port=0, is_port_asked=True)
     source = RecordedJob(RunDirectory(directory))
     try:

@@ -1,4 +1,4 @@
-"""Launched jobs that several tests use one after the other: what begins a job costs more than most faults."""
+"""Launched jobs that several tests use one after another: starting a job costs more than most faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SharedJobs:
     def borrowed(
         self, kind: str, launch: Callable[[Path], AbstractContextManager[JobType]], *, is_spent: bool = False
     ) -> Iterator[JobType]:
-        """Yield the job of that kind which the test before left as it was, else launch one.
+        """Yield a job of that kind that the previous test left intact, else launch one.
 
         After an exception, or if the block spends the job, the next test gets another one.
         """
@@ -34,7 +34,7 @@ class SharedJobs:
         try:
             yield self._job
         except BaseException as error:
-            # the job's own context gets it as well, and checks nothing more
+            # The job's own context receives the exception too, and skips its checks.
             self._job = None
             self._stack.__exit__(type(error), error, error.__traceback__)
             raise

@@ -1,4 +1,4 @@
-"""Which tests one process runs when several run side by side (`pytest -n`)."""
+"""The tests that each process runs when several run in parallel (`pytest -n`)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SHARED_JOBS = (
     "tests/faults/outages/test_network_outages.py",
     "tests/faults/programs/test_every_fault_reported.py",
 )
-"""The files whose tests use one launched job after the other (fixture `shared_jobs`)."""
+"""The files whose tests use one launched job one after another (fixture `shared_jobs`)."""
 _LAUNCHED, _RANKS, _TREES = "tests/faults/", "tests/dist/", "tests/unit/conventions/"
 _TRANSFORMERS = "transformers"
 _NAMING = {
     _RANKS: ("forked_program", "run_forked", "writer_process", "crash_at", "executor_process", "forked_launch"),
     _TRANSFORMERS: ('lazy_module("transformers', "helpers.huggingface"),
 }
-"""What takes seconds to load, once a process -> names: a file with one of them uses it. It is the fork server, as for
-ranks, which loads torch, or transformers."""
+"""Resources that take seconds to load, once per process -> names: a file with one of the names uses it. They are the
+fork server, also for ranks, which loads torch, and transformers."""
 _ENOUGH_TESTS = 2
 """A process begins a test when it knows the next one."""
 
 
 class SharedFixtureScheduling(LoadScopeScheduling):
-    """Gives each process that is free the next tests that belong together."""
+    """Gives each free process the next tests that belong together."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
@@ -41,7 +41,7 @@ class SharedFixtureScheduling(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: Any) -> None:
-        # the base class keeps a test more in store; here another process may be free before
+        # The base class keeps one more test in reserve; here another process may be free earlier.
         if self._pending_of(self.assigned_work[node]) < _ENOUGH_TESTS or node.shutting_down:
             super()._reschedule(node)
 
@@ -49,8 +49,8 @@ class SharedFixtureScheduling(LoadScopeScheduling):
 def scope_of(nodeid: str) -> str:
     """Return the name of the tests that stay together: usually those of a file.
 
-    So do all that read the syntax trees of all files, which are made once a process. Tests of launched jobs take long
-    and share nothing, but for those of SHARED_JOBS: each is alone.
+    The tests that read the syntax trees of all files stay together too, because each process parses them once. Tests of
+    launched jobs take long and share nothing, except those of SHARED_JOBS: each of the others is alone.
     """
     file = nodeid.split("::", 1)[0]
     if file.startswith(_LAUNCHED):
@@ -59,10 +59,10 @@ def scope_of(nodeid: str) -> str:
 
 
 def next_scope(waiting: Sequence[str], own: Iterable[str], of_others: Iterable[str]) -> str:
-    """Return which of the waiting scopes a process runs next: the first that loads nothing twice.
+    """Return which of the waiting scopes a process runs next: preferably one that needs no second load.
 
-    own, of_others: the scopes that this process and the other ones were given before. A process goes on with tests that
-    use what it has loaded. It takes those that use what only others have loaded when nothing else waits.
+    own, of_others: the scopes that this process and the other ones received before. A process continues with tests that
+    use what it has loaded. It takes tests that use what only others have loaded if nothing else waits.
     """
     loaded = {_loads(scope) for scope in own} - {""}
     by_others = {_loads(scope) for scope in of_others} - {""} - loaded
@@ -76,7 +76,8 @@ def next_scope(waiting: Sequence[str], own: Iterable[str], of_others: Iterable[s
 
 @cache
 def _loads(scope: str) -> str:
-    """Return which key of _NAMING the tests of a scope load; empty for none, and for launched jobs, all of which do."""
+    """Return the key of _NAMING that the tests of a scope load; empty for none, and for launched jobs, which load all
+    of them."""
     if scope.startswith(_LAUNCHED) or scope == _TREES:
         return ""
     if scope.startswith(_RANKS):

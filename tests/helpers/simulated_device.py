@@ -1,7 +1,7 @@
 """GPUs in simulated time: streams, events and collectives, and a process group that behaves as NCCL's does.
 
-Hosts only submit, as they do to a GPU: their programs run to the end, one rank after the other, while no time passes.
-Then `Simulation.run` finds when each piece of work begins and ends. Work on a stream begins when the work before it has
+Hosts only submit work, as to a GPU: their programs run to the end, one rank after another, while no time passes. Then
+`Simulation.run` computes when each piece of work begins and ends. Work on a stream begins when the previous work has
 ended. A collective of several ranks ends on all of them, its duration after the last of them has begun it.
 """
 
@@ -17,12 +17,12 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 NEVER = float("inf")
-"""A time that does not come. Work of this duration hangs."""
+"""A time that never arrives. Work of this duration hangs."""
 
 
 @dataclass(eq=False)
 class DeviceWork:
-    """A piece of work on a stream. Its times are in ns; they are NEVER until the device has got there."""
+    """A piece of work on a stream. Its times are in ns; they are NEVER until the device reaches it."""
 
     name: str
     duration_ns: float = 0.0
@@ -63,7 +63,7 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """A stream: what comes later begins when all before it has ended."""
+    """A stream: work begins when all earlier work has ended."""
 
     def __init__(self, device: SimulatedDevice, *, is_urgent: bool = True) -> None:
         self._device = device
@@ -92,7 +92,7 @@ class SimulatedStream:
 
 
 class SimulatedDevice:
-    """The GPU of a rank. now_ns: the latest time that its host can see; by default all that was simulated."""
+    """The GPU of a rank. now_ns: the latest time that its host can see; by default the whole simulated time."""
 
     def __init__(self) -> None:
         self.now_ns: Callable[[], float] = lambda: sys.float_info.max
@@ -119,9 +119,10 @@ class SimulatedDevice:
 
 
 class Simulation:
-    """All devices, and the collectives in which they meet.
+    """All devices, and the collectives that connect them.
 
-    gap_ns: from the end of what a piece of work waits for until its begin, on a stream and between two streams.
+    gap_ns: the time from the end of the work that a piece of work waits for until its start, on a stream and between
+    two streams.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -134,12 +135,12 @@ class Simulation:
         work.meeting.members.append(work)
 
     def run(self, now_ns: float = 0.0) -> None:
-        """Let all devices work from `now_ns` on, until nothing can go on."""
+        """Let all devices work from `now_ns` on, until no work can continue."""
         while any(self._advance(stream, now_ns) for device in self.devices for stream in device.streams):
             pass
 
     def _advance(self, stream: SimulatedStream, now_ns: float) -> bool:
-        """Return whether anything new is known of this stream."""
+        """Return whether this stream made progress."""
         clock, has_moved = now_ns, False
         for work in stream.submitted:
             if work.begin_ns == NEVER:
@@ -178,7 +179,7 @@ class SimulatedNccl(dist.ProcessGroup):
         self._index, self._device = ranks.index(rank), simulation.devices[rank]
         self._own_streams: dict[str, SimulatedStream] = {}
         self._num_calls: dict[str, int] = {}
-        # torch asks it for the place of a global rank in the group; the entry ends with this object
+        # torch requests the place of a global rank in the group from it; the entry ends with this object.
         distributed_c10d._world.pg_group_ranks[self] = {one: index for index, one in enumerate(ranks)}
 
     def allreduce(self, tensors: object, opts: Any) -> SimulatedWork | None:
@@ -232,7 +233,7 @@ class SimulatedNccl(dist.ProcessGroup):
 
 
 class SimulatedWork:
-    """What an asynchronous exchange returns."""
+    """The handle of an asynchronous exchange."""
 
     def __init__(self, end: SimulatedEvent) -> None:
         self._end = end

@@ -23,19 +23,20 @@ from tests.helpers.simulated_etcd import KEYS, SimulatedEtcd
 
 @dataclass
 class SimulatedHost:
-    """An executor and its workers, as far as the driver can tell. `place`: how much of the log it has read."""
+    """An executor and its workers, as far as the driver can tell. `place`: the position in the log up to which it has
+    read."""
 
     name: str
     etcd: SimulatedEtcd
     num_workers: int
     switch: str
-    life: int = 0
+    num_starts: int = 0
     place: int = 0
     is_up: bool = False
     is_connected: bool = True
-    """To etcd and to the driver."""
+    """Whether it can reach etcd and the driver."""
     running: int = 0
-    """The round whose workers live here, 0 for none."""
+    """The round whose workers run here, 0 for none."""
     took_part_in: int = 0
     step: int = 0
     phase: HostPhase = HostPhase.PARKED
@@ -51,7 +52,7 @@ class SimulatedHost:
 
     @property
     def session(self) -> str:
-        return f"{self.name}-life-{self.life}"
+        return f"{self.name}-session-{self.num_starts}"
 
     @property
     def can_write(self) -> bool:
@@ -59,13 +60,13 @@ class SimulatedHost:
 
     @property
     def is_registered(self) -> bool:
-        """Whether etcd has this life of the host; the lease of the one before may still stand."""
+        """Whether etcd has this session of the host; the lease of the previous session may still be valid."""
         item = self.etcd.items.get(KEYS.host(self.name))
         return item is not None and decode(HostRecord, item.value, "host").session == self.session
 
     def start(self, now: float) -> None:
-        """Begin a new life: nothing of the one before is left."""
-        self.life += 1
+        """Begin a new session: nothing of the previous one is left."""
+        self.num_starts += 1
         self.is_up, self.running, self.took_part_in = True, 0, 0
         self.phase, self.status_round, self.failures, self.stall = HostPhase.PARKED, 0, (), None
         self.register(now)
@@ -78,14 +79,14 @@ class SimulatedHost:
                 labels={"switch": self.switch},
             )  # fmt: skip
             self.etcd.put(KEYS.host(self.name), encode(record))
-            self.tell(now)
+            self.write_status(now)
 
     def kill(self) -> None:
         """End the executor; its workers die with it."""
         self.is_up, self.running = False, 0
 
     def lose_lease(self) -> None:
-        """Let etcd forget the host: it is dead, or cut off."""
+        """Delete the host's keys from etcd: it is dead, or cut off."""
         self.etcd.delete([KEYS.host(self.name), KEYS.status(self.name)])
 
     def fail(self, now: float, *, is_cascade: bool, exit_code: int = -9, label: str = "", action: str = "") -> None:
@@ -95,10 +96,10 @@ class SimulatedHost:
             assert part is not None
             failure = RankFailure(part.first_rank, exit_code, now, label, action, is_cascade)
             self.failures, self.phase, self.running = (failure,), HostPhase.FAILED, 0
-            self.tell(now)
+            self.write_status(now)
 
-    def hear(self, count: int) -> None:
-        """Read on in the log."""
+    def read_log(self, count: int) -> None:
+        """Read more of the log."""
         if not self.is_connected:
             return
         for changes in self.etcd.log[self.place : self.place + count]:
@@ -120,7 +121,7 @@ class SimulatedHost:
                 self.end = decode(JobEnd, change.item.value, key)
 
     def act(self, now: float) -> None:
-        """Obey the orders that arrived: stop, start, or complete a step."""
+        """Carry out the orders that arrived: stop, start, or complete a step."""
         if not self.is_up:
             return
         newest = max(self.rounds, default=0)
@@ -141,14 +142,14 @@ class SimulatedHost:
 
     def _stopped(self, number: int, now: float) -> None:
         self.running, self.phase, self.status_round = 0, HostPhase.STOPPED, number
-        self.tell(now)
+        self.write_status(now)
 
     def _train(self, now: float) -> None:
         if self.phase is HostPhase.STARTING:
             self.phase = HostPhase.RUNNING
         elif self.stall is None:
             self.step += 1
-        self.tell(now)
+        self.write_status(now)
 
     def _without_workers(self, newest: int, now: float) -> None:
         round_ = self.rounds[newest]
@@ -156,13 +157,13 @@ class SimulatedHost:
         if is_mine and newest not in self.halts and self.status_round < newest:
             self.running = self.took_part_in = self.status_round = newest
             self.phase, self.failures, self.stall, self.step = HostPhase.STARTING, (), None, 0
-            self.tell(now)
+            self.write_status(now)
         elif is_mine and newest in self.halts and (self.phase is not HostPhase.STOPPED or self.status_round < newest):
             self._stopped(newest, now)
         elif not is_mine and newest > self.took_part_in > 0 and self.can_write:
             self.start(now)
 
-    def tell(self, now: float) -> None:
+    def write_status(self, now: float) -> None:
         """Write the status."""
         if not self.can_write or KEYS.host(self.name) not in self.etcd.items:
             return

@@ -1,7 +1,7 @@
-"""A job without processes: an etcd of dicts, hosts that obey the driver's protocol, drivers that really decide.
+"""A job without processes: an etcd of dicts, hosts that obey the driver's protocol, and drivers that really decide.
 
-Every part sees etcd through its own place in the log of changes, so that a test chooses all delays. What must hold at
-any moment is checked by `check`, after each change.
+Every part sees etcd through its own position in the log of changes, so that a test chooses all delays. `check` tests
+the invariants after each change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.helpers.simulated_host import SimulatedHost
 
 @dataclass
 class SimulatedDriver:
-    """A candidate that leads: it folds, decides, and writes with the guards of the real one."""
+    """An elected candidate: it folds, decides, and writes with the guards of the real driver."""
 
     name: str
     etcd: SimulatedEtcd
@@ -51,14 +51,14 @@ class SimulatedDriver:
         return f"{KEYS.election}/{self.name}"
 
     def take_over(self, now: float) -> None:
-        """Win the election: the leader before loses its key."""
+        """Win the election: the previous leader loses its key."""
         self.etcd.delete([key for key in self.etcd.items if key.startswith(f"{KEYS.election}/")])
         assert self.etcd.txn((), (Put(self.key, b"", lease_id=1),))
         self.token = self.etcd.items[self.key].create_revision
         self.reread(now)
 
     def reread(self, now: float) -> None:
-        """Renew the mark, and only then read: nothing that was given up can be applied any more."""
+        """Renew the mark, and only then read: no abandoned transaction can be applied any more."""
         if not self.etcd.txn(
             (Compare.create_revision(self.key, self.token),), (Put(self.key, b"", is_lease_kept=True),)
         ):
@@ -67,7 +67,7 @@ class SimulatedDriver:
         self.place = len(self.etcd.log)
         self.state = fold(ClusterState(KEYS, self.name, now), self.etcd.snapshot(), now)
 
-    def hear(self, count: int, now: float) -> None:
+    def read_log(self, count: int, now: float) -> None:
         if self.state is None:
             return
         for changes in self.etcd.log[self.place : self.place + count]:
@@ -75,7 +75,7 @@ class SimulatedDriver:
         self.place = min(self.place + count, len(self.etcd.log))
 
     def decide(self, now: float, *, is_answer_lost: bool = False) -> Decision | None:
-        """Decide and write, if everything of before was seen; a lost answer leaves the transaction under way.
+        """Decide and write, if everything earlier was seen; a lost answer leaves the transaction in flight.
 
         After that nothing is decided until the mark is renewed, at the next call.
         """
@@ -107,12 +107,12 @@ class SimulatedDriver:
         guards, operations = self.late.pop(0)
         is_given_up = self.state is not None
         is_applied = self.etcd.txn(guards, operations)
-        assert not (is_applied and is_given_up), "a decision that was given up was applied"
+        assert not (is_applied and is_given_up), "an abandoned decision was applied"
         return is_applied
 
 
 class SimulatedJob:
-    """All hosts, one driver after the other, and what must always hold."""
+    """All hosts, one driver after another, and the invariants."""
 
     def __init__(self, policy: Policy, num_hosts: int) -> None:
         self.now = 1000.0
@@ -130,7 +130,7 @@ class SimulatedJob:
         self.history = JobHistory(KEYS)
         self.outcomes: dict[str, VerdictOutcome] = {}
         self.evictions: dict[str, tuple[float, int]] = {}
-        """For slowness, by incident: when, and how many hosts."""
+        """Evictions for slowness, by incident: the time, and the number of hosts."""
 
     def new_driver(self) -> SimulatedDriver:
         self.num_drivers += 1
@@ -159,7 +159,7 @@ class SimulatedJob:
             self.driver.state = self.driver.state.with_probes(tuple(results))
 
     def settle(self, limit_s: float) -> float:
-        """Let faults be over and time pass until all hosts of a live round train; return how long that took."""
+        """End all faults and let time pass until all hosts of a live round train; return the duration."""
         begin = self.now
         for host in self.hosts.values():
             host.stall, host.is_connected = None, True
@@ -167,13 +167,13 @@ class SimulatedJob:
                 host.start(self.now)
             if not host.is_registered:
                 host.register(self.now)
-            host.tell(self.now)
+            host.write_status(self.now)
         while self.now < begin + limit_s:
             self.now += 0.2
             for host in self.hosts.values():
-                host.hear(len(self.etcd.log))
+                host.read_log(len(self.etcd.log))
                 host.act(self.now)
-            self.driver.hear(len(self.etcd.log), self.now)
+            self.driver.read_log(len(self.etcd.log), self.now)
             self.probe(self.driver.decide(self.now))
             self.check()
             if self.is_training():
@@ -200,7 +200,7 @@ class SimulatedJob:
         return [one for number, one in self.rounds().items() if KEYS.halt(number) not in self.etcd.items]
 
     def check(self) -> None:
-        """Raise AssertionError when anything that must always hold does not."""
+        """Raise AssertionError if an invariant does not hold."""
         for changes in self.etcd.log[self.checked :]:
             self.history.take(changes)
             for change in changes.changes:
@@ -254,7 +254,7 @@ class SimulatedJob:
                 other for other in others
                 if other.state is IncidentState.OPEN and other.incident_id != incident.incident_id
                 and other.next_round is not None
-            ], "evicted while another recovery goes on"  # fmt: skip
+            ], "evicted during another recovery"  # fmt: skip
 
 
 @cache

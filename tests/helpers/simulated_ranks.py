@@ -24,9 +24,9 @@ from tests.helpers.simulated_device import DeviceWork, SimulatedNccl, Simulation
 
 MS = 1_000_000
 LAUNCH_NS = 1_000 * MS
-"""When the hosts launch everything: they run far ahead of their devices."""
+"""The time at which the hosts launch everything: they run far ahead of their devices."""
 READ_NS = 9_000 * MS
-"""When the devices have done all."""
+"""The time at which the devices have finished."""
 _ROWS = torch.zeros(8)
 DURATIONS_MS = {"allreduce": 2.0, "all_gather": 3.0, "reduce_scatter": 5.0, "all_to_all": 4.0, "send": 1.0}
 
@@ -64,7 +64,7 @@ class SimulatedRank:
 
 
 class BoxedRank(SimulatedRank):
-    """One whose black box is in `directory`, in step 1. Its timer reads `now_ns` as the host's clock."""
+    """A rank whose black box is in `directory`, in step 1. Its timer reads `now_ns` as the host's clock."""
 
     def __init__(self, simulation: Simulation, rank: int, layout: Layout, directory: Path) -> None:
         self.now_ns = LAUNCH_NS
@@ -78,7 +78,7 @@ class BoxedRank(SimulatedRank):
         super().__init__(simulation, rank, layout, recorder)
 
     def box(self) -> BlackBox:
-        """Return what is recorded now."""
+        """Return the current records."""
         return read_black_box(self.path)
 
 
@@ -87,7 +87,7 @@ def receive(channel: Channel, operation: Operation, microbatch: int = 0) -> Pend
 
 
 class SimulatedTraining:
-    """What the host of a rank launches: steps of a pipeline with tensor and data parallelism."""
+    """The launches of a rank's host: steps of a pipeline with tensor and data parallelism."""
 
     def __init__(self, rank: SimulatedRank) -> None:
         self.one = rank
@@ -102,7 +102,7 @@ class SimulatedTraining:
             self._links = rank.channel(forward, *pair), rank.channel(backward, *reversed(pair))
 
     def step(self) -> None:
-        """Launch a step of two micro-batches. The first forward awaits the gather of the step before."""
+        """Launch a step of two micro-batches. The first forward waits for the gather of the previous step."""
         for microbatch in range(2):
             self._forward(microbatch)
         for microbatch in range(2):

@@ -1,8 +1,8 @@
 """`python -m tests.helpers.simulated_train CONFIG`: a worker whose host runs ahead of a simulated GPU, in real time.
 
-It writes the black box that the trainer would write on a GPU: the host launches a step and goes on, and waits for the
-GPU at the end of the step. The GPUs of all ranks are simulated in each worker, so no worker needs another one. In each
-of the first rounds a kernel of one rank hangs, as the environment says (MEGATRAIN_HUNG_KERNELS: for each round rank,
+It writes the black box that the trainer would write on a GPU: the host launches a step and continues, and waits for the
+GPU at the end of the step. The GPUs of all ranks are simulated in each worker, so workers do not communicate. In each
+of the first rounds a kernel of one rank hangs, as the environment defines (MEGATRAIN_HUNG_KERNELS: for each round rank,
 step and kernel; commas between the rounds).
 """
 

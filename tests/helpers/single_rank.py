@@ -1,4 +1,4 @@
-"""One rank without peers: its mesh, groups that only say who they are, and a recorder that records nothing."""
+"""One rank without peers: its mesh, groups that only have a name and members, and a recorder that records nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from megatrain.training.rank_model import RankModel, build_rank_model
 
 
 class SilentRecorder:
-    """Takes the place of a Recorder in tests that ask for no spans."""
+    """Replaces a Recorder in tests that do not use spans."""
 
     def add_group(self, name: str, ranks: Sequence[int]) -> int:
         return 0
@@ -49,7 +49,7 @@ class SilentRecorder:
 
 
 def simulated_group(name: str, size: int, rank: int) -> Group:
-    """Return the group as rank `rank` of `size` sees it. It has no peers: use it for what needs no exchange."""
+    """Return the group as rank `rank` of `size` sees it. It has no peers: use it where no exchange is needed."""
     return Group(name, tuple(range(size)), rank)
 
 
@@ -60,7 +60,7 @@ def single_rank_groups() -> CpuGroups:
 
 
 def single_rank_mesh(device: str = "cpu", *, has_wrap_links: bool = False, **along: Group) -> Mesh:
-    """Return the mesh of a process that is alone, but for the groups given along some axes."""
+    """Return the mesh of a process without peers, except for the groups given along some axes."""
     mesh = create_mesh(Layout(), 0, torch.device(device), SilentRecorder(), has_wrap_links=has_wrap_links)
     return replace(mesh, along={**mesh.along, **along})
 
@@ -101,7 +101,7 @@ def random_tokens(config: Config, seed: int, num_samples: int | None = None) -> 
 
 
 def microbatches(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -> list[PipelineInput]:
-    """Cut [S + 1, B] token ids in the micro-batches of one step."""
+    """Divide [S + 1, B] token ids into the micro-batches of one step."""
     size = rank_model.config.batch.micro_batch_size
     return [
         rank_model.pipeline_input(
@@ -115,7 +115,7 @@ def microbatches(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -
 
 
 def add_to_losses(rank_model: RankModel, monkeypatch: pytest.MonkeyPatch, addend: Callable[[], float]) -> None:
-    """Make the summed loss of each step larger by what `addend` returns, after its gradients are there."""
+    """Add the result of `addend` to the summed loss of each step, after its gradients exist."""
     train = rank_model.pipeline.train
 
     def train_and_add(*arguments: Any) -> TrainingLosses:
@@ -126,7 +126,7 @@ def add_to_losses(rank_model: RankModel, monkeypatch: pytest.MonkeyPatch, addend
 
 
 def run_gradients(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) -> float:
-    """Run forward and backward of one step and return the mean loss; gradients are in the buckets then."""
+    """Run forward and backward of one step and return the mean loss; the gradients are in the buckets afterwards."""
     inputs = microbatches(rank_model, tokens, first_sample)
     num_labels = tokens[1:].numel()
     for chunk in rank_model.data_parallel:
@@ -140,7 +140,7 @@ def run_gradients(rank_model: RankModel, tokens: Tensor, first_sample: int = 0) 
 
 
 def gradients_by_name(rank_model: RankModel) -> dict[str, Tensor]:
-    """Return copies of the gradients that lie in the buckets of a single rank."""
+    """Return copies of the gradients in the buckets of a single rank."""
     found: dict[str, Tensor] = {}
     for chunk in rank_model.data_parallel:
         for bucket in chunk.buckets:

@@ -1,4 +1,4 @@
-"""One module whose parameters lie in the buckets of a rank without peers, as a chunk's do in training."""
+"""One module whose parameters are in the buckets of a rank without peers, as a chunk's are in training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.helpers.single_rank import simulated_group
 
 
 def held_whole(name: str, parameter: nn.Parameter) -> LogicalParameter:
-    """Return a parameter of which each rank of the group dp holds all, and no other rank anything."""
+    """Return a parameter that each rank of the group dp holds completely, and no other rank holds."""
     shape = tuple(parameter.shape)
     return LogicalParameter(parameter, (Placement(name, shape, Box((0,) * len(shape), shape)),))
 
 
 def give_holders(bucket: Bucket, holders: ShardHolders) -> None:
-    """Let other ranks hold all of the bucket again; which group sums it stays as it is."""
+    """Let other ranks hold the whole bucket; the group that sums it stays the same."""
     bucket.parameters = tuple(
         replace(logical, placements=tuple(replace(placement, holders=holders) for placement in logical.placements))
         for logical in bucket.parameters
@@ -30,7 +30,7 @@ def give_holders(bucket: Bucket, holders: ShardHolders) -> None:
 
 
 def put_in_buckets(module: nn.Module, dtype: torch.dtype, device: torch.device) -> ChunkDataParallel:
-    """Give `module`, which is on meta, memory in buckets of `dtype` with fp32 gradients, and the values of a draw."""
+    """Give `module`, which is on meta, memory in buckets of `dtype` with fp32 gradients, and random values."""
     parameters = [held_whole(name, parameter) for name, parameter in module.named_parameters()]
     options = DataParallelOptions(
         zero_stage=1,
@@ -49,7 +49,7 @@ def put_in_buckets(module: nn.Module, dtype: torch.dtype, device: torch.device) 
 
 
 def bucket_gradients(chunk: ChunkDataParallel) -> dict[str, Tensor]:
-    """Return what lies in the buckets, by the parameters' names."""
+    """Return the content of the buckets, by the parameters' names."""
     found: dict[str, Tensor] = {}
     for bucket in chunk.buckets:
         gradients = bucket.finished_gradients()

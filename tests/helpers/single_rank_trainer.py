@@ -1,6 +1,6 @@
-"""The step loop in the test's own process: a real rank model on real data; its surroundings take notes of their calls.
+"""The step loop in the test's own process: a real rank model on real data; its environment records the calls.
 
-Notes are tuples, of what was called and with what, in one list in the order of the calls.
+Notes are tuples of the called function and its arguments, in one list in the order of the calls.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def small_config(directory: Path, *changes: dict[str, dict[str, Any]]) -> Config
 
 
 class _Checkpoints:
-    """Takes the place of JobCheckpoints. `restored` is what `restore` returns."""
+    """Replaces JobCheckpoints. `restored` is what `restore` returns."""
 
     directory = "nowhere"
     is_storing = False
@@ -107,7 +107,7 @@ class _Garbage(PlannedGarbageCollection):
 
 @dataclass
 class Reports:
-    """Takes the place of the reporter."""
+    """Replaces the reporter."""
 
     steps: list[StepReport] = field(default_factory=list)
     evaluations: list[EvaluationReport] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Reports:
 
 @dataclass
 class SingleRankTrainer:
-    """A trainer, and all that it was given."""
+    """A trainer, and everything that it received."""
 
     config: Config
     trainer: StepLoop
@@ -147,13 +147,13 @@ class SingleRankTrainer:
         self.trainer.train()
 
     def close(self) -> None:
-        """Give back what is the whole process's: Python's collector, the black box."""
+        """Restore what belongs to the whole process: Python's collector, the black box."""
         self.garbage.close()
         self.recorder.close()
 
 
 def single_rank_trainer(config: Config, patch: pytest.MonkeyPatch) -> SingleRankTrainer:
-    """Return a trainer of `config`; to be closed."""
+    """Return a trainer of `config`; the caller closes it."""
     notes: list[Note] = []
     stop = threading.Event()
     layout = config.layout(1)

@@ -1,4 +1,4 @@
-"""A peer that sends a byte now and then, so that no single receive of the other side waits long."""
+"""A peer that sends a byte from time to time, so that no single receive of the other side waits long."""
 
 from __future__ import annotations
 

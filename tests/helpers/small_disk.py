@@ -1,7 +1,7 @@
-"""A file system of a stated size, which the processes that are started in it see, and which a test can fill or widen.
+"""A file system of a given size, which is visible to the processes started in it, and which a test can fill or extend.
 
-It is a tmpfs in a mount namespace of its own (and, where the tests are not root's, in a user namespace of their own):
-nothing else on the machine sees it, and it is gone with its last process.
+It is a tmpfs in a separate mount namespace (and, if the tests do not run as root, in a separate user namespace):
+nothing else on the machine sees it, and it ends with its last process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLONE_NEWUSER = 0x10000000
 
 @dataclass(frozen=True, slots=True)
 class SmallDisk:
-    """`path` is where processes in it see it, `seen` where the test does."""
+    """`path`: the path for processes in it; `seen`: the path for the test."""
 
     path: Path
     keeper: int
@@ -36,14 +36,14 @@ class SmallDisk:
         return Path(f"/proc/{self.keeper}/root{self.path}")
 
     def enter(self, *arguments: str) -> list[str]:
-        """Return the command that runs a program in it."""
+        """Return the start of a command line that runs a program in it."""
         user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
-        # the working directory is given up on the way
+        # The command does not keep the working directory.
         return ["nsenter", f"--target={self.keeper}", "--mount", *user, "--",
                 "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", os.getcwd(), *arguments]  # fmt: skip
 
     def join(self) -> None:
-        """Have this process, which has one thread, see it. Its working directory is the root then."""
+        """Let this process, which has one thread, see it. Its working directory is the root afterwards."""
         library = ctypes.CDLL(None, use_errno=True)
         kinds = {"mnt": _CLONE_NEWNS} if os.geteuid() == 0 else {"user": _CLONE_NEWUSER, "mnt": _CLONE_NEWNS}
         for kind, flag in kinds.items():
@@ -59,12 +59,13 @@ class SmallDisk:
         self._remount("ro")
 
     def _remount(self, option: str) -> None:
-        # given all properties of the mount: what the mount table says of a user namespace is not accepted there
+        # Given with all properties of the mount: those that the mount table shows in a user namespace are not accepted
+        # there.
         arguments = ["mount", "-t", "tmpfs", "-o", f"remount,{option}", "tmpfs", str(self.path)]
         subprocess.run(self.enter(*arguments), check=True)
 
     def fill(self) -> None:
-        """Leave no free byte. A file that is removed frees its space again."""
+        """Fill it completely. Removing a file frees its space again."""
         with (self.seen / "filler").open("ab", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
                 try:
@@ -81,7 +82,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(path: Path, num_bytes: int) -> Iterator[SmallDisk]:
-    """Mount a small file system at `path` for the processes that enter it. Skips the test where that is not allowed."""
+    """Mount a small file system at `path` for the processes that enter it. Skips the test if that is not allowed."""
     programs = [name for name in ("unshare", "nsenter", "mount") if shutil.which(name) is None]
     require("mount", found=not programs, reason=f"{', '.join(programs)}: not installed")
     path.mkdir()

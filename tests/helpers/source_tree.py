@@ -27,7 +27,7 @@ def relative(path: Path) -> str:
 
 
 def naming(paths: Iterable[Path], *texts: str) -> list[Path]:
-    """Return the files that hold one of these texts; what a file does not spell, its syntax tree does not name."""
+    """Return the files that contain one of these texts: a name in a syntax tree is also in the text of its file."""
     return [path for path in paths if any(text in path.read_text(encoding="utf-8") for text in texts)]
 
 
@@ -40,10 +40,10 @@ def nodes(path: Path, *kinds: type[Node]) -> Iterator[Node]:
 
 @cache
 def _nodes_by_kind(path: Path) -> dict[type[ast.AST], list[Any]]:
-    """Parse a file and walk its tree, once for all rules, but for what names are used for (`ctx`)."""
+    """Parse a file and walk its tree, once for all rules, except for the use of names (`ctx`)."""
     found: dict[type[ast.AST], list[Any]] = {}
     reached: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), filename=str(path))]
-    for node in reached:  # which grows: in the order of ast.walk, in a third of its time
+    for node in reached:  # The list grows: the order of ast.walk, in a third of its time.
         found.setdefault(type(node), []).append(node)
         for name in node._fields:
             value = getattr(node, name, None)
@@ -55,12 +55,12 @@ def _nodes_by_kind(path: Path) -> dict[type[ast.AST], list[Any]]:
 
 
 def forget_trees() -> None:
-    """Let go of all syntax trees."""
+    """Release all syntax trees."""
     _nodes_by_kind.cache_clear()
 
 
 def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield every imported module, or name within a module, in full, with its line number."""
+    """Yield every imported module, or name within a module, with its full name and line number."""
     for plain in nodes(path, ast.Import):
         yield from ((alias.name, plain.lineno) for alias in plain.names)
     for node in nodes(path, ast.ImportFrom):

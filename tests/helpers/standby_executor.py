@@ -1,4 +1,4 @@
-"""An executor's part that keeps a standby server, for tests that kill it: says what processes it has, and waits."""
+"""The part of an executor that keeps a standby server, for tests that kill it: prints its processes, and waits."""
 
 from __future__ import annotations
 

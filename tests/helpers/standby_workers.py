@@ -1,4 +1,4 @@
-"""Tiny programs for workers of a standby server, and what tests ask of processes."""
+"""Tiny programs for workers of a standby server, and queries of processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Programs:
         return name
 
     def start(self, source: str, *arguments: str, rank: int = 0, **environment: str) -> tuple[int, int]:
-        """Start a program; return its pid and the end to read its output from."""
+        """Start a program; return its pid and the pipe with its output."""
         read_fd, write_fd = os.pipe()
         start = WorkerStart(rank, self.write(source), arguments, environment, str(self.directory))
         try:
@@ -42,7 +42,7 @@ class Programs:
         return pid, read_fd
 
     def run(self, source: str, *arguments: str, rank: int = 0, **environment: str) -> tuple[str, WorkerExit]:
-        """Run a program to its end; return what it wrote and how it ended."""
+        """Run a program to its end; return its output and its exit."""
         pid, read_fd = self.start(source, *arguments, rank=rank, **environment)
         with open(read_fd, encoding="utf-8") as output:
             text = output.read()
@@ -65,7 +65,7 @@ STAYS = "import signal; print('up'); signal.pause()"
 
 @contextmanager
 def programs(directory: Path, *, store: socket.socket | None = None) -> Iterator[Programs]:
-    """Make a server that has nothing imported but for its store, and programs for it."""
+    """Start a server that has imported nothing except its store, and programs for it."""
     directory.mkdir(parents=True, exist_ok=True)
     with StandbyClient(preload=(), store=store) as client:
         yield Programs(client, directory)
@@ -76,7 +76,7 @@ def wait_until_gone(*pids: int) -> None:
 
 
 def read_line(read_fd: int) -> str:
-    """Return the next line of a worker's output, which is still running."""
+    """Return the next line of a running worker's output."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(read_fd, 1)

@@ -1,9 +1,9 @@
 """A small language of faults in training workers: `fail_at(rank, step, kind, place)`.
 
-`python -m tests.helpers.step_faults CONFIG ...` is `megatrain.train` whose workers obey the faults that are ordered in
-a directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first round that comes to its
-step: it takes its file NN.json away, and leaves NN.struck with the time. `pace_s` makes every step take so long.
-The kinds are those of nvidia-resiliency-ext's catalogue that need no GPU.
+`python -m tests.helpers.step_faults CONFIG ...` is `megatrain.train` whose workers carry out the faults requested in a
+directory (environment variable MEGATRAIN_FAULTS). A fault strikes once, in the first round that reaches its step: it
+removes its file NN.json, and leaves NN.struck with the time. `pace_s` sets the duration of every step. The kinds are
+those of nvidia-resiliency-ext's catalogue that need no GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.helpers.hang_sites import is_site, sites_in
 
 VARIABLE = "MEGATRAIN_FAULTS"
 PLACES = ("step", "snapshot", "evaluation", "load")
-"""Where in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
+"""The moment in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
 _PACE = "pace.json"
 _HOLD = "hold-loads"
 _POLL_S = 0.02
@@ -34,18 +34,18 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class StepFault:
-    """What happens to a rank at some moment."""
+    """A fault of a rank at a given moment."""
 
     kind: str
     rank: int
     step: int
-    """Steps that are done by then; of a load, the round."""
+    """The number of completed steps at that moment; for a load, the round."""
     place: str = "step"
     """One of PLACES, "read", or "before" or "in" and the name of an operation: see hang_sites.py."""
 
 
 def _hold_the_interpreter_lock() -> None:
-    # a call by PyDLL keeps the lock; no signal that is handled ends this wait
+    # A call by PyDLL keeps the lock; no handled signal ends this wait.
     ctypes.PyDLL(None).sem_wait(ctypes.create_string_buffer(64))
 
 
@@ -91,7 +91,7 @@ KINDS: Mapping[str, Callable[[], None]] = {
 
 
 class FaultDirectory:
-    """The faults of one job, ordered by a test before or while it runs."""
+    """The faults of one job, requested by a test before or during the run."""
 
     def __init__(self, root: Path, pace_s: float = 0.0) -> None:
         self.root = root
@@ -104,7 +104,7 @@ class FaultDirectory:
         return {VARIABLE: str(self.root)}
 
     def fail_at(self, rank: int, step: int, kind: str, place: str = "step") -> StepFault:
-        """Order a fault."""
+        """Request a fault."""
         assert kind in KINDS
         assert place in PLACES or is_site(place)
         fault = StepFault(kind, rank, step, place)
@@ -125,7 +125,7 @@ class FaultDirectory:
             hold.unlink()
 
     def struck_unix_s(self, number: int = 0) -> float | None:
-        """Return when a fault struck, None while it has not."""
+        """Return when a fault struck, None until then."""
         path = self.root / f"{number:02d}.struck"
         return float(path.read_text()) if path.exists() else None
 
@@ -134,13 +134,13 @@ def ordered(root: Path) -> dict[Path, StepFault]:
     """Return the faults that have not struck."""
     found = {}
     for path in sorted(root.glob("[0-9]*.json")):
-        with suppress(FileNotFoundError):  # another rank takes it just now
+        with suppress(FileNotFoundError):  # Another rank is taking it at this moment.
             found[path] = StepFault(**json.loads(path.read_text()))
     return found
 
 
 def strike(path: Path, fault: StepFault) -> None:
-    """Do as ordered, unless another round was first."""
+    """Carry out the fault, unless another round was first."""
     taken = path.with_suffix(".struck")
     try:
         path.rename(path.with_suffix(".taken"))
@@ -153,7 +153,7 @@ def strike(path: Path, fault: StepFault) -> None:
 
 
 def obey_in_spans(root: Path, rank: int) -> None:
-    """Have this rank's faults strike at sites within a step."""
+    """Let this rank's faults strike at sites within a step."""
     orders = {path: fault for path, fault in ordered(root).items() if fault.rank == rank and is_site(fault.place)}
 
     def strike_at(site: str, step: int) -> None:

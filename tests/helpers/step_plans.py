@@ -1,4 +1,4 @@
-"""Plans of steps for tests of readers, in which the schedule needs no more slots than there are micro-batches."""
+"""Plans of steps for tests of readers, in which the schedule needs no more slots than micro-batches."""
 
 from __future__ import annotations
 

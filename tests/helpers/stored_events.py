@@ -1,4 +1,4 @@
-"""Tables of events for tests of the store: sums of steps that say which row they are."""
+"""Tables of events for tests of the store: sums of steps whose values identify their row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_NS = 1_700_000_000 * 10**9
 
 
 def step_totals(ranks: range, steps: range, *, round_number: int = 1, start_ns: int = START_NS) -> StepTotals:
-    """Return a row for each rank, step and operation; `sum_ns` is a number that no other row has."""
+    """Return a row for each rank, step and operation; `sum_ns` is unique."""
     rank, step, operation = (
         grid.ravel() for grid in np.meshgrid(list(ranks), list(steps), list(OPERATIONS), indexing="ij")
     )
@@ -44,5 +44,5 @@ def committed(store: SegmentStore, table: StepTotals) -> None:
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """Return all files that look like segments, in the order of their names."""
+    """Return all files named like segments, in the order of their names."""
     return sorted(directory.rglob("*.parquet"), key=lambda path: path.name)

@@ -8,7 +8,7 @@ from megatrain_diagnostics.replay import ReplicaGraph, build_replica_graph
 
 
 def graph_of_streams(streams: Sequence[int], edges: Sequence[tuple[int, int]]) -> ReplicaGraph:
-    """Compile operations of which those of one stream run in the order of their ids. Raises: TopologyError."""
+    """Compile operations; those of one stream run in the order of their ids. Raises: TopologyError."""
     last_on: dict[int, int] = {}
     in_order: list[tuple[int, int]] = []
     for operation, stream in enumerate(streams):

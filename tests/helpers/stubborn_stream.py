@@ -1,4 +1,4 @@
-"""A program that opens a stream to a daemon and then does nothing more, whatever the daemon says."""
+"""A program that opens a stream to a daemon and then ignores all messages of the daemon."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ BUSY_RUN_LIMITS_S = {"gate": 1200}
 STAGE_LIMITS_S = {"venv": 60, "check": 120, "test": 360}
 NIGHTLY_STAGE_LIMIT_S = 900
 NUM_RUNS = 20
-"""The newest runs that suite-runs.md has."""
+"""The number of newest runs in suite-runs.md."""
 LEAST_PACKAGE_S = 5
 """A package whose tests take less in a stage has no row in suite-packages.md."""
 
@@ -45,7 +45,7 @@ RUN_NOTES = (
 def publish(file: str, *, is_green: bool) -> None:
     """Write the pages from the rows in `file`.
 
-    That of the runs is always written, the others only for green runs of `make gate` and `make ci-nightly`.
+    The page of the runs is always written, the others only for green runs of `make gate` and `make ci-nightly`.
     """
     rows = json.loads(Path(file).read_text())
     runs = recent_runs(_published("suite-runs"), rows)
@@ -68,7 +68,7 @@ def stage_rows(rows: Rows) -> list[dict[str, Any]]:
 
 
 def package_rows(rows: Rows) -> list[dict[str, Any]]:
-    """Return a row for each package of each stage, those that take longest first."""
+    """Return a row for each package of each stage, the slowest first."""
     found = []
     for row in rows:
         about = {key: row[key] for key in ("run", "date", "commit", "busy", "stage")}
@@ -78,14 +78,14 @@ def package_rows(rows: Rows) -> list[dict[str, Any]]:
 
 
 def recent_runs(published: Rows, rows: Rows) -> list[Mapping[str, Any]]:
-    """Return the newest runs of `make test`, with that of `rows` as the last."""
+    """Return the newest runs of `make test`, with that of `rows` last."""
     keys = ("run", "date", "commit", "busy", "reference_ms", "seconds", "passed", "failed", "unstable")
     new = [{key: row[key] for key in keys} for row in rows if row["stage"] == "test"]
     return [*published, *new][-NUM_RUNS:]
 
 
 def bars_of_runs(runs: Rows) -> list[Bar]:
-    """Return the bars for ten runs, five of them beside busy processes: none red, at most one unstable test."""
+    """Return the limits for ten runs, five of them beside busy processes: none red, at most one unstable test."""
     return [
         at_least("runs", len(runs), 10),
         at_least("runs beside two busy processes", sum(row["busy"] >= 2 for row in runs), 5),
@@ -95,13 +95,14 @@ def bars_of_runs(runs: Rows) -> list[Bar]:
 
 
 def replaced(published: Rows, rows: Rows) -> list[Mapping[str, Any]]:
-    """Return the published rows, where `rows` replace those of the same run beside as many busy processes."""
+    """Return the published rows, with `rows` in place of those of the same run beside the same number of busy
+    processes."""
     kinds = {(row["run"], row["busy"]) for row in rows}
     return [*(row for row in published if (row["run"], row["busy"]) not in kinds), *rows]
 
 
 def limits(rows: Rows) -> list[Bar]:
-    """Return the bars of the runs and their stages: the most seconds that 2 cores may take."""
+    """Return the limits of the runs and their stages: the longest time in seconds on 2 cores."""
     bars: list[Bar] = []
     for run, busy in dict.fromkeys((row["run"], row["busy"]) for row in rows):
         stages = [row for row in rows if (row["run"], row["busy"]) == (run, busy) and row["stage"] != "ci-deps"]

@@ -1,7 +1,7 @@
-"""A run directory of a job that never was, as large as the largest: sums of all ranks, and a few steps span by span.
+"""A run directory of an invented job of maximum size: sums of all ranks, and a few steps span by span.
 
-`python -m tests.helpers.synthetic_run DIR` writes one of 12,288 ranks and 100 steps (tp 8, pp 8, dp 192), in which
-rank 777 computes longer than its peers; `megatrain dashboard --replay DIR` shows it.
+`python -m tests.helpers.synthetic_run DIR` writes one of 12,288 ranks and 100 steps (tp 8, pp 8, dp 192), in which rank
+777 computes longer than its peers; `megatrain dashboard --replay DIR` shows it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _STEPS_AT_ONCE = 10
 _TOKENS = 2_000_000
 _NUM_MICROBATCHES = 32
 _AFTER_ALL = 10**9
-"""No other record of a rank has a number so high: it distinguishes records."""
+"""No other record of a rank has such a high number: it distinguishes records."""
 
 
 def write_run(
     root: Path, layout: Layout = LARGEST, *, full_steps: Sequence[int] = (), full_ranks: range = range(0)
 ) -> RunDirectory:
-    """Write the run; of `full_steps` the spans of `full_ranks`, some 390 of each rank and step."""
+    """Write the run; of `full_steps` the spans of `full_ranks`, about 390 for each rank and step."""
     run = RunDirectory(root)
     run.create()
     job = SyntheticJob(layout, ranks_per_host=8, compute_factor={SLOW_RANK: 1.3})
@@ -57,7 +57,7 @@ def _commit(store: SegmentStore, table: Table) -> None:
 
 
 def _step_values(layout: Layout, step: int) -> Values:
-    """Return what the first and the last rank tell of a step; a loss needs two who say it."""
+    """Return the values that the first and the last rank report of a step; a loss needs two reports."""
     loss = 2.0 + 9.0 / (1.0 + 0.1 * step)
     numbers = {StepValue.LOSS: loss, StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: float(_TOKENS)}
     reported = values_of_ranks((0, layout.world_size - 1), step, numbers)

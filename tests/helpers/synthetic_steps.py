@@ -1,7 +1,7 @@
-"""Made-up steps of a job: totals as ranks stream them, with what one slow part does to all the others.
+"""Invented steps of a job: totals as ranks stream them, with the effects of one slow part on all others.
 
-A step is: data, passes, reduction of the gradients, optimizer. The stages of a pipeline take turns, so that all of one
-are late when one of them is; in the reduction every rank waits for the last one.
+A step is: data, passes, reduction of the gradients, optimizer. The stages of a pipeline alternate, so that all ranks of
+one are late when one of them is; in the reduction every rank waits for the last one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class SyntheticJob:
-    """A job whose steps are made one after the other."""
+    """A job whose steps are created one after another."""
 
     layout: Layout
     ranks_per_host: int = 2
@@ -40,14 +40,14 @@ class SyntheticJob:
     gc_s: dict[int, float] = field(default_factory=dict)
     is_gc_in_passes: bool = False
     work_factor: dict[int, float] = field(default_factory=dict)
-    """Squared lengths, which compute follows."""
+    """By rank: squared lengths, which determine the compute time."""
     num_microbatches: dict[int, int] = field(default_factory=dict)
     """By data-parallel rank; 1 for others."""
     work_noise: float = 0.0
-    """Of squared lengths, of every rank and step."""
+    """The noise of the squared lengths of every rank and step."""
     stage_factor: dict[int, float] = field(default_factory=dict)
     transfer_factor: dict[str, float] = field(default_factory=dict)
-    """By host: its link."""
+    """By host: the factor of the transfer times of its link."""
     sequence: int = 0
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class SyntheticJob:
         return make_roster(self.ranks(), empty_groups(), self.round)
 
     def step(self, step: int, extra: dict[Operation, Array] | None = None) -> tuple[StepTotals, Values]:
-        """Return what all ranks stream of a step. `extra`: seconds of other operations by rank."""
+        """Return the rows that all ranks stream of a step. `extra`: seconds of other operations by rank."""
         num, random = self.world_size, self._random
         stage, tp, dp = self._stage, self._tp, self._dp
         factor = np.array([self.compute_factor.get(rank, 1.0) for rank in range(num)])
@@ -100,7 +100,7 @@ class SyntheticJob:
         inside = gc if self.is_gc_in_passes else 0.0
         forward = forward + inside
         busy = forward + backward + data + (0.0 if self.is_gc_in_passes else gc)
-        # a pipeline is as slow as its slowest rank
+        # A pipeline is as slow as its slowest rank.
         column = np.array([busy[dp == one].max() for one in range(self.layout.dp_size)])[dp]
         receive = column - busy if self.layout.pp_size > 1 else np.zeros(num)
         links = np.array([self.transfer_factor.get(self.host_of(rank), 1.0) for rank in range(num)])
@@ -111,7 +111,7 @@ class SyntheticJob:
                 transfer[members] = TRANSFER_S * links[members].max() * (1 + 0.02 * abs(random.normal()))
         reduce = column.max() - column + transfer if self.layout.dp_size > 1 else np.zeros(num)
         seconds = {
-            # ranks leave a step together: the norm is that of all gradients
+            # Ranks end a step together, because the norm is that of all gradients.
             Operation.STEP: np.full(num, (busy - data + receive + reduce + optimizer).max()),
             Operation.FORWARD_COMPUTE: forward,
             Operation.BACKWARD_COMPUTE: backward,

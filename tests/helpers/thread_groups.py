@@ -1,4 +1,4 @@
-"""Groups whose ranks are threads of this process: what they exchange meets at a barrier."""
+"""Groups whose ranks are threads of this process: they exchange tensors at a barrier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rank = TypeVar("Rank")
 
 
 class Meeting:
-    """Where the threads of one group exchange tensors."""
+    """The place where the threads of one group exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,7 +29,7 @@ class Meeting:
         self._brought: list[Sequence[Tensor]] = [()] * size
 
     def exchange(self, rank: int, brought: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """Return what all ranks bring, in order. Each copies what it needs before it comes again."""
+        """Return the tensors of all ranks, in order. Each rank copies what it needs before its next call."""
         self._brought[rank] = [one.clone() for one in brought]
         self._barrier.wait(timeout=DEADLINE_S)
         found = list(self._brought)
@@ -68,7 +68,7 @@ def thread_meshes(dp_size: int, tp_size: int = 1) -> list[Mesh]:
 
 
 def on_all(ranks: Sequence[Rank], follow: Callable[[Rank], None]) -> None:
-    """Run `follow` for each rank, in a thread each. Raises: what one of them raises."""
+    """Run `follow` for each rank, each in a thread. Raises: the exception of one of them."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         for _ in pool.map(follow, ranks):
             pass

@@ -1,4 +1,4 @@
-"""Lets no thread start, as a system does that has reached its limit on threads."""
+"""Prevents the start of threads, as a system does that has reached its limit on threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _ADDRESS_SPACE = 1 << 47
 
 @contextmanager
 def no_thread_starts() -> Iterator[None]:
-    """Let each start of a thread fail: its stack does not fit into memory. The call and the error are the same."""
+    """Let each start of a thread fail because its stack does not fit into memory. The call and the error are the
+    same."""
     before = threading.stack_size(_ADDRESS_SPACE)
     try:
         yield

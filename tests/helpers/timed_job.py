@@ -1,8 +1,8 @@
-"""A simulated job in which time is real: leases end, steps take their time, hosts freeze, thaw, obey their deadlines.
+"""A simulated job with a clock: leases expire, steps take time, hosts freeze, thaw, and obey their deadlines.
 
-Between two moments that a test chooses, everything happens in its order: what etcd, the workers and the executors do by
-themselves. Each host has a clock of its own rate. A host sleeps while it is frozen: no deadline rules what its
-processes do when they wake.
+Between two moments that a test chooses, everything happens in its order: the actions of etcd, the workers and the
+executors. The clock of each host has its own rate. A frozen host executes nothing: deadlines do not constrain what its
+processes do when they wake up.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class TimedHost(SimulatedHost):
     reaction_s: float = 0.3
     step_s: float = 0.1
     lag: float = 0.0
-    """How many steps this host lags behind the others."""
+    """The number of steps by which this host lags behind the others."""
     is_frozen: bool = False
     has_slept: bool = False
-    """Whether its processes slept since they were started: then they may live on for a moment."""
+    """Whether its processes were suspended since their start: then they may continue for a moment."""
     is_deaf: bool = False
     """Its lease is renewed, but it receives no orders."""
     promised_until: float = -math.inf
     heard_until: float = -math.inf
     started: float = 0.0
     completed: float | None = None
-    """When its slowest rank completed its last step of this round."""
+    """The time at which its slowest rank completed its last step of this round."""
     ends_at: float | None = None
-    """When its workers will be gone, killed or having saved."""
+    """The time at which its workers will be gone, killed or after a save."""
     asked_to_save: float | None = None
     fenced: bool = False
 
@@ -56,11 +56,11 @@ class TimedHost(SimulatedHost):
         return self.is_up and self.is_connected and not self.is_frozen
 
     def seconds(self, real_s: float) -> float:
-        """Return how long a time is by this host's clock."""
+        """Return the duration by this host's clock."""
         return real_s * self.clock_rate
 
     def renew(self, now: float) -> None:
-        """Renew the lease, and note that orders arrive."""
+        """Renew the lease, and record that orders arrive."""
         if self.can_write:
             self.promised_until = now + self.policy.lease_ttl_s / self.clock_rate
             if not self.is_deaf:
@@ -69,9 +69,9 @@ class TimedHost(SimulatedHost):
     def lease_over(self) -> float:
         return min(self.promised_until, self.heard_until)
 
-    def hear(self, count: int) -> None:
+    def read_log(self, count: int) -> None:
         if not self.is_deaf and not self.is_frozen:
-            super().hear(count)
+            super().read_log(count)
 
     def act(self, now: float) -> None:
         if not self.is_up or self.is_frozen:
@@ -102,7 +102,7 @@ class TimedHost(SimulatedHost):
         return fence(self.limits(), LeaseView(self.seconds(now - self.lease_over())), self.silence(now))[0]
 
     def watch(self, now: float) -> None:
-        """Do what the executor does by itself at this moment: fence, complain, end workers."""
+        """Do what the executor does by itself at this moment: fence, report a stall, end workers."""
         if not self.is_up or self.is_frozen or not self.running:
             return
         if self.ends_at is not None and now >= self.ends_at:
@@ -120,27 +120,27 @@ class TimedHost(SimulatedHost):
         limit_s = max(self.policy.hang_floor_s, _HANG_FACTOR * self.step_s)
         if silent_s > limit_s and self.stall is None and self.phase is HostPhase.RUNNING:
             self.stall = Stall("step", self.step, silent_s, limit_s, now, (0,))
-            self.tell(now)
+            self.write_status(now)
 
     def _end(self, now: float) -> None:
         self.ends_at = None
         number, self.running = self.running, 0
         self.phase = HostPhase.STOPPED if number in self.halts or not self.fenced else HostPhase.FAILED
         self.status_round = number
-        self.tell(now)
+        self.write_status(now)
 
     def save_and_exit(self, now: float) -> None:
-        """End as workers do that all agreed to save."""
+        """End as workers do that have all agreed to save."""
         number, self.running, self.ends_at = self.running, 0, None
         self.phase = HostPhase.FAILED if self.fenced else HostPhase.DONE
         self.status_round = number
-        self.tell(now)
+        self.write_status(now)
 
     def complete(self, now: float) -> None:
         if self.running:
             self.completed, self.stall, self.phase = now, None, HostPhase.RUNNING
             self.step += 1
-            self.tell(now)
+            self.write_status(now)
 
     def next_moments(self, now: float) -> list[float]:
         """Return when this host may do something by itself."""
@@ -173,9 +173,9 @@ class TimedJob(SimulatedJob):
         self.stepping = 0
         """The round that `next_step_at` is of."""
         self.has_contributed: set[str] = set()
-        """Hosts that gave their part to the step that is under way before they were struck."""
+        """Hosts that contributed to the step in progress before their fault."""
         self.completions: list[tuple[float, str, int]] = []
-        """Of hosts that lag behind: when, who, in which round."""
+        """For hosts that lag behind: the time, the host, and the round."""
 
     @property
     def driver_now(self) -> float:
@@ -185,7 +185,7 @@ class TimedJob(SimulatedJob):
         return list(self.hosts.values())  # type: ignore[arg-type]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; hosts that are connected renew their leases all the time."""
+        """Let time pass; connected hosts renew their leases all the time."""
         end = self.now + seconds
         while self.now < end:
             self.now = min([end, *self._moments()])
@@ -193,8 +193,8 @@ class TimedJob(SimulatedJob):
         self.check()
 
     def decide(self, count: int = 10**6, *, is_answer_lost: bool = False) -> None:
-        """Let the driver receive so much, and decide."""
-        self.driver.hear(count, self.driver_now)
+        """Let the driver receive this many events, and decide."""
+        self.driver.read_log(count, self.driver_now)
         self.probe(self.driver.decide(self.driver_now, is_answer_lost=is_answer_lost))
         self.check()
 
@@ -203,7 +203,7 @@ class TimedJob(SimulatedJob):
         for _ in range(ticks):
             self.advance(seconds / ticks)
             for host in self.timed():
-                host.hear(10**6)
+                host.read_log(10**6)
                 host.act(self.now)
             self.decide()
 
@@ -217,12 +217,12 @@ class TimedJob(SimulatedJob):
     def _happen(self) -> None:
         for host in self.timed():
             host.renew(self.now)
-            # etcd counts from when the renewal came in
+            # etcd counts from the arrival of the renewal
             if self.now > host.promised_until and not host.can_write:
                 host.lose_lease()
         for one in [completion for completion in self.completions if completion[0] <= self.now]:
             host = self._host(one[1])
-            if not host.is_frozen:  # what came in while it slept is found when it wakes
+            if not host.is_frozen:  # Messages that arrived while it slept are found when it wakes.
                 self.completions.remove(one)
                 if host.running == one[2]:
                     host.complete(self.now)
@@ -236,7 +236,7 @@ class TimedJob(SimulatedJob):
         return found
 
     def _step(self) -> None:
-        """Complete a step of the round that trains, when it is time and all of its hosts have given their part."""
+        """Complete a step of the training round, when it is time and all of its hosts have contributed."""
         running = {host.running for host in self.timed() if host.running}
         number = max(running, default=0)
         if number != self.stepping:

@@ -1,4 +1,4 @@
-"""Schedules of pipelines, timed by the replay engine: computes take stated times, messages none."""
+"""Schedules of pipelines, timed by the replay engine: computes take given times, messages none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPUTES = (FORWARD, BACKWARD, INPUT, WEIGHT)
 
 @dataclass
 class TimedSchedules:
-    """Schedules as one graph for the engine; they do not touch each other."""
+    """Schedules as one graph for the engine; they are independent of each other."""
 
     streams: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
@@ -75,10 +75,12 @@ class TimedSchedules:
 
 
 def pipeline_times(schedule: Schedule, costs: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return how long a step of the schedule takes, for several sets of costs of its micro-batches.
+    """Return the duration of a step of the schedule, for several sets of costs of its micro-batches.
 
     A forward of a chunk takes the cost of the micro-batch, a backward twice that, half of it for each of dgrad and
-    wgrad. Shapes: costs [sets, micro-batches], result [sets].
+    wgrad.
+
+    Shapes: costs [sets, micro-batches], result [sets].
     """
     timed = TimedSchedules()
     timed.add(schedule)

@@ -1,4 +1,4 @@
-"""Small token files with something to learn, and no text behind them."""
+"""Small token files with a pattern to learn, without any text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_DOCUMENT = 60
 def write_corpus(prefix: Path, num_tokens: int, vocab_size: int, seed: int = 0) -> Path:
     """Write `num_tokens` tokens in documents of uneven length and return the prefix of the files.
 
-    A token follows from the one before it in three cases of four, so a model's loss can fall.
+    A token is determined by the previous one in three cases of four, so a model's loss can fall.
     """
     generator = np.random.default_rng(seed)
     prefix.parent.mkdir(parents=True, exist_ok=True)

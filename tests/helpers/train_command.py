@@ -1,4 +1,4 @@
-"""The command on the pool of ranks: all of `megatrain train`, in a process that need not load torch first."""
+"""The command on the pool of ranks: the whole `megatrain train`, in a process that need not import torch first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.helpers.rank_protocol import RankContext
 
 
 def run_command(pool: RankPool, arguments: Sequence[str], output: Path) -> int:
-    """Run `megatrain ARGUMENTS` and return its exit code; what it says is in the file `output`."""
+    """Run `megatrain ARGUMENTS` and return its exit code; its output is in the file `output`."""
     try:
         (code,) = pool.run(_command_on_rank, 1, list(arguments), str(output))
     except RankError as error:
-        # a worker that fails takes its process with it
+        # A failing worker ends its process.
         ended = re.search(r"its process ended with exit code (\d+)$", str(error))
         if ended is None:
             raise

@@ -1,6 +1,6 @@
-"""`megatrain train` as its users start it: processes of its own, and what a run of them leaves in a directory.
+"""`megatrain train` as its users start it: separate processes, and the files that a run leaves in a directory.
 
-A test of how a process starts starts one; others have a fork, which need not load torch first.
+A test of the start of a process starts a new one; other tests use a fork, which need not import torch first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """A configuration in a directory of its own, and what runs of it left there."""
+    """A configuration in a separate directory, and the results of its runs there."""
 
     root: Path
     config: Config
@@ -47,7 +47,7 @@ class TrainJob:
         return self.root / "config.toml"
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        """Return the records of one kind of metrics.jsonl; none before it is there."""
+        """Return the records of one kind of metrics.jsonl; none before the file exists."""
         path = self.files.metrics / "metrics.jsonl"
         if not path.exists():
             return []
@@ -57,7 +57,8 @@ class TrainJob:
 
 
 def make_job(root: Path, *changes: Mapping[str, Mapping[str, Any]]) -> TrainJob:
-    """Write the configuration of a job into `root`; its run directory is there too, unless `changes` say otherwise."""
+    """Write the configuration of a job into `root`; its run directory is there too, unless `changes` set another
+    one."""
     (root / "boxes").mkdir(parents=True)
     files: dict[str, dict[str, Any]] = {
         "job": {"run_directory": str(root / "run")},
@@ -75,7 +76,7 @@ TrainProcess = subprocess.Popen[str] | ForkedProgram
 def started(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, output: Path | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start `python -m ARGUMENTS`; at the end nothing of it is alive.
+    """Start `python -m ARGUMENTS`; at the end all of its processes are dead.
 
     output: a file for stdout and stderr, in place of pipes. Permissions hold even if root runs the tests.
     """
@@ -106,7 +107,7 @@ def forked(
     output: Path | None = None,
     prepare: Sequence[Callable[[], object]] = (),
 ) -> Iterator[ForkedProgram]:
-    """Do as `started` does, with a process that has torch from the start. prepare: what it does before all else."""
+    """Do as `started` does, with a process that has torch from the start. prepare: functions that it calls first."""
     with ExitStack() as stack:
         program = forked_program(
             ["-m", *arguments],
@@ -124,7 +125,7 @@ def _environment(changes: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _end(process: TrainProcess) -> None:
-    # torchrun gives each worker a session of its own, so no group has them all
+    # torchrun starts each worker in a separate session, so no process group contains all of them.
     for pid in [process.pid, *descendants(process.pid)] if process.poll() is None else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

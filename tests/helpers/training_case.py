@@ -1,7 +1,7 @@
-"""A tiny job on one rank: the real step loop on real token batches, with everything that can be compared sent back.
+"""A tiny job on one rank: the real step loop on real token batches; everything that can be compared is returned.
 
-The rank drives the trainer itself; a reporter and a reader that take notes stand where the job's own are, and a test's
-Orders make it stop, die, hang or spoil a gradient at a stated step.
+The rank drives the trainer itself; a recording reporter and reader replace those of the job, and a test's Orders make
+it stop, die, hang or corrupt a gradient at a given step.
 """
 
 from __future__ import annotations
@@ -57,14 +57,15 @@ STATE_KINDS = ("master", "exp_avg", "exp_avg_sq", "momentum", "ema", FP8_HISTORY
 
 TINY: Mapping[str, Mapping[str, Any]] = {
     "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 4, "num_heads": 8, "vocab_multiple": 8},
-    # several buckets a chunk, and shards whose ends fall inside parameters
+    # several buckets per chunk, and shards whose ends are within parameters
     "parallel": {"bucket_size": 3000},
     "batch": {"micro_batch_size": 1, "global_batch_size": 8},
     "train": {"steps": 3, "precision": "fp64", "seed": 7, "gc_interval": 0},
-    # warm-up, decay and clipping that bites: a wrong step number after a resume shows, and so does a wrong norm
+    # warm-up, decay and effective clipping: a wrong step number after a resume changes the result, and so does a wrong
+    # norm
     "optimizer": {"lr": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 2, "grad_clip": 0.5},
     "data": {"prefetch": 1},
-    # the writer of a job that is over ends at once, and its arena goes with it
+    # The writer of a finished job ends at once, and removes its arena.
     "checkpoint": {"interval_s": 0.0, "save_at_end": False, "keep_arena_s": 0.0},
     "runtime": {"device": "cpu", "threads": 1},
     "telemetry": {"black_box_directory": "", "black_box_records": 1024},
@@ -74,7 +75,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 def make_config(*changes: Mapping[str, Mapping[str, Any]]) -> Config:
     """Return the tiny configuration, changed by tables as in `make_config({"model": {"dropout": 0.1}})`.
 
-    Raises: AssertionError when the program itself would refuse it.
+    Raises: AssertionError if the program itself would refuse it.
     """
     tables = {name: dict(table) for name, table in TINY.items()}
     for change in changes:
@@ -89,7 +90,7 @@ def make_config(*changes: Mapping[str, Mapping[str, Any]]) -> Config:
 def on_layout(tp_size: int, pp_size: int, dp_size: int, num_chunks: int = 1, schedule: str = "1f1b") -> dict[str, Any]:
     """Return the tables of a layout; more than one chunk means the interleaved schedule.
 
-    Micro-batches are as large as can be while they fill the pipeline twice, where the tiny global batch allows it.
+    Micro-batches are as large as possible while they fill the pipeline twice, where the tiny global batch allows it.
     """
     name = "interleaved" if num_chunks > 1 else schedule
     sizes = {"tp_size": tp_size, "pp_size": pp_size, "dp_size": dp_size, "num_chunks": num_chunks}
@@ -113,7 +114,7 @@ class Poison:
 
 @dataclass(frozen=True, slots=True)
 class CaseOrders:
-    """What happens to a job: (rank, step) says that it happens to that rank when that step, counted from 0, begins.
+    """The faults of a job: (rank, step) is a fault of that rank when that step, counted from 0, begins.
 
     stop_at: it is asked to stop. die_at: its process ends. die_in: (rank, operation, number) ends a rank when it is the
     turn of its exchange of that operation with that number, counted from 1. block_at: it does nothing until each of its
@@ -132,12 +133,13 @@ class CaseOrders:
     poison: Poison | None = None
     rollback: Rollback | None = None
     hidden: tuple[int, int] = (0, 0)
-    """Samples, from the first up to but not the second, that the order never had: the next ones take their numbers."""
+    """Samples, from the first up to but not including the second, that the order never contained: the following samples
+    take their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a tensor that one rank holds. `is_owned`: this rank is the one that saves it."""
+    """The part of a tensor that one rank holds. `is_owned`: this rank saves it."""
 
     name: str
     global_shape: tuple[int, ...]
@@ -151,7 +153,8 @@ State = dict[str, list[Piece]]
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank saw. `digests` are of the optimizer's state after each step; `samples` are those read, by cursor.
+    """The results of one rank. `digests` are of the optimizer's state after each step; `samples` are those read, by
+    cursor.
 
     The parameters are as the model used them, before the first step and after the last; the states likewise.
     """
@@ -171,7 +174,7 @@ class RankRecord:
 
 
 class _NotingReader:
-    """Reads as BatchReader does and remembers the samples that this rank reads for itself."""
+    """Reads as BatchReader does and records the samples that this rank reads for itself."""
 
     def __init__(self, reader: BatchReader) -> None:
         self._reader = reader
@@ -192,7 +195,7 @@ class _NotingReader:
 
 
 class _NotingReporter:
-    """Takes the place of the reporter, on every rank."""
+    """Replaces the reporter, on every rank."""
 
     def __init__(self, rank_model: RankModel) -> None:
         self._rank_model = rank_model
@@ -217,18 +220,18 @@ class _NotingReporter:
 
 
 def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> RankRecord:
-    """Be one worker of the job, from joining to the last step. Runs on the pool."""
+    """Run as one worker of the job, from joining to the last step. Runs on the pool."""
     mesh, recorder = _join(context, config, orders)
     rank_model = build_rank_model(config, mesh, recorder, mesh.device)
     training_data, stream = _training_data(config, orders)
     reader = _NotingReader(training_data)
     reporter = _NotingReporter(rank_model)
-    # a test that saves names a run directory; others get one that no test reads
+    # A test that saves names a run directory; other tests get one that is not read.
     run = RunDirectory(Path(config.job.run_directory or context.init_method.removeprefix("file://") + ".run"))
     run.create()
     num_local_ranks = context.world_size // orders.num_hosts
     host, local_rank = divmod(context.rank, num_local_ranks)
-    # a test that kills its ranks leaves the arena in the directory of the test
+    # A test that kills its ranks leaves the arena in the directory of the test.
     host_directory = run.root / f"host-{host}" if orders.num_hosts > 1 else run.root
     host_directory.mkdir(exist_ok=True)
     config = replace(config, checkpoint=replace(config.checkpoint, arena_directory=str(host_directory)))
@@ -260,7 +263,7 @@ def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> R
         )
     )
     with ExitStack() as faults:
-        # the process goes on to the next job
+        # The process runs further jobs.
         faults.callback(garbage.close)
         if orders.fault is not None and orders.fault.rank in (None, context.rank):
             host_ranks = range(host * num_local_ranks, (host + 1) * num_local_ranks)
@@ -328,7 +331,7 @@ def _join(context: RankContext, config: Config, orders: CaseOrders) -> tuple[Mes
 
 
 def _killer(rank: int, orders: CaseOrders) -> Callable[[Exchange], None] | None:
-    """Return what ends this rank at an exchange, if that is ordered."""
+    """Return a function that kills this rank at an exchange, if that is requested."""
     if orders.die_in is None or orders.die_in[0] != rank:
         return None
     _, operation, number = orders.die_in
@@ -342,7 +345,7 @@ def _killer(rank: int, orders: CaseOrders) -> Callable[[Exchange], None] | None:
 
 
 def _obey(context: RankContext, orders: CaseOrders, step: int) -> bool:
-    """Do what is ordered for this rank and step; return whether it is asked to stop."""
+    """Carry out the orders for this rank and step; return whether it is requested to stop."""
     here = (context.rank, step)
     if orders.die_at == here:
         os._exit(DEATH_EXIT_CODE)
@@ -353,7 +356,7 @@ def _obey(context: RankContext, orders: CaseOrders, step: int) -> bool:
 
 
 class _OrderWithout(SampleOrder):
-    """The order as it would be had it never had some samples."""
+    """The order without some samples, as if it had never contained them."""
 
     hidden = (0, 0)
 
@@ -363,7 +366,7 @@ class _OrderWithout(SampleOrder):
 
 
 def _parameters(rank_model: RankModel) -> list[Piece]:
-    """Return the parameters as the model's next forward would use them; bf16 widened, which changes nothing."""
+    """Return the parameters as the model's next forward would use them; bf16 is widened, which changes no value."""
     pieces = []
     for chunk in rank_model.data_parallel:
         chunk.start_gather()
@@ -392,20 +395,20 @@ def _state(rank_model: RankModel) -> State:
 
 
 def _poison(rank_model: RankModel, poison: Poison, step: Callable[[], int]) -> None:
-    """Spoil the parameter's gradient where backward passes it on: nothing else of the step changes."""
+    """Corrupt the parameter's gradient where backward passes it on: nothing else of the step changes."""
     for chunk in rank_model.pipeline.chunks:
         for name, parameter in chunk.module.named_parameters():
             if name == poison.parameter:
                 main_grad = main_grad_of(parameter)
                 assert main_grad is not None
-                spoiler = _Spoiler(main_grad, poison, step)
-                set_main_grad(parameter, spoiler)
-                parameter.register_hook(spoiler.spoilt)
+                corruption = _GradientCorruption(main_grad, poison, step)
+                set_main_grad(parameter, corruption)
+                parameter.register_hook(corruption.corrupted)
                 return
     raise AssertionError(f"rank {poison.rank} holds no {poison.parameter}")
 
 
-class _Spoiler:
+class _GradientCorruption:
     """A main_grad that scales the gradient of one micro-batch, and adds the others unchanged."""
 
     def __init__(self, main_grad: MainGrad, poison: Poison, step: Callable[[], int]) -> None:
@@ -420,8 +423,8 @@ class _Spoiler:
     def add_wgrad(self, add: Addition) -> None:
         self._main_grad.add_wgrad(partial(self._add, add, self._is_due()))
 
-    def spoilt(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """Return a gradient that autograd passes; None where backward added to the main_grad before."""
+    def corrupted(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the gradient that autograd passes; None if backward has already added it to the main_grad."""
         return gradient * self._poison.factor if gradient is not None and self._is_due() else None
 
     def _is_due(self) -> bool:

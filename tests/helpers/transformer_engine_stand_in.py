@@ -1,7 +1,7 @@
-"""What megatrain calls of Transformer Engine, with its signatures and its demands (pytorch/module), in plain torch.
+"""The part of Transformer Engine that megatrain calls, with its signatures and checks (pytorch/module), in plain torch.
 
-Products are rounded to 8 bits with a scale for the tensor, as Float8CurrentScaling does, and computed in fp32.
-Shapes: T tokens, I inputs, O outputs.
+Products are rounded to 8 bits with a scale for the tensor, as Float8CurrentScaling does, and computed in fp32. Shapes:
+T tokens, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Linear(nn.Module):
         if bias:
             self.bias = nn.Parameter(torch.empty(out_features, dtype=params_dtype, device=device))
         else:
-            # a tensor, which is no parameter
+            # a tensor, not a parameter
             self.bias = torch.empty(0, dtype=params_dtype, device=device)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
@@ -81,7 +81,7 @@ class Linear(nn.Module):
         assert inp.shape[-1] == self.in_features
         assert self.weight.shape == (self.out_features, self.in_features)
         for one in (inp, self.weight):
-            assert one.shape[:-1].numel() % 8 == 0 == one.shape[-1] % 16, "sizes that FP8 does not take"
+            assert one.shape[:-1].numel() % 8 == 0 == one.shape[-1] % 16, "sizes that FP8 does not support"
         return _Product.apply(self.weight, inp.contiguous(), self.bias if self.use_bias else None)
 
 

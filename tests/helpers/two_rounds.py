@@ -1,4 +1,4 @@
-"""Two rounds of one job that bring the same step to one storage: an older one, held up somewhere, and a newer one."""
+"""Two rounds of one job that store the same step in one storage: an older round, which is delayed, and a newer one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RoundOnAHost:
     plan: HostPlan
 
     def persist(self, checkpoints: Location) -> WriteResult:
-        """Bring the snapshot to storage. Raises: CheckpointError."""
+        """Store the snapshot. Raises: CheckpointError."""
         due = next_due(sealed_slots(self.arena), {self.plan.round: self.plan})
         assert due is not None
         return Persistence(self.arena, due, checkpoints, lambda: "").run()
@@ -51,7 +51,7 @@ def two_rounds(directory: Path, checkpoints: str) -> tuple[RoundOnAHost, RoundOn
 
 
 class HeldUp:
-    """A storage that waits before its change `number` until `meanwhile` is over."""
+    """A storage that waits before its change `number` until `meanwhile` has ended."""
 
     def __init__(self, number: int, meanwhile: Callable[[], None]) -> None:
         self.point = ""
@@ -62,7 +62,7 @@ class HeldUp:
     def __call__(self, action: str, path: str) -> None:
         if action in READS:
             return
-        with self._lock:  # files are written side by side
+        with self._lock:  # Files are written in parallel.
             if self._left == 0:
                 self.point = f"{action} {path.rpartition('/')[2]}"
                 self._meanwhile()

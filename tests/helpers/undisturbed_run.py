@@ -1,4 +1,4 @@
-"""The losses of the launched job that nothing happens to: those of a job with a fault must equal them, bit by bit."""
+"""The losses of the launched job without a fault: those of a job with a fault must equal them, bit by bit."""
 
 from __future__ import annotations
 

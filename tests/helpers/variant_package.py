@@ -1,4 +1,4 @@
-"""A package with variants of the model, as a user would have it: each kind once, three of them with parameters."""
+"""A package with variants of the model, as a user would write it: each kind once, three of them with parameters."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def write_variant_package(directory: Path, name: str = "one") -> None:
 
 @contextmanager
 def on_the_path(directory: Path) -> Iterator[None]:
-    """Let this process find the package of `directory`."""
+    """Let this process find the package in `directory`."""
     load_variant.cache_clear()
     sys.path.insert(0, str(directory))
     importlib.invalidate_caches()

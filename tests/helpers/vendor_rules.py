@@ -1,4 +1,5 @@
-"""What the makers of receivers say that they take. Each function raises AssertionError for what they would refuse.
+"""The published requirements of the receivers. Each function raises AssertionError for a message that the receiver
+would refuse.
 
 Slack: "Sending messages using incoming webhooks", "Reference: blocks", "Formatting text for app surfaces".
 PagerDuty: "Events API v2: send an alert event" of its developer documentation.
@@ -34,7 +35,7 @@ def check_slack(body: Any) -> None:
         text = block["text"]
         assert text["type"] in (("plain_text",) if block["type"] == "header" else ("plain_text", "mrkdwn"))
         assert 1 <= len(text["text"]) <= _SLACK_TEXTS[block["type"]], block
-        # &, < and > are control characters: escaped, but for the links that we make
+        # &, < and > are control characters: they are escaped, except in the links that we create
         bare = (
             re.sub(r"<https?://[^<>|\s]+\|[A-Za-z ]+>", "", text["text"]) if text["type"] == "mrkdwn" else text["text"]
         )

@@ -1,4 +1,4 @@
-"""Waiting for what another process does: on a condition, never for a stated time."""
+"""Waiting for another process: for a condition, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 PATIENCE: Final = float(os.environ.get("MEGATRAIN_TEST_PATIENCE", "1"))
 """Multiplies every deadline of the tests, on a slow machine."""
 DEADLINE_S: Final = 120.0 * PATIENCE
-"""Guards against a hang only. How long something takes is the machine's, which others use too."""
+"""Guards against hangs only. Durations depend on the machine, which other programs use too."""
 PAUSES_S: Final = (0.02, 0.1)
-"""Between two questions: the first pause and the longest one. What takes long is asked for less often."""
+"""The pauses between two checks: the first and the longest one. Slow conditions are checked less often."""
 _GROWTH = 1.2
 
 
 class DeadlineError(TimeoutError):
-    """What a test waited for did not happen before its deadline. `tests.run` repeats such a test once."""
+    """The awaited condition was not met before the deadline. `tests.run` repeats such a test once."""
 
 
 def wait_until(
@@ -28,7 +28,7 @@ def wait_until(
     *,
     pauses_s: tuple[float, float] = PAUSES_S,
 ) -> None:
-    """Return as soon as the condition is met. Raises: DeadlineError naming `what` when the deadline passes before."""
+    """Return as soon as the condition is met. Raises: DeadlineError naming `what` if the deadline passes before."""
     deadline = time.monotonic() + deadline_s
     pause_s, longest_s = pauses_s
     never = threading.Event()

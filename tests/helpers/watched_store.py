@@ -1,4 +1,4 @@
-"""fsspec's memory store with a record of what is read of it, and with faults."""
+"""fsspec's memory store with a record of its reads, and with faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Fault = Callable[[str], Exception | None]
 
 
 class WatchedStore:
-    """A folder in the store of this process. `ranges`: the name, start and end of each read of a range, also failed."""
+    """A folder in the store of this process. `ranges`: the name, start and end of each read of a range, including
+    failed reads."""
 
     def __init__(self) -> None:
         self.root = f"memory://{uuid4().hex}"

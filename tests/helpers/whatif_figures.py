@@ -1,4 +1,4 @@
-"""Compare figures with those that the public tool found, whatever they are nested in."""
+"""Compares figures with those of the public tool, at any level of nesting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatrain.cli import main
 
 
 def figures_printed(capsys: Any, *arguments: str) -> dict[str, Any]:
-    """Return what `megatrain diag whatif ... --json` prints; the text itself is JSON that any reader takes."""
+    """Return the output of `megatrain diag whatif ... --json`; the text itself is JSON that any reader accepts."""
     code = main(["diag", "whatif", *arguments, "--json"])
     printed = capsys.readouterr()
     assert code == 0, printed.err
@@ -23,7 +23,7 @@ def figures_printed(capsys: Any, *arguments: str) -> dict[str, Any]:
 
 
 def differences(expected: Any, found: Any, tolerance: float, path: str = "") -> Iterator[str]:
-    """Yield each figure that is missing, too much, or further away than `tolerance`, relative."""
+    """Yield each figure that is missing, additional, or differs by more than `tolerance`, relative."""
     if isinstance(expected, dict) and isinstance(found, dict):
         for name in expected.keys() | found.keys():
             if name not in expected or name not in found:

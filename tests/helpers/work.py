@@ -1,4 +1,4 @@
-"""How much work a call is: counted, and so the same on a slow or a busy machine. A time is not."""
+"""The work of a call: counted, and so the same on a slow or a busy machine, unlike its duration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import FrameType
 from typing import Any
 
 MOST_GROWTH = 2.5
-"""Of the work of twice as much: linear work grows twofold, quadratic work fourfold."""
+"""The bound for twice the size: linear work doubles, quadratic work quadruples."""
 
 
 def count_work(call: Callable[[], object]) -> int:
-    """Return how many instructions of Python a call carries out in this thread. Loops within C are one of them."""
+    """Return how many instructions of Python a call executes in this thread. Loops within C count as one."""
     num_instructions = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
@@ -31,7 +31,8 @@ def count_work(call: Callable[[], object]) -> int:
 
 
 def assert_grows_linearly(work_of: Callable[[int], Callable[[], object]], size: int) -> None:
-    """Check that a call takes hardly more than twice the work at twice the size. `work_of` makes the call of a size."""
+    """Check that a call takes hardly more than twice the work at twice the size. `work_of` returns the call for a
+    size."""
     once, twice = (count_work(work_of(number)) for number in (size, 2 * size))
     assert once > 0
     assert twice <= MOST_GROWTH * once, f"{once:,} instructions at {size:,}, {twice:,} at {2 * size:,}"

@@ -1,4 +1,5 @@
-"""Writers of hand-made arenas: the real process, one that is killed, and one in a thread that has another storage."""
+"""Writers of arenas that tests write: the real process, one that is killed, and one in a thread with another
+storage."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def status_of(arena: Arena) -> WriterStatus | None:
 
 
 def wait_for(arena: Arena, *, persisted: int = 0, failures: int = 0) -> WriterStatus:
-    """Return the status of a writer when it has done so much since it started."""
+    """Return the status of a writer when it has done this much since its start."""
     found: list[WriterStatus] = []
 
     def is_met() -> bool:
@@ -46,13 +47,13 @@ def wait_for(arena: Arena, *, persisted: int = 0, failures: int = 0) -> WriterSt
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process is there, if only as a zombie."""
+    """Return whether a process exists, possibly as a zombie."""
     return Path(f"/proc/{pid}").exists()
 
 
 @contextmanager
 def running_writer(arena: Arena) -> Iterator[int]:
-    """Run the real process until the end of the block, with a worker in the arena. Its log lies beside the arena."""
+    """Run the real process until the end of the block, with a worker in the arena. Its log is beside the arena."""
     _, workers = join_arena(arena.root)
     pid = start_writer(arena, log_of(arena))
     assert pid is not None
@@ -90,7 +91,8 @@ def writer_thread(
     *,
     has_worker: bool = True,
 ) -> Iterator[WriterThread]:
-    """Run a writer in this process until the end of the block. `hook` is called before all that it does in storage."""
+    """Run a writer in this process until the end of the block. `hook` is called before each of its operations in
+    storage."""
 
     def open_hooked(text: str) -> Location:
         return HookedLocation(LocalLocation(Path(text)), hook)
@@ -159,8 +161,8 @@ writer.CheckpointWriter(
 def crash_writer(arena: Arena, number: int, after: str = "") -> str | None:
     """Run a writer that ends, as SIGKILL would end it, just before its change `number` to storage or to a slot.
 
-    Changes up to the one called `after` do not count. Return what it was about to do, such as "write COMMIT"; None when
-    it was done with everything before.
+    Changes up to the one called `after` do not count. Return the change that it was about to make, such as "write
+    COMMIT"; None if it completed everything before.
     """
     done = run_forked(
         ["-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number), after], timeout_s=DEADLINE_S

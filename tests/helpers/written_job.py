@@ -1,4 +1,4 @@
-"""A made-up job in a real etcd, as its hosts and its driver would write it."""
+"""An invented job in a real etcd, as its hosts and its driver would write it."""
 
 from __future__ import annotations
 

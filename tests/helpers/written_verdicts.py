@@ -32,7 +32,7 @@ NUMERICS = replace(
 
 
 def write_verdict(job: SimulatedJob, verdict: HostVerdict = STRAGGLER, **changes: Any) -> str:
-    """Write a verdict made now, with a new id; return it."""
+    """Write a current verdict with a new id; return it."""
     verdict_id = changes.pop("verdict_id", f"v-{len(job.etcd.log)}")
     written = replace(verdict, verdict_id=verdict_id, **{"created_unix_s": job.now, **changes})
     job.etcd.put(KEYS.verdict(verdict_id), encode(written))
@@ -40,13 +40,13 @@ def write_verdict(job: SimulatedJob, verdict: HostVerdict = STRAGGLER, **changes
 
 
 def outcome_of(job: SimulatedJob, verdict_id: str) -> VerdictOutcome | None:
-    """Return what became of a verdict so far."""
+    """Return the outcome of a verdict so far."""
     item = job.etcd.items.get(KEYS.outcome(verdict_id))
     return None if item is None else decode(VerdictOutcome, item.value, "outcome")
 
 
 def ask_about(job: SimulatedJob, kind: RequestKind, verdict_id: str) -> str:
-    """Ask to approve or to dismiss a verdict; return the request's id."""
+    """Request to approve or to dismiss a verdict; return the request's id."""
     request_id = f"q{len(job.etcd.log)}"
     request = JobRequest(request_id, kind, "me@here", job.now, verdict=verdict_id)
     job.etcd.put(KEYS.request(request_id), encode(request))

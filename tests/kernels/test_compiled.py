@@ -1,6 +1,6 @@
-"""nvcc compiles the kernels for every GPU that we name, and the extension joins the operators beside any torch.
+"""nvcc compiles the kernels for every GPU that we name, and the extension works with any torch.
 
-`make test-torch-cuda` runs these tests beside a torch that is built for CUDA, too.
+`make test-torch-cuda` runs these tests with a torch that is built for CUDA, too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The extension, built as setup.py builds it but for the optimization."""
+    """The extension, built as setup.py builds it except for the optimization."""
     output = tmp_path_factory.mktemp("extension") / "_C.abi3.so"
     build(output, ARCHITECTURES, jobs=2, optimization=COMPILES_FAST)
     return output
@@ -68,7 +68,7 @@ def extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(extension: Path) -> dict[str, Any]:
-    """What a process that loads the extension says of it."""
+    """The output of a process that loads the extension."""
     command = [sys.executable, "-c", LOAD, str(extension.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_libtorch_is_a_dependency_of_the_extension(extension: Path) -> None:
 
 
 def test_code_for_every_architecture_is_inside(extension: Path) -> None:
-    # the names of the targets stand in the fat binary's section as text
+    # The names of the targets are text in the fat binary's section.
     found = set(re.findall(rb"sm_\d+a?", extension.read_bytes()))
 
     assert {f"sm_{one.replace('.', '')}".encode() for one in ARCHITECTURES} <= found

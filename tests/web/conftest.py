@@ -1,7 +1,8 @@
-"""A real browser: Debian's chromium, driven by Playwright, which downloads nothing. No test's page may leave localhost.
+"""A real browser: Debian's chromium, driven by Playwright, which downloads nothing. No page of a test may leave
+localhost.
 
-Where MEGATRAIN_SCREENSHOTS names a directory, the pictures of a run are written there. Else none is made: no test looks
-at them, and they take a part of the run.
+If MEGATRAIN_SCREENSHOTS names a directory, the screenshots of a run are written there. Otherwise none is taken: no test
+reads them, and they take time.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ _RULES_OF_COLORS = {"type": "rule", "values": ["color-contrast", "link-in-text-b
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[object]:
-    """One browser for all tests; each has a context of its own."""
+    """One browser for all tests; each test has a separate context."""
     require("chromium", Path(CHROMIUM).exists(), f"no {CHROMIUM}; make ci-deps installs it")
     playwright = require_module("playwright.sync_api")
     playwright.expect.set_options(timeout=_DEADLINE_MS)
     with playwright.sync_playwright() as started:
         arguments = ["--disable-gpu", "--font-render-hinting=none"]
         if os.geteuid() == 0:
-            arguments.append("--no-sandbox")  # chromium refuses to run as root with one
+            arguments.append("--no-sandbox")  # chromium refuses to run as root with a sandbox
         opened = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield opened
         opened.close()
 
 
 class Pages:
-    """Opens pages and keeps what went wrong in them: mistakes, refused parts, requests that leave this machine."""
+    """Opens pages and records their problems: script errors, refused parts, requests that leave this machine."""
 
     def __init__(self, browser: object, screenshots: Path | None) -> None:
         self._browser = browser
@@ -53,7 +54,7 @@ class Pages:
         self.screenshots = screenshots
         self.problems: list[str] = []
         self.expected: list[str] = []
-        """Parts of problems that a test brings about on purpose."""
+        """Parts of problems that a test causes on purpose."""
 
     def open(
         self,
@@ -64,7 +65,7 @@ class Pages:
         scheme: str = "light",
         is_motion_reduced: bool = False,
     ) -> object:
-        """Open a page in a context of its own."""
+        """Open a page in a separate context."""
         context = self._browser.new_context(
             viewport={"width": width, "height": height},
             color_scheme=scheme,
@@ -110,7 +111,7 @@ class Pages:
         return problems
 
     def screenshot(self, page: object, name: str) -> None:
-        """Keep a picture of what is seen, where a directory for pictures is named."""
+        """Write a screenshot, if a directory for screenshots is named."""
         if self.screenshots is not None:
             page.screenshot(path=self.screenshots / f"{name}.png")
 
@@ -131,7 +132,7 @@ def screenshots() -> Path | None:
 
 @pytest.fixture
 def pages(browser: object, screenshots: Path | None) -> Iterator[Pages]:
-    """Pages of one test. Fails it where anything went wrong in one of them that the test did not expect."""
+    """Pages of one test. Fails the test if one of them had a problem that the test did not expect."""
     opened = Pages(browser, screenshots)
     yield opened
     opened.close()
@@ -141,7 +142,8 @@ def pages(browser: object, screenshots: Path | None) -> Iterator[Pages]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., CannedDashboard]]:
-    """Return what serves the page with responses that are laid out: serve(health="bad", can_act=True, token="...")."""
+    """Return a function that serves the page with prepared responses: serve(health="bad", can_act=True,
+    token="...")."""
     opened = []
 
     def begin(*, health: str = "warning", can_act: bool = False, **changes: object) -> CannedDashboard:

@@ -1,4 +1,4 @@
-"""The page below a path behind a proxy: its files, its API and its session are found there."""
+"""The page below a path behind a proxy finds its files, its API and its session."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ def test_page_below_a_path_behind_a_proxy(tmp_path: Path, pages, is_taken_away: 
         assert (f"{BASE}/api/v1/job", 200) in answers
         assert [path for path, _ in answers if path.startswith(f"{BASE}/assets/")]
         assert [(path, status) for path, status in answers if not path.startswith(f"{BASE}/") or status >= 400] == []
-        page.close()  # before its server: it would report the stream that ends
+        page.close()  # before its server: it would report the end of the stream

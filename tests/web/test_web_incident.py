@@ -1,4 +1,4 @@
-"""The page of an incident in a browser: its lines, steps, actions, and the text for a ticket."""
+"""The page of an incident in a browser: its log lines, steps, actions, and the text for a ticket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Serve = Callable[..., CannedDashboard]
 
 
 def _copied(page, button) -> str:
-    """Press a button that copies, and return what the clipboard holds then. No other button's "copied" is in sight."""
+    """Press a button that copies, and return the content of the clipboard. The "copied" of other buttons is not
+    visible."""
     copied = page.get_by_role("button", name="copied")
     expect(copied).to_have_count(0)
     button.click()
@@ -70,7 +71,7 @@ def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
     ):
         assert part in text
     assert " UTC" in text.split("- began: ")[1].split("\n")[0]
-    assert MARKUP in text, "what a log says is text"
+    assert MARKUP in text, "log lines are plain text"
 
 
 def test_no_action_is_offered_where_actions_are_disabled(serve: Serve, pages) -> None:

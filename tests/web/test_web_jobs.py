@@ -1,4 +1,4 @@
-"""The page of many jobs on the real server: the list, the way to a job and back, and runs side by side."""
+"""The page of many jobs on the real server: the list, the navigation to a job and back, and the comparison of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_ENDED = 60
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs that ended, one that was killed just now and one with a damaged configuration."""
+    """Runs that ended, one that was just killed, and one with a damaged configuration."""
     runs = tmp_path_factory.mktemp("many") / "runs"
     began_s = time.time() - 3600.0
     for number in range(NUM_ENDED):

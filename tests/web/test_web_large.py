@@ -1,4 +1,4 @@
-"""The page on 12,288 ranks of 1,536 hosts: nothing is drawn that is not seen, and one slow rank is found."""
+"""The page with 12,288 ranks of 1,536 hosts: only visible rows are drawn, and one slow rank is found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages) -> None:
+def test_large_table_of_hosts_draws_only_visible_rows(url: str, pages) -> None:
     page = pages.open(f"{url}#/hosts")
     page.locator("table[aria-rowcount='1537']").wait_for()
     page.get_by_role("link", name="host-0", exact=True).wait_for()
@@ -51,7 +51,7 @@ def test_hosts_of_a_large_job_are_drawn_as_far_as_they_are_seen(url: str, pages)
 
 @pytest.mark.parametrize("view", ["overview", "heat", "ranks", "stragglers"])
 def test_view_of_a_large_job(url: str, pages, view: str) -> None:
-    pages.expected.append("404")  # no step of it was recorded in full
+    pages.expected.append("404")  # No step of it was recorded in full.
     page = pages.open(f"{url}#/{view}", width=1920, height=1080)
     page.locator("main h1").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)

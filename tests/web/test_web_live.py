@@ -1,4 +1,4 @@
-"""The page on a job that trains: every view, live changes, a restart of the server, an action."""
+"""The page of a training job: every view, live changes, a restart of the server, an action."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Live:
         return (self.dashboard.run / "diagnosis" / TOKEN_NAME).read_text().strip()
 
     def open(self, pages, view: str = "") -> object:
-        """Open a view, signed in with the token that the dashboard made."""
+        """Open a view, logged in with the token that the dashboard created."""
         pages.expected.append("401")
         page = pages.open(f"{self.dashboard.url}{view}")
         page.get_by_label("Token").fill(self.token())
@@ -41,7 +41,7 @@ class Live:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A paced job of two hosts and a spare that saves only when it is asked to, with daemon and dashboard."""
+    """A paced job of two hosts and a spare that saves only on request, with daemon and dashboard."""
     etcd_program()
     root = tmp_path_factory.mktemp("live")
     with closed_loop(root, {"checkpoint": {"interval": 100_000}}, pace=StepPace()) as loop:
@@ -90,7 +90,7 @@ def test_restarted_dashboard_is_found_by_an_open_page(live: Live, pages) -> None
     live.dashboard.start()
     page.locator("main[data-connection=live]").wait_for()
     before = shown_step(page)
-    wait_until(lambda: shown_step(page) > before, "steps go on")
+    wait_until(lambda: shown_step(page) > before, "steps continue")
     expect(page.locator("main[data-connection=live]")).to_have_count(1)
 
 

@@ -40,7 +40,7 @@ class Stranger:
 
 
 def serve_as_stranger(port_end: int) -> None:
-    """Serve pages until /end is asked for, and answer /seen with the own user and what was asked before."""
+    """Serve pages until /end is requested, and answer /seen with the own user and the earlier requests."""
     seen: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -73,7 +73,7 @@ def stranger() -> Iterator[Stranger]:
     read_end, port_end = os.pipe()
     with ThreadPoolExecutor(1) as pool, open(read_end) as ports:
         serving = pool.submit(as_other_user, partial(serve_as_stranger, port_end))
-        # without a server there is an end of what is read here
+        # Without a server, the connection ends here.
         serving.add_done_callback(lambda _: os.close(port_end))
         port = ports.readline()
         if not port:

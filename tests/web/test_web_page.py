@@ -1,4 +1,4 @@
-"""The page as a whole: keys, address, news, reconnection, signing in, actions, preferences, accessibility."""
+"""The page as a whole: keys, address, live updates, reconnection, login, actions, preferences, accessibility."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_reported_changes_are_fetched_once_without_flicker(serve: Serve, pages) 
         dashboard.responses["overview"] = overview_document(step=STEP + number)
         dashboard.news("overview")
         expect(page.locator("[data-figure=step]")).to_have_text(f"{STEP + number:,}")
-    # a page that polls would ask oftener, and one whose stream is broken would ask for the stream
+    # A page that polls would send more requests, and one with a broken stream would request the stream.
     assert [name for name in dashboard.asked if name in ("overview", "live")] == ["overview"] * NUM_NEWS
     assert page.evaluate("window.seen === document.querySelector('[data-figure=step]')"), "the figure was created again"
     assert page.evaluate("window.skeletons") == 0
@@ -51,7 +51,7 @@ def test_restarted_server_is_found_again(serve: Serve, pages) -> None:
     dashboard.is_down = True
     page.locator("[data-connection=reconnecting]").wait_for()
     page.get_by_text("disconnected for").wait_for()
-    expect(step, "what is known stays").to_have_text(f"{STEP:,}")
+    expect(step, "known values stay").to_have_text(f"{STEP:,}")
     dashboard.responses["overview"] = overview_document(step=STEP + 7)
     dashboard.session = "second"
     dashboard.is_down = False
@@ -69,7 +69,7 @@ def test_an_open_page_goes_on_to_a_new_round(serve: Serve, pages) -> None:
         update={"round": 3}
     )  # which no rank has reported yet
     dashboard.news("overview")
-    wait_until(lambda: "job" in dashboard.asked, "the job is asked again")
+    wait_until(lambda: "job" in dashboard.asked, "the job is requested again")
     known = job_document()
     third = RoundDocument(number=3, began_unix_s=NOW_S, world_size=384, first_step=STEP, last_step=STEP)
     dashboard.responses["job"] = known.model_copy(update={"rounds": (*known.rounds, third)})
@@ -88,7 +88,7 @@ SHOW = "() => { window.sight = 'visible'; document.dispatchEvent(new Event('visi
 
 
 def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
-    """A browser opens six connections to a server: of seven pages the last would never load."""
+    """A browser opens six connections to a server: the last of seven pages would never load."""
     dashboard = serve()
     first = pages.open(dashboard.url)
     opened = [first, *(first.context.new_page() for _ in range(6))]
@@ -99,7 +99,7 @@ def test_hidden_pages_release_their_connections(serve: Serve, pages) -> None:
     opened[-1].goto(f"{dashboard.url}#/hosts", wait_until="domcontentloaded")
     opened[-1].locator("main h1").wait_for()
     opened[-1].locator("[data-connection=live]").wait_for()
-    # changes made meanwhile appear as soon as the page is visible again
+    # Changes made meanwhile appear as soon as the page is visible again.
     dashboard.responses["overview"] = overview_document(step=STEP + 9)
     dashboard.step = STEP + 9
     dashboard.news("overview")
@@ -142,7 +142,7 @@ def test_everything_is_reached_by_tab(serve: Serve, pages) -> None:
     reached = page.evaluate("document.activeElement.tagName")
     assert reached in ("A", "BUTTON")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid", "the focus has to be seen"
+    assert outline == "solid", "the focus must be visible"
 
 
 def test_choices_are_in_the_address_and_survive_a_reload(serve: Serve, pages) -> None:
@@ -201,7 +201,7 @@ def test_action_needs_reason_name_and_dry_run(serve: Serve, pages) -> None:
         ("evict", SLOW_HOST, False),
     ]
     assert dashboard.actions[0].idempotency_key != dashboard.actions[1].idempotency_key
-    expect(carry_out, "it is asked for once").to_be_disabled()
+    expect(carry_out, "it is requested once").to_be_disabled()
 
 
 def test_only_possible_actions_are_offered_with_their_effect(serve: Serve, pages) -> None:

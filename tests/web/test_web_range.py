@@ -1,4 +1,4 @@
-"""The range that all views share, the axis of time, marks and notes, in a real browser."""
+"""The common range of all views, the axis of time, marks and notes, in a real browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.served_run import served_run
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Serve a recorded run on which people wrote, and whose configuration changed."""
+    """Serve a recorded run with notes of people, and with a changed configuration."""
     run = RunDirectory(tmp_path_factory.mktemp("noted"))
     write_recorded_run(run.root)
     writer = NoteWriter(ActionLog(log_path(run.root)))
@@ -60,7 +60,7 @@ def test_a_range_goes_with_the_reader_through_all_views(url: str, pages) -> None
     expect(loss).to_have_attribute("data-axis", "time")
 
 
-def test_marks_say_what_happened_and_lead_there(url: str, pages) -> None:
+def test_marks_describe_their_event_and_link_to_it(url: str, pages) -> None:
     page = pages.open(url)
     note = page.locator("[data-chart='Loss'] [data-mark='note'][title*='ada:']")
     expect(note).to_be_visible()
@@ -104,7 +104,7 @@ def test_a_range_before_now_moves_with_the_clock_without_news(serve, pages) -> N
 
 
 def test_range_selected_on_the_heat_map_holds_for_all_views(serve, pages) -> None:
-    pages.expected += ["404"]  # no cell of the picture is laid out
+    pages.expected += ["404"]  # No cell of the picture is laid out.
     page = pages.open(f"{serve().url}#/heat?from=19950&to=19999")
     bar = page.get_by_role("group", name="Range of all views")
     expect(bar).to_contain_text("step 19,950 to step 19,999")
@@ -123,7 +123,7 @@ def test_range_selected_on_the_heat_map_holds_for_all_views(serve, pages) -> Non
 
 
 def test_the_page_of_a_host_shows_its_devices_in_the_range(serve, pages) -> None:
-    pages.expected += ["404"]  # no device of it is laid out
+    pages.expected += ["404"]  # No device of it is laid out.
     page = pages.open("about:blank")
     with page.expect_request(re.compile(rf"/hosts/{SLOW_HOST}/devices\?.*from=-1h")):
         page.goto(f"{serve().url}#/hosts/{SLOW_HOST}?from=-1h")

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.helpers.recorded_run import SCRIPT, write_recorded_run
 from tests.helpers.served_run import served_run
 
-# view -> what a person reads there of the run of recorded_run.py
+# view -> a text that it shows for the run of recorded_run.py
 VIEWS = {
     "overview": "Last incident",
     "incidents": "Verdicts of the diagnosis",
@@ -31,7 +31,7 @@ VIEWS = {
 CHECKED_BY_AXE = ("heat", "timeline", "ranks?rank=2")
 """Views that draw."""
 NO_FULL_STEP = ("stragglers", "timeline")
-"""Views that ask for steps recorded in full, of which this run has none: the server answers 404."""
+"""Views that request steps recorded in full, of which this run has none: the server answers 404."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The page on the recorded sample (`make dashboard-sample`): a host was slow, a rank died, a rank hung the job."""
+"""The page of the recorded sample (`make dashboard-sample`): a host was slow, a rank died, a rank hung the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INCIDENTS = {
 }
 SLOW, DIED, HUNG = (INCIDENTS[kind] for kind in (IncidentKind.STRAGGLER, IncidentKind.FAILURE, IncidentKind.HANG))
 VERDICT = read_audit(SAMPLE / "incidents" / AUDIT_NAME)[0][0].outcome.verdict_id
-# address -> what a person reads there
+# address -> a text that it shows
 VIEWS = {
     "overview": "nded: all 300 steps are done",
     "incidents": "hosts made the job slow",
@@ -145,8 +145,8 @@ def test_verdict_of_another_round_is_not_shown_for_this_one(url: str, pages) -> 
     held = []
     page.route("**/api/v1/stragglers*", lambda route: held.append(route))
     page.get_by_label("Round").select_option("4")
-    expect(page).to_have_url(re.compile("#/stragglers$"))  # the newest round is asked for
-    expect(page.locator(".skeleton").first).to_be_visible()  # and its response waited for
+    expect(page).to_have_url(re.compile("#/stragglers$"))  # The newest round is requested,
+    expect(page.locator(".skeleton").first).to_be_visible()  # and its response is awaited.
     expect(findings).to_have_count(0)
     wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question")
     held[0].continue_()

@@ -1,4 +1,4 @@
-"""Every view on responses that are laid out: what it says, in light and dark, at the widths of real screens."""
+"""Every view with prepared responses: its texts, in light and dark, at the widths of real screens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.canned_job import LOST_HOST, MARKUP, SLOW_HOST, overview_docu
 
 Serve = Callable[..., CannedDashboard]
 
-# view -> what a person reads there first
+# view -> the first text that it shows
 VIEWS = {
     "overview": "Next automatic action",
     "incidents": "Verdicts of the diagnosis",
@@ -41,10 +41,10 @@ def go_to(page, view: str) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_view_shows_what_it_is_for(serve: Serve, pages, view: str) -> None:
+def test_view_shows_its_content(serve: Serve, pages, view: str) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/{view}")
-    # steps of a runbook are there before they are unfolded
+    # steps of a runbook exist before they are unfolded
     page.get_by_text(VIEWS[view], exact=True).filter(visible=True).first.wait_for()
     page.locator("[data-connection=live]").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)
@@ -59,7 +59,7 @@ def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
     page = pages.open(f"{dashboard.url}#/overview")
     section = page.get_by_role("region", name="Loss by source")
     expect(section.locator("figure")).to_have_attribute("data-chart", "Loss of code")
-    # the source whose loss rose most is the first row
+    # The source whose loss rose most is the first row.
     rows = [re.compile("code.*\\+0.12"), re.compile("books"), re.compile("web")]
     expect(section.locator("tbody tr")).to_have_text(rows)
     dashboard.responses["sources"] = sources_document("web")
@@ -131,7 +131,7 @@ def test_the_three_questions_come_first(serve: Serve, pages) -> None:
     )
 
 
-def test_each_view_says_on_top_why_the_job_is_not_healthy(serve: Serve, pages) -> None:
+def test_each_view_begins_with_why_the_job_is_not_healthy(serve: Serve, pages) -> None:
     dashboard = serve(health="bad")
     pages.expected.append("404")
     page = pages.open(dashboard.url)
@@ -144,7 +144,7 @@ def test_each_view_says_on_top_why_the_job_is_not_healthy(serve: Serve, pages) -
         page.locator("main[data-view=overview] .question .reason").nth(1).wait_for()
 
 
-def test_without_a_daemon_each_view_says_so_first_and_in_red(serve: Serve, pages) -> None:
+def test_without_a_daemon_each_view_begins_with_an_error(serve: Serve, pages) -> None:
     views = ("overview", "hosts", "checkpoints")
     dashboard = serve(health="good")
     reported = overview_document(health="good")
@@ -228,7 +228,7 @@ def test_text_from_outside_is_never_markup(serve: Serve, pages) -> None:
     assert "attacked" not in page.title()
 
 
-def test_a_view_that_is_not_there_says_where_to_go(serve: Serve, pages) -> None:
+def test_an_unknown_view_links_to_the_overview(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/nowhere")
     page.get_by_text("No such view").wait_for()

@@ -1,4 +1,4 @@
-"""The page of the recorded sample on narrow and very wide screens: nothing scrolls sideways, nothing is left empty."""
+"""The page of the recorded sample on narrow and very wide screens: nothing scrolls sideways, no space is left empty."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _loaded(page) -> None:
 
 
 def _too_wide(page) -> list[str]:
-    """Return what is wider than its place: boxes of tables, and the page itself."""
+    """Return the elements that are wider than their place: boxes of tables, and the page itself."""
     return page.evaluate(
         "() => [document.documentElement, ...document.querySelectorAll('.table-box')]"
         ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.className || one.tagName)"
@@ -88,7 +88,7 @@ def test_the_views_are_a_menu_on_a_telephone(url: str, pages) -> None:
 
 
 @pytest.mark.parametrize(("width", "num_cards", "num_letters"), [(1440, NUM_RANKS, 0), (1920, 0, NUM_RANKS)])
-def test_the_small_grid_of_an_incident_says_who_is_where(
+def test_the_small_grid_of_an_incident_shows_rank_and_host(
     url: str, pages, width: int, num_cards: int, num_letters: int
 ) -> None:
     page = pages.open(f"{url}#/incidents/{DIED.incident_id}", width=width)

@@ -22,7 +22,7 @@ _MIN_REASON = 3
 def why_not_act(caller: Caller, *, is_enabled: bool, is_recorded: bool) -> str:
     """Return why a caller cannot act; empty if the caller can."""
     if is_recorded:
-        return "this is the history of a run: there is nothing to act on"
+        return "this is a recorded run: actions need a running job"
     if not is_enabled:
         return "actions are off here: start the dashboard with --enable-actions, or set dashboard.enable_actions"
     if caller.role is not Role.OPERATOR:
@@ -92,7 +92,7 @@ def effect_of(request: ActionRequest, snapshot: JobSnapshot) -> str:
             return f"the next round might use {request.target} again"
         case "approve":
             text = _verdict_text(request.target, snapshot)
-            return f"the driver would do what verdict {request.target} calls for: {text}"
+            return f"the driver would carry out verdict {request.target}: {text}"
         case "dismiss":
             return f"verdict {request.target} would be dismissed: {_verdict_text(request.target, snapshot)}"
         case "diag-on":

@@ -1,4 +1,4 @@
-"""How often people may act through the page. A hesitant operator or a faulty page must not break a job. Pure functions.
+"""Limits the rate of actions of the page: a hesitant operator or a faulty page must not break a job. Pure functions.
 
 Actions are counted from the audit, so a restart of the dashboard loses no count. The driver has its own limits too.
 """

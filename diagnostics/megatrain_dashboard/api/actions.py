@@ -26,7 +26,7 @@ def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
         is_enabled, is_recorded = parts.settings.enable_actions, parts.source.is_recorded
         reason = why_not_act(caller, is_enabled=is_enabled, is_recorded=is_recorded)
         if reason or handler is None:
-            raise RefusalError(403, reason or "there is nothing to act on")
+            raise RefusalError(403, reason or "actions need a running job")
         return document_response(handler.take(body, caller))
 
     return routes

@@ -63,7 +63,7 @@ class ComparedRun(Document):
     is_sampled: bool
     """Whether the metrics are so many that only evenly spread pieces of them were read."""
     problems: tuple[str, ...]
-    """What could not be read of the run."""
+    """The parts of the run that could not be read."""
 
 
 class ConfigDifference(Document):

@@ -51,7 +51,7 @@ class GpuDocument(Document):
     rank: int | None
     at_unix_s: float
     error: str
-    """Why the GPU cannot be read; empty: it was read."""
+    """The reason why the GPU cannot be read; empty: it was read."""
     recovery: str
     throttled: str
     """Text: why its clocks are throttled; empty: they are not."""
@@ -125,7 +125,7 @@ class HostDevicesDocument(Document):
     last_unix_s: float | None
     """Histories reach from `first_unix_s` to `last_unix_s`."""
     problem: str
-    """Why nothing newer is known; empty when all is well."""
+    """The reason why nothing newer is known; empty when all is well."""
     gpus: tuple[GpuDocument, ...]
     links: tuple[LinkDocument, ...]
     xids: tuple[XidDocument, ...]

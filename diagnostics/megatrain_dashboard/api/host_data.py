@@ -30,7 +30,7 @@ _FRESH_S = 1.0
 
 
 class RankDataDocument(Document):
-    """How long a rank waited for its batches. Histories: the greatest value of a few steps, the oldest first."""
+    """The time that a rank waited for its batches. Histories: the greatest value of a few steps, the oldest first."""
 
     rank: int
     wait_s: float | None
@@ -43,7 +43,7 @@ class RankDataDocument(Document):
 
 
 class DataLoaderDocument(Document):
-    """What the data loader of a host did (data.loader="host")."""
+    """The work of a host's data loader (data.loader="host")."""
 
     replicas: tuple[int, ...]
     """The data-parallel replicas whose samples it reads."""
@@ -60,7 +60,7 @@ class DataLoaderDocument(Document):
     most_ready: int | None
     """The most that the ring can have: data.prefetch; null if the configuration is not known."""
     num_starts: int | None
-    """How often it was started in the round; above 1: it was restarted."""
+    """The number of its starts in the round; above 1: it was restarted."""
     ready_history: tuple[float | None, ...]
     """The fewest steps that were ready for any rank, the oldest first."""
 

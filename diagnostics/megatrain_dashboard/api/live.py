@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 TICK_S = 1.0
 HEARTBEAT = b": still here\n\n"
 _RETRY = b"retry: 2000\n\n"
-"""How long a browser waits before it opens a lost stream again, in milliseconds."""
+"""The time that a browser waits before it opens a lost stream again, in milliseconds."""
 
 
 class LiveDocument(Document):

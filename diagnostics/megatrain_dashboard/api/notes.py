@@ -57,7 +57,7 @@ class NoteDocument(Document):
     retracted_unix_s: float | None
     retracted_by: str
     retraction: str
-    """Why the note was retracted."""
+    """The reason why the note was retracted."""
     incident_ids: tuple[str, ...]
     """The incidents that the note belongs to, by its time or its step."""
 

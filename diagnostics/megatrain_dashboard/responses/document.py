@@ -35,7 +35,7 @@ class AxisDocument(Document):
 
 
 class LayoutDocument(Document):
-    """How the ranks are laid out: the axes that describe a layout, in their order (contracts/layout.py)."""
+    """The layout of the ranks: the axes that describe a layout, in their order (contracts/layout.py)."""
 
     axes: tuple[AxisDocument, ...]
     world_size: int

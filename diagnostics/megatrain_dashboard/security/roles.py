@@ -14,7 +14,7 @@ class Role(StrEnum):
 
 
 class Proof(StrEnum):
-    """How a caller was authenticated."""
+    """The method by which a caller was authenticated."""
 
     NOTHING = "nothing"
     """The page is open: it is on loopback and has no tokens."""

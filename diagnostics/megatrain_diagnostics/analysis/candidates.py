@@ -41,13 +41,13 @@ class Candidates:
 
     aspect: Aspect
     excess_s: Floats
-    """How much longer the rank takes than its peers; negative: it takes less."""
+    """The additional time of the rank, compared with its peers; negative: it takes less."""
     scale_s: Floats
     """Typical compute time of the rank's stage, or else of the step; positive. Thresholds are fractions of it."""
     score: Floats
     """The excess divided by its noise, without unit; negative if the excess is negative."""
     deficit_s: Floats
-    """How much less the rank waits than its peers; negative: it waits longer."""
+    """The time by which the rank waits less than its peers; negative: it waits longer."""
     num_peers: Indices
     """Number of ranks that each rank is compared with."""
     is_slow: Flags

@@ -16,7 +16,7 @@ from megatrain_job.devices.gpu_readings import FAULTY_REASONS, throttle_text
 from megatrain_job.failures.xids import XidKind, xid_of
 
 WINDOW_S = 3600.0
-"""How long an error is reported."""
+"""The time for which an error is reported."""
 _MAX_TIMES = 60
 _GPU_COUNTERS = ("uncorrected_errors", "corrected_errors", "nvlink_errors", "pcie_replays")
 _LINK_COUNTERS = ("rx_errors", "tx_errors", "symbol_errors", "downs")
@@ -31,7 +31,7 @@ class DeviceLimits:
     clock_drop: float = 0.05
     """Fraction of a GPU's earlier clock. A drop of this size is evidence for a straggler."""
     throttled_s: float = 30.0
-    """How long a GPU can be throttled by heat or the power supply without being reported."""
+    """The time for which a GPU can be throttled by heat or the power supply without being reported."""
     corrected_errors: int = 1000
     nvlink_errors: int = 100
     pcie_replays: int = 480
@@ -94,7 +94,7 @@ class GpuState:
     counters: Mapping[str, Counter] = field(default_factory=dict)
     throttled_since_s: float | None = None
     faulty_since_s: float | None = None
-    """Since when the GPU does not answer, or needs a recovery or replacement."""
+    """The time since which the GPU does not answer, or needs a recovery or replacement."""
 
     def at(self, row: Row) -> GpuState:
         """Return the state after a newer row. Counters and throttling that it does not report are unchanged."""

@@ -64,7 +64,7 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How the pace changed. Units: s; shares are fractions."""
+    """The change of the step time. Units: s; shares are fractions."""
 
     round: int
     first_step: int

@@ -27,7 +27,7 @@ _LINKS = tuple(operation.number for operation in Operation if operation.is_point
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where the step time of some ranks went. Units: ns, summed over the ranks."""
+    """The division of the step time of some ranks. Units: ns, summed over the ranks."""
 
     name: str
     num_ranks: int
@@ -45,7 +45,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class LastArrival:
-    """How long others waited for a rank that arrived last at their collectives."""
+    """The time that others waited for a rank that arrived last at their collectives."""
 
     rank: int
     host: str
@@ -58,7 +58,7 @@ class LastArrival:
 
 @dataclass(frozen=True, slots=True)
 class StepExplanation:
-    """Where the time of one step went."""
+    """The division of the time of one step."""
 
     step: int
     is_full: bool

@@ -45,7 +45,7 @@ class Finding:
     score: float
     """Score of the worst rank: its excess divided by the noise (see `candidates`)."""
     wait_deficit_s: float
-    """How much less the worst rank waits for others than its peers do."""
+    """The time by which the worst rank waits less for others than its peers do."""
     num_peers: int
     victims: tuple[int, ...]
     """Some of the ranks that wait for the worst rank, the longest wait first."""

@@ -23,7 +23,7 @@ from megatrain_job.failures.hang import IMMOBILE, HangReport, Position, closest,
 
 @dataclass(frozen=True, slots=True)
 class RankActivity:
-    """What one rank does in a hang. `positions`: key of a group (`group_key`), such as "dp:0+4x2" -> position in it."""
+    """The activity of one rank in a hang. `positions`: group key (`group_key`), such as "dp:0+4x2" -> its position."""
 
     rank: int
     positions: Mapping[str, Position]

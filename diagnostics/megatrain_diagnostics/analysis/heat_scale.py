@@ -36,12 +36,12 @@ not due to chance, because the map shows slow ranks."""
 _Z_ABOVE = 8.0
 """With scale `z`, the range ends this many spreads above the peers."""
 _BELOW = 0.25
-"""How far the range reaches below the peers, as a fraction of its reach above them. So the middle of the range is three
+"""The reach of the range below the peers, as a fraction of its reach above them. So the middle of the range is three
 spreads above the peers; the page paints all lower values with the same colour."""
 
 
 class Scale(StrEnum):
-    """What a colour of the heat map stands for: `absolute`, the measured value; `relative`, its ratio to the median of
+    """The meaning of a colour of the heat map: `absolute`, the measured value; `relative`, its ratio to the median of
     the rank's peers; `z`, its distance above that median in robust spreads.
     """
 

@@ -26,10 +26,8 @@ _MEANS = {
     ),
     Cause.DATA: "its data arrives late: check the storage and the data loader of that host",
 }
-_WAS_EXPLAINED = (
-    "its samples explained this a few steps ago: the host is slow only if it stays slow when they no longer do"
-)
-_NOT_BY_PAST = "with a single peer, only the rank's own past can show which of the two is slow, and it does not"
+_WAS_EXPLAINED = "a few steps ago its samples explained this: the host is slow only if it stays slow with other samples"
+_NOT_BY_PAST = "with a single peer, only the rank's earlier steps can show which of the two is slow, and they do not"
 
 
 def place_of(rank: int, roster: Roster) -> str:

@@ -1,4 +1,4 @@
-"""What the search for stragglers looks at: the newest steps, those before them, and the first of the round."""
+"""The input of the search for stragglers: the newest steps, those before them, and the first of the round."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Which ranks make a job slow, and why: findings from a window of compared steps.
+"""Finds the ranks that make a job slow, and the cause, in a window of compared steps.
 
 A rank whose own compute is slow shows two signals: it computes longer than peers with the same work, and others wait.
-Ranks that wait are victims. Then follows the cause: samples, garbage collection, data or the host itself; and where no
-rank stands out, the partition of the model, samples that make another rank slow in each step, or the network.
+Ranks that wait are victims. The search then names the cause: samples, garbage collection, data or the host itself.
+Where no rank stands out, it is the partition of the model, samples that make another rank slow in each step, or the
+network.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _REPORT_S = 60.0
 
 
 class RejectionReason(StrEnum):
-    """Why rows, or a whole batch, were rejected."""
+    """The reason why rows, or a whole batch, were rejected."""
 
     BAD_HEADER = "bad-header"
     NO_BATCH = "no-batch"

@@ -44,7 +44,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestLimits:
-    """When to commit, and how much may wait for a commit."""
+    """The interval of commits, and limits on the data that wait for a commit."""
 
     commit_interval_s: float = 0.5
     commit_rows: int = 1_000_000
@@ -121,7 +121,7 @@ class Ingest:
         self._is_closed = False
         self._next_warning_s = float("-inf")
         self.problem = ""
-        """Why nothing can be committed; empty when commits work."""
+        """The reason why nothing can be committed; empty when commits work."""
         self._thread = threading.Thread(target=self._run, name="commits of events", daemon=True)
         self._thread.start()
 

@@ -106,9 +106,9 @@ def check_run(args: argparse.Namespace) -> None:
         return
     found = sorted(str(path.parent) for path in RUNS.glob("*/events"))
     if not found:
-        raise NotFoundError(f"which run? There is none below {RUNS}/; name a run or a directory of segments")
+        raise NotFoundError(f"no run is named, and there is none below {RUNS}/; name a run or a directory of segments")
     if len(found) > 1:
-        raise UsageError(f"which run? There are {names_text(found)}; name one of them")
+        raise UsageError(f"no run is named, and there are {names_text(found)}; name one of them")
     args.place = found[0]
 
 

@@ -31,7 +31,7 @@ _MAX_LATE = 5
 
 def add_verb(verbs: Verbs) -> None:
     parser = verbs.add_parser(
-        "explain", help="where a step went: compute, waiting, bubble, data, ...", allow_abbrev=False
+        "explain", help="the time of a step by category: compute, waiting, bubble, data, ...", allow_abbrev=False
     )
     add_run(parser)
     parser.add_argument("--step", type=whole_number(0, 2**31 - 2), required=True, metavar="N", help="which step")

@@ -58,7 +58,7 @@ _MAX_FRAMES = 4
 
 def add_verb(verbs: Verbs) -> None:
     """Add the subcommand `hang`."""
-    parser = verbs.add_parser("hang", help="which ranks hold up a hung job", description=__doc__, allow_abbrev=False)
+    parser = verbs.add_parser("hang", help="which ranks block a hung job", description=__doc__, allow_abbrev=False)
     add_run(parser)
     add_round(parser)
     parser.add_argument(

@@ -57,8 +57,8 @@ def as_utf8(file: BinaryIO, name: str) -> BinaryIO:
     num_control = len(start) - len(start.translate(None, _CONTROL))
     if num_control > _MAX_CONTROL_SHARE * len(start):
         raise DataError(
-            f"{name}: {num_control} of its first {len(start)} bytes are control characters, so it is no log; give it as"
-            " text"
+            f"{name}: {num_control} of its first {len(start)} bytes are control characters, so it is not a text log;"
+            " convert it to text first"
         )
     return buffered
 

@@ -66,7 +66,7 @@ class DeviceSupervisor:
 
     @property
     def problem(self) -> str:
-        """Why there are no samples; empty while samples arrive."""
+        """The reason why there are no samples; empty while samples arrive."""
         return self._problem
 
     def take(self) -> list[HostSample]:

@@ -138,7 +138,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clocks:
-    """How far each host's clock is ahead of the daemon's, measured as NTP does."""
+    """The offset of each host's clock from the daemon's (positive: ahead), measured as NTP does."""
 
     NAME: ClassVar[str] = "clocks"
 

@@ -25,7 +25,7 @@ class RankReading:
     """Completed steps."""
     last_step_unix_s: float | None = None
     last_sign_unix_s: float | None = None
-    """When the rank last began or completed a step, or entered a phase."""
+    """The time at which the rank last began or completed a step, or entered a phase."""
     step_s: float | None = None
     compute_s: float | None = None
     """In the last completed step: forward, backward, clip and optimizer."""
@@ -55,7 +55,7 @@ class DevicesReading:
 
     sample: HostSample | None = None
     problem: str = ""
-    """Why there are no new samples; empty while samples arrive."""
+    """The reason why there are no new samples; empty while samples arrive."""
     xids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """(UUID of a GPU, Xid number) -> count since the streamer started."""
 

@@ -43,7 +43,7 @@ MAX_SMALL_FILES = 64
 HOUR_IS_OVER_NS = 120 * 10**9
 """Time after the end of an hour until all commits that began in it are finished."""
 GRACE_S = 60.0
-"""How long superseded files are kept for readers that have listed but not yet opened them."""
+"""The time for which superseded files are kept for readers that have listed but not yet opened them."""
 
 
 @dataclass(frozen=True, slots=True)

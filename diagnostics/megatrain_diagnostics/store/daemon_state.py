@@ -67,7 +67,7 @@ class DaemonState:
     """Rows that hosts dropped before they were sent."""
     connected_hosts: tuple[str, ...] = ()
     problem: str = ""
-    """Why nothing can be stored; empty when storing works."""
+    """The reason why nothing can be stored; empty when storing works."""
 
     def scores(self) -> Scores:
         """Return the straggler score of each rank, without NaN; empty if ranks were not compared yet."""

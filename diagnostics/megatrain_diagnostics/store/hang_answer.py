@@ -19,7 +19,7 @@ from megatrain_job.failures.culprit import Culprit
 
 @dataclass(frozen=True, slots=True)
 class HangAnswer:
-    """Which ranks hold up the job, the roster, and the evidence used."""
+    """The ranks that hold up the job, the roster, and the evidence used."""
 
     source: str
     roster: Roster

@@ -34,7 +34,7 @@ class DeviceSource(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why there are no samples; empty while samples arrive."""
+        """The reason why there are no samples; empty while samples arrive."""
 
     def take(self) -> list[HostSample]:
         """Return the samples since the last call."""

@@ -25,7 +25,7 @@ _ROUNDS_FOLLOWED = 2
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far a log was read: `offset` in the file with this inode; earlier files had `before` bytes in total."""
+    """The position after the last line read: `offset` in the file `inode`, after `before` bytes of earlier files."""
 
     inode: int
     offset: int

@@ -203,7 +203,7 @@ class Batcher:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """How far a streamer has read. A restarted streamer continues there, and may send some rows twice.
+    """The position up to which a streamer has read. A restarted streamer continues there, and may send some rows twice.
 
     `boxes`: RankTail.name -> last record; `logs`: "round/rank" -> position in its log.
     """

@@ -58,7 +58,7 @@ class DaemonConnection:
 
     @property
     def problem(self) -> str:
-        """Why the stream ended; empty while it is open, and if it ended normally."""
+        """The reason why the stream ended; empty while it is open, and if it ended normally."""
         return self._problem
 
     def send(self, header: BatchHeader, content: pa.Buffer) -> None:

@@ -41,7 +41,7 @@ class WatchedDaemon:
 
     @property
     def problem(self) -> str:
-        """Why the record is not known; empty when it is known."""
+        """The reason why the record is not known; empty when it is known."""
         return self._problem or self._follower.problem
 
     def find(self) -> DaemonRecord | None:

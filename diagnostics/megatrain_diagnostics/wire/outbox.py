@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class OutboxState:
-    """How full an outbox is, and how much it has dropped."""
+    """The fill level of an outbox, and the data that it has dropped."""
 
     num_batches: int
     """Number of batches that are not sent, or not acknowledged."""

@@ -62,7 +62,7 @@ class SenderState:
 
     is_connected: bool
     problem: str
-    """Why there is no connection; empty when there is one."""
+    """The reason why there is no connection; empty when there is one."""
     outbox: OutboxState
     clock: ClockReading | None
     """The newest comparison with the daemon's clock."""

@@ -217,7 +217,7 @@ def _why_no_etcd_is_named(run: Path) -> str:
         name = shlex.quote(str(run))
         return (
             f"its last job ended with exit code {code}; `megatrain dashboard --replay {name}` shows its history, and "
-            f"`megatrain incidents {name}` what went wrong in it"
+            f"`megatrain incidents {name}` its failures"
         )
     return (
         f"no {ENDPOINT_FILE} there, so no job with its own etcd runs in it; for a job that was launched with "
@@ -229,11 +229,13 @@ def _only_run() -> Path:
     found = sorted(path.parent.parent for path in RUNS.glob(f"*/{ENDPOINT_FILE}"))
     if not found:
         raise MissingJobLocationError(
-            f"which job? No run below {RUNS}/ has its own etcd; name a run directory, "
+            f"no job is named, and no run below {RUNS}/ has its own etcd; name a run directory, "
             "or give --rdzv-endpoint HOST:PORT and the job's name"
         )
     if len(found) > 1:
-        raise JobLocationError(f"which job? There are {names_text([str(path) for path in found])}; name one of them")
+        raise JobLocationError(
+            f"no job is named, and there are {names_text([str(path) for path in found])}; name one of them"
+        )
     return found[0]
 
 
@@ -248,7 +250,7 @@ def _only_job(client: EtcdClient) -> str:
     if not found:
         raise MissingJobLocationError(f"etcd at {where} has no job; start one with `megatrain launch`")
     if len(found) > 1:
-        raise JobLocationError(f"which job? etcd at {where} has {names_text(found)}; name one of them")
+        raise JobLocationError(f"no job is named, and etcd at {where} has {names_text(found)}; name one of them")
     return found[0]
 
 

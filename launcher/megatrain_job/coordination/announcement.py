@@ -37,7 +37,7 @@ class Announcement:
         self._name, self._consequence = name, consequence
         self._closed = threading.Event()
         self.problem = _NOT_YET
-        """Why other programs cannot find the record; empty if they can."""
+        """The reason why other programs cannot find the record; empty if they can."""
         self._thread = RestartingThread(f"announcement of {name}", self._run, self._closed)
 
     def close(self) -> None:

@@ -216,7 +216,7 @@ class EtcdClient:
         def decode(response: JsonObject) -> Lease:
             granted_s = int_field(response, "TTL")
             if granted_s <= 0 or int_field(response, "ID") != lease_id:
-                raise MalformedError(f"asked for lease {lease_id:x}, got {response!r:.120}")
+                raise MalformedError(f"requested lease {lease_id:x}, got {response!r:.120}")
             return Lease(lease_id, granted_s)
 
         body = {"ID": str(lease_id), "TTL": str(ttl_s)}
@@ -264,7 +264,7 @@ class EtcdClient:
     def _keep_alive(self, lease_id: int, what: str, deadline_s: float | None) -> int:
         def decode(response: JsonObject) -> int:
             if int_field(response, "ID") != lease_id:
-                raise MalformedError(f"asked for lease {lease_id:x}, got {response!r:.120}")
+                raise MalformedError(f"requested lease {lease_id:x}, got {response!r:.120}")
             return int_field(response, "TTL")
 
         return self._call("/v3/lease/keepalive", {"ID": str(lease_id)}, decode, what, None, deadline_s)

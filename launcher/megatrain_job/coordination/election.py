@@ -39,7 +39,7 @@ from megatrain_job.coordination.wire import (
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.25
-"""How often a waiting candidate checks whether it is cancelled; the event that it waits for wakes it at once."""
+"""The interval at which a waiting candidate checks for cancellation; the event that it waits for wakes it at once."""
 _ASK_S = 1.0
 """A waiting candidate calls `is_dead` for the candidate before it once in this many seconds."""
 _ASK_AGAIN_S = 0.25

@@ -35,7 +35,7 @@ class Follower:
 
     @property
     def problem(self) -> str:
-        """Why no events can be received at the moment; empty if they can."""
+        """The reason why no events can be received at the moment; empty if they can."""
         watch = self._watch
         if watch is not None and watch.confirmed_at is not None:
             return watch.problem

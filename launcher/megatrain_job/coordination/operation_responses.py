@@ -56,7 +56,7 @@ class PutResponse:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResponse:
-    """How many keys were deleted, and the store's revision after that."""
+    """The number of deleted keys, and the store's revision after that."""
 
     revision: int
     num_deleted: int

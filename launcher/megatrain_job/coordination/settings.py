@@ -1,4 +1,4 @@
-"""Where etcd is and how to authenticate: endpoints, TLS files, user and password, time limits.
+"""The address of etcd, and authentication: endpoints, TLS files, user and password, time limits.
 
 A password is sent only through a unix socket, over TLS or over loopback. No text from this module contains it.
 """

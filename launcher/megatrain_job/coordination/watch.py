@@ -81,12 +81,12 @@ class Watch:
 
     @property
     def problem(self) -> str:
-        """Why no events can be received at the moment; empty if they can."""
+        """The reason why no events can be received at the moment; empty if they can."""
         return self._problem
 
     @property
     def confirmed_at(self) -> float | None:
-        """When (time.monotonic) it was last certain that all events had been received; None before the first time.
+        """The last time (time.monotonic) at which all events had certainly been received; None before the first time.
 
         While a stream is open, each call that proves its member to be up to date is such a time.
         """

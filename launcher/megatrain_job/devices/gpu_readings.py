@@ -16,7 +16,7 @@ THROTTLE_REASONS: Mapping[int, str] = {
     0x80: "power brake",
     0x100: "display clocks",
 }
-"""Why clocks are reduced, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
+"""The reasons for reduced clocks, by bits of NVML and DCGM (NVML API reference, clocks event reasons)."""
 FAULTY_REASONS = 0x8 | 0x20 | 0x40 | 0x80
 """Reasons that a healthy GPU in a healthy host does not have: too much heat, and too little power supply."""
 
@@ -36,7 +36,7 @@ class GpuReading:
     recovery_action: str = ""
     """The action that the driver asks for, such as "gpu reset"; empty: none, or the driver does not report it."""
     error: str = ""
-    """Why the driver cannot read the GPU, which is lost or needs a reset; empty: no error."""
+    """The reason why the driver cannot read the GPU, which is lost or needs a reset; empty: no error."""
     pci_bus_id: str = ""
     mig_uuids: tuple[str, ...] = ()
     """UUIDs of the GPU's MIG devices; empty if it is not partitioned."""

@@ -1,4 +1,4 @@
-"""What the errors of GPUs in the kernel's logs add to the judgement of a hang (ADR 0061). Pure functions.
+"""Uses the errors of GPUs in the kernel's logs in the judgement of a hang (ADR 0061). Pure functions.
 
 The rules for logs decide which message is a failure of its own (`rules/gpu.py`, after the table of Xid numbers): a
 broken GPU, or a program whose work the GPU driver ended. Errors that the GPU driver handled and consequences of other
@@ -49,7 +49,7 @@ class GpuFault:
 
 @dataclass(frozen=True, slots=True)
 class HangBlame:
-    """Who is at fault for a hang, from positions and errors. `reasons`: sentences on the errors, strongest first."""
+    """The suspects of a hang, from positions and errors. `reasons`: sentences on the errors, strongest first."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -123,7 +123,7 @@ def _of_named(
 
 
 def _candidates(report: HangReport, ranks: tuple[int, ...], host_of: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that may be at fault: of a cycle, or of collectives that nobody holds up; otherwise all."""
+    """Return the ranks that may be at fault: of a cycle, or of collectives that no rank holds up; otherwise all."""
     if ranks:
         return ranks
     inside = {rank for entry in report.missing if not entry.held_up_by for rank in entry.waiting}

@@ -35,7 +35,7 @@ _MAX_LISTED = 8
 
 
 class Confidence(StrEnum):
-    """How certain the suspects are."""
+    """The certainty of the suspects."""
 
     CERTAIN = "certain"
     """A suspect is stopped or dead. Or it never entered a collective in which others wait, and no rank is silent."""

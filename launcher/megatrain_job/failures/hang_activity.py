@@ -1,4 +1,4 @@
-"""What a rank does in a hang according to its black box: its position on its GPU, or in its CPU thread.
+"""The activity of a rank in a hang, by its black box: its position on its GPU, or in its CPU thread.
 
 If the CPU thread is ahead of the GPU, the position is that on the GPU. The CPU thread launches work and continues. When
 a kernel hangs on one GPU, the CPU threads of all ranks have entered the same exchanges and wait for their GPUs. Only
@@ -25,7 +25,7 @@ _SEQUENCES = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class HangActivity:
-    """What a rank does in a hang: its position in each group, and what it waits for."""
+    """The activity of a rank in a hang: its position in each group, and what it waits for."""
 
     entered: Mapping[int, int]
     """Group number -> the last exchange that the CPU thread has entered, or that the device has begun."""

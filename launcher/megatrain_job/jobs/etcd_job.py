@@ -63,7 +63,7 @@ class EtcdPoll:
 
     @property
     def unreachable(self) -> Unreachable | None:
-        """Why no newer state is known; None while etcd answers."""
+        """The reason why no newer state is known; None while etcd answers."""
         if not self.problem:
             return None
         since_s = None if self.snapshot is None else self.at_unix_s

@@ -17,17 +17,17 @@ from enum import StrEnum
 
 
 class HealthLevel(StrEnum):
-    """How urgently a job needs a person."""
+    """The urgency with which a job needs a person."""
 
     GREEN = "green"
     AMBER = "amber"
-    """Look at it today."""
+    """Needs attention today."""
     RED = "red"
-    """Look at it now."""
+    """Needs attention now."""
 
 
 class ReasonCode(StrEnum):
-    """Why a job is not green."""
+    """The reason why a job is not green."""
 
     STUCK = "stuck"
     BROKEN = "broken"
@@ -137,7 +137,7 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is not green, as a sentence with figures. since_unix_s: when it began; None if unknown."""
+    """The reason why a job is not green, as a sentence with figures. since_unix_s: when it began; None if unknown."""
 
     code: ReasonCode
     text: str

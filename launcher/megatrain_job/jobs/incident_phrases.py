@@ -20,7 +20,7 @@ KIND_TEXTS = {
     IncidentKind.REQUEST: "it was requested",
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on",
     IncidentKind.STRAGGLER: "hosts made the job slow",
-    IncidentKind.NUMERICS: "loss or gradients went wrong",
+    IncidentKind.NUMERICS: "abnormal loss or gradients",
     IncidentKind.LAUNCH_LOST: "the previous launch died without recording an end",
 }
 

@@ -58,7 +58,7 @@ class Note:
     retracted_unix_s: float | None = None
     retracted_by: str = ""
     retraction: str = ""
-    """Why the note was retracted."""
+    """The reason why the note was retracted."""
 
     @property
     def is_retracted(self) -> bool:

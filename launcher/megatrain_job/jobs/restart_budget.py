@@ -1,4 +1,4 @@
-"""How many of a job's allowed restarts are used, for the driver's restart limit and for the job's health."""
+"""The number of a job's allowed restarts that are used, for the driver's restart limit and for the job's health."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PER_HOUR, _WITHOUT_PROGRESS = "recovery.restarts_per_hour", "recovery.restarts_
 
 @dataclass(frozen=True, slots=True)
 class RestartBudget:
-    """Restarts that nobody requested. `recent`: within the last hour.
+    """Restarts that no person requested. `recent`: within the last hour.
 
     `without_new_step`: the newest restarts in a row after which no new step was completed. `per_hour` and
     `without_progress`: the limits of their numbers.

@@ -160,7 +160,7 @@ def _detach_lease(client: EtcdClient, keys: JobKeys, request: JobRequest, answer
 
 def _late(keys: JobKeys, request: JobRequest, limit_s: float, problem: str, *, is_answered: bool) -> CoordinationError:
     why = f"; etcd: {problem}" if problem else ""
-    what = f"job {keys.job!r}: {request.kind} was asked for {seconds_text(limit_s)} ago"
+    what = f"job {keys.job!r}: {request.kind} was requested {seconds_text(limit_s)} ago"
     if is_answered:
         return CoordinationError(f"{what} and accepted, but is not done yet (request {request.request_id}){why}")
     return CoordinationError(f"{what}, but no driver accepted it; the request is withdrawn{why}")

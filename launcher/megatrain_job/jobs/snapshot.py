@@ -76,7 +76,7 @@ class JobSnapshot:
     problems: tuple[JobProblem, ...] = ()
     """Problems of parts of the job that are not hosts."""
     unreadable: tuple[str, ...] = ()
-    """Why records are left out, one sentence each."""
+    """The reason why records are left out, one sentence each."""
 
     @property
     def exists(self) -> bool:

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     Raises: UsageError, JobLocationError, NotFoundError, CoordinationError, RefusedError.
     """
     if args.host_verb in _OF_ONE_HOST and not args.host:
-        raise UsageError(f"which host? write megatrain host {args.host_verb} [JOB] --host HOST")
+        raise UsageError(f"no host is named; write megatrain host {args.host_verb} [JOB] --host HOST")
     with opened_job(args) as job:
         code: int = args.run_verb(job, args)
     return code

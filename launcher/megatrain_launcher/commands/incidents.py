@@ -1,4 +1,4 @@
-"""`megatrain incidents [JOB]`: what went wrong, what was done about it, and what it cost.
+"""`megatrain incidents [JOB]`: causes, responses and lost time.
 
 etcd has the newest incidents. If etcd stopped with its job, the records in <run>/incidents have the same content.
 """
@@ -37,7 +37,7 @@ from megatrain_launcher.commands.incident_text import (
     notes_lines,
 )
 
-SUMMARY = "show what went wrong in a job, what was done about it, and what it cost"
+SUMMARY = "show the incidents of a job: causes, responses and lost time"
 
 
 @dataclass(frozen=True, slots=True)

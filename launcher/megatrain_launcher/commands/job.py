@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """
     verdict = getattr(args, "verdict", None)
     if verdict == "":
-        raise UsageError(f"which verdict? write megatrain job {args.kind} [JOB] --verdict ID")
+        raise UsageError(f"no verdict is named; write megatrain job {args.kind} [JOB] --verdict ID")
     request = make_request(args.kind, reason=args.reason, verdict=verdict or "")
     with opened_job(args) as job:
         check_accepts_requests(read_job(job.client, job.keys))

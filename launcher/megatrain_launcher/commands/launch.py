@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = "megatrain.commands.start_from_hf"
 
-SUMMARY = "train on one host or many: checks hosts, restarts what fails, uses spares; takes torchrun's flags"
+SUMMARY = "train on one host or many: checks hosts, restarts after failures, uses spares; accepts torchrun's flags"
 ACCEPTS_OVERRIDES = True
 
 

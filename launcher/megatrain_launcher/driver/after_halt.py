@@ -58,7 +58,7 @@ def follow_halt(now: float, state: ClusterState, policy: Policy, round_: Round, 
     asked = None if is_stopping_job else asked_to_stop(state)
     if asked is not None:
         known = _completed(now, state, round_, incident) if incident is not None else None
-        return _end(now, state, known, asked.exit_code, f"{asked.by} asked for {asked.kind}", round_)
+        return _end(now, state, known, asked.exit_code, f"{asked.by} requested {asked.kind}", round_)
     if incident is None:
         return form(
             now, state, policy, previous=round_, fenced=tuple(stopping.fenced), left_out=stopping.left_out,

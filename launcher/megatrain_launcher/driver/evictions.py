@@ -10,7 +10,7 @@ from enum import Enum, StrEnum
 
 
 class EvictionCause(StrEnum):
-    """Who decides on an eviction."""
+    """The party that decides on an eviction."""
 
     DRIVER = "the driver"
     VERDICT = "a verdict of the diagnosis, and a person who approves it if the configuration requires it"

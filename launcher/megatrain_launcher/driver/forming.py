@@ -53,7 +53,7 @@ def eligible(now: float, state: ClusterState, policy: Policy, previous: Round | 
         record = state.hosts[host]
         reason = _refusal(state, policy, record) or checked.get(host, "")
         if not reason and host in evicted:
-            reason = f"{evicted[host]} asked to evict it"
+            reason = f"{evicted[host]} requested its eviction"
         if not reason and record.session in fenced:
             number = last_round_of.get(record.session)
             which = "an older round" if number is None else f"round {number}"

@@ -58,7 +58,7 @@ class IncidentFiles:
 
     @property
     def problem(self) -> str:
-        """Why incidents cannot be written; empty if they can."""
+        """The reason why incidents cannot be written; empty if they can."""
         with self._changed:
             since = self._busy_since
             if since is not None and time.monotonic() - since > _SLOW_S:

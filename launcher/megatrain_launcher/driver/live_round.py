@@ -149,7 +149,7 @@ def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> D
     if count <= len(round_.hosts):
         return Decision(over, text)
     if policy.slots(count) >= policy.slots(len(round_.hosts)):
-        return Decision(over, f"{text}; with {count} a step would take as long")
+        return Decision(over, f"{text}; with {count} hosts a step would take the same time")
     reason = f"{', '.join(sorted(waiting)[:8])} can take part: {len(round_.hosts)} -> {count} hosts"
     at_risk = unsaved(state, round_)
     if at_risk:

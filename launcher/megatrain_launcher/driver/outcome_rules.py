@@ -157,7 +157,9 @@ def _of_straggler(
         )
     balance = balance_of(state, policy, round_, verdict, len(hosts), len(spares))
     if not balance.is_worth_it and not is_approved:
-        return Judgement(OutcomeKind.DECLINED, f"it does not pay: {balance.text}", balance.gain_s, balance.cost_s)
+        return Judgement(
+            OutcomeKind.DECLINED, f"the gain is less than the cost: {balance.text}", balance.gain_s, balance.cost_s
+        )
     evicted = sum(len(incident.culprit_hosts) for incident in _evictions_since(state, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (
@@ -221,7 +223,7 @@ def _of_numerics(
     if policy.max_rollbacks == 0:
         return _declined("diagnostics.max_rollbacks=0: the job never rolls back by itself")
     num_back = len(rollbacks_since(state.incidents.values(), now - HOUR_S))
-    what = names_text(verdict.evidence[:1]) or "loss or gradients went wrong"
+    what = names_text(verdict.evidence[:1]) or "abnormal loss or gradients"
     if num_back >= policy.max_rollbacks:
         reason = (
             f"{what}; the job has already rolled back {count_text(num_back, 'time')} within an hour "

@@ -18,7 +18,7 @@ PROBE_AGAIN_S = 0.5
 HANG_GRACE_S = 2.0
 """After a lease's TTL plus this time, the driver halts a stalled round even if the suspects are unreachable."""
 GROW_AFTER_S = 10.0
-"""How long a host must be registered before the driver ends a running round to include it."""
+"""The time for which a host must be registered before the driver ends a running round to include it."""
 CHECK_TIMEOUT_S = 320.0
 """Time limit for the health checks of a suspect host; the timed checks alone may take 300 s."""
 PAIR_START_S = 90.0
@@ -52,7 +52,7 @@ class Policy:
     save_grace_s: float = 60.0
     join_timeout_s: float = 600.0
     shrink_after_s: float = 600.0
-    """How long to wait for a missing host after a round broke, before the job continues with fewer hosts and slower."""
+    """The time to wait for a missing host after a round broke, before the job continues with fewer hosts and slower."""
     max_vanished_fraction: float = 0.3
     has_health_checks: bool = True
     has_pair_checks: bool = False
@@ -62,7 +62,7 @@ class Policy:
     train_steps: int = 1_000_000
     max_skipped_steps: int = 5
     eviction: Literal["automatic", "approval", "dry-run"] = "automatic"
-    """How the driver responds to a verdict of the diagnosis: acts, waits for approval, or only records it."""
+    """The driver's response to a verdict of the diagnosis: it acts, waits for approval, or only records it."""
     evictions_per_hour: int = 2
     restart_cost_s: float = 60.0
     max_rollbacks: int = 2
@@ -113,7 +113,7 @@ class Policy:
 
     @property
     def fence_rule(self) -> FenceRule:
-        """How long the workers of a host may outlive its lease. Hosts enforce this limit; the driver waits for it."""
+        """The time that workers of a host may outlive its lease. Hosts enforce this limit; the driver waits for it."""
         return FenceRule(
             lease_ttl_s=self.lease_ttl_s,
             floor_s=self.hang_floor_s,

@@ -303,7 +303,7 @@ def _halt_for(
     """Open an incident for the request and halt the round, with time to save."""
     why = f": {request.reason}" if request.reason else ""
     host = f" {request.host}" if request.host else ""
-    reason = f"{request.by} asked for {request.kind}{host}{why}"
+    reason = f"{request.by} requested {request.kind}{host}{why}"
     incident = new_incident(
         now, state, IncidentKind.REQUEST, round_=live, began=now, reason=reason, action=action
     )  # fmt: skip

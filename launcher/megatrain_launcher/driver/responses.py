@@ -66,7 +66,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the driver does after a failure. `exit_code` is the job's if `action` is stop or requeue."""
+    """The driver's response to a failure. `exit_code` is the job's if `action` is stop or requeue."""
 
     action: str
     reason: str
@@ -112,7 +112,7 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         return _for_network(facts.suspects, (), facts, history, policy, now)
     if facts.failures:
         first = min(facts.failures, key=lambda failure: (failure.at_unix_s, failure.rank))
-        reason = f"{_end_of(first, facts)}, a victim; no log names the culprit"
+        reason = f"{_end_of(first, facts)} because of another rank; no log names the culprit"
         return Response(RESTART, reason, label=first.label, needs_pair_tests=True)
     return Response(
         RESTART, facts.stop_reason or f"workers of round {facts.round} were stopped, but no reason is recorded"
@@ -180,7 +180,7 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
     if action == FailureAction.RESTART_THEN_CHECK and hosts and policy.has_health_checks:
         return replace(named, reason=f"{text}; {host} must pass its checks", checked=hosts)
     if action == FailureAction.REQUEUE:
-        reason = f"{text}: this allocation is being taken away"
+        reason = f"{text}: the scheduler reclaims this allocation"
         return replace(named, action=REQUEUE, reason=reason, exit_code=int(ExitCode.SAVED_AND_STOPPED))
     if action in _ONE_RETRY and _is_again(label, facts, history):
         reason = f"{text}, as before at the same step: a restart did not help"

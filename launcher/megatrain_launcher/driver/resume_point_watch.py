@@ -43,7 +43,7 @@ class ResumePointWatch:
 
     @property
     def damage(self) -> str:
-        """Why the newest committed checkpoint cannot be resumed from, and which one would be used; empty if it can.
+        """The reason why the newest checkpoint is unusable, and which one would be used; empty if it is usable.
 
         Two consecutive checks must agree, because a checkpoint that is being removed appears damaged.
         """

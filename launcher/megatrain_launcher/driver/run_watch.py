@@ -46,7 +46,7 @@ class _Watched:
     path: WatchedPath
     consequence: str
     problem: str = ""
-    """Why the directory cannot be created again; empty if it can."""
+    """The reason why the directory cannot be created again; empty if it can."""
 
 
 class RunWatch:

@@ -63,7 +63,7 @@ class ClusterState:
     keys: JobKeys
     observer: str
     began: float
-    """When this driver began to watch."""
+    """The time at which this driver began to watch."""
     revision: int = 0
     job: JobRecord | None = None
     end: JobEnd | None = None
@@ -88,7 +88,7 @@ class ClusterState:
     departed: Mapping[str, Departed] = field(default_factory=dict)
     stalled_since: Mapping[str, float] = field(default_factory=dict)
     advanced_at: Mapping[str, float] = field(default_factory=dict)
-    """When a host's completed steps were last seen to increase."""
+    """The time at which a host's completed steps were last seen to increase."""
     failures: Mapping[int, Mapping[int, RankFailure]] = field(default_factory=dict)
     """By round and rank, including ranks of hosts that are gone."""
     probes: Mapping[str, ProbeResult] = field(default_factory=dict)

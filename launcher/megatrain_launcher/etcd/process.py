@@ -123,7 +123,7 @@ class EtcdProcess:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why removed files cannot be restored, and which of etcd's files were removed lately."""
+        """The reason why removed files cannot be restored, and which of etcd's files were removed lately."""
         return tuple(filter(None, (self._problem, *self._removals.texts)))
 
     def keep(self, path: Path, content: bytes) -> None:

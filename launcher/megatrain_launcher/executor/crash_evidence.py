@@ -71,7 +71,7 @@ class BoxPaths:
 
     @property
     def problem(self) -> str:
-        """Why black boxes cannot be used; empty if they can. Without them, steps and hangs are not detected."""
+        """The reason why black boxes cannot be used; empty if they can. Without them, no step or hang is detected."""
         if self.directory is None:
             return ""
         try:

@@ -20,7 +20,7 @@ from megatrain_launcher.executor.progress import RankWatch
 _NS = 1_000_000_000
 _RECENT_NS = 2 * _NS
 _NUM_BACK = 1024
-"""How many of the newest records are searched for open spans."""
+"""The number of the newest records that are searched for open spans."""
 
 
 def is_running(pid: int) -> bool:

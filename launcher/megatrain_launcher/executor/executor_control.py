@@ -32,9 +32,9 @@ from megatrain_launcher.executor.settings import new_session
 from megatrain_launcher.liveness import LivenessPort, OrderDelivery
 
 HALT_S = 10.0
-"""How long the driver may take to halt the round after the request."""
+"""The time that the driver may take to halt the round after the request."""
 END_S = 20.0
-"""How long a host waits for the end of the job after its workers are gone."""
+"""The time that a host waits for the end of the job after its workers are gone."""
 
 
 class StopAction(Enum):
@@ -120,7 +120,7 @@ class ExecutorControl:
 
     @property
     def stop_reason(self) -> str:
-        """Why this executor stops; empty if it was not asked to."""
+        """The reason why this executor stops; empty if it was not asked to."""
         return self._kill_reason or self._stop_reason
 
     @property

@@ -23,7 +23,7 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 ENTRY_POINT_GROUP = "megatrain.host_program"
 _logger = logging.getLogger(__name__)
 _STOP_S = 5.0
-"""How long a program may take to send its remaining data after it was asked to exit."""
+"""The time that a program may take to send its remaining data after it was asked to exit."""
 
 
 class HostProgram:
@@ -42,7 +42,7 @@ class HostProgram:
 
     @property
     def problem(self) -> str:
-        """Why the program does not work; empty if no problem is known."""
+        """The reason why the program does not work; empty if no problem is known."""
         return self._thread.problem or ("" if self._supervisor is None else self._supervisor.problem)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a host joins its job: claim the job's name, create the local parts, and register the host.
+"""Lets a host join its job: claims the job's name, creates the local parts, and registers the host.
 
 A driver sees the host only once it is registered, with its complete record.
 """
@@ -35,7 +35,7 @@ from megatrain_launcher.store import listen_for_store
 from megatrain_launcher.worker_environment import server_environment
 
 _LEAVING_S = 5.0
-"""How long, in addition to the lease's TTL, to wait until the hosts of an ended launch have left."""
+"""The time, in addition to the lease's TTL, to wait until the hosts of an ended launch have left."""
 _CHECKS_RUN = "its health checks are running"
 
 

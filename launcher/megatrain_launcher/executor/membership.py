@@ -72,7 +72,7 @@ class Membership:
         self._keeper_of_key: LeaseKeeper | None = None
         """The keeper of the lease under which the host's key was written; None before the first write."""
         self._gone_at: float | None = None
-        """When that lease was lost or had expired; None while the lease appears to be valid."""
+        """The time at which that lease was lost or had expired; None while the lease appears to be valid."""
         self._problem = ""
         self._replaced = ""
         self._wake = threading.Event()
@@ -128,12 +128,12 @@ class Membership:
 
     @property
     def replaced(self) -> str:
-        """Why this executor must leave, because another executor has its host's name; empty otherwise."""
+        """The reason why this executor must leave, because another executor has its host's name; empty otherwise."""
         return self._replaced
 
     @property
     def problem(self) -> str:
-        """Why this host is not registered; empty if it is."""
+        """The reason why this host is not registered; empty if it is."""
         return self._problem
 
     def lease(self) -> LeaseView:

@@ -116,7 +116,7 @@ class OrderState:
 
     @property
     def problem(self) -> str:
-        """Why orders may currently not arrive; empty while they arrive."""
+        """The reason why orders may currently not arrive; empty while they arrive."""
         return next((follower.problem for follower in self._followers if follower.problem), "")
 
     @property

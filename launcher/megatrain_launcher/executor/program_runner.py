@@ -31,7 +31,7 @@ from megatrain_launcher.executor.job_programs import ProgramSettings, reported_d
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.5
 _DRAIN_TIMEOUT_S = 10.0
-"""How long the other hosts of a finished job may take to send the rest of their streams."""
+"""The time that the other hosts of a finished job may take to send the rest of their streams."""
 _MARK = "launch"
 _MAX_MARK_BYTES = 1 << 10
 _TRIES = 10
@@ -66,7 +66,7 @@ class ProgramRunner:
 
     @property
     def problem(self) -> str:
-        """Why the programs on this host do not work, or miss data; empty if no problem is known."""
+        """The reason why the programs on this host do not work, or miss data; empty if no problem is known."""
         programs = [supervisor.problem for supervisor in self._supervisors.values()]
         return "; ".join(program for program in (self._thread.problem or self._why_incomplete, *programs) if program)
 

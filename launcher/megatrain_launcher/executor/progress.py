@@ -27,7 +27,7 @@ _POLL_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class RankMoments:
-    """When a rank reached each milestone, in unix seconds; None: not yet, or not seen."""
+    """The time at which a rank reached each milestone, in unix seconds; None: not yet, or not seen."""
 
     joined: float | None = None
     loaded: float | None = None

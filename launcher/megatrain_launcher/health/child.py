@@ -38,7 +38,7 @@ class ProbeEnd:
 
     @property
     def problem(self) -> str:
-        """How the probe ended, with the last line of its stderr."""
+        """The end of the probe, with the last line of its stderr."""
         if self.exit_code is None:
             return f"no end within {self.deadline_s:g} s"
         how = f"its probe {end_text(self.exit_code)}"

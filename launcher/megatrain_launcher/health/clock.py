@@ -108,7 +108,7 @@ def judge_clock(offsets: Sequence[Offset | None], limit_s: float) -> HealthFindi
     wrong = [offset for offset in known if not _is_allowed(offset, limit_s)]
     typical = sorted(known, key=lambda offset: offset.middle)[len(known) // 2]
     sign = "ahead of" if typical.middle < 0 else "behind"
-    state = f"{abs(typical.middle):.2f} s {sign} etcd, give or take {typical.error:.2f} s"
+    state = f"{abs(typical.middle):.2f} s {sign} etcd (+/- {typical.error:.2f} s)"
     if len(wrong) * 2 > len(known):
         finding = failed(name, f"{state}; recovery.max_clock_offset_s={limit_s:g}: set the clock (NTP, chrony)")
     elif wrong:

@@ -20,7 +20,7 @@ CPU_COPY_BYTES = 64 << 20
 GPU_COPY_BYTES = 512 << 20
 CPU_IN_ONE = 4
 GPU_IN_ONE = 50
-"""How many calls are timed together: tens of milliseconds, far above the cost of clock reads and kernel launches."""
+"""The number of calls that are timed together: tens of ms, far above the cost of clock reads and kernel launches."""
 
 
 def resolve_device(wanted: str) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from megatrain.programs.processes import install_parent_death_guard
 
 _POLL_S = 0.01
 _GRACE_S = 1.0
-"""How long the other children may run after one has failed."""
+"""The time for which the other children may run after one has failed."""
 _MAX_SHOWN = 300
 _STAT = Path("/proc/stat")
 

@@ -81,7 +81,7 @@ def kernel_module_version(proc: Path) -> str:
 def _without_gpus(
     reading: DriverReading, is_expected: bool, num_before: int, kernel_module: str
 ) -> tuple[HealthFinding, ...]:
-    reason = reading.error or ("no GPU is seen" if reading.source else "neither NVML nor nvidia-smi is installed")
+    reason = reading.error or ("no GPU found" if reading.source else "neither NVML nor nvidia-smi is installed")
     advice = _advice(reading.error)
     before = f"; this host had {num_before} before" if num_before else ""
     rest = tuple(skipped(name, reason) for name in NAMES[2:])
@@ -116,7 +116,7 @@ def _judge_count(
     found = len(reading.gpus)
     state = f"{found} GPUs" + ("" if len(chosen) == found else f", {len(chosen)} by CUDA_VISIBLE_DEVICES={visible}")
     if found < num_before:
-        finding = failed(NAMES[1], f"{state}; this host had {num_before} before: see the kernel log for lost ones")
+        finding = failed(NAMES[1], f"{state}; this host had {num_before} before: see the kernel log for lost GPUs")
         return replace(finding, value=found, unit="GPUs")
     if len(chosen) < num_workers:
         problem = f"{state} for {num_workers} workers; start fewer workers a host, or make more GPUs visible"

@@ -26,7 +26,7 @@ class RotatingFile:
     max_bytes: int = _MAX_BYTES
     num_files: int = _NUM_FILES
     problem: str = ""
-    """Why lines are being lost; empty if they are not."""
+    """The reason why lines are being lost; empty if they are not."""
     _fd: int = -1
     _size: int = 0
     _lost_bytes: int = 0

@@ -49,7 +49,7 @@ class LogWatch:
 
     rank: int
     problem: str = ""
-    """Why this log is no longer classified; empty if it is."""
+    """The reason why this log is no longer classified; empty if it is."""
     _classifier: LogClassifier = field(default_factory=LogClassifier)
     _has_alarmed: bool = False
 
@@ -148,7 +148,7 @@ class WorkerLogs:
 
     @property
     def problem(self) -> str:
-        """Why lines are lost or not classified; empty if all are kept and classified."""
+        """The reason why lines are lost or not classified; empty if all are kept and classified."""
         with self._shared.lock:
             found = {self._disk.problem, *(source.problem for source in self._shared.sources.values())} - {""}
         return "; ".join(sorted(found))

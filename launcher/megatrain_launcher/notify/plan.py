@@ -32,7 +32,7 @@ _MAX_WITH_RECEIPTS = 20
 
 
 class DeliveryMode(StrEnum):
-    """How a receiver gets its messages."""
+    """The way in which a receiver gets its messages."""
 
     DIGEST = "digest"
     """For people to read: one message contains everything that happened meanwhile."""
@@ -69,7 +69,7 @@ class Plan:
     waiting: tuple[Topic, ...] = ()
     """New topics that are sent later, so that a job that fails repeatedly does not page a hundred times."""
     wake_unix_s: float | None = None
-    """When to plan again, even if nothing changes."""
+    """The time at which to plan again, even if nothing changes."""
     outdated: tuple[Topic, ...] = ()
     """Topics whose level changed, as they were sent last: a receiver that keeps the state ends these alerts."""
 

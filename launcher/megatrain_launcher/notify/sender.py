@@ -62,7 +62,7 @@ class NoticeSender:
 
     @property
     def problem(self) -> str:
-        """Why nothing can be sent to the receiver; empty if it can. The text stays the same as long as the reason."""
+        """The reason why nothing can be sent to the receiver; empty if it can. The text is constant for one reason."""
         return self._problem or self._thread.problem
 
     def close(self) -> None:

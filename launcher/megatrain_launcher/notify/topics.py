@@ -94,7 +94,7 @@ class Topic:
     level: HealthLevel
     stage: Stage
     what: str
-    """What happened, in a sentence without its full stop."""
+    """A sentence on the event, without its full stop."""
     began_unix_s: float
     ready_unix_s: float
     """The topic is not sent before this time, because it may soon be over, or more may become known."""
@@ -112,7 +112,7 @@ class Topic:
     runbook: str = ""
     """A page of docs/runbooks."""
     route: str = ""
-    """Where the dashboard shows more."""
+    """The dashboard page that shows more."""
 
     @property
     def mark(self) -> str:
@@ -254,7 +254,7 @@ def _of_reason(reason: Reason, first_seen_s: float) -> Topic:
         ready_unix_s=first_seen_s + settles_s,
         hosts=reason.hosts,
         ranks=reason.ranks,
-        action="look at it now" if is_red else "look at it today",
+        action="follow the runbook now" if is_red else "follow the runbook today",
         runbook=reason.runbook,
         route="incidents" if is_of_restarts else "overview",
     )

@@ -42,11 +42,11 @@ from megatrain_launcher.rendezvous.view import View
 _logger = logging.getLogger(__name__)
 BACKEND = "megatrain"
 _POLL_S = 0.25
-"""How often a waiting agent checks its deadline and lets Python handle signals."""
+"""The interval at which a waiting agent checks its deadline and lets Python handle signals."""
 _CONNECT_S = 10.0
 _STORE_S = 60.0
 _LINGER_S = 1.0
-"""How long the store of a finished round is kept for the last reads of other agents."""
+"""The time for which the store of a finished round is kept for the last reads of other agents."""
 
 
 def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:

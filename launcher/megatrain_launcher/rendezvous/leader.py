@@ -28,7 +28,7 @@ _TICK_S = 0.2
 _RETRY_S = 0.5
 _END_S = 2.0
 _NUM_KEPT = 50
-"""How many rounds and halts are kept in etcd for people to read."""
+"""The number of rounds and halts that are kept in etcd for people to read."""
 
 
 class RendezvousLeader:

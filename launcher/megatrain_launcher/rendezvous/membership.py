@@ -43,7 +43,7 @@ class RendezvousMembership:
         self.client = client
         self.settings = settings
         self.lost_s = -math.inf
-        """When a lost lease was last replaced, by the monotonic clock."""
+        """The time at which a lost lease was last replaced, by the monotonic clock."""
         self._record = me
         self._status = HostStatus(me.host, me.session, HostPhase.PARKED)
         self._view = View()

@@ -26,7 +26,7 @@ class RendezvousLimits:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """When the conditions for a new round began to hold, by the leader's clock; None: the condition does not hold."""
+    """The time since which the conditions for a new round hold, by the leader's clock; None: they do not hold."""
 
     halted: float | None = None
     """The time since which no round is live."""

@@ -49,11 +49,11 @@ class RendezvousSettings:
     ttl_s: float = _SECONDS["ttl"][0]
     renew_s: float = _SECONDS["renew"][0]
     join_timeout_s: float = _SECONDS["join_timeout"][0]
-    """How long an agent waits for a round while no other round trains."""
+    """The time that an agent waits for a round while no other round trains."""
     last_call_s: float = _SECONDS["last_call_timeout"][0]
-    """How long to wait for more than the minimum of hosts before a round begins."""
+    """The time to wait for more than the minimum of hosts before a round begins."""
     stop_timeout_s: float = _SECONDS["stop_timeout"][0]
-    """How long the next round waits for a host that still stops its workers of the previous round."""
+    """The time that the next round waits for a host that still stops its workers of the previous round."""
 
     @property
     def keys(self) -> JobKeys:

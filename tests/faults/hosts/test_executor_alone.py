@@ -1,4 +1,4 @@
-"""Executors and what befalls them: an etcd that is away while ranks hang, kill -9, launches that do not fit."""
+"""Executors and faults around them: an etcd outage while ranks hang, kill -9, launches that do not match the job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServers]:
 
 @pytest.fixture
 def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultDirectory:
-    """Faults for the workers of this test; every process of it has the directory in its environment."""
+    """Faults for the workers of this test; every process of the test has the directory in its environment."""
     directory = FaultDirectory(tmp_path / "faults", pace_s=0.2)
     for name, value in directory.environment.items():
         monkeypatch.setenv(name, value)
@@ -102,7 +102,7 @@ def test_host_without_etcd_trains_until_it_hangs(
         etcd.wait_ready()
         assert executor.wait(DEADLINE_S) == 0
         assert [each.number for each in view.rounds()] == [1, 2], view.rounds()
-        assert view.rounds()[1].hosts[0].session == session  # no host had gone on without it
+        assert view.rounds()[1].hosts[0].session == session  # No host had continued without it.
     assert job.records("step")[-1]["step"] == 45
     assert job.boxes == []
 
@@ -122,7 +122,7 @@ def test_hanging_workers_of_a_frozen_executor_end_themselves(
         executor.send_signal(signal.SIGCONT)
         assert executor.wait(DEADLINE_S) == 0
     logs = "".join(path.read_text() for path in job.files.logs.rglob("round-000001/*.log"))
-    # the first to go may well be noticed by the other, which then ends in its own way
+    # The other host may notice the first exit, and then ends in its own way.
     assert "is ended by its watchdog: this host fenced itself: " in logs
     assert job.records("step")[-1]["step"] == 30
     assert job.boxes == []
@@ -162,17 +162,17 @@ def test_hosts_that_train_refuse_others_and_obey_orders(
         wait_until(has_stepped(job, 1), "training")
         check_refusals(job, tmp_path, start, both)
         fail_each_watch_once(job, proxy)
-        # only a host that receives the halt saves and ends, and it is the other one that writes it
+        # Only a host that receives the halt saves and ends, and the other host writes the halt.
         os.kill(second.pid, signal.SIGUSR1)
         assert (first.wait(DEADLINE_S), second.wait(DEADLINE_S)) == (ExitCode.SAVED_AND_STOPPED,) * 2
         end = view.end()
         assert end is not None
         assert "SIGUSR1" in end.reason
-        assert view.hosts() == {}  # the leases are given back, not left to run out
+        assert view.hosts() == {}  # The leases are revoked, and do not run out.
 
 
 def check_refusals(job: TrainJob, root: Path, start: StartExecutor, more: dict[str, int]) -> None:
-    """Check that launches that do not fit are refused by name, and the job trains on."""
+    """Check that launches that do not match are refused with a reason, and the job trains on."""
     changed = root / "changed.toml"
     changed.write_text(to_toml(make_config(job.config.to_dict(), {"train": {"seed": 99}})))
     for host, own, words in (
@@ -183,11 +183,11 @@ def check_refusals(job: TrainJob, root: Path, start: StartExecutor, more: dict[s
         with start(job, host, **more, **own) as refused:
             assert refused.wait(DEADLINE_S) == ExitCode.CONFIG
         assert words in (root / f"{host}.log").read_text()
-    wait_until(has_stepped(job, job.records("step")[-1]["step"] + 2), "the job to go on undisturbed")
+    wait_until(has_stepped(job, job.records("step")[-1]["step"] + 2), "the job to continue undisturbed")
 
 
 def fail_each_watch_once(job: TrainJob, proxy: EtcdProxy) -> None:
     first = FirstWatches(map(JobKeys(job.config.job.name).directory, ("rounds", "halts", "commands")))
-    proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+    proxy.garbage, proxy.corrupts, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
     proxy.cut()
     wait_until(lambda: not first.left, "each watch to be answered with garbage")

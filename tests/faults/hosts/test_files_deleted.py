@@ -1,4 +1,4 @@
-"""Directories of a run that somebody removes while it trains, and what a job leaves that was stopped in order."""
+"""Directories of a run are removed while it trains; and the files that a stopped job leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reasons(launched: LaunchedJob) -> tuple[Reason, ...]:
 
 
 def counter_and_rounds(launched: LaunchedJob) -> tuple[str, int]:
-    """Return which cluster counts the rounds, and how many there were."""
+    """Return the id of the cluster that counts the rounds, and the number of rounds."""
     reported = read_own_etcd(launched.job.files.root)
     with EtcdClient(reported.settings) as client:
         rounds = read_job(client, JobKeys(reported.job)).rounds
@@ -54,14 +54,14 @@ def is_filled(directory: Path) -> bool:
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory while others write into it: what came meanwhile is removed as well."""
+    """Remove a directory while other processes write to it; files that they add meanwhile are removed too."""
     aside = directory.with_name(f"{directory.name}.removed")
     directory.rename(aside)
     wait_until(lambda: shutil.rmtree(aside, ignore_errors=True) or not aside.exists(), f"{directory} to go")
 
 
 def left_behind(launched: LaunchedJob) -> list[str]:
-    """Return what is there of a launch that has ended, at this very moment."""
+    """Return the files and processes of an ended launch that exist at this moment."""
     return [*map(str, launched.processes()), *(path.name for path in launched.job.root.glob("megatrain-arena*"))]
 
 
@@ -81,7 +81,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
             def reported(name: str = name) -> Reason | None:
                 try:
                     found = reasons(launched)
-                except (OSError, CoordinationError):  # how to get into etcd is in what was removed
+                except (OSError, CoordinationError):  # The password of etcd is among the removed files.
                     return None
                 words = re.compile(rf"/run/{name}\S*( \([^)]*\))? was removed from outside")
                 return next((one for one in found if words.search(one.text)), None)
@@ -95,7 +95,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
         reached = newest_step(launched)
         launched.wait_for_step(reached + 6)
         wait_until(lambda: list(job.files.checkpoints.glob("*/step-*/COMMIT")), "a checkpoint")
-        assert counter_and_rounds(launched) == before  # no process was restarted, and no round began
+        assert counter_and_rounds(launched) == before  # No process was restarted, and no round began.
         log = next(path for path in job.files.logs.rglob("rank-00000.log"))
         wait_until(lambda: "step" in log.read_text(), "lines of rank 0")
 
@@ -114,7 +114,7 @@ def test_job_reports_removed_files_and_trains_on(tmp_path: Path) -> None:
 
 
 def evict(running: OutageJob) -> None:
-    """Have a host that trains cordoned and left out; a spare takes its place, and it waits as a spare itself."""
+    """Cordon and evict a training host; a spare takes its place, and the host waits as a spare."""
     request = make_request(RequestKind.EVICT, host="host-1", reason="a test")
     for news in request_events(running.view.client, running.view.keys, request, timeout_s=DEADLINE_S):
         if isinstance(news, Answer) and checked(news).is_done:
@@ -124,7 +124,7 @@ def evict(running: OutageJob) -> None:
 
 @pytest.mark.slow
 def test_stopped_job_leaves_nothing_on_an_evicted_host(tmp_path: Path) -> None:
-    """No message tells its writer that the job is over."""
+    """The writer of the evicted host gets no message about the end of the job."""
     with outage_job(tmp_path, LONG_KEPT, ranks_per_host=1, pace_s=0.3) as running:
         evict(running)
         codes = running.stop()

@@ -1,4 +1,4 @@
-"""The first start of an etcd that other hosts reach, again and again, beside somebody who wants to be root of it."""
+"""Repeated first starts of an etcd that other hosts can reach, beside an attacker who tries to become its root user."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.launch.job_files import JobFiles
+from tests.helpers.etcd_attackers import racing
 from tests.helpers.etcd_server import etcd_program
-from tests.helpers.etcd_strangers import racing
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def test_a_racer_loses_every_first_start(tmp_path: Path) -> None:
                 ) as etcd,
                 EtcdClient(etcd.settings) as client,
             ):
-                wait_until(lambda before=tries: racer.num_tries > before + 5, "the racer to try")
+                wait_until(lambda before=tries: racer.num_tries > before + 5, "the attacker to try")
                 answer = client.gateway.call("/v3/auth/user/list", {}, dict, what="users")
                 assert sorted(answer["users"]) == ["megatrain", "root"]
     assert racer.won == []

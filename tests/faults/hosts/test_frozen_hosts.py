@@ -1,6 +1,6 @@
-"""Hosts that stop running as a whole, and go on later: the job has gone on with a spare, and nothing they do matters.
+"""Whole hosts are suspended and resume later: the job has continued with a spare, and nothing they do has an effect.
 
-A frozen host keeps all that it held: its locks, its connections, what it was about to write.
+A frozen host keeps everything that it held: its locks, its connections, its unfinished writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHORT_LEASE = {"recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0}}
 
 
 def processes_of(running: RunningJob, host: str) -> list[int]:
-    """Return all processes of a host: its executor with its workers, and what has left its family, as writers do."""
+    """Return all processes of a host: its executor with its workers, and detached processes such as writers."""
     executor = running.launched.executors[host].pid
     return [executor, *descendants(executor), *running.writers(host)]
 
@@ -32,7 +32,7 @@ def processes_of(running: RunningJob, host: str) -> list[int]:
 def test_frozen_hosts_are_replaced_and_a_thaw_changes_nothing(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
-    """First one that does not drive, then the driver's: the thawed one is the spare that takes its place."""
+    """First a host that does not drive, then the driver's host: the thawed host is the spare that replaces it."""
     with running_job(tmp_path, SHORT_LEASE, {"train": {"steps": ENDLESS}}, spare=SPARE, pace_s=0.2) as running:
         running.launched.wait_for_step(8)
         for number, is_driver in enumerate((False, True)):
@@ -75,7 +75,7 @@ def check_freeze(running: RunningJob, host: str, number: int) -> None:
 
 @pytest.mark.slow
 def test_training_without_etcd_stops_in_time_and_resumes(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    """Steps are completed by all hosts all the time: the limit is for how long no lease is held."""
+    """All hosts complete steps all the time: the limit is on the time without a lease."""
     short = {
         "recovery": {"lease_ttl_s": 4, "lease_renew_s": 1.0, "hang_floor_s": 1.0, "join_timeout_s": 12.0},
         "runtime": {"save_grace_s": 3.0},
@@ -94,7 +94,7 @@ def test_training_without_etcd_stops_in_time_and_resumes(tmp_path: Path, undistu
         member.start()
         running.etcd.wait_ready()
         assert running.finish() == 0
-        # what was saved is where the next round began
+        # The next round began from what was saved.
         incident = running.only_incident()
         assert (incident.state, incident.steps_lost) == (IncidentState.RECOVERED, 0)
         assert incident.resumed_step == stopped_at

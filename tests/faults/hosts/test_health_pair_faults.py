@@ -1,4 +1,4 @@
-"""Pair tests whose partner is not there, or goes away in the middle."""
+"""Pair tests whose partner is absent, or disappears during the test."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_store_where_it_should_be() -> None:
 
 
 def test_a_partner_that_is_killed_after_meeting() -> None:
-    """The partner answers at the store as gloo does, then is gone: the survivor says so in its time."""
+    """The partner answers at the store as gloo does, then is killed: the survivor reports it within its time limit."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     task = task_of(store, 8.0)
     partner = subprocess.Popen(
@@ -85,4 +85,4 @@ def test_a_partner_that_is_killed_after_meeting() -> None:
     assert "RuntimeError" in results[0].detail
     assert "reduce" not in results[0].parts_s
     store.set("other", "value")
-    assert store.get("other") == b"value"  # the executor's store is none the worse
+    assert store.get("other") == b"value"  # The executor's store still works.

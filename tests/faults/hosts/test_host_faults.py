@@ -1,4 +1,4 @@
-"""What befalls hosts: executors killed or stopped, with or without a spare, the standby server."""
+"""Faults of hosts: executors are killed or stopped, with or without a spare, and so is the standby server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_all(running: RunningJob, undisturbed_losses: dict[int, float]) -> None
 
 
 def saved_step(running: RunningJob) -> int:
-    """Return the step of the newest snapshot that all ranks have sealed, as the trainer tells."""
+    """Return the step of the newest snapshot that all ranks have sealed, as the trainer reports it."""
     text = "".join(running.launched.log(host) for host in HOSTS)
     return max(step for step in range(0, STEPS, INTERVAL) if step == 0 or f"snapshot of step {step} taken" in text)
 
@@ -42,7 +42,7 @@ def saved_step(running: RunningJob) -> int:
 def test_host_with_a_killed_executor_is_replaced_by_the_spare(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
-    """The driver's host, so that another one has to drive as well."""
+    """The driver's host is killed, so that another host must also become the driver."""
     with running_job(tmp_path, SHORT_LEASE, spare=SPARE) as running:
         running.launched.wait_for_step(14)
         host = running.view.driver()
@@ -53,7 +53,7 @@ def test_host_with_a_killed_executor_is_replaced_by_the_spare(
         assert incident.kind is IncidentKind.HOST_LOST
         assert (incident.action, incident.culprit_hosts) == ("evict", (host,))
         running.check_recovered(incident, struck)
-        # its writer has outlived it: nothing sealed is lost, and a snapshot that was under way may be completed
+        # Its writer has survived: no sealed snapshot is lost, and a snapshot in progress may be completed.
         assert incident.resumed_step is not None
         assert incident.resumed_step >= saved >= 10
         assert SPARE in [part.host for part in running.view.rounds()[-1].hosts]
@@ -64,7 +64,7 @@ def test_host_with_a_killed_executor_is_replaced_by_the_spare(
 def test_training_resumes_without_snapshots_of_a_lost_machine(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
-    """Its writer is gone with it, in the middle of a checkpoint that the others have written their part of."""
+    """Its writer is lost too, in the middle of a checkpoint of which the other hosts have written their parts."""
     with running_job(tmp_path, spare=SPARE) as running:
         running.launched.wait_for_step(2 * INTERVAL)
         host = running.other_than_driver()
@@ -101,14 +101,14 @@ def test_without_a_spare_the_job_shrinks_and_grows_again(tmp_path: Path, undistu
         assert incident.state is IncidentState.RECOVERED
         last = running.view.rounds()[-1]
         assert ([part.host for part in last.hosts], last.world_size) == ([other], 1)
-        # the layout is another one, the numbers are the same but for rounding
+        # The layout differs; the numbers are the same except for rounding.
         assert running.launched.losses() == pytest.approx(undisturbed_losses, rel=1e-9)
         running.check_nothing_left()
 
 
 @pytest.mark.slow
 def test_a_killed_standby_server_is_started_again(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    """First of a spare, which has no workers, then of a host whose workers die with it."""
+    """First that of a spare, which has no workers, then that of a host whose workers die with it."""
     with running_job(tmp_path, spare=SPARE, pace_s=0.2) as running:
         running.launched.wait_for_step(8)
         for host in (SPARE, HOSTS[1]):
@@ -143,7 +143,7 @@ def test_stopped_executor_is_evicted_when_steps_end(tmp_path: Path, undisturbed_
             step = max(running.launched.losses())
             running.launched.wait_for_step(step + 8)
             assert len(running.view.rounds()) == 1
-            # now its workers stop as well, and no process is left to report it
+            # Its workers stop too, and no process remains to report it.
             for pid in [pid for rank in range(2) for pid in running.pids(f"mt-rank-{rank}", host)]:
                 os.kill(pid, signal.SIGKILL)
             lost = wait_for_incident(running, lambda one: one.kind is IncidentKind.HOST_LOST)
@@ -152,12 +152,12 @@ def test_stopped_executor_is_evicted_when_steps_end(tmp_path: Path, undisturbed_
             assert host not in [part.host for part in running.view.rounds()[-1].hosts]
         finally:
             executor.send_signal(signal.SIGCONT)
-        # the stale host comes back as a spare, in another life
+        # The stale host returns as a spare, with another session.
         wait_until(
             lambda: host in running.view.hosts() and running.view.hosts()[host].session != before,
             "the stale host's new session",
         )  # fmt: skip
-        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be parked")
+        wait_until(lambda: running.view.statuses()[host].phase is HostPhase.PARKED, "it to be a spare")
         wait_for_incident(running, lambda one: (one.kind, one.state) == (lost.kind, IncidentState.RECOVERED))
         running.save_and_stop()
         assert len(running.view.rounds()) == 2

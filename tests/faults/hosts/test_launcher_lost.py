@@ -1,4 +1,5 @@
-"""A launch that dies whole is an incident of the next one: with its downtime, the steps that it cost, and its cause."""
+"""A launch whose processes are all killed becomes an incident of the next launch: with its downtime, lost steps and
+cause."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ pytestmark = pytest.mark.slow
 
 CHANGES: dict[str, dict[str, Any]] = {"log": {"interval": 1}, "diagnostics": {"is_streamed": False}}
 SIGN_S = 5.0
-"""A rank of a job with steps of 0.1 s gives a sign of life much oftener."""
+"""A rank of a job with steps of 0.1 s gives signs of life much more often."""
 
 
 @contextmanager
 def launch(job: TrainJob, faults: FaultDirectory, *overrides: str) -> Iterator[ForkedProgram]:
-    """Launch the job on this machine; at the end nothing of it is alive."""
+    """Launch the job on this machine; at the end all of its processes are gone."""
     words = ["--standalone", "--no-daemon", "--nproc-per-node=1", "-m", "tests.helpers.step_faults"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **faults.environment}
     with (
@@ -53,7 +54,7 @@ def done(job: TrainJob) -> int:
 
 
 def kill_all(process: ForkedProgram) -> float:
-    """Kill a launcher, and wait until nothing of it is left; return when it was killed, in unix seconds."""
+    """Kill a launcher, and wait until all of its processes are gone; return the time of the kill, in unix seconds."""
     below = descendants(process.pid)
     struck = time.time()
     process.kill()
@@ -97,7 +98,7 @@ def test_launcher_lost_with_its_etcd_is_an_incident_afterwards(
         step = done(job)
         struck = kill_all(first)
     relaunched = time.time()
-    # the launch after one that ended in order has no incident
+    # The launch after one that ended in order has no incident.
     for overrides in ((), ("--train.steps=45",)):
         with launch(job, faults, *overrides) as other:
             assert other.wait(DEADLINE_S) == 0, (job.root / "launch.log").read_text()[-3000:]

@@ -1,5 +1,5 @@
-"""A host whose training network is dead although its link is up and it reaches etcd: only its neighbours can detect
-that."""
+"""A host whose training network is dead although its link is up and it reaches etcd: only tests with neighbours detect
+it."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def check_launch(launched: LaunchedJob, view: LaunchedJobView, network: HostNetw
     for number in (VICTIM, 0, 2):
         launched.start(HOSTS[number], "--local-addr", network.address(TRAIN, number), enter=network.enter(number))
     key = view.keys.cordon(victim)
-    # after up to three turns, each of which waits for the pair's limit and for torch to load
+    # After up to three turns, each of which waits for the pair's time limit and for torch to load.
     wait_until(lambda: view.client.get(key) is not None, "the cordon", deadline_s=3 * DEADLINE_S)
     item = view.client.get(key)
     assert item is not None
     cordon = decode(Cordon, item.value, key)
     assert (cordon.host, cordon.by) == (victim, "driver")
     assert cordon.reason.startswith("pair tests: with host-")
-    assert view.hosts()[victim].is_fit, "none of its own checks finds it"
+    assert view.hosts()[victim].is_fit, "none of its own checks detects it"
 
     launched.start(HOSTS[3], "--local-addr", network.address(TRAIN, 3), enter=network.enter(3))
     launched.wait_for_step(3)

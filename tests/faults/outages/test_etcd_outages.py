@@ -1,4 +1,4 @@
-"""Outages of etcd: training goes on without it, and all hosts come back as who they were."""
+"""Outages of etcd: training continues without it, and all hosts return with their sessions."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def test_rank_failure_during_an_etcd_outage_is_handled_after_it(shared_jobs: Sha
         job.wait_for_round(before.round.number + 1)
         incident = job.view.wait_recovered(before.num_recoveries + before.num_holds)
         check_rank_was_named(job, incident)
-        # its time is that of the failure, not of the report
+        # Its time is that of the failure, not of the report.
         assert incident.moments.began < back_at
-        wait_until(job.is_registered_as(before.sessions), "all sessions of before")
+        wait_until(job.is_registered_as(before.sessions), "all earlier sessions")
         assert len(job.view.rounds()) == before.round.number + 1
         assert before.new_holds(job) == []
 
 
 @pytest.mark.slow
-def test_restarted_etcd_goes_unnoticed(shared_jobs: SharedJobs) -> None:
+def test_restarted_etcd_evicts_no_host(shared_jobs: SharedJobs) -> None:
     with shared_jobs.borrowed("one member", launch) as job:
         before = Before.of(job)
         (member,) = job.etcd.members
@@ -81,7 +81,7 @@ def test_leader_of_three_is_frozen_for_a_while(shared_jobs: SharedJobs) -> None:
         leader = job.etcd.leader()
         lost_at = time.time()
         leader.freeze()
-        # the other two go on: a fault meanwhile is answered as ever
+        # The other two continue: a fault meanwhile is handled as usual.
         check_next_fault_is_answered(job)
         back_to_work = time.time()
         job.wait_seconds(lost_at, FROZEN_S)

@@ -1,4 +1,5 @@
-"""A disk that fills up between the writes of two hosts: the host that has stored its part does not hold training up."""
+"""A disk that becomes full between the writes of two hosts: the host that has stored its part does not delay
+training."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def newest_step(running: RunningJob) -> int:
 
 
 def half_stored(branch: Path, index: int) -> list[int]:
-    """Return the steps whose data all hosts but that of `index` have stored, and that are not committed."""
+    """Return the uncommitted steps that all hosts except that of `index` have stored."""
     found = []
     for directory in branch.glob("step-*"):
         names = {path.name for path in directory.iterdir()}
@@ -38,16 +39,16 @@ def half_stored(branch: Path, index: int) -> list[int]:
 def test_a_disk_fills_up_after_one_host_has_stored_its_part(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", DISK_BYTES) as disk:
         place = {"checkpoint": {"directory": str(disk.path / "checkpoints")}}
-        # nothing is given up while the test waits: only the host that notices the full disk can end the checkpoint
+        # Nothing times out while the test waits: only the host that notices the full disk can end the checkpoint.
         changes = {"train": {"steps": ENDLESS}, "runtime": {"checkpoint_timeout_s": 3600.0}}
         with running_job(tmp_path / "job", place, changes, enter=disk.enter(), pace_s=0.2) as running:
             running.launched.wait_for_step(INTERVAL + 2)
-            for index in (0, 1):  # the host that commits, the other one
+            for index in (0, 1):  # the other host, which commits
                 check_full_disk(running, disk, index)
 
 
 def check_full_disk(running: RunningJob, disk: SmallDisk, index: int) -> None:
-    """Fill the disk up while the writer of a host waits with its part of a checkpoint."""
+    """Fill the disk while the writer of a host waits with its part of a checkpoint."""
     branch = disk.seen / "checkpoints/main"
     begun = newest_step(running)
     (round_,) = running.view.rounds()

@@ -1,6 +1,6 @@
-"""Outages of networks: a host that is cut off is replaced and fenced, and without a way to etcd training goes on.
+"""Outages of networks: a host that is cut off is replaced and fenced, and training continues without a path to etcd.
 
-One job of two hosts and a spare for all of them. How soon a host is replaced, benchmarks/recovery_network.py measures.
+All tests use one job of two hosts and a spare. benchmarks/recovery_network.py measures how soon a host is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ launch = partial(lasting_job, has_network=True)
 
 @pytest.mark.parametrize("who", ["another host", "the driver"])
 def test_partitioned_host_is_replaced_and_comes_back_as_a_spare(shared_jobs: SharedJobs, who: str) -> None:
-    """The spare that takes the place of the second one is the first one, if they share their job."""
+    """The spare that replaces the second host is the first host, if the tests share their job."""
     with shared_jobs.borrowed("network", launch) as job:
         before = Before.of(job)
         if who == "the driver" and before.driver in before.spares:
@@ -52,7 +52,7 @@ def check_partition(job: OutageJob, before: Before, victim: str) -> None:
     job.wait_until_stopped(victim)
     after = job.wait_for_round(number + 1)
     assert {part.host for part in after.hosts} == before.trainers - {victim} | {spare}
-    # the spare has the place of the victim
+    # The spare has taken the victim's place.
     places = [[part.host for part in round_.hosts] for round_ in (before.round, after)]
     assert places[0].index(victim) == places[1].index(spare)
     assert before.sessions[victim] in after.fenced
@@ -61,8 +61,8 @@ def check_partition(job: OutageJob, before: Before, victim: str) -> None:
     assert (incident.action, incident.state) == ("evict", IncidentState.RECOVERED)
     moments = incident.moments
     assert abs(moments.began - cut_at) < moments.detected - moments.began, "it began with the cut, not when it was seen"
-    # mended: nothing of the stale host trains, and its new life is a spare
-    job.mend([victim], TRAIN, MANAGEMENT)
+    # The network is repaired: no process of the stale host trains, and its new session is a spare.
+    job.reconnect([victim], TRAIN, MANAGEMENT)
     wait_until_parked(job, victim, before.sessions[victim])
     assert len(job.view.rounds()) == number + 1
     assert before.new_holds(job) == []
@@ -83,7 +83,7 @@ def test_management_network_is_down_while_training_goes_on(shared_jobs: SharedJo
             (hold,) = before.new_holds(job)
             assert hold.culprit_hosts == tuple(cut_off)
             assert any("held" in text for text in alarms(job))
-        job.mend(cut_off, MANAGEMENT)
+        job.reconnect(cut_off, MANAGEMENT)
         check_no_host_was_evicted(job, before, cut_at)
         wait_until(lambda: answer_to(job, request) is not None, "the answer")
         number = max(command.number for command in job.view.all("commands", HostCommand))
@@ -104,6 +104,6 @@ def answer_to(job: OutageJob, request: JobRequest) -> Answer | None:
 
 
 def completed_by_trainers(job: OutageJob, before: Before) -> int:
-    """Return the command up to which every host that trains has completed all."""
+    """Return the number of the last command that every training host has completed, along with all before it."""
     statuses = job.view.statuses()
     return min(statuses[name].completed_command if name in statuses else -1 for name in before.trainers)

@@ -1,6 +1,7 @@
-"""Storage of a host that does not answer: training waits, no rank counts as hung, and it goes on with the same losses.
+"""Storage of a host does not answer: training waits, no rank counts as hung, and training continues with the same
+losses.
 
-A frozen checkpoint writer stands for the storage: the ranks see the same, snapshots that are not stored.
+A frozen checkpoint writer stands for the storage: the ranks see the same effect, snapshots that are not stored.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def test_ranks_that_wait_for_storage_do_not_hang(tmp_path: Path, undisturbed_los
 def test_storage_of_one_host_that_hangs_costs_one_checkpoint(
     tmp_path: Path, undisturbed_losses: dict[int, float]
 ) -> None:
-    """The others' writers give up its snapshots after half of the limit, and training goes on without them."""
+    """The other hosts' writers abandon its snapshots after half of the limit, and training continues without them."""
     with running_job(tmp_path, changes(20.0)) as running:
         with storage_hangs(running, HOSTS[1:]):
             running.launched.wait_for_step(3 * INTERVAL + 1)

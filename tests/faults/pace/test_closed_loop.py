@@ -1,7 +1,7 @@
 """Slow host -> verdict -> checkpoint -> evict -> spare -> resume: real trainer, launcher, streamer and daemon.
 
-The daemon judges real step times, so nothing else may run beside these tests. How soon it all comes, and how fast the
-job is afterwards, benchmarks/closed_loop.py measures.
+The daemon judges real step times, so nothing else may run beside these tests. benchmarks/closed_loop.py measures how
+long each phase takes, and the speed of the job afterwards.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def test_a_slow_host_is_named_and_replaced(tmp_path: Path) -> None:
         loop.wait_for_more_steps(_STEPS_BEFORE)
 
 
-def test_a_slow_link_is_named_and_no_host_evicted_for_a_guess(tmp_path: Path) -> None:
-    """With two hosts on one ring both ends of the link are as slow: which of them it is, events cannot tell."""
+def test_a_slow_link_is_named_and_no_host_is_evicted(tmp_path: Path) -> None:
+    """With two hosts on one ring both ends of the link are equally slow: events cannot show which end is the cause."""
     with closed_loop(tmp_path, has_network=True) as loop:
         loop.wait_for_more_steps(_STEPS_BEFORE)
         slow = next(host for host in HOSTS[:2] if host != loop.view.driver())

@@ -1,4 +1,4 @@
-"""The diagnostics daemon among those who do not keep to the rules: hosts that hold on, an etcd that is away."""
+"""The diagnostics daemon under faults: hosts that keep connections open, and an etcd outage."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_batches_of_a_frozen_daemon_go_to_the_next(tmp_path: Path) -> None:
                 wait_until(lambda: sender.state().is_connected, "the stream")
                 frozen.process.send_signal(signal.SIGSTOP)
                 sender.send(Spans, span_rows(10))
-                wait_until(lambda: not sender.state().is_connected, "the end of patience")
+                wait_until(lambda: not sender.state().is_connected, "the end of the time limit")
             with running_daemon(tmp_path / "run", etcd.urls):
                 assert sender.flush(DEADLINE_S)
         finder.close()

@@ -34,7 +34,7 @@ def job(tmp_path: Path) -> TrainJob:
 
 @pytest.fixture
 def nvml(job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """Launch the job where the library says what the test wants."""
+    """Launch the job with a library that reports the values of the test."""
     nvml = fake_nvml(tmp_path)
     for name, value in nvml.environment.items():
         monkeypatch.setenv(name, value)
@@ -70,7 +70,7 @@ def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: TrainJob, nvml:
     def ranks() -> list[tuple[int, int | None, str]]:
         return [(gpu["gpu"], gpu["rank"], gpu["error"]) for gpu in devices()["gpus"]]
 
-    # the first reading may be older than the workers' word of which GPU is whose
+    # The first reading may precede the workers' reports of their GPUs.
     wait_until(lambda: ranks() == [(0, 0, ""), (1, None, "")], "a reading with its rank")
     assert "gpu-failing" not in reasons(status(run))
 
@@ -90,4 +90,4 @@ def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: TrainJob, nvml:
     text = got(f"http://127.0.0.1:{ports[-1]}/metrics")
     assert re.search(r'^megatrain_gpu_lost\{gpu="1".*\} 1\.0$', text, re.MULTILINE)
     assert re.search(r'^megatrain_gpu_xids_total\{gpu="0".*kind="hardware"\} 1\.0$', text, re.MULTILINE)
-    assert status(run)["state"] == "training", "nothing of that stops a job"
+    assert status(run)["state"] == "training", "none of these stops a job"

@@ -1,4 +1,5 @@
-"""Daemon and page of a job of several hosts: they live where its driver is, apart from each other, and move with it."""
+"""Daemon and page of a job with several hosts: they run on its driver's host, in separate processes, and move with
+it."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def record(running: RunningJob, key: str, kind: type[RecordType]) -> RecordType 
 
 
 def daemon(running: RunningJob, other_than: str = "") -> DaemonRecord:
-    """Wait for the record of another life of the daemon, and return it."""
+    """Wait for the record of the next daemon, and return it."""
 
     def found() -> DaemonRecord | None:
         one = record(running, running.view.keys.daemon, DaemonRecord)
@@ -82,7 +83,7 @@ def pids(running: RunningJob, host: str, module: str) -> list[int]:
 
 @contextmanager
 def asked_again_and_again(url: str) -> Iterator[list[bool]]:
-    """Ask the page all the time during the block; yields whether it answered, each time."""
+    """Request the page repeatedly during the block; yields, for each request, whether it was answered."""
     reported: list[bool] = []
     is_over = threading.Event()
 

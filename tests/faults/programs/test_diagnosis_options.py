@@ -1,6 +1,6 @@
-"""Every option of [diagnostics] and [dashboard], seen in effect in a launched job.
+"""Every option of [diagnostics] and [dashboard] has its effect in a launched job.
 
-Three jobs: one with other values than the default ones, one that streams nothing, one whose daemon has its own host.
+Three jobs: one with other values than the defaults, one that streams nothing, one whose daemon has a separate host.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ NUMERICS = {"kind": VerdictKind.NUMERICS, "cause": Cause.UNKNOWN, "rollback_to":
 
 @dataclass(frozen=True, slots=True)
 class SeenJob:
-    """A launched job, its settings of both sections, and what can be seen of it."""
+    """A launched job, its settings of both sections, and its observable effects."""
 
     running: RunningJob
     diagnostics: Mapping[str, Any]
@@ -99,9 +99,9 @@ class SeenJob:
         return found if found is not None and found.thresholds is not None else None
 
     def outcome(self, **content: Any) -> VerdictOutcome:
-        """Write a verdict as the daemon does, and return what the driver does about it."""
+        """Write a verdict as the daemon does, and return the driver's response."""
         view = self.running.view
-        # a job that may shrink begins with one host where the other one is late
+        # A job that may shrink begins with one host if the other one is late.
         wait_until(
             lambda: {part.host for part in view.rounds()[-1].hosts} >= set(content.get("hosts", ())),
             "a round with the hosts of the verdict",
@@ -158,7 +158,7 @@ def sees_sample_period(job: SeenJob) -> None:
 
 
 def sees_spool_mb(job: SeenJob) -> None:
-    """Its effect needs megabytes that no daemon takes: test_streamer_options.py has it."""
+    """The effect needs megabytes that no daemon receives: test_streamer_options.py tests it."""
     (streamer,) = job.programs("megatrain_diagnostics.streamer")
     assert b'"spool_bytes":3000000' in b" ".join(words_of(streamer)).replace(b" ", b"")
 
@@ -190,14 +190,14 @@ def sees_thresholds(job: SeenJob) -> None:
 
 
 def sees_loss_jump_factor(job: SeenJob) -> None:
-    """The daemon takes half of the usual loss for a jump; and with `eviction` dry-run nothing follows from it."""
+    """The daemon takes half of the usual loss for a jump; with `eviction` dry-run it has no consequence."""
     outcome = job.outcome_of(lambda one: one.kind is OutcomeKind.DRY_RUN)
     assert job.verdict_of(outcome).kind is VerdictKind.NUMERICS
     assert "times the median" in job.verdict_of(outcome).evidence[0]
 
 
 def sees_retention_hours(job: SeenJob) -> None:
-    """A daemon that begins removes what is too old: the events of a day ago."""
+    """A daemon first removes expired data: the events of a day ago."""
     wait_until(lambda: job.first_step() == 0, "the events of the first step")
     hour = min((job.running.job.files.events / Values.NAME).rglob("*.parquet")).parent
     old = hour.parent.parent / f"{datetime.now(UTC) - timedelta(days=1):%Y-%m-%d/%H}"
@@ -362,7 +362,7 @@ def test_each_option_of_a_job_that_streams_nothing(tmp_path: Path) -> None:
         assert straggler.kind is OutcomeKind.DECLINED
         assert straggler.cost_s is not None
         assert straggler.cost_s >= COST_S
-        assert "it does not pay" in straggler.reason
+        assert "the gain is less than the cost" in straggler.reason
         programs = [
             job.programs(f"megatrain_diagnostics.{name}", host) for name in PROGRAMS for host in ("host-0", "host-1")
         ]

@@ -1,7 +1,8 @@
-"""Every fault of the list, and how it is reported: `megatrain status`, the page, /metrics and a webhook say the same.
+"""Every fault of the list is reported: `megatrain status`, the page, /metrics and a webhook agree.
 
-Each row breaks a job of two hosts and a spare, at the shipped leases and silences; one job bears several faults, which
-the rows mend. What all must say is level and reasons; how soon after the job itself knows is printed.
+Each row breaks a job of two hosts and a spare, with the default leases and silence limits; one job is used for several
+faults, and the rows repair it. All places must report the same level and reasons; the delay after the job itself knows
+is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.diag_records import DaemonRecord, DashboardRecord
 from megatrain.contracts.records.record import decode
 from megatrain_launcher.commands.status import StatusCode
-from tests.helpers.health_answers import EVERYBODY, HealthViews, ask_status
+from tests.helpers.health_answers import INTERFACES, HealthViews, ask_status
 from tests.helpers.http_receiver import HttpReceiver, Posted
 from tests.helpers.job_under_launch import make_launched_job
 from tests.helpers.paced_launch import paced_launch
@@ -54,22 +55,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Broken:
-    """A job under test, the places that report on it, and what a row needs of its surroundings."""
+    """A job under test, the places that report on it, and the environment that a row needs."""
 
     running: RunningJob
     hook: HttpReceiver
     disk: SmallDisk | None
     views: HealthViews = field(init=False)
     since_unix_s: float = 0.0
-    """When the fault struck that is looked at; what was reported before counts no more."""
+    """The time at which the current fault struck; earlier reports do not count."""
     num_incidents: int = 0
-    """Of the faults before."""
+    """The number of incidents of earlier faults."""
     frozen: list[int] = field(default_factory=list)
     kept: bytes = b""
-    """Of a file that was damaged."""
+    """The earlier content of a damaged file."""
 
     def begin_row(self) -> None:
-        """Forget what was reported of other faults, and wait until all places are green."""
+        """Discard the reports of other faults, and wait until all places are green."""
         self.views = HealthViews(self.running.view, self.running.etcd.urls)
         self.views.wait_for(lambda: self.views.agreement("", 0.0) is not None, "all places to be green")
         self.since_unix_s = time.time()
@@ -112,13 +113,13 @@ Act = Callable[[Broken], object]
 
 
 def kill_two_ranks(job: Broken) -> None:
-    """The second one ends as the round begins that answers the end of the first."""
+    """The second rank is killed as the round begins that follows the end of the first."""
     job.running.faults.fail_at(0, job.running.view.rounds()[-1].number + 1, "kill", "load")
     job.running.faults.fail_at(1, job.newest_step() + 3, "kill")
 
 
 def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[DashboardRecord]) -> Act:
-    """Kill a program of the job, and wait for its next life."""
+    """Kill a program of the job, and wait until it is running again."""
 
     def strike(job: Broken) -> None:
         def session() -> str:
@@ -127,13 +128,13 @@ def kill_program(module: str, key: str, kind: type[DaemonRecord] | type[Dashboar
 
         before = session()
         os.kill(job.pid_of(module), signal.SIGKILL)
-        wait_until(lambda: session() not in ("", before), f"the next life of {module}", deadline_s=2 * DEADLINE_S)
+        wait_until(lambda: session() not in ("", before), f"the next start of {module}", deadline_s=2 * DEADLINE_S)
 
     return strike
 
 
 def freeze_host(job: Broken) -> None:
-    """Stop all that a host has; its writer has left the family."""
+    """Suspend all processes of a host, including its writer, which is detached."""
     host = job.running.other_than_driver()
     executor = job.running.launched.executors[host].pid
     job.freeze([executor, *descendants(executor), *job.running.writers(host)])
@@ -148,12 +149,12 @@ def damage(job: Broken) -> None:
     branch_file(job).write_bytes(b"\0" * 64)
 
 
-def mend_damage(job: Broken) -> None:
+def repair_damage(job: Broken) -> None:
     branch_file(job).write_bytes(job.kept)
 
 
 def terminate(job: Broken) -> None:
-    """Stop the job as a scheduler does, on a host that trains."""
+    """Stop the job as a scheduler does, on a training host."""
     host = job.running.view.rounds()[-1].hosts[0].host
     job.running.launched.executors[host].send_signal(signal.SIGTERM)
 
@@ -170,37 +171,38 @@ def start_etcd(job: Broken) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedFault:
-    """A row. `code`: of a reason that all must tell; empty: they all stay green, it mends itself or was wanted."""
+    """A row. `code`: of a reason that all places must report; empty: they all stay green, because the fault is repaired
+    automatically or was requested."""
 
     strike: Act
     code: str = ""
     topic: str = ""
-    """What the webhook receives: the beginning of a topic's name; empty: nothing."""
-    who: Sequence[str] = EVERYBODY
-    """The places that report; the page and the daemon live and die with the driver's host."""
-    mend: Act = lambda job: None
+    """The message that the webhook receives: the beginning of a topic's name; empty: none."""
+    interfaces: Sequence[str] = INTERFACES
+    """The places that report; the page and the daemon run and end with the driver's host."""
+    repair: Act = lambda job: None
     pace_s: float = 0.4
     ends: bool = False
-    """The job ends by it, and is reported as ended."""
+    """The fault ends the job, and the job is reported as ended."""
     is_reported_for_long: bool = False
-    """Also when it is mended: for ten minutes."""
+    """Reported even after the repair: for ten minutes."""
     has_disk: bool = False
     is_alone: bool = False
-    """No other fault strikes its job."""
+    """No other fault is injected into its job."""
 
     @property
     def holds_loads(self) -> bool:
-        """Whether the recovery lasts until all have reported it. With long steps it lasts long enough."""
+        """Return whether the recovery lasts until all places have reported it. With long steps it lasts long enough."""
         return self.code == "recovering" and self.pace_s < STEP_S
 
     @property
     def is_spent(self) -> bool:
-        """Whether the job is of no use to another row afterwards."""
+        """Return whether the job cannot be used for another row afterwards."""
         return self.ends or self.is_reported_for_long or self.is_alone
 
     @property
     def kind(self) -> str:
-        """Of the jobs that this row can have."""
+        """Return the kind of job that this row needs."""
         return f"pace {self.pace_s}, disk of its own: {self.has_disk}, alone: {self.is_alone}"
 
 
@@ -213,26 +215,28 @@ FAULTS = {
     "the page is killed": ReportedFault(kill_program(PAGE, "dashboard", DashboardRecord)),
     "the daemon is killed": ReportedFault(kill_program(DAEMON, "daemon", DaemonRecord)),
     "etcd is killed": ReportedFault(
-        lambda job: job.running.etcd.members[0].kill(), "unreachable", mend=start_etcd
+        lambda job: job.running.etcd.members[0].kill(), "unreachable", repair=start_etcd
     ),
     "the daemon is frozen": ReportedFault(
         lambda job: job.freeze([job.pid_of(DAEMON)]), "daemon-silent", "health/daemon-silent",
-        who=("status", "page"), mend=Broken.thaw,
+        interfaces=("status", "page"), repair=Broken.thaw,
     ),
-    "a file of the checkpoints is damaged": ReportedFault(damage, "saves-fail", "health/saves-fail", mend=mend_damage),
+    "a file of the checkpoints is damaged": ReportedFault(
+        damage, "saves-fail", "health/saves-fail", repair=repair_damage,
+    ),
     "a rank is stopped": ReportedFault(strike_rank(1, "stop"), "recovering", "incident/"),
     "the checkpoints are removed": ReportedFault(
-        # renamed, because a removal file by file may meet a save that creates others
+        # Renamed, because a removal file by file could overlap with a save that creates files.
         lambda job: job.running.job.files.checkpoints.rename(job.running.job.root / "removed"), "directory-removed",
         "health/directory-removed", is_reported_for_long=True,
     ),
     "the disk of the checkpoints is full": ReportedFault(
         lambda job: disk_of(job).fill(), "saves-fail", "health/saves-fail", has_disk=True,
-        mend=lambda job: disk_of(job).free_space(),
+        repair=lambda job: disk_of(job).free_space(),
     ),
-    "a host is frozen": ReportedFault(freeze_host, "recovering", "incident/", mend=Broken.thaw, has_disk=True),
+    "a host is frozen": ReportedFault(freeze_host, "recovering", "incident/", repair=Broken.thaw, has_disk=True),
     "the driver's host is lost": ReportedFault(
-        lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", who=("status",),
+        lambda job: job.running.kill_host(job.running.view.driver()), "recovering", "incident/", interfaces=("status",),
         is_alone=True,
     ),
     "two ranks within three seconds": ReportedFault(kill_two_ranks, "recovering", "incident/", pace_s=STEP_S),
@@ -241,13 +245,13 @@ FAULTS = {
     ),
     "SIGTERM during a long step": ReportedFault(terminate, "requested", pace_s=STEP_S, ends=True),
 }  # fmt: skip
-"""In an order in which each leaves the job as the next one needs it. A receiver gets three new topics of a level in an
-hour at once, so no job has more."""
+"""In an order in which each fault leaves the job as the next one needs it. A receiver gets at most three new topics of
+a level within an hour at once, so no job has more."""
 
 
 @contextmanager
 def broken_job(root: Path, fault: ReportedFault) -> Iterator[Broken]:
-    """Launch a job with daemon, page and a webhook, and wait until all of them say that it is well."""
+    """Launch a job with daemon, page and a webhook, and wait until all of them report that it is healthy."""
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(root / "disk", DISK_BYTES)) if fault.has_disk else None
         hook = stack.enter_context(HttpReceiver())
@@ -274,27 +278,27 @@ def test_every_place_reports_a_fault_alike(name: str, shared_jobs: SharedJobs) -
             fault.strike(job)
             agreed = agreement(job, fault, struck)
         after = reported_after(job, fault, struck, agreed)
-        print(f"{name}: " + ", ".join(f"{who} {late_s:.2f} s" for who, late_s in after.items()))
-        fault.mend(job)
+        print(f"{name}: " + ", ".join(f"{place} {late_s:.2f} s" for place, late_s in after.items()))
+        fault.repair(job)
         if fault.ends:
             check_end(job)
         elif not fault.is_reported_for_long:
-            check_mended(job, fault)
+            check_repaired(job, fault)
         if not fault.topic:
-            assert job.posted() == [], "nothing that somebody has to know"
+            assert job.posted() == [], "nothing to report"
 
 
 def agreement(job: Broken, fault: ReportedFault, struck: float) -> dict[str, float]:
-    """Return when each place reported a fault, all of them the same."""
+    """Return when each place reported a fault; all reports are equal."""
     views, since = job.views, struck if fault.code else time.time()
-    views.wait_for(lambda: views.agreement(fault.code, since, fault.who) is not None, "all to agree")
-    agreed = views.agreement(fault.code, since, fault.who)
+    views.wait_for(lambda: views.agreement(fault.code, since, fault.interfaces) is not None, "all places to agree")
+    agreed = views.agreement(fault.code, since, fault.interfaces)
     assert agreed is not None
     return agreed
 
 
 def reported_after(job: Broken, fault: ReportedFault, struck: float, agreed: dict[str, float]) -> dict[str, float]:
-    """Return how many seconds after the job itself knew of a fault each place and the webhook reported it."""
+    """Return how many seconds after the job itself each place and the webhook reported a fault."""
     known = struck if fault.code == "unreachable" else agreed["status"]
     if fault.topic.startswith("incident/"):
         # when the driver noticed, by its own record
@@ -303,11 +307,11 @@ def reported_after(job: Broken, fault: ReportedFault, struck: float, agreed: dic
         job.views.wait_for(lambda: bool(job.topics(fault.topic, "open")), "a message to the webhook")
         agreed["webhook"], topic = job.topics(fault.topic, "open")[0]
         check_topic(job, topic, fault)
-    return {who: at - known for who, at in agreed.items()}
+    return {name: at - known for name, at in agreed.items()}
 
 
 def check_end(job: Broken) -> None:
-    """Check that all hosts have saved and stopped, and that this is what is reported."""
+    """Check that all hosts have saved and stopped, and that all places report it."""
     launched, view = job.running.launched, job.running.view
     codes = {launched.finish(host) for host in launched.executors}
     assert codes - {-signal.SIGKILL} == {ExitCode.SAVED_AND_STOPPED}, "all but those that an earlier row killed"
@@ -316,10 +320,10 @@ def check_end(job: Broken) -> None:
     assert (answer["state"], answer["health"]["level"]) == ("saved and stopped", "green")
 
 
-def check_mended(job: Broken, fault: ReportedFault) -> None:
-    """Wait until all say that it is over; the culprit in the webhook's last message is that of the incident."""
-    mended = time.time()
-    job.views.wait_for(lambda: job.views.agreement("", mended) is not None, "all places to be green")
+def check_repaired(job: Broken, fault: ReportedFault) -> None:
+    """Wait until all places report the end; the culprit in the webhook's last message is that of the incident."""
+    repaired = time.time()
+    job.views.wait_for(lambda: job.views.agreement("", repaired) is not None, "all places to be green")
     begun = job.names(fault.topic, "open")
     wait_until(
         lambda: job.names(fault.topic, "closed") >= begun,
@@ -331,13 +335,13 @@ def check_mended(job: Broken, fault: ReportedFault) -> None:
 
 
 def check_topic(job: Broken, topic: dict[str, Any], fault: ReportedFault) -> None:
-    """Check that the webhook received what the others say: the same level, and the incident's culprit.
+    """Check that the webhook received what the other places report: the same level, and the incident's culprit.
 
     A message that opens an incident names the culprits that were known at its time.
     """
     if not fault.topic.startswith("incident/"):
         assert topic["level"] in {
-            reported.level for _, reported in job.views.heard["status"] if fault.code in reported.codes
+            reported.level for _, reported in job.views.answers["status"] if fault.code in reported.codes
         }
         return
     (incident,) = [one for one in job.running.view.incidents() if topic["topic"].endswith(one.incident_id)]
@@ -352,7 +356,7 @@ def check_topic(job: Broken, topic: dict[str, Any], fault: ReportedFault) -> Non
 
 
 def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) -> None:
-    """The launcher takes etcd, page and daemon along: `megatrain status` is what is left, and always answers."""
+    """The launcher ends etcd, page and daemon too: only `megatrain status` remains, and always answers."""
     job = make_launched_job(tmp_path, 1_000_000, {"checkpoint": {"interval": 10}, "dashboard": {"port": 0}})
     pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.005, backward_s=0.01))
     run = job.files.root
@@ -365,7 +369,7 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
         )
         family = descendants(launch.pid)
 
-        # an etcd that hangs, for as long as one waits, must not hold up the answer
+        # An etcd that hangs must not delay the answer.
         (etcd,) = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text().strip() == "etcd"]
         os.kill(etcd, signal.SIGSTOP)
         code, reported = ask_status(str(run))
@@ -379,7 +383,7 @@ def test_a_launch_that_is_killed_is_reported_from_its_directory(tmp_path: Path) 
         code, reported = ask_status(str(run))
         assert (code, reported["kind"], reported["exit_code"]) == (StatusCode.KILLED, "killed", None)
         assert f"process {launch.pid} on" in reported["headline"]
-    # as people call it
+    # as users call it
     done = subprocess.run(
         [sys.executable, "-m", "megatrain", "status", str(run)],
         cwd=ROOT,

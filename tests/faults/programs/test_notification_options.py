@@ -1,6 +1,6 @@
-"""Every option of [notify] and of the receivers' sections, seen in effect in a launched job whose rank is killed.
+"""Every option of [notify] and of the receivers' sections has its effect in a launched job whose rank is killed.
 
-Each kind of receiver is there three times: as it is, for the end of the job only, and for what is red only.
+Each kind of receiver exists three times: with defaults, for the end of the job only, and for the level red only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.helpers.notification_topics import write_secret
 from tests.helpers.recovery_checks import ENDLESS, running_job
 from tests.helpers.waiting import wait_until
 
-# aiosmtpd warns of a login without encryption, which one of the receivers has
+# aiosmtpd warns of a login without encryption, which one of the receivers uses.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")]
 
 KINDS = ("slack", "pagerduty", "email", "alertmanager", "webhook")
@@ -43,7 +43,8 @@ SENDER, RECIPIENTS = "megatrain@example.org", "a@example.org, b@example.org"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the receivers got: `https` uses TLS, with the certificate of an authority that the system lacks."""
+    """The messages that the receivers got: `https` uses TLS, with a certificate of an authority that the system
+    lacks."""
 
     https: HttpReceiver
     mail: MailReceiver
@@ -122,7 +123,7 @@ def received(sent: Sent, kind: str, number: int) -> list[str]:
 
 
 def sees_events(kind: str) -> Callable[[Sent], None]:
-    """The second receiver gets the end of the job, and nothing of the incident."""
+    """The second receiver gets the end of the job, and no message about the incident."""
 
     def check(sent: Sent) -> None:
         assert len(received(sent, kind, 1)) >= 1
@@ -132,7 +133,7 @@ def sees_events(kind: str) -> Callable[[Sent], None]:
 
 
 def sees_level(kind: str) -> Callable[[Sent], None]:
-    """The third receiver gets nothing: what happened was amber and green."""
+    """The third receiver gets no message: all events were amber and green."""
 
     def check(sent: Sent) -> None:
         assert received(sent, kind, 3) == []
@@ -152,7 +153,7 @@ def first_mail(sent: Sent) -> Any:
 
 
 def sees_login(sent: Sent) -> None:
-    """The server takes mail after STARTTLS and a login only."""
+    """The server accepts mail only after STARTTLS and a login."""
     assert sent.mail.mails
 
 

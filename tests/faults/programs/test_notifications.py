@@ -1,4 +1,5 @@
-"""A rank of a launched job is killed: a pager rings once, and is quiet when it is over; no secret leaves its file."""
+"""A rank of a launched job is killed: PagerDuty gets one alert, which is resolved at the end; no secret leaves its
+file."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ KEY = "0123456789abcdef0123456789abcdef"
 
 
 def test_a_killed_rank_rings_a_pager_until_the_job_trains_again(tmp_path: Path) -> None:
-    """test_every_fault_reported.py compares what a webhook receives with what other places say."""
+    """test_every_fault_reported.py compares the webhook's messages with the reports of other places."""
     with HttpReceiver() as pager:
         key = write_secret(tmp_path / "key", KEY)
         sections = {"pagerduty": {"url": f"{pager.url}/v2/enqueue", "routing_key_file": key}}

@@ -1,4 +1,5 @@
-"""Launched jobs on a machine without account, network and names, and below odd names after the terminal has gone."""
+"""Launched jobs on a machine without account, network and names, with unusual paths, and after the terminal has
+closed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 12
 UID = "65533"
-"""No account has this number."""
+"""A user id without an account."""
 _WITHOUT_NAMES = """
 ip link set lo up
 for file in hosts resolv.conf; do mount --bind /dev/null /etc/$file; done
@@ -32,13 +33,13 @@ MACHINE = (
     "unshare", "--user", f"--map-user={UID}", f"--map-group={UID}",
     "env", "-u", "HOME", "-u", "USER", "-u", "LOGNAME",
 )  # fmt: skip
-"""What begins the command line of a launch there: loopback only, no name can be resolved, no account of the user."""
+"""The start of the command line of a launch there: loopback only, no name resolution, no account of the user."""
 
 
 def test_a_launch_trains_to_its_end(tmp_path: Path) -> None:
     require("unshare, ip", None not in (shutil.which("unshare"), shutil.which("ip")), "no such programs")
     probe = subprocess.run([*MACHINE, "true"], capture_output=True, text=True, check=False)
-    require("namespaces", probe.returncode == 0, f"this user may make none: {probe.stderr.strip()}")
+    require("namespaces", probe.returncode == 0, f"this user may create none: {probe.stderr.strip()}")
     job = make_launched_job(tmp_path, STEPS, {"dashboard": {"port": 0}})
     arguments = ("--nproc-per-node", "1")
     with LaunchedJob(job, (), FaultDirectory(tmp_path / "faults"), arguments, has_daemon=True) as launched:
@@ -54,7 +55,7 @@ def test_launch_below_odd_names_outlives_its_terminal(tmp_path: Path, capsys: py
     real, odd = tmp_path / "run '\xfc' \"x", tmp_path / "a link's \xfc"
     real.mkdir()
     odd.symlink_to(real, target_is_directory=True)
-    # neither data set has a meta.json, so their tokenizers cannot be compared: the log of the launch must name both
+    # Neither data set has a meta.json, so their tokenizers cannot be compared: the log of the launch must name both.
     validation = write_corpus(odd / "held out" / "validation", 4_000, VOCAB_SIZE, seed=1)
     job = make_launched_job(
         odd, STEPS, {"job": {"name": "odd"}, "dashboard": {"port": 0}, "data": {"validation": str(validation)}}

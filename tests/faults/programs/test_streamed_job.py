@@ -1,4 +1,4 @@
-"""A launched job with its streamer and daemon: every step of every rank arrives, and the live switch is obeyed."""
+"""A launched job with its streamer and daemon: every step of every rank arrives, and the live switch takes effect."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def job(tmp_path: Path) -> TrainJob:
         "log": {"interval": 5}, "checkpoint": {"interval": 50}, "diagnostics": {"sample_period": 10},
         "dashboard": {"is_served": False},
     }  # fmt: skip
-    # of more seconds than a streamer is away
+    # of more seconds than a streamer is absent
     return make_launched_job(tmp_path, STEPS, changes, {"telemetry": {"black_box_records": 16_384}})
 
 
 @pytest.fixture
 def launched(job: TrainJob, tmp_path: Path) -> Iterator[ForkedProgram]:
-    """The job, with steps of some 30 ms."""
+    """The job, with steps of about 30 ms."""
     pace = PaceDirectory(tmp_path / "pace", StepPace(forward_s=0.005, backward_s=0.01))
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as process:
         yield process
@@ -100,21 +100,21 @@ def test_every_step_arrives_despite_killed_streamers(job: TrainJob, launched: Fo
 
 
 def _check_steps(events: StoredEvents) -> None:
-    """Totals and values of all steps of all ranks are there, but for a stretch in which all was switched off."""
+    """Totals and values of all steps of all ranks exist, except for a period in which recording was off."""
     values, totals = events.read(Values), events.read(StepTotals)
     losses: dict[int, set[float]] = {}
     for rank in range(RANKS):
         own = (values.rank == rank) & (values.kind == StepValue.LOSS)
         reported = np.unique(values.step[own])
         missing = sorted(set(range(STEPS)) - set(reported.tolist()))
-        assert missing, "the switch was never obeyed"
-        assert missing == list(range(missing[0], missing[-1] + 1)), "one stretch, and nothing else"
+        assert missing, "the switch never took effect"
+        assert missing == list(range(missing[0], missing[-1] + 1)), "one period, and nothing else"
         assert 59 <= missing[0] < 90
         assert missing[-1] < 110
         assert set(totals.step[totals.rank == rank].tolist()) == set(reported.tolist())
         for step, value in zip(values.step[own].tolist(), values.value[own].tolist(), strict=True):
             losses.setdefault(step, set()).add(value)
-    assert all(len(reported) == 1 for reported in losses.values()), "all ranks tell the same loss"
+    assert all(len(reported) == 1 for reported in losses.values()), "all ranks report the same loss"
 
 
 def _check_spans(events: StoredEvents) -> None:
@@ -125,7 +125,7 @@ def _check_spans(events: StoredEvents) -> None:
         return sorted(set(chosen.tolist()))
 
     full = steps_of(Operation.STEP)
-    assert set(full) >= {0, 10, 20, 30, 40, 50}, "one step in ten; the daemon may have asked for more"
+    assert set(full) >= {0, 10, 20, 30, 40, 50}, "one step in ten; the daemon may have requested more"
     assert set(full) >= set(range(130, 140)), "every step for a while"
     assert len(full) < STEPS - 60, "and not for long"
     assert max(steps_of(Operation.BACKWARD_COMPUTE)) >= 210

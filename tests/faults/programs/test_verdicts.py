@@ -1,4 +1,4 @@
-"""Verdicts written into etcd by hand, as the daemon writes them: a real job acts on them and trains on."""
+"""Verdicts that the test writes to etcd as the daemon writes them: a real job acts on them and trains on."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SPARE = "host-2"
 CHEAP = {"diagnostics": {"restart_cost_s": 0.1}}
 
 
-def tell(running: RunningJob, **changes: Any) -> HostVerdict:
-    """Write a verdict on the live round."""
+def publish_verdict(running: RunningJob, **changes: Any) -> HostVerdict:
+    """Write a verdict on the current round."""
     verdict = HostVerdict(
         "20271121-101112-000", VerdictKind.STRAGGLER, running.view.rounds()[-1].number, Cause.COMPUTE,
         VerdictConfidence.HIGH, time.time(), "by-hand", step_s=0.05, gain_s_per_step=0.04,
@@ -59,13 +59,13 @@ def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undistu
     with running_job(tmp_path, CHEAP, spare=SPARE, pace_s=0.15) as running:
         running.launched.wait_for_step(13)
         host = running.other_than_driver()
-        verdict = tell(running, hosts=(host,))
+        verdict = publish_verdict(running, hosts=(host,))
         outcome = wait_for_outcome(running, verdict, OutcomeKind.ACTED)
         incident = running.view.wait_recovered(0)
         assert outcome.incident == incident.incident_id
         assert (incident.kind, incident.action, incident.culprit_hosts) == (IncidentKind.STRAGGLER, "evict", (host,))
         assert (incident.state, incident.verdict) == (IncidentState.RECOVERED, verdict.verdict_id)
-        # it saved before it stopped, so no step is done twice
+        # It saved before it stopped, so no step is repeated.
         assert incident.resumed_step is not None
         assert incident.resumed_step >= 13
         assert incident.steps_lost == 0
@@ -83,11 +83,11 @@ def test_slow_host_is_replaced_by_the_spare_without_loss(tmp_path: Path, undistu
 
 @pytest.mark.slow
 def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    """Neither the snapshot of step 15 in memory nor its checkpoint are gone on from."""
+    """The job resumes neither from the snapshot of step 15 in memory nor from its checkpoint."""
     approval = {"diagnostics": {"restart_cost_s": 0.1, "eviction": "approval"}}
     with running_job(tmp_path, approval, pace_s=0.5) as running:
         running.launched.wait_for_step(17)
-        verdict = tell(
+        verdict = publish_verdict(
             running, kind=VerdictKind.NUMERICS, cause=Cause.UNKNOWN, rollback_to=14, skip_from=15, skip_to=16,
             gain_s_per_step=0.0,
         )  # fmt: skip
@@ -103,7 +103,7 @@ def test_an_approved_rollback_leaves_out_the_batches(tmp_path: Path, undisturbed
         assert "@" in outcome.by
         assert running.finish() == 0
         losses = running.launched.losses()
-        # the batches of steps 15 and 16, counted from 0, are gone: that of step 17 comes in the place of the first
+        # The batches of steps 15 and 16, counted from 0, are skipped: that of step 17 takes the place of the first.
         assert {step: losses[step] for step in range(1, 16)} == {
             step: undisturbed_losses[step] for step in range(1, 16)
         }

@@ -1,4 +1,4 @@
-"""The real trainer on standby workers: nothing of the import is left to do, and a killed rank costs seconds."""
+"""The real trainer on standby workers: all imports are done in advance, and a killed rank costs seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatrain_launcher.logs.worker_logs import WorkerLogs
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.store import listen_for_store
 from megatrain_launcher.worker_environment import server_environment
-from tests.helpers.hand_given_orders import HandGivenOrders, Witness
+from tests.helpers.manual_orders import ManualOrders, ReportRecorder
 from tests.helpers.source_tree import ROOT
 from tests.helpers.standby_workers import Programs, wait_until_gone
 from tests.helpers.tiny_data import write_corpus
@@ -74,7 +74,7 @@ def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(
     }
     job = make_job(tmp_path / "job", on_layout(1, 1, 2), endless)
     port = store.getsockname()[1]
-    orders, witness = HandGivenOrders(), Witness()
+    orders, recorder = ManualOrders(), ReportRecorder()
     part = RoundHost("host-1", "s1", "127.0.0.1", 0, 2)
 
     def order(number: int) -> None:
@@ -83,27 +83,27 @@ def test_killed_rank_is_replaced_and_a_saving_halt_exits_with_75(
     with WorkerLogs(tmp_path / "logs", tee="none") as logs:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         settings = AgentSettings("job", "megatrain.train", (str(job.config_file),), environment, ROOT, 20.0)
-        agent = RoundAgent(settings, orders, witness, standby, logs)
+        agent = RoundAgent(settings, orders, recorder, standby, logs)
         thread = threading.Thread(target=agent.run)
         thread.start()
         try:
             order(1)
             wait_until(lambda: newest_step(job) >= 12, "steps of round 1")
-            os.kill(witness.pids[1], signal.SIGKILL)
-            witness.wait_for("stopped")
+            os.kill(recorder.pids[1], signal.SIGKILL)
+            recorder.wait_for("stopped")
             step = newest_step(job)
             order(2)
             num_records = len(job.records("step"))
             wait_until(lambda: len(job.records("step")) > num_records, "a step of round 2")
-            assert witness.ends[0].exit_code == -signal.SIGKILL
+            assert recorder.ends[0].exit_code == -signal.SIGKILL
             wait_until(lambda: newest_step(job) > step, "progress in round 2")
             orders.halt(2, is_saving=True)
-            witness.wait_for("stopped", 2)
+            recorder.wait_for("stopped", 2)
             log = rank_log_path(tmp_path / "logs", 2, 0).read_text()
-            assert [end.exit_code for end in witness.ends[-2:]] == [75, 75], log
+            assert [end.exit_code for end in recorder.ends[-2:]] == [75, 75], log
         finally:
             orders.leave()
             agent.wake()
             thread.join(DEADLINE_S)
-        wait_until_gone(*witness.pids)
+        wait_until_gone(*recorder.pids)
     assert not thread.is_alive()

@@ -1,4 +1,4 @@
-"""All views name the same culprit of a launched job's broken round: the rank that the fault struck."""
+"""All views name the same culprit of a launched job's broken round: the rank with the fault."""
 
 from __future__ import annotations
 

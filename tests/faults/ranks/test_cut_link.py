@@ -1,4 +1,5 @@
-"""The plug of a host is pulled while overlapped traffic is under way: every rank ends, and says what it waited for."""
+"""The network of a host is cut during overlapped communication: every rank ends, and names the exchange it waited
+for."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ LAYOUTS: dict[str, list[Tables]] = {
 
 @contextmanager
 def workers(network: HostNetwork, job: TrainJob) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One rank on each host, as torchrun would start it; at the end none is alive."""
+    """One rank on each host, as torchrun would start it; at the end all of them are gone."""
     address, port = network.address(NETWORK, 0), str(free_ports(1)[0])
     with ExitStack() as stack:
         found = []

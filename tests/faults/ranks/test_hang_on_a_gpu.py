@@ -1,4 +1,5 @@
-"""A kernel hangs on one rank's GPU while all hosts run ahead: the driver names the rank, at the shipped hang_factor."""
+"""A kernel hangs on one rank's GPU while all hosts run ahead: the driver names the rank, with the default
+hang_factor."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.helpers.training_case import on_layout
 
 STEP = 20
 HUNG = [(2, "forward", "forward-compute"), (1, "optimizer", "optimizer")]
-"""Of each round: the rank, its kernel, and the span in which the rank counts as hung."""
+"""For each round: the rank, its kernel, and the span in which the rank counts as hung."""
 
 
 def test_the_rank_whose_gpu_stopped_is_named(tmp_path: Path) -> None:
@@ -25,12 +26,13 @@ def test_the_rank_whose_gpu_stopped_is_named(tmp_path: Path) -> None:
         code = running.finish()
         incidents = running.view.incidents()
 
-    assert RecoveryConfig().hang_factor == 10.0, "the job has the shipped patience"
+    assert RecoveryConfig().hang_factor == 10.0, "the job has the default time limits"
     assert code == 0
     assert len(incidents) == len(HUNG), incidents
     for incident, (rank, kernel, where) in zip(incidents, HUNG, strict=True):
         assert (incident.kind, incident.state) == (IncidentKind.HANG, IncidentState.RECOVERED), kernel
         assert (incident.culprit_ranks, incident.culprit_hosts) == ((rank,), (f"host-{rank // 2}",)), incident
-        # "likely": a busy machine took the evidence before the other ranks were in the exchange in which they wait
+        # "likely": a busy machine collected the evidence before the other ranks were in the exchange in which they
+        # wait.
         assert incident.confidence in ("certain", "likely"), kernel
         assert any(f"rank {rank} is at step {STEP} in {where} on its GPU" in text for text in incident.evidence), kernel

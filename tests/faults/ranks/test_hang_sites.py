@@ -1,4 +1,4 @@
-"""Wherever a rank hangs within a step, the driver names it, and soon; there is no daemon to help."""
+"""A rank hangs at any point of a step: the driver names it within the limit, without a daemon."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ PATIENCE = {
         "restarts_per_hour": 100,
         "hangs_per_hour": 100,
         "host_failures_per_hour": 100,
-        "hang_factor": 4.0,  # four ranks share the cores of the tests: their steps may take a second
+        "hang_factor": 4.0,  # Four ranks share the cores of the tests: their steps may take a second.
     }
 }
 IN_FORWARD = "in forward-compute"
 FIRST, APART = 8, 5
-"""Step of the first fault, and steps between two: a restart goes on from the last snapshot, of every fifth step."""
+"""The step of the first fault, and the steps between two: a restart resumes from the last snapshot, of every fifth
+step."""
 
 LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
     "dp4": (
@@ -81,7 +82,7 @@ def test_culprit_of_a_hang_in_snapshot_or_evaluation_is_named(
     check_named(tmp_path, capsys, orders, on_layout(1, 2, 2), evaluated)
 
 
-def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
+def test_the_command_names_the_hung_rank_and_marks_its_stack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     patient = {"recovery": {"hang_floor_s": 300.0}}
@@ -105,7 +106,8 @@ def test_the_verb_names_who_hangs_now_and_its_stack_stands_out(
 
 
 def check_named(root: Path, capsys: pytest.CaptureFixture[str], orders: list[tuple[Any, ...]], *changes: Any) -> None:
-    """Run a job whose ranks hang as ordered: the driver names each, and so does the verb afterwards."""
+    """Run a job whose ranks hang at the given sites: the driver names each, and so does `megatrain diag hang`
+    afterwards."""
     with running_job(root, PATIENCE, OVERLAPPED, *changes, ranks_per_host=WORKERS, orders=orders) as running:
         code = running.finish()
         incidents = running.view.incidents()

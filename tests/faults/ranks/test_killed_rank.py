@@ -1,4 +1,5 @@
-"""A launched job with the shipped leases and silences: one rank is killed, the job goes on, and no loss differs."""
+"""A launched job with the default leases and silence limits: one rank is killed, the job continues, and no loss
+differs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tests.helpers.recovery_checks import STEPS, running_job
 
 
 def test_a_job_recovers_from_a_killed_rank(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    # streamers that find no daemon are in no one's way
+    # Streamers without a daemon disturb nothing.
     streamed = {"diagnostics": {"is_streamed": True}}
     with running_job(tmp_path, streamed, ranks_per_host=WORKERS, orders=[(3, 14, "kill")]) as running:
         assert running.finish() == 0

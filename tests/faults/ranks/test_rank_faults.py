@@ -1,4 +1,5 @@
-"""Every way in which a rank can fail, in every place: named, noticed and over in time, and the losses are the same."""
+"""Every kind of failure of a rank, at every place: it is named, noticed and handled in time, and the losses are the
+same."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def check_undisturbed(running: RunningJob, undisturbed_losses: dict[int, float])
 
 
 def test_every_end_of_a_rank(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
-    """Of rank 0, which has more to do than others, and of the last one in turn."""
+    """Alternately of rank 0, which has more tasks than others, and of the last rank."""
     ends = [(kind, code, 3 * (number % 2)) for number, (kind, code) in enumerate(ENDS.items())]
     orders = [(rank, 6 + 6 * number, kind) for number, (kind, _, rank) in enumerate(ends)]
     with running_job(tmp_path, MANY_RESTARTS, ranks_per_host=WORKERS, orders=orders) as running:
@@ -71,7 +72,7 @@ def test_all_workers_of_both_hosts_at_once(tmp_path: Path, undisturbed_losses: d
         workers = [pid for rank in range(4) for pid in running.pids(f"mt-rank-{rank}")]
         assert len(workers) == 4
         struck = time.time()
-        # stopped first: a worker that still runs would see the others die, and end by itself
+        # The others are stopped first: a running worker would notice their deaths, and end by itself.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in workers:
                 os.kill(pid, number)
@@ -121,7 +122,7 @@ def test_rank_fails_before_steps_in_load_snapshot_and_evaluation(
 
 
 @pytest.mark.slow
-def test_an_exit_code_that_no_restart_mends(tmp_path: Path) -> None:
+def test_an_exit_code_that_no_restart_repairs(tmp_path: Path) -> None:
     with running_job(tmp_path, ranks_per_host=WORKERS, orders=[(2, 6, "exit-of-bad-data")]) as running:
         assert running.finish() == ExitCode.DATA
         incident = running.only_incident()

@@ -1,4 +1,4 @@
-"""Stock torchrun on our rendezvous: real agents, real workers, a real etcd, and what befalls them.
+"""Stock torchrun on our rendezvous: real agents, real workers, a real etcd, and faults of each.
 
 Agents are forks that need not load torch; their workers are new interpreters.
 """
@@ -33,7 +33,7 @@ pathlib.Path(sys.argv[1], str(os.getpid())).write_text(json.dumps({name: int(os.
 while not pathlib.Path(sys.argv[1], "stop").exists():
     threading.Event().wait(0.05)
 """
-"""A worker without peers: only what it got from the rendezvous can be checked."""
+"""A worker without peers: only the values that it got from the rendezvous can be checked."""
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ class Torchrun:
         return set(descendants(self.process.pid))
 
     def die(self) -> None:
-        """As its machine would: the agent, and all its workers with it."""
-        os.kill(self.process.pid, signal.SIGSTOP)  # it shall start no more
+        """Kill the agent and all its workers, as a failure of its machine would."""
+        os.kill(self.process.pid, signal.SIGSTOP)  # It must not start more workers.
         for pid in [self.process.pid, *self.workers]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ class Torchrun:
 
 @contextmanager
 def torchruns(directory: Path, etcd: EtcdServers, nnodes: str, tail: list[str]) -> Iterator[Callable[..., Torchrun]]:
-    """Yield what starts one more agent; at the end no process is left of any."""
+    """Yield a function that starts another agent; at the end all processes of all agents are gone."""
     agents: list[Torchrun] = []
 
     def start(*options: str, conf: str = "ttl=2,renew=0.5,last_call_timeout=1", **environment: str) -> Torchrun:
@@ -95,14 +95,14 @@ def torchruns(directory: Path, etcd: EtcdServers, nnodes: str, tail: list[str]) 
 
 
 class RoundNotes:
-    """What workers wrote down, of those that live."""
+    """Notes that the living workers wrote."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir()
 
     def living(self, *agents: Torchrun) -> list[dict[str, Any]]:
-        """Return the notes of the living workers of some agents; none unless each has one."""
+        """Return the notes of the living workers of some agents; empty unless each agent has one."""
         found = []
         for agent in agents:
             files = [self.directory / str(pid) for pid in agent.workers]
@@ -111,7 +111,7 @@ class RoundNotes:
         return found if len(found) == len(agents) else []
 
     def await_round(self, after: int, *agents: Torchrun) -> int:
-        """Wait until these agents' workers are in one round of just them, newer than `after`; return its number."""
+        """Wait until these agents' workers form one round without others, newer than `after`; return its number."""
 
         def is_there() -> bool:
             notes = self.living(*agents)
@@ -147,13 +147,13 @@ def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> N
         third = start()
         number = notes.await_round(number, one, other, third)
 
-        # the first host of the round has its store
+        # The first host of the round serves its store.
         (first,) = [agent for agent in (one, other, third) if notes.living(agent)[0]["RANK"] == 0]
         rest = [agent for agent in (one, other, third) if agent is not first]
         first.die()
         number = notes.await_round(number, *rest)
 
-        # stopped as a scheduler does it: its place is free at once, not a lease later
+        # Stopped as a scheduler does it: its place is free at once, not only after its lease expires.
         rest[0].process.send_signal(signal.SIGTERM)
         assert rest[0].finish() != 0
         last = [rest[1], start()]
@@ -167,7 +167,7 @@ def test_workers_and_agents_die_and_come(etcd: EtcdServers, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_dead_torchrun_agent_is_replaced_by_another(etcd: EtcdServers, tmp_path: Path) -> None:
-    """The survivor counts a restart, the new agent none; their workers meet all the same."""
+    """The surviving agent counts a restart, the new agent counts none; their workers connect nevertheless."""
     corpus = write_corpus(tmp_path / "tokens", 4000, TINY["model"]["vocab_size"], seed=1)
     job = make_job(
         tmp_path / "job",
@@ -192,7 +192,7 @@ def test_dead_torchrun_agent_is_replaced_by_another(etcd: EtcdServers, tmp_path:
     assert codes == [0, 0]
 
 
-def test_a_wrong_password_is_reported_in_the_words_of_etcd(tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_with_the_etcd_message(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("battery staple")
     with EtcdServers(tmp_path) as guarded:
         enable_users(guarded.urls[0], "root password", {"bob": "correct horse"}, "/megatrain/")

@@ -1,4 +1,4 @@
-"""The batch script of --write-template slurm, really run: two hosts, an etcd of their own, a time limit, a requeue."""
+"""Runs the batch script of --write-template slurm: two hosts, their own etcd, a time limit, a requeue."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def execute(settings):
 
 sys.exit(host.run_launch(plan, os.environ, execute, print))
 """
-"""The real launch around a stand-in for the executor, which meets the other host and waits for the signal."""
+"""The real launch around a stand-in for the executor, which connects to the other host and waits for the signal."""
 
 
 @contextmanager
 def submitted(directory: Path, mode: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Submit the job; on leaving it is over."""
+    """Submit the job; at the end of the block it is over."""
     etcd_program()
     install(directory, MEGATRAIN)
     flags = small_flags(directory, template="slurm", min_hosts=2, max_hosts=2)
@@ -79,7 +79,7 @@ def submitted(directory: Path, mode: str) -> Iterator[subprocess.Popen[bytes]]:
             job.wait(DEADLINE_S)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)  # all that it started, when it is not over by itself
+                os.killpg(job.pid, signal.SIGKILL)  # All processes that it started, if it has not ended by itself.
 
 
 def codes(directory: Path) -> list[int]:
@@ -92,7 +92,7 @@ def test_the_time_limit_saves_and_the_job_goes_on_later(tmp_path: Path, mode: st
     with submitted(tmp_path, mode) as job:
         wait_until(lambda: (tmp_path / "node0.0").exists() and (tmp_path / "node1.0").exists(), "both hosts")
         (tmp_path / "time-limit").touch()
-    # a host that was killed makes srun end with 137; the job ended with 75 all the same
+    # A killed host makes srun end with 137; the job nevertheless ended with 75.
     assert codes(tmp_path) == [75, 0]
     assert job.returncode == 0
     assert (tmp_path / "node0.0").read_text() == (tmp_path / "node1.0").read_text() == "slurm-17.0.0"

@@ -1,4 +1,5 @@
-"""SIGTERM to a launched job whose steps take longer than runtime.save_grace_s: saved in that step, nothing lost."""
+"""SIGTERM to a launched job whose steps take longer than runtime.save_grace_s: that step is saved, and nothing is
+lost."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ def test_a_stop_during_a_long_step_loses_nothing(tmp_path: Path) -> None:
     )
     with paced_launch(job, pace, RANKS, tmp_path / "launch.log") as launch:
         wait_until(lambda: len(job.records("step")) >= 3, "three steps")
-        launch.send_signal(signal.SIGTERM)  # the next step has just begun, and takes three times the grace
+        launch.send_signal(signal.SIGTERM)  # The next step has just begun, and takes three times the grace.
         code = launch.wait(DEADLINE_S)
 
     said = (tmp_path / "launch.log").read_text()
     assert code == 75, said[-3000:]
     done = [record["step"] for record in job.records("step")]
-    assert done == [1, 2, 3, 4], "the step in which the request came is the last"
+    assert done == [1, 2, 3, 4], "the step of the request is the last"
     assert committed_steps(LocalLocation(job.files.checkpoints / "main")) == [4]
     assert "runtime.save_grace_s=1 leaves too little room for that" in said

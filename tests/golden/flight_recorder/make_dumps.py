@@ -1,8 +1,9 @@
-"""Makes the dumps beside this file and in ../flight_recorder_default: `python make_dumps.py`, with torch 2.13 on a CPU.
+"""Creates the dumps beside this file and in ../flight_recorder_default: `python make_dumps.py`, with torch 2.13 on a
+CPU.
 
-Three ranks on gloo run three all-reduces of the group "dp"; rank 1 never comes to the fourth. Each dumps its Flight
-Recorder from another thread while ranks 0 and 2 are stuck. Then three others do the same in the default group, after a
-scatter, a gather, an uneven all-to-all and an all-gather.
+Three ranks on gloo run three all-reduces of the group "dp"; rank 1 never enters the fourth one. Each rank dumps its
+Flight Recorder from another thread while ranks 0 and 2 are stuck. Then three other ranks do the same in the default
+group, after a scatter, a gather, an uneven all-to-all and an all-gather.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _STUCK_S = 3.0
 
 
 def run_rank(rank: int, store: str, is_default: bool) -> None:
-    """Be one rank; end when the dump is written."""
+    """Run as one rank; end when the dump is written."""
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
     import torch
     from torch import distributed as dist  # noqa: TID251 -- it is torch that is recorded here
@@ -46,7 +47,7 @@ def run_rank(rank: int, store: str, is_default: bool) -> None:
         directory = here.with_name("flight_recorder_default") if is_default else here
         path = directory / f"rank_{rank}.json"
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        threading.Event().wait(1.0)  # its peers dump too, before they see it go
+        threading.Event().wait(1.0)  # Its peers dump too, before they notice its exit.
         os._exit(0)
 
     threading.Thread(target=dump).start()

@@ -54,5 +54,5 @@ def test_start_with_too_little_memory_is_refused(tmp_path: Path) -> None:
     check_capacity(arena, ["a"], MemoryNeeded(1000, 1000), 2, 0, cpu_groups)
     with pytest.raises(ConfigError, match="needs 1000 PB more"):
         check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups)
-    # memory that is released before copies are made counts as free
+    # Memory that is released before copies are created counts as free.
     check_capacity(arena, ["a"], MemoryNeeded(GB * GB), 2, 0, cpu_groups, freed_bytes=GB * GB + (64 << 20))

@@ -1,4 +1,4 @@
-"""The arena's directory: its name, its permissions, and what is refused in its place."""
+"""The arena's directory: its name, its permissions, and the files that are refused in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""host.json, plan-*.json and status.json: every field is required, no other is allowed, files are replaced whole."""
+"""host.json, plan-*.json and status.json: every field is required, no other field is allowed, files are replaced
+whole."""
 
 from __future__ import annotations
 

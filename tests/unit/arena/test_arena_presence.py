@@ -95,7 +95,7 @@ def test_locks_end_with_their_process(path: Path) -> None:
 def test_query_does_not_count_as_a_holder(
     path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], Any]
 ) -> None:
-    """A query takes the lock for a moment: it must neither look like a writer nor keep one out."""
+    """A query takes the lock for a moment: it must neither be mistaken for a writer nor keep one out."""
     arena = create_arena(path)
     requester = os.open(arena.writer_lock, os.O_RDWR | os.O_CREAT)
     try:
@@ -181,7 +181,7 @@ def test_lock_on_a_removed_file_is_not_granted(tmp_path: Path) -> None:
 
 
 def num_waiting(path: Path) -> int:
-    """Return the number of processes that wait for a lock, by /proc/locks; 1 on a system without it."""
+    """Return the number of processes that wait for a lock, by /proc/locks; 1 on a system without that file."""
     locks = Path("/proc/locks")
     if not locks.exists():
         return 1
@@ -250,7 +250,7 @@ def test_interrupted_removal_is_finished_by_the_next(path: Path, number: int) ->
     lock.release()
     crash_at(number, REMOVE, f"remove_arena(Path({str(path)!r}))")
     if path.exists():
-        # The workers' lock is removed last: a worker that joins waits until the removal is over.
+        # The workers' lock is removed last: a joining worker waits until the removal is over.
         assert arena.workers_lock.exists() or list(path.iterdir()) == []
         arena, lock = join_arena(path)
         assert not remove_arena(path)
@@ -349,7 +349,7 @@ def test_a_writer_is_woken(path: Path) -> None:
         for _ in range(3):
             assert wake_writer(arena)
         assert reader.wait(DEADLINE_S)
-        # Three wake-ups in a row are one: the writer then reads everything.
+        # Three consecutive wake-ups count as one: the writer then reads everything.
         assert not reader.wait(0)
         waker = threading.Timer(0.05, wake_writer, [arena])
         waker.start()

@@ -1,4 +1,4 @@
-"""Shared memory that is read-only, full, or as small as a container's: no black box, and one sentence of the arena."""
+"""Shared memory that is read-only, full, or as small as a container's: no black box, and one message of the arena."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADER = SlotHeader(0, 0, 2, 32 << 20, bytes(32))
 
 
 def num_boxes(disk: SmallDisk, caplog: pytest.LogCaptureFixture) -> tuple[int, str]:
-    """Open a rank's recorder; return the number of its black boxes and the one warning, or ""."""
+    """Open a rank's recorder; return the number of its black boxes and its only warning, or ""."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         recorder = open_recorder(IDENTITY, directory=str(disk.seen), run_key="key", num_records=256)

@@ -1,4 +1,4 @@
-"""Which snapshots of an arena are sealed, and so can be used."""
+"""The snapshots of an arena that are sealed, and so can be used."""
 
 from __future__ import annotations
 

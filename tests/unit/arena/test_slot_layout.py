@@ -61,7 +61,7 @@ def test_bytes_of_a_slot_are_fixed(slot: Path) -> None:
     assert raw[: len(fixed)] == fixed
     assert raw[len(fixed) : len(fixed) + 4] == struct.pack("<I", zlib.crc32(fixed))
     assert len(raw) == slot_bytes(1000) == 4096 + 1000
-    # Later writers of version 1 may only add: these numbers are in files on tmpfs of running jobs.
+    # Later writers of version 1 may only add fields: these numbers are in files on tmpfs of running jobs.
     assert {word.name: int(word) for word in SlotWord} == {
         "STATE": 128, "STEP": 129, "SNAPSHOT": 130, "ROUND": 131, "CONSUMED_SAMPLES": 132, "CONSUMED_TOKENS": 133,
         "NUM_UPDATES": 134, "NUM_SKIPPED": 135, "SEALED_UNIX_NS": 136, "PERSIST": 144,
@@ -188,7 +188,7 @@ def test_a_slot_that_is_cut_while_open_is_an_error(slot: Path) -> None:
             reader.words()
 
 
-def test_words_are_read_consistently(slot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_words_are_read_consistently(slot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker begins a snapshot between two reads: all words are from before it, or all from after it."""
     pages = [bytes(slot_file_bytes(make_header(), {**WORDS, SlotWord.STEP: step}, b"")) for step in (7, 8, 8)]
     with SlotReader(slot) as reader:

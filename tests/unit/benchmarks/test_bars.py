@@ -1,4 +1,4 @@
-"""A benchmark fails beyond its bar, and its page and the table of all benchmarks say so."""
+"""A benchmark fails beyond its limit, and its page and the table of all benchmarks show it."""
 
 from __future__ import annotations
 

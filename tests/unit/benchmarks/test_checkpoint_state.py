@@ -1,4 +1,4 @@
-"""The state of benchmark `checkpoint` is that of the rank that asks, in any layout."""
+"""The state of benchmark `checkpoint` is that of the requesting rank, in any layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatrain.parallel.boxes import Box
 
 
 def test_state_of_all_ranks_is_the_whole_state_once() -> None:
-    """Each value is saved by one rank; the others of its holders have it too."""
+    """Each value is saved by one rank; its other holders have it too."""
     layout = Layout(dp_size=2, tp_size=2)
     config = Config.from_dict(with_changes({"model.hidden_size": 32, "model.vocab_size": 64, "parallel.tp_size": 2}))
     boxes: dict[tuple[str, str], list[Box]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The benchmark of data reading: both sides read the samples of every case, and each of our cases has a bar."""
+"""The benchmark of data reading: both sides read the samples of every case, and each of our cases has a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPU benchmark times, as far as it goes without a GPU: its cases run, and its peers do the same work."""
+"""The GPU benchmark, as far as it can be tested without a GPU: its cases run, and its peers do the same work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES = list(cases(SMALL, CPU))
 TINY = {"hidden_size": 64, "ffn_size": 96, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 128}
 
 
-# the case of AdamW loads most of torch's compiler; test_plain_adamw_is_ours is quick
+# The case of AdamW loads most of torch's compiler; test_plain_adamw_is_ours is quick.
 @pytest.mark.parametrize(
     "case",
     [pytest.param(one, marks=pytest.mark.slow if "AdamW" in one.name else (), id=one.name) for one in CASES],
@@ -191,7 +191,7 @@ def test_the_caches_are_filled_by_reading(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if "backward" in case.name], ids=lambda case: case.name)
 def test_a_compiled_backward_runs_again_and_again(case: OperatorCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    # the backend divides forward and backward as the default one does, and generates no code
+    # The backend divides forward and backward as the default one does, and generates no code.
     real = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda *args, **keys: real(*args, backend="aot_eager_decomp_partition", **keys)
@@ -259,7 +259,7 @@ def test_offloaded_side_trains_as_the_other_does() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_in_one_line() -> None:
+def test_a_missing_gpu_is_reported_in_one_line() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     done = run_forked(["-m", "benchmarks.gpu"], timeout_s=DEADLINE_S)

@@ -1,4 +1,5 @@
-"""Figures of the GPU benchmark, without a GPU: each is on disk when found, and one that fails leaves the others."""
+"""Figures of the GPU benchmark, without a GPU: each is written to disk when measured, and a failed one keeps the
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run of the GPU benchmark holds together without a GPU: its stages, its processes, and what breaks in them."""
+"""A run of the GPU benchmark without a GPU: its stages, its processes, and their faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def _forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork what the benchmark would start: a dozen processes, each of which would load torch."""
+    """Fork the processes of the benchmark: a dozen processes, each of which would import torch."""
 
     def run(
         command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
@@ -199,7 +199,7 @@ def test_command_beyond_its_time_ends_with_its_children(tmp_path: Path) -> None:
     command = ["sh", "-c", f"echo begun; exec 3>{held}; sleep {10 * DEADLINE_S:g} & wait"]
     for limit_s in (1.0, DEADLINE_S):
         found, log = gpu.run_command(command, limit_s)
-        if log:  # on a busy machine the command may not have begun within a second
+        if log:  # On a busy machine the command may not have begun within a second.
             break
 
     assert (found, log) == (None, "begun\n")
@@ -317,7 +317,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 
 
 def test_pytest_runs_without_the_plug_ins_that_pyproject_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MEGATRAIN_REQUIRE", raising=False)  # a machine that lacks things does not require them
+    monkeypatch.delenv("MEGATRAIN_REQUIRE", raising=False)  # A machine that lacks parts does not require them.
     missing = {"pytest_timeout", "xdist", "hypothesis", "transformers", "pyarrow", "duckdb", "fastapi", "trustme"}
     (tmp_path / "sitecustomize.py").write_text(BARE.format(missing=missing))
     environment = gpu.quiet_pytest() | {"PYTHONPATH": str(tmp_path)}

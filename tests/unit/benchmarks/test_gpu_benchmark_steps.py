@@ -1,4 +1,4 @@
-"""Whole steps of the GPU benchmark, without a GPU: sides that fit or do not, and losses that differ."""
+"""Whole steps of the GPU benchmark, without a GPU: sides that fit or do not fit into memory, and losses that differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_measured_side_has_its_figures() -> None:
 
 
 class StandInTrainer:
-    """Steps that take no time, of sides that do or do not fit."""
+    """Steps that take no time, for sides that do or do not fit."""
 
     def __init__(self) -> None:
         self.num_closed = 0

@@ -1,4 +1,4 @@
-"""The check of the GPU reader, on a library and a nvidia-smi that agree, or do not."""
+"""The check of the GPU reader, with a library and a nvidia-smi that agree, or do not."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.jitter import figures
 
 
-def test_pauses_show_where_they_are_often_enough() -> None:
+def test_only_frequent_pauses_raise_the_99th_percentile() -> None:
     for every, is_seen in ((50, True), (1000, False)):
         found = figures([0.5 if step % every == every - 1 else 0.1 for step in range(1000)])
         assert found["steps"] == 1000

@@ -1,4 +1,4 @@
-"""The best time of a step has closed forms where there are any, and never overlaps what cannot be overlapped."""
+"""The best time of a step has closed forms in simple cases, and never overlaps operations that must be sequential."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_with_free_links_a_step_computes_and_has_its_bubble(pp_size: int, num_ch
 
 @pytest.mark.parametrize(("num_chunks", "bucket_size"), [(1, 1_000_000), (1, 1), (4, 1)])
 def test_only_the_last_bucket_of_backward_is_waited_for(num_chunks: int, bucket_size: int) -> None:
-    """It is the first of forward. With large buckets it is nearly all, and nearly nothing is overlapped."""
+    """It is the first bucket of forward. With large buckets it is nearly everything, and almost nothing is
+    overlapped."""
     config = config_of(dp_size=2, num_chunks=num_chunks, bucket_size=bucket_size)
     buckets = sent_bytes(config)[0][0, 0]
     assert len(buckets) >= 2
@@ -71,6 +72,6 @@ def test_a_message_is_waited_for_where_no_compute_lies_between() -> None:
     late = ideal_of_schedule(config, computes_of(config), message_bytes / 0.1)
     free = ideal_of_schedule(config, computes_of(config), FREE)
 
-    # 1F1B: the first activation, the last gradient, and what the two stages hand to each other in between
+    # 1F1B: the first activation, the last gradient, and the messages of the two stages in between
     assert free + 2 * 0.1 <= late + 1e-9
     assert late <= free + 2 * 8 * 0.1

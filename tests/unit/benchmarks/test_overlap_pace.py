@@ -1,4 +1,5 @@
-"""A layer whose compute is paced has its gradients at the end of its time, and its bucket leaves in those below."""
+"""A layer with paced compute has its gradients at the end of its time, and its bucket is sent during the layers
+below."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def test_paced_layer_writes_its_gradients_at_its_end(
         for parameter in part.parameters():
             torch.nn.init.ones_(parameter)
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(f"gradient {name}"))
-    # clocks that stand still: what is waited for is what is asked for
+    # The clocks are frozen: the waited time is the requested time.
     for clock in ("monotonic", "thread_time"):
         monkeypatch.setattr(f"benchmarks.overlap_pace.time.{clock}", lambda: 0.0)
     monkeypatch.setattr("benchmarks.overlap_pace.pause_until", seen.append)

@@ -1,4 +1,4 @@
-"""A row of the overlap benchmark is measured again for what the machine did, never for what was overlapped."""
+"""A row of the overlap benchmark is measured again because of the machine's state, never because of the overlap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIFFERENCES = [
     ({"hidden": 1.5}, True, True),
     ({"on / ideal": 1.09}, True, False),
 ]
-"""Differing figures; whether the row is valid, and whether enough was overlapped."""
+"""Differing figures; whether the row is valid, and whether the overlap is sufficient."""
 
 
 def test_a_row_is_measured_again_for_the_machine_only() -> None:

@@ -1,4 +1,4 @@
-"""The best time of a traced step: an exchange overlaps with the computing between its start and where it is awaited."""
+"""The best time of a traced step: an exchange overlaps with the compute between its start and the wait for it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: f
 
 
 def ideal(*traces: OverlapTrace, rate: float = PIECE) -> float:
-    """With the rate as it is, a piece travels for one second."""
+    """With the given rate, a piece travels for one second."""
     return ideal_of_calls([[trace] for trace in traces], rate)
 
 
 def test_sequence_chunks_awaited_later_overlap_with_products() -> None:
-    # all start first; each is awaited before its product of 1 s
+    # All start first; each is awaited before its product of 1 s.
     calls = [(number, START, 0.0) for number in range(4)]
     calls += [(0, WAIT, 0.0), (1, WAIT, 1.0), (2, WAIT, 1.0), (3, WAIT, 1.0)]
     gathered = trace_of(Operation.TP_ALL_GATHER, calls, rest=1.0)
@@ -51,7 +51,7 @@ def test_an_exchange_begins_when_both_ranks_have_come() -> None:
 
 
 def test_gradients_of_the_last_layer_are_exposed() -> None:
-    # four layers of 2 s, each of whose gradients, of 1 s, leave when its backward is over
+    # Four layers of 2 s; the gradients of each, of 1 s, are sent when its backward is over.
     calls = [(number, START, 2.0) for number in range(4)] + [(number, WAIT, 0.0) for number in range(4)]
     by_layer = trace_of(Operation.GRADS_REDUCE_SCATTER, calls)
     at_the_end = [(number, START, 8.0 if number == 0 else 0.0) for number in range(4)]
@@ -85,9 +85,9 @@ def test_traced_exchange_has_its_wait_where_the_program_awaits(
         pass_(4.0)
         mark()
 
-    # the time in which it was awaited is no computing
+    # The time of the wait is not compute.
     assert trace.calls == [(MARK, False, 0.0), (0, START, 1.0), (0, WAIT, 2.0), (MARK, False, 4.0)]
-    # of 8 numbers a rank sends the half that is the other's
+    # Of 8 numbers a rank sends the half that belongs to the other rank.
     assert trace.exchanges == [SentMessage(RANKS, Operation.GRADS_REDUCE_SCATTER.value, 16.0)]
 
 
@@ -102,7 +102,7 @@ def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
 
 
 def test_spans_outside_the_marks_do_not_count() -> None:
-    # a step of 2 s, whose exchange overlaps with the next one
+    # a step of 2 s, whose exchange overlaps with the next step
     step = [(0, START, 2.0), (0, WAIT, 0.0)]
     calls = [*step, (MARK, False, 0.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (MARK, False, 0.0)]
     trace = OverlapTrace([SentMessage(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])

@@ -1,4 +1,5 @@
-"""The locks of its run directory and arenas show whether a job is running; elsewhere there are only traces."""
+"""The locks of its run directory and arenas show whether a job is running; on other machines there are only
+indications."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ NOTHING = Activity((), (), frozenset(), is_branch_known=True)
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> LocalLocation:
-    """A run directory whose job went back from main to another branch, long ago."""
+    """A run directory whose job went back from main to another branch long ago."""
     place = LocalLocation(RunDirectory(tmp_path / "run").checkpoints)
     config = {"checkpoint": {"arena_directory": str(tmp_path / "arenas")}, "train": {"steps": 100}}
     put_main(place)
@@ -138,7 +139,7 @@ def test_traces_of_a_job_on_another_host(
 
     with RunDirectory(tmp_path / "run").locked():
         pass
-    assert find_job(checkpoints) == NOTHING, "who trained here last was of this host, and is gone"
+    assert find_job(checkpoints) == NOTHING, "the last training process here was on this host, and is gone"
 
 
 def test_damaged_checkpoints_and_configurations_give_no_activity(checkpoints: LocalLocation) -> None:

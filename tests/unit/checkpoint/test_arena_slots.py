@@ -1,4 +1,4 @@
-"""A rank's slots: reused by the same plan only, whole or not at all, and allocated before they are written."""
+"""A rank's slots: reused only for the same plan, whole or not at all, and allocated before they are written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def arena(tmp_path: Path) -> Arena:
 
 
 def state(size: int = 1000) -> list[SavedShard]:
-    """Return state of which this rank writes the first part and its tp peer the rest."""
+    """Return a state of which this rank writes the first part and its tp peer the rest."""
     weight, norm = torch.arange(size, dtype=torch.float32), torch.full((300,), 7.0)
     return [
         SavedShard("master", FlatShard("weight", (size,), Box((0,), (size,)), weight)),
@@ -70,7 +70,7 @@ def test_copied_state_comes_back_also_for_another_owner(arena: Arena) -> None:
     slot.close()
 
 
-def test_the_label_is_what_the_slot_says(arena: Arena) -> None:
+def test_the_label_matches_the_slot(arena: Arena) -> None:
     slot, _ = slots_of(arena, plan_snapshot(state()))
     slot.begin(LABEL, 5)
     assert slot.words().state == SlotState.WRITING
@@ -127,7 +127,7 @@ def test_a_slot_of_another_plan_gives_way(arena: Arena) -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
 def test_file_with_the_name_of_a_slot_is_replaced(arena: Arena, tmp_path: Path, kind: str) -> None:
-    """Opening a FIFO would wait for its other end for ever."""
+    """Opening a FIFO would wait forever for its other end."""
     if kind == "fifo":
         os.mkfifo(arena.slot(RANK, 0))
     else:

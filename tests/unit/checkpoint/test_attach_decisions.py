@@ -1,4 +1,4 @@
-"""What rank 0 decides when workers enter their hosts' arenas: which snapshot to resume, and which ranks lack it."""
+"""The decisions of rank 0 when workers enter their hosts' arenas: which snapshot to resume, and which ranks lack it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_newest_snapshot_of_present_plans_is_resumed() -> None:
 def test_snapshot_of_another_layout_is_not_resumed() -> None:
     reports = [report(0, "a", held(0, 40, "another"), held(1, 40)), report(1, "a")]
     assert memory_point(reports) is None
-    # nor those of ranks that are not there any more
+    # nor those of ranks that no longer exist
     assert memory_point([report(0, "a", held(0, 40), held(5, 40))]) is not None
 
 
@@ -61,7 +61,7 @@ def test_next_snapshot_number_follows_the_highest() -> None:
 
 @pytest.mark.parametrize(("num_slots", "number"), [(1, 6), (2, 7)])
 def test_next_snapshot_does_not_overwrite_the_resumed_one(num_slots: int, number: int) -> None:
-    """Only some ranks had sealed step 50 when the job died, so it goes on from step 40, which is in slot 0."""
+    """Only some ranks had sealed step 50 when the job died, so it resumes from step 40, which is in slot 0."""
     reports = [report(0, "a", held(0, 40), held(1, 40), held(0, 50)), report(1, "a")]
     memory = memory_point(reports)
     assert memory is not None
@@ -90,7 +90,7 @@ def test_copy_of_another_plan_replaces_no_snapshot() -> None:
 
 
 def test_snapshot_in_a_foreign_slot_is_fetched_from_the_own_host() -> None:
-    # ranks were reassigned: rank 1 is now where its copy is, and rank 0 where rank 1 was
+    # Ranks were reassigned: rank 1 is now on the host with its copy, and rank 0 on the former host of rank 1.
     reports = [
         report(0, "a", held(0, 50, is_copy=True), held(1, 50)),
         report(1, "b", held(1, 50, is_copy=True), held(0, 50)),
@@ -123,5 +123,5 @@ def test_first_rank_with_the_newest_plan_describes_it() -> None:
     new_host = replace(report(0, "new"), last_round=-1)
     reports = [new_host, report(1, "a"), replace(report(2, "b"), last_round=3), replace(report(3, "c"), last_round=3)]
     assert newest_plan_rank(reports) == 2
-    # without any, the data and configuration of a snapshot are unknown
+    # Without any snapshot, the data and configuration are unknown.
     assert memory_point([replace(report(0, "a", held(0, 40)), last_round=-1)]) is None

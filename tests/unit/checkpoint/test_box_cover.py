@@ -1,4 +1,4 @@
-"""Boxes compared with the masks of a tensor that they are."""
+"""Boxes compared with the equivalent masks of a tensor."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_overlaps_and_gaps_are_those_of_the_masks(case: tuple[tuple[int, ...], l
 
 
 def test_gap_among_many_parts_is_found() -> None:
-    """Pieces that shared elements would double in number with each part."""
+    """Pieces that share elements would double in number with each part."""
     cells = [(row, column) for row in range(14) for column in range(14)]
     parts = [Box(cell, (1, 1)) for cell in cells if sum(cell) % 2]
     assert first_gap(Box((0, 0), (14, 14)), parts) == Box((0, 0), (1, 1))

@@ -1,4 +1,4 @@
-"""What a run may change and still resume, and what a new run may change that starts from another's checkpoint."""
+"""The changes with which a run may resume, and those with which a new run may start from another run's checkpoint."""
 
 from __future__ import annotations
 

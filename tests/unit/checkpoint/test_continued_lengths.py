@@ -1,4 +1,4 @@
-"""Sample lengths of a run that resumes: those of the past must stay, and a change ahead begins with a step."""
+"""Sample lengths of a run that resumes: past lengths must stay, and a future change begins with a step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_lengths_of_the_past_must_stay() -> None:
 
 
 def test_samples_left_out_do_not_make_a_change_late() -> None:
-    # the step from sample 37 on has the samples 58 to 60, too
+    # The step from sample 37 on has the samples 58 to 60, too.
     before = stream((0, 4), (61, 16), skipped=((42, 58),))
     assert before == with_aligned_lengths(replace(before, stages=PLANNED.stages), BATCHES, 37)
     assert not lengths_problem(before, PLANNED, 69, 288, BATCHES)
@@ -61,19 +61,19 @@ def test_a_change_before_skipped_samples_must_stay() -> None:
     assert "restore seq_len and after_tokens" in lengths_problem(before, stream((0, 4), (200, 16)), 24, 96, BATCHES)
 
 
-# (lengths, cursor, skipped) and the lengths that are kept
+# (lengths, cursor, skipped) and the resulting lengths
 ALIGNED: list[tuple[tuple[tuple[int, int], ...], int, SampleRanges, tuple[tuple[int, int], ...]]] = [
     (((0, 4), (40, 16)), 0, (), ((0, 4), (40, 16))),
     (((0, 4), (41, 16)), 0, (), ((0, 4), (48, 16))),
-    # 3 samples are left out, so the steps from 8 on begin at 19, 27, 35, 43
+    # 3 samples are skipped, so the steps from 8 on begin at 19, 27, 35, 43.
     (((0, 4), (40, 16)), 8, ((10, 13),), ((0, 4), (43, 16))),
-    # a stage that the change passes begins with it
+    # A stage that the change passes begins with it.
     (((0, 4), (40, 16), (41, 16)), 8, ((10, 13),), ((0, 4), (43, 16))),
-    # what came before stays
+    # Earlier lengths stay.
     (((0, 4), (40, 16)), 43, ((10, 13),), ((0, 4), (40, 16))),
-    # no sample of a step is on both sides of it
+    # No step has samples on both sides of the change.
     (((0, 4), (40, 16)), 8, ((16, 48),), ((0, 4), (40, 16))),
-    # the second one replaces the first
+    # The second change replaces the first.
     (((0, 4), (41, 16), (45, 8)), 0, (), ((0, 4), (48, 8))),
     (((0, 4), (81, 16)), 0, (), ((0, 4), (96, 16))),
 ]

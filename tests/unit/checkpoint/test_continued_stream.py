@@ -102,7 +102,7 @@ LATER = continued_stream(BEFORE, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor
 
 
 def test_going_back_to_skip_samples_keeps_the_stages_before_them() -> None:
-    """Else the numbers of samples that a rollback skips would mean other samples."""
+    """Otherwise the numbers of samples that a rollback skips would refer to other samples."""
     found = with_later_stages(BEFORE, LATER, 300)
     assert (found.sources, found.stages, found.skipped) == (LATER.sources, LATER.stages, BEFORE.skipped)
     skips = replace(found, skipped=((450, 500),))
@@ -120,7 +120,7 @@ def test_going_back_without_skips_forgets_stages_that_are_ahead() -> None:
 
 
 def test_another_mixture_begins_behind_the_samples_to_skip() -> None:
-    """Numbers of skipped samples have their meaning in the mixture of before."""
+    """Numbers of skipped samples refer to the previous mixture."""
     skips = replace(BEFORE, skipped=((80, 96), (700, 900)))
     found = continued_stream(skips, stream((WEB, 1), (CODE, 1)), cursor=500)
     assert found.stream.stages == (MixtureStage(0, (3, 1), 16), MixtureStage(900, (1, 1), 16))
@@ -150,13 +150,13 @@ def test_plan_that_changes_does_so_from_the_cursor_on() -> None:
 
 
 def test_planned_stage_of_the_same_mixture_begins_its_own_blocks() -> None:
-    """Else a run that stops there would read other samples than one that does not."""
+    """Otherwise a run that stops there would read other samples than one that does not."""
     plan = replace(PLANNED, stages=(PLAN[0], MixtureStage(600, (3, 1), 16)))
     assert continued_stream(plan, plan, cursor=600).stream == plan
 
 
 def test_going_back_keeps_a_mixture_that_replaced_the_plan() -> None:
-    """The plan changed at sample 400; the checkpoint to go back to still has the first plan."""
+    """The plan changed at sample 400; the checkpoint of the rollback still has the first plan."""
     changed = continued_stream(PLANNED, stream((WEB, 1), (CODE, 1)), cursor=400).stream
     assert with_later_stages(PLANNED, changed, cursor=300).stages == (PLAN[0], MixtureStage(400, (1, 1), 16))
     assert with_later_stages(PLANNED, changed, cursor=700) == PLANNED

@@ -1,4 +1,5 @@
-"""A snapshot goes to its keeper whole or not at all; a failure is reported once and tried again with the next."""
+"""A snapshot is copied to its keeper whole or not at all; a failure is reported once, and the next snapshot is tried
+again."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerHosts:
-    # a slot's contents are then many blocks
+    # Small blocks, so that the contents of a slot are many of them.
     monkeypatch.setattr(snapshot_offer, "_BLOCK_BYTES", 100)
     return PeerHosts(tmp_path)
 
@@ -119,7 +120,7 @@ def test_a_rank_of_another_round_gets_nothing_written(hosts: PeerHosts, slots: l
 
 
 def offer_by_hand(hosts: PeerHosts, address: PeerAddress) -> tuple[PeerConnection, SnapshotOffer]:
-    """Begin to send the snapshot in the owner's first slot, until its bytes are wanted."""
+    """Begin to send the snapshot in the owner's first slot, up to the request for its bytes."""
     with SlotReader(hosts.own.slot(OWNER, 0)) as slot:
         offer = SnapshotOffer.of_slot(slot)
     assert offer is not None
@@ -129,7 +130,7 @@ def offer_by_hand(hosts: PeerHosts, address: PeerAddress) -> tuple[PeerConnectio
     return connection, offer
 
 
-def test_a_copy_that_breaks_off_does_not_cost_the_last_whole_one(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
+def test_interrupted_copy_keeps_the_last_whole_one(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve) as address, sending(address) as sender:
         sender.offer(hosts.own.slot(OWNER, 0))
@@ -175,7 +176,7 @@ def test_copies_of_a_rank_are_sent_one_by_one(
 def test_a_slow_sender_is_given_up_at_the_deadline(hosts: PeerHosts, slots: list[SlotFiller]) -> None:
     keeper = CopyKeeper(hosts.planned, slots)
     with serving(keeper.serve, PeerLimits(authentication_s=600.0, call_s=600.0, total_s=0.2)) as address:
-        # on a busy machine the deadline comes during the offer
+        # On a busy machine the deadline passes during the offer.
         with suppress(CommunicationError), closing(offer_by_hand(hosts, address)[0]):
             wait_until(lambda: keeper.problem != "", "the deadline")
         wait_until(lambda: keeper.problem != "", "the deadline")
@@ -184,7 +185,7 @@ def test_a_slow_sender_is_given_up_at_the_deadline(hosts: PeerHosts, slots: list
 
 
 def reuse_slot(path: Path) -> None:
-    """Do what a worker does first when it takes the next snapshot in a slot."""
+    """Do the first action of a worker that takes the next snapshot in a slot."""
     with path.open("r+b") as file:
         file.seek(8 * SlotWord.STATE)
         file.write(SlotState.WRITING.to_bytes(8, "little"))
@@ -216,18 +217,18 @@ def test_reused_slot_is_given_up_for_the_newest(
         during_reads(monkeypatch, reuse)
         sender.offer(hosts.own.slot(OWNER, 0))
         wait_for_copies(hosts, 20)
-        wait_until(lambda: sender.problem == "", "a copy that got through")
+        wait_until(lambda: sender.problem == "", "a complete copy")
     assert whole_contents(newer) in [whole_contents(slot.path) for slot in slots]
 
 
-def test_a_slot_that_is_always_too_soon_used_again_is_a_problem(
+def test_slot_reused_before_its_copy_ends_is_reported(
     hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
         during_reads(monkeypatch, reuse_slot)
         sender.offer(hosts.own.slot(OWNER, 0))
         wait_for_problem(sender, "its next snapshot began before the one of step 10 was sent: copies take longer than")
-        # what is being written is nothing to send, and nothing to forget the problem for
+        # A snapshot that is being written is not sent, and does not clear the problem.
         sender.offer(hosts.own.slot(OWNER, 0))
     assert sender.problem
     assert kept(hosts) == []
@@ -254,7 +255,7 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
             wait_until(lambda n=number: len(attempts) == n, "an attempt")  # type: ignore[misc]
         wait_for_problem(sender, f"{address}: timed out")
         with PeerServer(listener, SECRET, CopyKeeper(hosts.planned, slots).serve, LIMITS):
-            wait_until(lambda: _is_through(sender, hosts), "a copy that got through")
+            wait_until(lambda: _is_through(sender, hosts), "a complete copy")
             sender.close()
     err = capsys.readouterr().err
     assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1
@@ -262,12 +263,12 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
 
 
 def _is_through(sender: CopySender, hosts: PeerHosts) -> bool:
-    """Take another snapshot, so to speak: the server first has to be done with those that have left."""
+    """Take another snapshot: the server first has to finish the ones that were sent."""
     sender.offer(hosts.own.slot(OWNER, 0))
     return sender.problem == "" and kept(hosts) == [10]
 
 
-def test_closing_cuts_what_is_on_its_way(hosts: PeerHosts) -> None:
+def test_close_interrupts_a_transfer(hosts: PeerHosts) -> None:
     is_asked, is_over = threading.Event(), threading.Event()
 
     def never_answer(connection: PeerConnection) -> None:
@@ -282,7 +283,7 @@ def test_closing_cuts_what_is_on_its_way(hosts: PeerHosts) -> None:
         assert is_asked.wait(DEADLINE_S)
         sender.close()
         assert not sender._thread.is_alive()
-        # the end of a job is no problem
+        # The end of a job is not a problem.
         assert sender.problem == ""
         is_over.set()
 

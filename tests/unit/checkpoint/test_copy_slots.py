@@ -1,5 +1,4 @@
-"""Slots for copies: made once, filled by their files, renamed with a round, and removed when they are no longer
-needed."""
+"""Slots for copies: created once, filled by their files, renamed with a round, and removed when no longer needed."""
 
 from __future__ import annotations
 
@@ -120,7 +119,7 @@ def test_a_snapshot_can_become_one_of_another_round(arena: Arena, slots: list[Sl
     assert sealed_by_rank(arena, is_copy=True) == {7: [after]}
     assert slots[0].words().persist == Persist.PENDING
     assert slots[1].words().state == SlotState.EMPTY
-    # it holds another one now, and stays as it is
+    # It holds another snapshot now, and stays unchanged.
     slots[0].relabel(SEALED, SealedSnapshot(120, 4, 11), Persist.NONE)
     assert sealed_by_rank(arena, is_copy=True) == {7: [after]}
 

@@ -1,4 +1,4 @@
-"""Prefix, data and suffix are what torch.save writes, and are made without the data."""
+"""Prefix, data and suffix equal what torch.save writes, and are created without the data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_bytes_are_those_of_torch_save_and_torch_loads_them(dtype: torch.dtype) 
 
 
 def test_torch_maps_it(tmp_path) -> None:
-    """Data that torch maps instead of reading must be where torch computes it to be."""
+    """Data that torch maps instead of reading must be at the offset that torch computes."""
     tensor = some_tensor((1000, 33), torch.float32)
     around = envelope((1000, 33), torch.float32)
     (tmp_path / "item.pt").write_bytes(around.prefix + data_of(tensor) + around.suffix)

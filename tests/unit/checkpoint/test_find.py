@@ -1,4 +1,5 @@
-"""What a path or URL on a command line means: a run, a branch or a checkpoint, and which one is found in it."""
+"""The meaning of a path or URL on a command line: a run, a branch or a checkpoint, and which checkpoint is found in
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log of a job says of its writer: each success and each failure once, whichever writer had it."""
+"""The lines in a job's log about its writer: each success and each failure once, whichever writer had it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes after a checkpoint was committed, and what never goes."""
+"""The checkpoints that are removed after a commit, and those that never are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checkpoints(tmp_path: Path) -> Location:
 
 
 def put_run(checkpoints: Location, *steps: int) -> Location:
-    """Make a run on main with some committed steps whose files are all there: they have none."""
+    """Create a run on main with some committed steps that are complete: their checkpoints have no files."""
     main = put_main(checkpoints)
     for step in steps:
         put_checkpoint(main, step, files={})
@@ -46,7 +46,7 @@ def test_old_checkpoints_go_and_kept_ones_stay(checkpoints: Location) -> None:
     open_branch(checkpoints, "main", 25, "")
     pin(main / "step-000000040", "good")
     notes = Housekeeping().run(checkpoints, replace(PLAN, keep_every=50))
-    # the pinned one, every 50th, the last two, and the one from which branch-0002 goes on
+    # the pinned one, every 50th, the last two, and the one from which branch-0002 continues
     assert committed_steps(main) == [20, 40, 50, 90, 100]
     assert names(main) == [f"step-{step:09d}" for step in (20, 40, 50, 90, 100)]
     assert notes == [f"removed {main}/step-{step:09d}" for step in (10, 30, 60, 70, 80)]
@@ -63,7 +63,7 @@ def test_damaged_checkpoint_does_not_count_for_retention(checkpoints: Location) 
     main = put_run(checkpoints, 10, 20, 30, 40, 50)
     record_verifications(checkpoints, [Verification("main", step, time.time(), "changed") for step in (20, 40, 50)])
     assert Housekeeping().run(checkpoints, PLAN) == []
-    assert committed_steps(main) == [10, 20, 30, 40, 50], "10 and 30 are the newest two that are whole"
+    assert committed_steps(main) == [10, 20, 30, 40, 50], "10 and 30 are the newest two intact checkpoints"
     put_checkpoint(main, 60, files={})
     assert Housekeeping().run(checkpoints, PLAN) == [f"removed {main}/step-{step:09d}" for step in (10, 20)]
 
@@ -90,7 +90,7 @@ def test_unfinished_checkpoint_without_a_writer_is_removed(checkpoints: Location
     begin(main, 12, round_number=1, started_unix_s=1e9)
     path_of(main / "step-000000013").mkdir()
     kept = ["step-000000020", "step-000000021", "step-000000022", "step-000000023", "step-000000050", "step-000000060"]
-    # an older round may still write it, a newer round writes it, COMMIT is damaged, or it is pinned
+    # An older round may still write it, a newer round writes it, COMMIT is damaged, or it is pinned.
     begin(main, 20, round_number=1, started_unix_s=3e9)
     begin(main, 21, round_number=3, started_unix_s=1e9)
     (put_manifest(main, 22) / "COMMIT").write(b"?")
@@ -114,7 +114,7 @@ def test_checkpoint_without_commit_is_kept_like_a_whole_one(checkpoints: Locatio
     # reported once and read once
     assert housekeeping.run(checkpoints, replace(PLAN, keep_last=0)) == []
     assert names(main) == [f"step-0000000{step}0" for step in (1, 2, 3, 4)]
-    # as if it were whole: 30 is one of the newest two, and at 20 a branch begins
+    # As if it were intact: 30 is one of the newest two, and a branch begins at 20.
     open_branch(checkpoints, "main", 25, "")
     assert housekeeping.run(checkpoints, PLAN) == []
     pin_file.remove()
@@ -160,7 +160,7 @@ def test_known_checkpoints_are_not_read_again(checkpoints: Location) -> None:
     plan = replace(PLAN, keep_last=0)
     housekeeping = Housekeeping()
     housekeeping.run(hooked, plan)
-    # the newest is read once more: it decides which others are removed
+    # The newest checkpoint is read once more: it decides which others are removed.
     newest = "main/step-000000050/COMMIT"
     assert sorted({path for path in reads if path.endswith("COMMIT") and path != newest}) == sorted(
         path for path in reads if path.endswith("COMMIT") and path != newest

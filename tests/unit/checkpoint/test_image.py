@@ -1,6 +1,6 @@
-"""The image of a rank's state: items where the plan says, each what torch.save would have written, copied both ways.
+"""The image of a rank's state: items at the planned places, each as torch.save would write it, copied both ways.
 
-Copies of host memory are exact at every length and place, compiled or not.
+Copies of host memory are exact at every length and offset, compiled or not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GUARD = 0xA5
 
 
 def flat_shards(whole: Tensor, bounds: Sequence[int], name: str = "w") -> list[FlatShard]:
-    """Cut a tensor, flattened, at `bounds`; the boxes of all ranges are views of one flat memory."""
+    """Divide a flattened tensor at `bounds`; the boxes of all ranges are views of one flat memory."""
     flat = whole.clone().reshape(-1)
     shards = []
     for start, stop in pairwise(bounds):
@@ -241,7 +241,7 @@ def test_items_are_reported_as_json() -> None:
     assert entry == ["optimizer.exp_avg.w", [4, 6], [1, 0], [2, 6], "bfloat16", 0, plan.items[0].length]
 
 
-def test_an_image_lies_in_shared_memory_and_lets_go_of_it() -> None:
+def test_an_image_frees_its_shared_memory() -> None:
     plan = plan_image(some_state())
     header = mmap.PAGESIZE
     with mmap.mmap(-1, header + plan.num_bytes) as mapped:

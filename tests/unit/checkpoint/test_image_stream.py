@@ -1,4 +1,5 @@
-"""A data file made block by block from a slot: the same bytes and digests in any blocks; nothing when it fails."""
+"""A data file created block by block from a slot: the same bytes and digests with any blocks; no file after a
+failure."""
 
 from __future__ import annotations
 
@@ -142,7 +143,7 @@ def test_bytes_between_items_that_are_not_zero_are_refused(arena: Arena, target:
 
 
 def test_memory_does_not_grow_with_the_image(tmp_path: Path, target: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks that storage is given are in one buffer."""
+    """All blocks that storage receives are in one buffer."""
     lengths = (100_000,)
     arena = make_arena(tmp_path / "arena", host_plan("", ranks=(0,)), lengths=lengths)
     put_slot(arena, 0, step=10, snapshot=4, lengths=lengths)

@@ -1,4 +1,5 @@
-"""Whatever layout saved, any layout loads: every wanted element from exactly one item, each item read by one rank."""
+"""A state saved by any layout can be loaded by any layout: every wanted element from exactly one item, each item read
+by one rank."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Shards = list[tuple[str, FlatShard]]
 
 @dataclass(frozen=True)
 class TensorCut:
-    """How one tensor is dealt out: boxes along one dim, each flattened into a padded bucket that dp ranks share."""
+    """The division of one tensor: boxes along one dim, each flattened into a padded bucket that dp ranks share."""
 
     dim: int
     tp_bounds: tuple[int, ...]
@@ -65,7 +66,7 @@ def cases(draw: Any) -> tuple[tuple[tuple[int, ...], ...], CutLayout, CutLayout]
 
 
 def local_box(shape: tuple[int, ...], cut: TensorCut, tp_rank: int) -> Box | None:
-    """Return the box of a tp rank; a scalar is the first one's."""
+    """Return the box of a tp rank; a scalar belongs to the first rank."""
     first, last = cut.tp_bounds[tp_rank : tp_rank + 2]
     if first == last:
         return None
@@ -81,7 +82,7 @@ def part(whole: Tensor, box: Box) -> Tensor:
 
 
 def state_of(layout: CutLayout, wholes: dict[tuple[str, int], Tensor], tp_rank: int, dp_rank: int) -> Shards:
-    """Return what one rank holds: boxes that are views of a flat share with padding, as a bucket's are."""
+    """Return the state of one rank: boxes that are views of a flat shard with padding, as a bucket's are."""
     state: Shards = []
     for (kind, number), whole in wholes.items():
         cut, shape = layout.cuts[number], tuple(whole.shape)
@@ -103,7 +104,7 @@ def state_of(layout: CutLayout, wholes: dict[tuple[str, int], Tensor], tp_rank: 
 
 
 def saved(layout: CutLayout, wholes: dict[tuple[str, int], Tensor]) -> tuple[dict[str, bytes], ItemCatalog]:
-    """Return the data files of all ranks and what the metadata says of them."""
+    """Return the data files of all ranks and their metadata."""
     files, items = {}, {}
     for rank in range(layout.tp_size * layout.dp_size):
         plan = plan_image(
@@ -248,7 +249,8 @@ def test_a_scalar_is_one_copy() -> None:
 def test_many_boxes_of_many_items_are_not_compared_with_all(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2,000 items of a tensor, in whatever dim they lie, and 500 wanted boxes: not the product of the two."""
+    """2,000 items of a tensor, along any dim, and 500 wanted boxes: the number of comparisons is not the product of the
+    two."""
     dim = shape.index(max(shape))
 
     def box(first: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -271,18 +273,18 @@ def test_many_boxes_of_many_items_are_not_compared_with_all(
     assert num_compared == 2_000
 
 
-# Who reads
+# Readers
 
 
 def test_items_are_read_by_the_ranks_with_least_to_read() -> None:
-    # an item that one rank needs is read by it
+    # An item that one rank needs is read by it.
     assert assign_readers([[0], [2, 1], []], [5, 5, 5, 5]) == (0, 1, 1, NO_READER)
     assert assign_readers([[], [0, 1], [1]], [10, 10]) == (1, 2)
-    # shared items go to the rank with the fewest bytes
+    # Shared items go to the rank with the fewest bytes.
     assert assign_readers([[0, 1, 2], [1, 2]], [100, 60, 40]) == (0, 1, 1)
     assert assign_readers([[0, 1], [0, 1]], [10, 10]) == (0, 1)
     assert assign_readers([[0, 1, 2], [0, 1, 2]], [10, 10, 20]) == (1, 1, 0)
-    # and even out the items without a choice
+    # They balance the items that only one rank can read.
     assert assign_readers([[0, 1], [0]], [100, 50]) == (1, 0)
 
 
@@ -297,7 +299,7 @@ def test_every_item_has_one_reader_and_bytes_are_even(data: st.DataObject) -> No
     assert len(readers) == len(lengths)
     for number, reader in enumerate(readers):
         assert number in needs[reader] if reader != NO_READER else not any(number in numbers for numbers in needs)
-    # a permuted or repeated way of telling the same makes no difference
+    # A permuted or repeated description of the same makes no difference.
     assert assign_readers([sorted(numbers, reverse=True) * 2 for numbers in needs], lengths) == readers
 
 

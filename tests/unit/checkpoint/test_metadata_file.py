@@ -1,4 +1,4 @@
-"""What is written by several ranks is one checkpoint to stock torch, and to our own reader of its index."""
+"""The files of several ranks are one checkpoint to stock torch, and to our own reader of its index."""
 
 from __future__ import annotations
 

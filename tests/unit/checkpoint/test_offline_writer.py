@@ -1,4 +1,4 @@
-"""A checkpoint that one process writes is whole, stock torch reads it, and nothing of others is overwritten."""
+"""A checkpoint that one process writes is complete, stock torch reads it, and no other file is overwritten."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WHOLE = {
 
 
 def shard(key: str) -> tuple[str, FlatShard]:
-    """Return a whole tensor without memory, as a plan is made of."""
+    """Return a whole tensor without memory, as an input of a plan."""
     whole = WHOLE[key].to("meta")
     return "master", FlatShard(key.removeprefix("model."), whole.shape, Box((0,) * whole.dim(), whole.shape), whole)
 
@@ -113,7 +113,7 @@ def test_interrupted_conversion_leaves_nothing(tmp_path: Path, error: BaseExcept
         nonlocal number
         number -= 1
         if not number:
-            assert len(place.entries()) == 3, "WRITING, a file that is whole, and one that is not"
+            assert len(place.entries()) == 3, "WRITING, a complete file, and an incomplete one"
             raise error
         return part(item)
 
@@ -214,7 +214,7 @@ def test_an_image_of_many_blocks_is_written_in_order(tmp_path: Path, threads: Bl
     files = [ImageFile(place, plan, threads) for place in places]
     for item in plan.items:
         for piece in whole[item.offsets[0] : item.offsets[0] + item.sizes[0]].split(100_001):
-            for file in files:  # one thread fills both by turns
+            for file in files:  # One thread fills both alternately.
                 file.append(piece)
     for file, place in zip(files, places, strict=True):
         assert verify_file(place, file.close()) == []
@@ -222,7 +222,7 @@ def test_an_image_of_many_blocks_is_written_in_order(tmp_path: Path, threads: Bl
 
 
 class SlowSink:
-    """A sink whose first write goes on until its block is filled again, or long enough for that to happen."""
+    """A sink whose first write lasts until its block is filled again, or long enough for that to happen."""
 
     def __init__(self) -> None:
         self.is_filled_again = threading.Event()
@@ -251,7 +251,7 @@ def test_block_that_is_being_written_is_not_filled_again(threads: BlockThreads) 
 
 
 class FullDisk(LocalLocation):
-    """A disk without room for a second block."""
+    """A disk without space for a second block."""
 
     __slots__ = ()
 

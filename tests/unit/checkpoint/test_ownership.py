@@ -1,4 +1,4 @@
-"""State that several ranks hold alike is written by one of them, and not always by the same one."""
+"""State that several ranks hold is written by one of them, and the work is spread over the ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_copies_divide_by_bytes_and_agree() -> None:
 
 
 def test_groups_are_counted_apart() -> None:
-    # the end stages have other norms, and still agree on the embedding
+    # The end stages have different norms, and still agree on the embedding.
     first = divide(
         [shard("norm", 9, ShardHolders(("tp",), 0, 2)), shard("word", 4, ShardHolders(("embedding",), 0, 2))]
     )

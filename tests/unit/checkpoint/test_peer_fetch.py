@@ -1,4 +1,4 @@
-"""A rank whose host is new fetches its snapshot from a peer: just that one, whole, and as one of the new round."""
+"""A rank on a new host fetches its snapshot from a peer: exactly that snapshot, whole, and for the new round."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_fetched_snapshot_equals_the_sealed_one(
     assert whole_contents(slot) == whole_contents(source)
     with SlotReader(slot) as found, SlotReader(source) as expected:
         assert replace(found.words(), persist=Persist.PENDING) == expected.words()
-        # who brings it to storage is decided when all have theirs
+        # The rank that stores it is chosen when all have their snapshots.
         assert found.words().persist == Persist.NONE
 
 

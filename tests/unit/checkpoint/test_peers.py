@@ -1,4 +1,4 @@
-"""Copies outside of one's own groups, and what is left when a group's hosts are gone."""
+"""Copies outside of a rank's own groups, and which copies remain when a group's hosts are lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_losing_the_hosts_of_any_one_group_loses_nothing(
     try:
         keepers = choose_keepers(layout, host_of)
     except TopologyError:
-        # it must be true: some rank has no host outside of its groups, or no shift suits all
+        # The message must be true: some rank has no host outside of its groups, or no shift suits all ranks.
         assume(ranks_per_host > tp_size)
         return
     assert sorted(keepers) == list(range(layout.world_size))
@@ -85,7 +85,7 @@ def test_a_copy_stands_in_for_a_host_that_lost_its_own() -> None:
     here = {0: at(40, 50), 1: at(40, 50), 2: at(40, 50), 3: at(50), 7: at(50)}
     point = newest_in_memory([here, here, {}, {}], host_of)
     assert point == MemoryPoint(at(50)[0], (0, 1, 0, 0))
-    # its own memory is nearer than a copy elsewhere
+    # A rank prefers its own memory to a copy elsewhere.
     own = {2: at(50), 3: at(50)}
     assert newest_in_memory([here, here, own, own], host_of) == MemoryPoint(at(50)[0], (0, 1, 2, 3))
 

@@ -1,4 +1,4 @@
-"""What a writer does next, decided from slots and plans alone."""
+"""The next action of a writer, decided from slots and plans alone."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def reasons(slots: list[SealedSlot], known: dict[int, HostPlan], *, has_workers:
 DUE: list[tuple[list[SealedSlot], int | None]] = [
     ([], None),
     (both(10, 0), 10),
-    # the oldest first, by their number: after a restart steps may be lower
+    # The oldest first, by their number: after a restart steps may be lower.
     (both(20, 1) + both(10, 0), 10),
     (both(10, 5) + both(20, 4), 20),
     (both(20, 1) + both(10, 0, Persist.DONE), 20),
     (both(10, 0, Persist.DONE) + both(20, 1, Persist.FAILED), None),
     (both(10, 0, Persist.NONE), None),
-    # one rank has not sealed, or is a snapshot further
+    # One rank has not sealed, or is one snapshot ahead.
     ([slot(0, 10, 0)], None),
     ([slot(0, 10, 0), slot(1, 20, 1)], None),
     ([slot(0, 10, 0), slot(1, 10, 2)], None),
     ([slot(0, 10, 0), slot(1, 10, 0, round_number=3)], None),
-    # its writer was killed while it marked both as done, or both as failed
+    # Its writer was killed while it marked both as done, or both as failed.
     ([slot(0, 10, 0, Persist.DONE), slot(1, 10, 0)], 10),
     ([slot(0, 10, 0), slot(1, 10, 0, Persist.FAILED)], 10),
-    # another host's rank, from when it was here
+    # another host's rank, from the time when it was here
     ([*both(10, 0), slot(7, 10, 0)], 10),
 ]
 
@@ -102,7 +102,7 @@ def test_lone_host_stores_without_the_plan_of_an_older_round() -> None:
     assert reasons(both(10, 0), other_ranks) == {10: "not sealed by rank 2, which cannot seal it any more"}
 
 
-def test_several_hosts_give_up_what_they_cannot_agree_on() -> None:
+def test_several_hosts_skip_a_snapshot_without_agreement() -> None:
     newer = replace(MANY, round=3)
     assert due_step(both(10, 0), plans(newer)) is None
     assert reasons(both(10, 0), plans(newer)) == {10: "host.json is of round 3, and the plan of round 2 is unknown"}
@@ -123,10 +123,10 @@ def test_a_newer_round_supersedes_an_older_one_of_several_hosts() -> None:
     assert not is_superseded(SealedSnapshot(20, 3, 1), MANY, slots)
     assert due_step(slots, known) == 20
     assert reasons(slots, known) == {10: "round 3 needs a checkpoint, and hosts of round 2 may be gone"}
-    # alone, there is no host to wait for
+    # A single host waits for no other host.
     assert due_step(slots, plans(PLAN, replace(PLAN, round=3))) == 10
     assert not is_superseded(SealedSnapshot(10, 2, 0), PLAN, slots)
-    # a newer round that wants nothing yet takes nothing away
+    # A newer round that wants nothing yet removes nothing.
     assert not is_superseded(SealedSnapshot(10, 2, 0), MANY, both(10, 0) + both(20, 1, Persist.DONE, 3))
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a rollback goes back to, which samples it skips, and how a worker receives it."""
+"""The checkpoint that a rollback resumes from, the samples that it skips, and its transmission to workers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_skipped_samples_keep_the_mixture_that_read_them() -> None:
     assert found.stages == (MixtureStage(0, (1, 1), 16), MixtureStage(336, (1, 3), 16))
     assert found.skipped == ((328, 352),)
     at_newest = known_order(newest, old, now, config, None, TrainingProgress(42, 336))
-    assert at_newest == old  # the resume itself begins the stage, and says so
+    assert at_newest == old  # The resume itself begins the stage, and reports it.
 
 
 def test_another_runs_checkpoint_is_before_all_that_this_run_did() -> None:
@@ -93,10 +93,10 @@ def test_samples_to_skip_are_those_of_the_steps() -> None:
         (TrainingProgress(40, 320), (), (328, 352)),
         (TrainingProgress(41, 328), (), (328, 352)),
         (TrainingProgress(0, 0), (), (328, 352)),
-        # samples that were left out before have moved all later steps
+        # Samples that were skipped before have shifted all later steps.
         (TrainingProgress(0, 0), ((0, 16),), (344, 368)),
         (TrainingProgress(40, 320), ((322, 330),), (336, 360)),
-        # a batch that lies around them is left out as a whole
+        # A batch that surrounds them is skipped as a whole.
         (TrainingProgress(40, 320), ((340, 350),), (328, 362)),
     ]
     for progress, skipped, expected in cases:
@@ -114,7 +114,7 @@ def test_samples_to_skip_in_a_ramp_up() -> None:
 
 def test_samples_to_skip_across_a_stage_with_another_batch() -> None:
     stages = BatchSchedule(BatchConfig(global_batch_size=8), (BatchStage(331, 4),))
-    # the step at 328 begins before the stage, so it still has 8
+    # The step at 328 begins before the stage, so it still has 8.
     assert samples_to_skip(BACK, TrainingProgress(40, 320), stages, ()) == ((328, 344),)
 
 

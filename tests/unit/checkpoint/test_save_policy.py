@@ -1,4 +1,4 @@
-"""When checkpoints are due by time, with a clock that the test sets, and the log lines about them at the start."""
+"""The times at which checkpoints are due, by a clock that the test sets, and the log lines about them at the start."""
 
 from __future__ import annotations
 

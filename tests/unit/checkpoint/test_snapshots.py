@@ -1,4 +1,4 @@
-"""When the writer is called: by the first rank of a host for each snapshot, by any rank that misses it."""
+"""Calls of the writer: by the first rank of a host for each snapshot, or by any rank that finds it missing."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_rank_that_waits_for_storage_is_named_by_the_others() -> None:
 
 
 def test_snapshot_that_failed_on_another_host_frees_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its writer's mark is lost where storage takes no files: only the ranks can pass it on."""
+    """Its writer's mark is lost if storage accepts no files: only the ranks can pass it on."""
     monkeypatch.setattr(snapshots, "_SHARE_AGAIN_S", 0.0)
     slots = [_Slot(), _Slot()]
     newest_and_older_elsewhere = [1, 1]
@@ -188,14 +188,14 @@ def test_snapshot_that_failed_on_another_host_frees_its_slot(monkeypatch: pytest
 
 
 def test_a_snapshot_that_was_given_up_is_not_waited_for() -> None:
-    """It waited to be written, and then the job went on from something else."""
+    """It waited to be written, and then the job resumed from another snapshot."""
     found = make_snapshots([_Slot(state=SlotState.EMPTY, persist=Persist.PENDING, step=7)], [])
     assert found.pending() is None
     assert found.wait(timeout_s=0.0)
 
 
 def test_snapshot_that_another_rank_still_writes_keeps_its_slot(tmp_path: Path) -> None:
-    """The writer died between two ranks: the next one needs all of it."""
+    """The writer died between two ranks: the next writer needs all of it."""
     job = make_job(tmp_path)
     paths = [put_slot(job.arena, rank, step=10, snapshot=4, persist=word)
              for rank, word in enumerate((Persist.DONE, Persist.PENDING))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The order with which a job starts: skipped samples are counted in the stages of the mixture that read them."""
+"""The sample order of a starting job: skipped samples are counted in the stages of the mixture that read them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OLD = (0, (1, 1))
 CHANGED = (336, (1, 3))
 """The mixture that the run had from step 42 on."""
 PLAN = (416, (2, 5))
-"""The mixture of the next start, behind the samples that the branch skips."""
+"""The mixture of the next start, after the samples that the branch skips."""
 OPENED = replace(mixed(OLD, CHANGED, (800, (1, 0))), skipped=((400, 416),))
 """The order of the branch, with a stage that was only planned."""
 NOW = mixed((0, (2, 5)))
@@ -69,7 +69,7 @@ def started(checkpoints: Location) -> StartingPoint:
 
 @dataclass(frozen=True)
 class OrderCase:
-    """A start: from a step, with the mixture of a configuration, and the stages and skips that it has to have."""
+    """A start: from a step, with the mixture of a configuration, and the expected stages and skips."""
 
     step: int
     stages: tuple[tuple[int, tuple[int, int]], ...]
@@ -128,7 +128,7 @@ def test_order_of_a_run_without_a_branch_is_the_plan() -> None:
 
 
 def at_step_42(rollback: Rollback | None) -> SampleStream:
-    """Return the order of a job whose newest checkpoint is that of step 42, with a plan that is new since then."""
+    """Return the order of a job whose newest checkpoint is that of step 42, with a plan that has changed since then."""
     start = StartingPoint("main", 0.0, (), 1, (), (), stream=mixed(OLD), consumed_samples=336)
     return known_order(start, mixed(OLD), mixed((0, (1, 3))), CONFIG, rollback, TrainingProgress(42, 336))
 
@@ -136,5 +136,5 @@ def at_step_42(rollback: Rollback | None) -> SampleStream:
 def test_rollback_to_the_newest_checkpoint_keeps_the_new_mixture() -> None:
     found = at_step_42(Rollback("i-1", 42, 43, 44))
     assert (stages_of(found), found.skipped) == ((OLD, CHANGED), ((344, 360),))
-    # without a rollback the resume itself begins the stage, and reports it
+    # Without a rollback the resume itself begins the stage, and reports it.
     assert stages_of(at_step_42(None)) == (OLD,)

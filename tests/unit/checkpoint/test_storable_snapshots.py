@@ -1,4 +1,5 @@
-"""Snapshots that a restart waits for: they are in memory, can still be stored, and could not be restored from there."""
+"""Snapshots that a restart waits for: they are in memory, can still be stored, and could not be restored from
+memory."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ OLD, NEW = SealedSnapshot(40, 0, 4), SealedSnapshot(50, 0, 5)
 
 
 def test_given_up_checkpoint_is_unfinished_not_damaged(tmp_path: Path) -> None:
-    """Nothing of it may have been written yet, and the job is to go on from what there is, or begin."""
+    """Possibly nothing of it was written yet, and the job must resume from another checkpoint, or begin."""
     job = make_job(tmp_path, 2)
     snapshot = SealedSnapshot(10, 2, 4)
     plans = [HostPlan.read(arena.host_plan) for arena in job.arenas]
     give_up(plans[1], [snapshot])
     assert read_failed(job.step(10), snapshot, 1) is not None
     assert is_unfinished(job.step(10))
-    # the lost host's writer hears of it at once
+    # The lost host's writer is informed at once.
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[0]):
         assert "host 1 gave up: a newer start" in wait_for(job.arenas[0], failures=1).last_error
@@ -52,7 +53,7 @@ def report(host: str, ranks: tuple[int, ...], num_hosts: int, *snapshots: HeldSn
 
 
 def other(host: str) -> HostReport:
-    """Return what a rank says that is not the first of its host."""
+    """Return the answer of a rank that is not the first of its host."""
     return HostReport(host, "plan", -1, ())
 
 
@@ -81,7 +82,7 @@ def test_snapshot_that_no_writer_can_complete_is_not_storable() -> None:
 def test_snapshot_of_a_lost_hosts_writer_is_maybe_storable() -> None:
     left = report("a", (0,), 2, held(0, OLD), held(0, NEW))
     assert maybe_storable_snapshots([left, report("new", (), 0)], newer_than=-1) == {OLD, NEW}
-    # storage has it, or it does not wait to be written
+    # Storage has it, or it does not wait to be written.
     assert maybe_storable_snapshots([left, report("new", (), 0)], newer_than=OLD.step) == {NEW}
     assert maybe_storable_snapshots([report("a", (0,), 2, held(0, OLD, is_pending=False))], newer_than=-1) == set()
 

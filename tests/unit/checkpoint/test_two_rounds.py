@@ -1,4 +1,4 @@
-"""Two rounds race to commit the same step: wherever either is delayed, a committed checkpoint stays loadable."""
+"""Two rounds commit the same step concurrently: wherever either is delayed, a committed checkpoint stays loadable."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def put(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Put]:
 
 
 def race(put: Put, directory: Path, number: int) -> str:
-    """Hold an older round up before its change `number` until the newer one has committed; return which change it was.
+    """Delay an older round before its change `number` until the newer one has committed; return that change.
 
-    The retention of the newer one leaves nothing else that could be loaded.
+    After the newer round's retention, no other checkpoint could be loaded.
     """
     checkpoints = put(directory)
     put_main(checkpoints, 5)
@@ -75,8 +75,9 @@ def test_older_round_delayed_before_each_of_its_changes(put: Put, tmp_path: Path
 
 @pytest.mark.slow(kept=["disk-refused", "disk-lost"])
 @pytest.mark.parametrize("is_done", [False, True], ids=["refused", "lost"])
-def test_rounds_race_while_a_put_goes_wrong(put: Put, tmp_path: Path, is_done: bool) -> None:
-    """Each put of the older round in turn fails or loses its answer; then the newer one comes, and it tries again."""
+def test_rounds_race_while_a_put_fails(put: Put, tmp_path: Path, is_done: bool) -> None:
+    """Each put of the older round in turn fails or loses its answer; then the newer round starts, and the older one
+    tries again."""
     number, has_failed, lock = 0, True, threading.Lock()
     while has_failed:
         directory = tmp_path / str(number)
@@ -88,7 +89,7 @@ def test_rounds_race_while_a_put_goes_wrong(put: Put, tmp_path: Path, is_done: b
 
         def fail(action: str, path: str) -> None:
             nonlocal left, has_failed
-            with lock:  # files are written side by side
+            with lock:  # Files are written in parallel.
                 if action in ("write", "close"):
                     left -= 1
                     if left == -1:
@@ -108,7 +109,7 @@ def test_rounds_race_while_a_put_goes_wrong(put: Put, tmp_path: Path, is_done: b
     assert number > 8
 
 
-# What an older round commits when a newer one has gone on without it
+# Commits of an older round after a newer round has continued without it
 
 
 def begin(checkpoints: Location, round_number: int, step: int) -> None:
@@ -130,10 +131,10 @@ def test_commit_delayed_until_a_newer_round_is_too_late(tmp_path: Path) -> None:
     old.persist(HookedLocation(checkpoints, go_on))
     assert is_committed(checkpoints / "main/step-000000010")
     assert newest(checkpoints) == 5
-    # it removes nothing either: step 5 is what the newer one went on from
+    # It removes nothing either: the newer round resumed from step 5.
     (note,) = Housekeeping().run(checkpoints, old.plan)
     assert note == "older checkpoints are left to round 3, which continues main"
-    # the newer one comes to that step, and nothing of the older one's is in its way
+    # The newer round reaches that step, and no file of the older round blocks it.
     new.persist(checkpoints)
     assert newest(checkpoints) == STEP
     assert read_manifest(checkpoints / "main/step-000000010").round == 3
@@ -156,7 +157,7 @@ def test_older_round_that_checks_again_commits_nothing(tmp_path: Path) -> None:
     "start", [RoundStart(3, "main", STEP), RoundStart(3, "branch-0002", 5), RoundStart(3, "main", None)]
 )
 def test_resumed_snapshot_may_still_be_stored_by_an_older_round(tmp_path: Path, start: RoundStart) -> None:
-    """A restart goes on from memory while the older round's writer is at it, or on another branch."""
+    """A restart resumes from memory while the older round's writer is writing that snapshot, or on another branch."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
     old, _ = two_rounds(tmp_path, str(checkpoints))
@@ -167,7 +168,7 @@ def test_resumed_snapshot_may_still_be_stored_by_an_older_round(tmp_path: Path, 
 
 
 def test_claim_without_a_resume_point_keeps_all_checkpoints(tmp_path: Path) -> None:
-    """It may have read what there was before the older one committed."""
+    """It may have read the checkpoints before the older round committed."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints, 5)
     old, _ = two_rounds(tmp_path, str(checkpoints))
@@ -191,7 +192,7 @@ def test_removal_does_not_count_an_unfinished_newest(tmp_path: Path) -> None:
 
 
 def test_round_number_claimed_by_another_is_not_used(tmp_path: Path) -> None:
-    """Storage was away when this round began, and has another one of its number now."""
+    """Storage did not answer when this round began, and has another round with its number now."""
     checkpoints = LocalLocation(tmp_path / "checkpoints")
     put_main(checkpoints)
     mine = make_round(tmp_path, 2, str(checkpoints), claim=Claims.unwritten(None, 2).content().decode())
@@ -210,7 +211,7 @@ def test_round_number_claimed_by_another_is_not_used(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 3, 8, 9, 10, 11, 13])
 def test_power_cuts_while_two_rounds_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Whatever was not synced is lost at random: a job always finds a whole checkpoint to go on from."""
+    """Unsynced data is lost at random: a job always finds an intact checkpoint to resume from."""
     run, draw = tmp_path / "run", random.Random(number)
     checkpoints = LocalLocation(run / "checkpoints")
     put_main(checkpoints)

@@ -1,4 +1,4 @@
-"""A whole checkpoint is verified: stock torch reads it, and any bit that flips is named."""
+"""An intact checkpoint is verified: stock torch reads it, and any flipped bit is named."""
 
 from __future__ import annotations
 
@@ -226,12 +226,12 @@ def test_metadata_that_does_not_match_the_files_is_reported(checkpoint: Location
     assert recommit(_metadata=None) == [f"{manifest_location(checkpoint)}: does not list r000002-metadata"]
     assert recommit(**{"index.json": None}) == [f"{manifest_location(checkpoint)}: does not list r000002-index.json"]
     assert recommit(**{FILES[1]: None}) == [f"{place}: names {FILES[1]}, which the manifest does not list"]
-    # a file of items that are all whole, but of other lengths than the metadata says
+    # a file whose items are all intact, but have other lengths than the metadata records
     other = put_data_file(checkpoint / FILES[1], [b"x" * 5000])
     (problem,) = recommit(**{FILES[1]: other})
     assert problem.startswith(f"{place}: names bytes 0 to ")
     assert problem.endswith(f" of {FILES[1]}, which are not an item")
-    # a file that is not made of items, and too short
+    # a file that does not consist of items, and is too short
     (checkpoint / FILES[1]).write(b"x" * 100)
     (problem,) = recommit(**{FILES[1]: FileEntry(100, content_digest(b"x" * 100))})
     assert problem.startswith(f"{place}: names bytes 0 to ")

@@ -1,4 +1,4 @@
-"""The small files by which writers of several hosts agree: each is of one snapshot, and an older round ignores it."""
+"""The small files by which writers of several hosts agree: each is for one snapshot, and an older round ignores it."""
 
 from __future__ import annotations
 

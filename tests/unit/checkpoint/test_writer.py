@@ -1,4 +1,4 @@
-"""The writer process of a host, as it runs: what is committed, in which order, and when it ends."""
+"""The writer process of a host: what it commits, in which order, and when it ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def arena(job: SnapshotJob) -> Arena:
     return job.arena
 
 
-# What is committed
+# Committed data
 
 
 def test_snapshot_without_the_index_of_its_round_is_not_saved(job: SnapshotJob, arena: Arena) -> None:
@@ -157,7 +157,7 @@ def test_old_checkpoints_are_removed(job: SnapshotJob, arena: Arena) -> None:
 
 
 def test_a_step_that_is_complete_already_is_left_alone(job: SnapshotJob, arena: Arena) -> None:
-    """The job was stopped at the step from which it had gone on."""
+    """The job was stopped at the step from which it had resumed."""
     job.put_snapshot(step=10, snapshot=4)
     with running_writer(arena):
         wait_for(arena, persisted=1)
@@ -179,7 +179,7 @@ def test_pending_snapshot_of_an_older_round_is_stored(job: SnapshotJob, arena: A
     assert read_manifest(directory).round == 2
 
 
-# When it starts and ends
+# Start and end
 
 
 @pytest.mark.slow
@@ -195,10 +195,10 @@ def test_writer_has_the_lowest_priority(arena: Arena, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_writer_started_by_hand_keeps_the_sessions_priority(arena: Arena) -> None:
-    """The kernel weighs a session as a whole where sched_autogroup is on; the shell's must not change."""
+    """The kernel weights a session as a whole if sched_autogroup is on; the shell's session must not change."""
     group = Path("/proc/self/autogroup")
     if not group.exists():
-        pytest.skip("this kernel does not weigh sessions")
+        pytest.skip("this kernel does not schedule by session")
     before = group.read_text()
     ended = subprocess.run([sys.executable, "-m", "megatrain.checkpoint.writer", str(arena.root)], timeout=DEADLINE_S)
     assert ended.returncode == 0
@@ -274,7 +274,7 @@ def test_writer_asked_to_stop_completes_the_write_at_hand(job: SnapshotJob, aren
 
     def ask(action: str, path: str) -> None:
         if path.endswith(FILES[0]):
-            # it may come here before we have heard of it
+            # The writer may be here before the test has received its message.
             assert is_known.wait(DEADLINE_S)
             running.writer.stop()
 
@@ -386,7 +386,7 @@ def test_checkpoints_are_saved_though_the_log_is_not_writable(
     with workers:
         pid = start_writer(arena, tmp_path / name)
         assert pid is not None
-        # failures are logged too, but not there
+        # Failures are logged too, but not there.
         assert "committed but damaged" in wait_for(arena, persisted=1, failures=1).last_error
         assert job.persist_words() == {10: {Persist.DONE}, 20: {Persist.FAILED}}
         os.kill(pid, signal.SIGTERM)

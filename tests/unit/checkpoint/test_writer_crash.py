@@ -1,4 +1,4 @@
-"""A writer that is killed before each of its changes: nothing that counts is torn, and the next writer finishes."""
+"""A writer is killed before each of its changes: no valid file is torn, and the next writer finishes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHOLE = [".metadata", "COMMIT", "manifest", "r000002-index.json", "r000002-metad
 
 
 def newest_step(job: SnapshotJob) -> int | None:
-    """Return the step from which the job would go on, whose checkpoint must be whole."""
+    """Return the step from which the job would resume; its checkpoint must be intact."""
     found = candidates(job.checkpoints)
     if not found:
         return None

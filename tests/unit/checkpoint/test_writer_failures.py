@@ -41,17 +41,17 @@ MANIFEST = "r000002-manifest"
 
 
 def shortened(name: str) -> str:
-    """Return the name of a file without the digest that a manifest's has."""
+    """Return the name of a file; without the digest for a manifest."""
     return MANIFEST if name.startswith(MANIFEST) else name
 
 
 def assert_nothing_is_left(directory: Location) -> None:
-    """WRITING stays: it may be another round's by now, and the next checkpoint takes the directory away."""
+    """WRITING stays: it may belong to another round by now, and the next checkpoint removes the directory."""
     assert {entry.name for entry in directory.entries()} <= {"WRITING"}
 
 
 class FailingStorage:
-    """Fails one kind of action in storage, while it is on."""
+    """Fails one kind of operation in storage, while it is on."""
 
     def __init__(self, action: str, name: str) -> None:
         self.is_on = True
@@ -103,7 +103,7 @@ def test_a_full_disk(job: SnapshotJob, action: str, name: str) -> None:
 
 
 def test_a_commit_that_fails_leaves_all_that_it_may_cover(job: SnapshotJob) -> None:
-    """COMMIT may yet appear: a store that did not answer may have taken it."""
+    """COMMIT may still appear: a store that did not answer may have accepted it."""
     failing = FailingStorage("write", "COMMIT")
     with writer_thread(job.arena, failing):
         assert "step-000000010/COMMIT: cannot be written" in persist_next(job, 10, 4, failures=1)
@@ -129,7 +129,7 @@ def test_a_commit_that_only_seemed_to_fail_counts(job: SnapshotJob, monkeypatch:
 
 
 def test_file_that_the_system_refuses_to_extend_is_not_saved(job: SnapshotJob) -> None:
-    """The system itself refuses, in the real process."""
+    """The operating system refuses, in the real process."""
     job.put_snapshot(step=10, snapshot=4)
     log = drain(job.arena, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1300, 1300))")
     assert "r000002-rank-00000.distcp: cannot be written: File too large" in log
@@ -167,7 +167,7 @@ def test_a_branch_that_is_not_there_gets_no_checkpoints(job: SnapshotJob) -> Non
 
 
 def test_removed_directory_gets_the_next_checkpoint(job: SnapshotJob) -> None:
-    """Its branch is written again: a checkpoint of none would never be found."""
+    """Its branch is written again: a checkpoint without a branch would never be found."""
     branch = read_branch(job.checkpoints, "main")
     with writer_thread(job.arena):
         persist_next(job, 10, 4, persisted=1)
@@ -190,7 +190,7 @@ def test_our_own_bug_ends_one_write_and_not_the_writer(job: SnapshotJob, capfd: 
     assert committed_steps(job.checkpoints / "main") == [20]
 
 
-# Arenas that are not as they should be
+# Invalid arenas
 
 
 def test_a_slot_that_a_worker_uses_again_too_early(job: SnapshotJob) -> None:
@@ -212,7 +212,7 @@ def test_a_slot_that_a_worker_uses_again_too_early(job: SnapshotJob) -> None:
 def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
     job: SnapshotJob, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A start that fetched snapshots from peers makes the old ones its own while a writer reads them."""
+    """A start that fetched snapshots from peers takes over the old ones while a writer reads them."""
     before, after = SealedSnapshot(10, 2, 4), SealedSnapshot(10, 3, 6)
     slots = [job.arena.slot(rank, 0) for rank in (0, 1)]
 
@@ -229,7 +229,7 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
             heard.append(capfd.readouterr().err)
             return "\n" in "".join(heard)
 
-        wait_until(is_reported, "what the writer says")
+        wait_until(is_reported, "the writer's output")
         log = "".join(heard)
         assert "step 10: left to a newer round: " in log
         assert "slot-0: while snapshot 4 of step 10 was read from it, round 3 of the job took the slot over" in log
@@ -241,16 +241,16 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
     assert verify_checkpoint(job.step(10)) == []
 
 
-def spoil_digest(arena: Arena) -> None:
+def corrupt_digest(arena: Arena) -> None:
     plan = RankPlan.read(arena.rank_plan(1))
     RankPlan(1, plan.image_bytes, bytes(32), plan.items).write(arena.rank_plan(1))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("corrupt", "message"),
     [
         (
-            spoil_digest,
+            corrupt_digest,
             r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it belongs to a layout that",
         ),
         (lambda arena: arena.rank_plan(1).unlink(), r"plan-00001\.json: does not exist"),
@@ -258,8 +258,8 @@ def spoil_digest(arena: Arena) -> None:
         (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
     ],
 )
-def test_missing_or_damaged_plans_are_named(job: SnapshotJob, spoil: Callable[[Arena], Any], message: str) -> None:
-    spoil(job.arena)
+def test_missing_or_damaged_plans_are_named(job: SnapshotJob, corrupt: Callable[[Arena], Any], message: str) -> None:
+    corrupt(job.arena)
     with writer_thread(job.arena):
         problem = persist_next(job, 10, 4, failures=1)
     assert re.search(message, problem)
@@ -393,7 +393,7 @@ def test_consecutive_failures_are_counted_until_a_save(job: SnapshotJob) -> None
         second = wait_for(job.arena, failures=2)
     assert (first.num_failed, second.num_failed) == (1, 2)
     assert first.failing_unix_s == second.failing_unix_s is not None
-    # a restarted writer counts its writes from 0, and goes on counting failures in a row
+    # A restarted writer counts its writes from 0, and continues to count consecutive failures.
     with writer_thread(job.arena, failing):
         persist_next(job, 30, 6, failures=1)
         third = wait_for(job.arena, failures=1)

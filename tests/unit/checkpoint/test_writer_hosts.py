@@ -49,8 +49,8 @@ def test_all_hosts_make_one_checkpoint(tmp_path: Path) -> None:
         for step in (10, 20):
             assert verify_checkpoint(job.step(step)) == []
             assert sorted(read_manifest(job.step(step)).files) == ["r000002-index.json", "r000002-metadata", *FILES]
-        # the coordinator cleans up after it has reported that it is done
-        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a tidy directory")
+        # The coordinator cleans up after it has reported that it is done.
+        wait_until(lambda: len(tree(path_of(job.step(20)))) == 9, "a directory without leftovers")
 
 
 def test_the_coordinator_waits_for_all(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_coordinator_gives_up_on_a_host_that_writes_nothing(tmp_path: Path) -> N
         assert "waited 0.1 s for the data files of hosts 1, 2; see the writer's log there" in problem
     assert not is_committed(job.step(10))
     assert is_unfinished(job.step(10))
-    # the files of this host are gone; a late host learns at once that the attempt is over
+    # The files of this host are gone; a late host learns at once that the attempt is over.
     assert not any((job.step(10) / name).exists() for name in FILES)
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error
@@ -88,7 +88,7 @@ def test_host_gives_up_on_a_coordinator_that_does_not_commit(tmp_path: Path) -> 
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error
         assert "waited 0.1 s for COMMIT, which the host of rank 0 writes" in problem
-    # `.done` was written: a coordinator that has read it may still commit these
+    # `.done` was written: a coordinator that has read it may still commit these.
     assert all((job.step(10) / name).exists() for name in FILES[2:])
 
 
@@ -109,7 +109,8 @@ def test_a_host_that_fails_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_host_with_a_lost_mark_is_not_awaited_once_ranks_know(tmp_path: Path) -> None:
-    """On a full disk a writer cannot even say that it gave up; `Snapshots` passes it on to the ranks of other hosts."""
+    """On a full disk a writer cannot even record that it gave up; `Snapshots` passes it on to the ranks of other
+    hosts."""
     job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
 
     def fail(action: str, path: str) -> None:
@@ -144,7 +145,7 @@ def test_the_next_snapshot_after_one_that_failed(tmp_path: Path) -> None:
         for arena in job.arenas:
             wait_for(arena, failures=1, persisted=1)
     assert verify_checkpoint(job.step(20)) == []
-    # no writer will finish it, and none waits for it
+    # No writer will finish it, and none waits for it.
     assert not job.step(10).exists()
 
 
@@ -182,8 +183,8 @@ def test_a_file_that_is_gone_before_the_commit(tmp_path: Path) -> None:
     assert not is_committed(job.step(10))
 
 
-def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> None:
-    """A host of the older round is gone, and what waits for it would hold up the job."""
+def test_a_newer_round_with_a_checkpoint_ends_the_wait(tmp_path: Path) -> None:
+    """A host of the older round is gone, and a wait for it would delay the job."""
     job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
     coordinator = job.arenas[0]
     job.put_snapshot(step=10, snapshot=4)
@@ -203,7 +204,8 @@ def test_a_newer_round_that_wants_a_checkpoint_ends_the_wait(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_writer_whose_host_is_left_behind_waits_no_longer(tmp_path: Path, index: int) -> None:
-    """A newer round makes the same checkpoint with other hosts; the lost one's writer knows only what storage shows."""
+    """A newer round makes the same checkpoint with other hosts; the lost host's writer sees only the state of
+    storage."""
     job = make_job(tmp_path, 2, commit_timeout_s=1000.0)
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[index]):
@@ -231,6 +233,6 @@ def test_a_writer_that_is_killed_goes_on_where_its_host_was(tmp_path: Path) -> N
                     wait_for(job.arenas[0], persisted=1)
                 assert job.persist_words() == {10: {Persist.DONE}}
         assert verify_checkpoint(job.step(10)) == []
-        # not every change in the middle of a file, for which test_writer_crash.py has a host alone
+        # not every change in the middle of a file, which test_writer_crash.py tests with a single host
         number += 3
     assert len(points) >= 4

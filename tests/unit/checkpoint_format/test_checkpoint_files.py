@@ -1,4 +1,4 @@
-"""Checkpoint directories: names, manifest, commit, pins, and what is safe when a process dies or is left over."""
+"""Checkpoint directories: names, manifest, commit, pins, and their state after a process died."""
 
 from __future__ import annotations
 

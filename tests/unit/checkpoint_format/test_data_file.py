@@ -1,4 +1,4 @@
-"""One data file: what is written is read back and verified, and a bad trailer is named."""
+"""One data file: its content is read back and verified, and a bad trailer is named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> LocalLocation:
     return LocalLocation(tmp_path / FILES[0])
 
 
-def test_the_bytes_are_those_that_the_format_says(place: LocalLocation) -> None:
+def test_the_bytes_follow_the_format(place: LocalLocation) -> None:
     contents = [b"a" * 70, b"b"]
     entry = put_data_file(place, contents)
 
@@ -128,7 +128,7 @@ def test_an_item_is_compared_with_the_trailer() -> None:
 
 
 def rewritten(place: LocalLocation, text: bytes, **footer: Any) -> int:
-    """Put a file with this list of items in place, and return its size. `footer` changes fields of the footer."""
+    """Replace the file by one with this list of items, and return its size. `footer` changes fields of the footer."""
     values = {"magic": b"MTITEMS1", "length": len(text), "crc": zlib.crc32(text), "zero": 0, **footer}
     place.write(bytes(128) + text + struct.pack("<8sQII", *values.values()))
     return 128 + len(text) + 24
@@ -188,7 +188,7 @@ def test_a_trailer_of_another_file_is_refused(place: LocalLocation) -> None:
 
 
 class BrokenLocation(LocalLocation):
-    """A place whose disk gives errors after some bytes."""
+    """A location whose disk gives errors after some bytes."""
 
     __slots__ = ()
 

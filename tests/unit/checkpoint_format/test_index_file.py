@@ -1,4 +1,4 @@
-"""The index of a checkpoint: it is read back as it was written, and an inconsistent one is refused."""
+"""The index of a checkpoint: reading returns what was written, and an inconsistent index is refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_dtype_of_torch_is_known() -> None:
     assert {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in dtypes}.items() <= DTYPE_BYTES.items()
 
 
-def test_the_form_is_what_its_description_says() -> None:
+def test_index_document_has_the_documented_form() -> None:
     assert document() == {
         "schema_version": 1,
         "metadata": DIGEST,

@@ -1,4 +1,4 @@
-"""Branches: where a run resumes, what is abandoned, and what a crash while a branch is opened leaves."""
+"""Branches: where a run resumes, which steps are abandoned, and the state after a crash while a branch is opened."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_first_branch_of_a_new_run_is_main(checkpoints: Location) -> None:
     assert branch == Branch("main", "", None, branch.created_unix_s, "start of the run")
     assert before <= branch.created_unix_s <= time.time()
     assert read_branch(checkpoints, "main") == branch
-    # a run that ends before its first checkpoint may begin again
+    # A run that ends before its first checkpoint may begin again.
     assert found(checkpoints) == []
     assert current_branch(checkpoints) == "main"
 
@@ -69,7 +69,7 @@ def test_going_back_opens_a_branch_and_abandons_what_came_after(checkpoints: Loc
     branch = open_branch(checkpoints, "main", 20, "loss spike")
     assert (branch.name, branch.parent, branch.parent_step) == ("branch-0002", "main", 20)
     assert current_branch(checkpoints) == "branch-0002"
-    # nothing committed yet: the parent's step, never a newer one of the parent
+    # Nothing is committed yet: the parent's step, never a newer one of the parent.
     assert found(checkpoints) == [("main", 20), ("main", 10)]
     put_checkpoint(main, 40)
     assert found(checkpoints) == [("main", 20), ("main", 10)]
@@ -86,7 +86,7 @@ def test_a_branch_of_a_branch(checkpoints: Location) -> None:
     open_branch(checkpoints, "branch-0002", 30, "")
     put_checkpoint(checkpoints / "branch-0003", 31, round=6)
     assert found(checkpoints) == [("branch-0003", 31), ("branch-0002", 25), ("main", 20), ("main", 10)]
-    # back beyond the beginning of its parent: the grandparent's later steps are abandoned too
+    # A return beyond the beginning of its parent: the grandparent's later steps are abandoned too.
     open_branch(checkpoints, "branch-0002", 15, "")
     assert found(checkpoints) == [("main", 10)]
     assert [member.name for member in ancestry(checkpoints, "branch-0004")] == ["branch-0004", "branch-0002", "main"]
@@ -173,7 +173,7 @@ def crashed_copies(checkpoints: Location, action: str) -> list[Location]:
 def test_a_crash_before_resume_leaves_the_run_where_it_was(checkpoints: Location) -> None:
     put_main(checkpoints, 10, 20)
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
-    # a claim, a directory, BRANCH, then where the round goes on: each is written, then named
+    # a claim, a directory, BRANCH, then where the round continues: each is written, then named
     assert len(copies) == 7
     for copy in copies:
         assert current_branch(copy) == "main"
@@ -205,7 +205,7 @@ def test_crash_while_opening_the_first_branch_is_a_fresh_start(checkpoints: Loca
 
 @pytest.mark.slow
 def test_crash_while_opening_the_second_branch(checkpoints: Location) -> None:
-    """No record was written, which one branch does not need; two would."""
+    """No record was written: one branch needs none, two branches would."""
     put_main(checkpoints, 10, 20)
     (checkpoints / "claims").remove()
     copies = crashed_copies(checkpoints, "open_branch(checkpoints, 'main', 10, '')")
@@ -252,7 +252,7 @@ def test_order_left_by_a_rollback_stays_in_the_lineage(checkpoints: Location) ->
     line = ancestry(checkpoints, open_branch(checkpoints, second.name, 15, "restored").name)
     assert [one.rollback for one in line] == ["", "i-2", "i-1", ""]
     assert [recorded_order(line[first:]) for first in range(4)] == [more, more, ORDER, None]
-    # what has no content is left out
+    # An entry without content is left out.
     assert set(json.loads((checkpoints / "main" / "BRANCH").read())).isdisjoint({"rollback", "data"})
 
 

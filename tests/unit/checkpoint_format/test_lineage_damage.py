@@ -1,4 +1,4 @@
-"""A lineage that is damaged, made up or holds nothing to resume from: every file and name at fault is named."""
+"""A lineage that is damaged, forged or holds nothing to resume from: every faulty file and name is named."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def checkpoints(tmp_path: Path) -> Location:
     return LocalLocation(tmp_path / "checkpoints")
 
 
-def spoil_branch(checkpoints: Location, name: str, field: str, value: object) -> None:
+def corrupt_branch(checkpoints: Location, name: str, field: str, value: object) -> None:
     place = checkpoints / name / "BRANCH"
     place.write(json.dumps({**json.loads(place.read()), field: value}).encode())
 
@@ -50,7 +50,7 @@ def test_a_damaged_resume_is_named(tmp_path: Path) -> None:
         for ask in (current_branch, candidates):
             with pytest.raises(CheckpointError, match=message):
                 ask(checkpoints)
-        # opening a branch mends it
+        # Opening a branch repairs it.
         assert open_branch(checkpoints, "main", 10, "mend").name == "branch-0003"
         assert current_branch(checkpoints) == "branch-0003"
 
@@ -70,7 +70,7 @@ def test_hostile_names_are_refused(checkpoints: Location) -> None:
         with pytest.raises(CheckpointError, match="expected a branch name"):
             candidates(checkpoints, name)
         if name:
-            spoil_branch(checkpoints, "main", "parent", name)
+            corrupt_branch(checkpoints, "main", "parent", name)
             with pytest.raises(CheckpointError, match=r"main/BRANCH: parent=.*; expected a branch name"):
                 candidates(checkpoints)
             with pytest.raises(CheckpointError, match="expected a branch name"):
@@ -114,7 +114,7 @@ def test_a_damaged_branch_is_named(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     whole = (checkpoints / "main" / "BRANCH").read()
     for field, value, message in DAMAGED_FIELDS:
-        spoil_branch(checkpoints, "main", field, value)
+        corrupt_branch(checkpoints, "main", field, value)
         with pytest.raises(CheckpointError, match=message):
             candidates(checkpoints)
         with pytest.raises(CheckpointError, match=message):
@@ -122,7 +122,7 @@ def test_a_damaged_branch_is_named(checkpoints: Location) -> None:
         (checkpoints / "main" / "BRANCH").write(whole)
 
 
-def test_torn_branch_is_named_and_repaired_as_the_error_says(checkpoints: Location) -> None:
+def test_torn_branch_is_named_and_repaired_as_stated(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
     (checkpoints / "main" / "BRANCH").write(b'{"name')
     with pytest.raises(
@@ -139,13 +139,13 @@ def test_torn_branch_is_named_and_repaired_as_the_error_says(checkpoints: Locati
 
 def test_branches_in_a_circle_are_refused(checkpoints: Location) -> None:
     put_main(checkpoints, 10)
-    spoil_branch(checkpoints, "main", "parent", "main")
-    spoil_branch(checkpoints, "main", "parent_step", 10)
+    corrupt_branch(checkpoints, "main", "parent", "main")
+    corrupt_branch(checkpoints, "main", "parent_step", 10)
     with pytest.raises(CheckpointError, match=r"main/BRANCH: the parents form a cycle \(main -> main\)"):
         candidates(checkpoints)
     put_branch(checkpoints, "b", "main", 10)
     put_branch(checkpoints, "c", "b", 10)
-    spoil_branch(checkpoints, "main", "parent", "c")
+    corrupt_branch(checkpoints, "main", "parent", "c")
     with pytest.raises(CheckpointError, match=r"c/BRANCH: the parents form a cycle \(b -> main -> c -> b\)"):
         candidates(checkpoints, "b")[0]
 

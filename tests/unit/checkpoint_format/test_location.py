@@ -1,4 +1,4 @@
-"""A place on a local disk: what is written is complete and durable there, and errors are named."""
+"""A location on a local disk: written files are complete and durable, and errors are named."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Location:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Record:
-    """What reaches the disk, in order."""
+    """The calls that reach the disk, in order."""
     record: Record = []
     real_fsync, real_replace = os.fsync, Path.replace
 
@@ -47,7 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 class TestLocalLocation(LocationCases):
-    """The contract of all places."""
+    """The contract of all locations."""
 
 
 def test_relative_names() -> None:
@@ -74,7 +74,7 @@ def test_a_range_arrives_in_parts(place: Location, monkeypatch: pytest.MonkeyPat
 
 def test_a_write_reaches_the_disk_in_order(place: Location, calls: Record) -> None:
     (place / "b" / "COMMIT").write(b"x")
-    # the directories first, each by the one above it; then the content, the name, and the directory with the name
+    # the directories first, each through its parent; then the content, the name, and the directory with the name
     assert calls[1:] == ["fsync place", "fsync .COMMIT.*.tmp", "rename COMMIT", "fsync b"]
     del calls[:]
     (place / "b" / "COMMIT").write(b"y")
@@ -95,7 +95,8 @@ def test_a_write_that_fails_leaves_what_was_there(
 
 
 def test_a_write_that_is_killed_leaves_nothing_to_see(place: Location) -> None:
-    """The process ends before each change to the disk: the file is the old one or the new one, and nothing else."""
+    """The process ends before each change to the disk: the file is the old or the new one, and there is no other
+    file."""
     (place / "a").write(b"old")
     preparation = (
         f"from megatrain.checkpoint_format.local_location import *\nplace = LocalLocation(Path({str(place)!r}))"
@@ -155,7 +156,7 @@ def test_a_big_file_reaches_the_disk_at_its_end(place: Location, calls: Record) 
 
 
 def test_bytes_that_are_not_whole_pages_are_written_too(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages may go past the page cache; bytes of an odd length or place may not, and are written all the same."""
+    """Whole pages may bypass the page cache; bytes of odd length or offset may not, and are written nevertheless."""
     pages = mmap.mmap(-1, 1 << 20)
     pages[:] = random.Random(1).randbytes(len(pages))
     parts = [pages[:], pages[:1000], pages[7:5000], pages[:], b"end"]
@@ -164,7 +165,7 @@ def test_bytes_that_are_not_whole_pages_are_written_too(place: Location, monkeyp
 
     def write(file: int, content: memoryview) -> int:
         is_direct = bool(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT)
-        if is_direct and len(content) % mmap.PAGESIZE:  # as a disk does whose blocks are pages
+        if is_direct and len(content) % mmap.PAGESIZE:  # like a disk whose blocks are pages
             refused.append(str(len(content)))
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return real(file, content)
@@ -176,7 +177,7 @@ def test_bytes_that_are_not_whole_pages_are_written_too(place: Location, monkeyp
         sink.write(part)
     sink.close()
     assert (place / "a").read() == b"".join(parts)
-    assert len(refused) <= 1  # and not asked again
+    assert len(refused) <= 1  # and not called again
 
 
 def test_a_file_system_without_direct_writes(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,7 @@ def test_a_full_disk_is_named_and_the_file_is_given_up(place: Location, monkeypa
         patch.setattr(os, "write", failing(errno.ENOSPC))
         with pytest.raises(CheckpointError, match="place/a: cannot be written: No space left on device"):
             sink.write(buffer)
-    buffer.clear()  # no view of it is left, although the error is still there
+    buffer.clear()  # No view of it is left, although the error still exists.
     sink.abort()
     sink.abort()
     assert place.entries() == []

@@ -1,4 +1,4 @@
-"""The manifest: what was written is read back, and whatever is wrong in one names the file and the field."""
+"""The manifest: reading returns what was written, and an invalid manifest is refused with the file and the field."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_manifest_round_trip() -> None:
 DIGEST = "sha256:" + "0a" * 32
 
 
-def spoiled(path: str, value: Any) -> str:
-    """Return the manifest with the field at a dotted path changed, or taken away with `...`."""
+def corrupted(path: str, value: Any) -> str:
+    """Return the manifest with the field at a dotted path changed, or removed with `...`."""
     raw = json.loads(make_manifest().to_json())
     *parents, last = path.split("/")
     place = raw
@@ -41,7 +41,7 @@ def spoiled(path: str, value: Any) -> str:
 
 
 def with_file(name: str, entry: Any) -> str:
-    return spoiled("files", {name: entry})
+    return corrupted("files", {name: entry})
 
 
 WRONG: list[tuple[str | bytes, str]] = [
@@ -50,36 +50,36 @@ WRONG: list[tuple[str | bytes, str]] = [
     ("[]", r"m\.json: a list, expected a JSON object"),
     (b"\xff\xfe", r"m\.json: not UTF-8 \(invalid start byte\); the checkpoint is damaged"),
     (
-        spoiled("schema_version", 1),
+        corrupted("schema_version", 1),
         r"m\.json: schema_version=1, this program reads 6; use the program that wrote it",
     ),
-    (spoiled("schema_version", ...), r"m\.json: schema_version=None, this program reads 6"),
-    (spoiled("schema_version", True), r"schema_version=True"),
-    (spoiled("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
-    (spoiled("step", -1), r"step=-1; expected an integer"),
-    (spoiled("step", True), r"step=True; expected an integer"),
-    (spoiled("consumed_tokens", 1.5), r"consumed_tokens=1\.5; expected an integer"),
-    (spoiled("job", None), r"job=None; expected a string"),
-    (spoiled("config", []), r"config=\[\]; expected an object"),
-    (spoiled("mesh", 3), r"mesh=3; expected an object"),
-    (spoiled("mesh/tp_size", 0), r"mesh\.tp_size=0; expected an integer of at least 1"),
-    (spoiled("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 6"),
-    (spoiled("versions/torch", ...), r"versions\.torch is missing; expected a string"),
-    (spoiled("loss", 1), r"loss=1; no such field in schema version 6"),
-    (spoiled("step", 2**63), r"step=9223372036854775808; expected an integer of at least 0 and below 2\^63"),
-    (spoiled("step", [0] * 1000), r"step=\[0, 0, .{0,100}\.\.\.; expected an integer"),
-    (spoiled("has_optimizer", 1), r"has_optimizer=1; expected true or false"),
-    (spoiled("written_unix_s", "now"), r"written_unix_s='now'; expected a number of seconds"),
-    (spoiled("written_unix_s", True), r"written_unix_s=True; expected a number of seconds"),
-    (spoiled("written_unix_s", -0.5), r"written_unix_s=-0\.5; expected a number of seconds"),
-    (spoiled("written_unix_s", float("nan")), r"written_unix_s=nan; expected a number of seconds"),
-    (spoiled("written_unix_s", float("inf")), r"written_unix_s=inf; expected a number of seconds"),
-    (spoiled("written_unix_s", 10**400), r"written_unix_s=10+\.\.\.; expected a number of seconds"),
-    (spoiled("files/a.bin", 10), r"files\.a\.bin=10; expected an object"),
-    (spoiled("files/a.bin", {"size": 1}), r"files\.a\.bin\.digest is missing; expected a string"),
-    (spoiled("files/a.bin", {"digest": DIGEST}), r"files\.a\.bin\.size is missing; expected an integer"),
-    (spoiled("files/a.bin", {"size": -1, "digest": DIGEST}), r"files\.a\.bin\.size=-1; expected an integer"),
-    (spoiled("files/a.bin", {"size": 1, "digest": DIGEST, "crc": 1}), r"files\.a\.bin\.crc=1; no such field"),
+    (corrupted("schema_version", ...), r"m\.json: schema_version=None, this program reads 6"),
+    (corrupted("schema_version", True), r"schema_version=True"),
+    (corrupted("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
+    (corrupted("step", -1), r"step=-1; expected an integer"),
+    (corrupted("step", True), r"step=True; expected an integer"),
+    (corrupted("consumed_tokens", 1.5), r"consumed_tokens=1\.5; expected an integer"),
+    (corrupted("job", None), r"job=None; expected a string"),
+    (corrupted("config", []), r"config=\[\]; expected an object"),
+    (corrupted("mesh", 3), r"mesh=3; expected an object"),
+    (corrupted("mesh/tp_size", 0), r"mesh\.tp_size=0; expected an integer of at least 1"),
+    (corrupted("mesh/xp_size", 1), r"mesh\.xp_size=1; no such field in schema version 6"),
+    (corrupted("versions/torch", ...), r"versions\.torch is missing; expected a string"),
+    (corrupted("loss", 1), r"loss=1; no such field in schema version 6"),
+    (corrupted("step", 2**63), r"step=9223372036854775808; expected an integer of at least 0 and below 2\^63"),
+    (corrupted("step", [0] * 1000), r"step=\[0, 0, .{0,100}\.\.\.; expected an integer"),
+    (corrupted("has_optimizer", 1), r"has_optimizer=1; expected true or false"),
+    (corrupted("written_unix_s", "now"), r"written_unix_s='now'; expected a number of seconds"),
+    (corrupted("written_unix_s", True), r"written_unix_s=True; expected a number of seconds"),
+    (corrupted("written_unix_s", -0.5), r"written_unix_s=-0\.5; expected a number of seconds"),
+    (corrupted("written_unix_s", float("nan")), r"written_unix_s=nan; expected a number of seconds"),
+    (corrupted("written_unix_s", float("inf")), r"written_unix_s=inf; expected a number of seconds"),
+    (corrupted("written_unix_s", 10**400), r"written_unix_s=10+\.\.\.; expected a number of seconds"),
+    (corrupted("files/a.bin", 10), r"files\.a\.bin=10; expected an object"),
+    (corrupted("files/a.bin", {"size": 1}), r"files\.a\.bin\.digest is missing; expected a string"),
+    (corrupted("files/a.bin", {"digest": DIGEST}), r"files\.a\.bin\.size is missing; expected an integer"),
+    (corrupted("files/a.bin", {"size": -1, "digest": DIGEST}), r"files\.a\.bin\.size=-1; expected an integer"),
+    (corrupted("files/a.bin", {"size": 1, "digest": DIGEST, "crc": 1}), r"files\.a\.bin\.crc=1; no such field"),
     (with_file("a", {"size": 1, "digest": "md5:" + "0" * 64}), r"files\.a\.digest='md5:0+'; expected sha256: or"),
     (with_file("a", {"size": 1, "digest": DIGEST + "0"}), r"files\.a\.digest='sha256:[0a]+'; expected sha256: or"),
     (

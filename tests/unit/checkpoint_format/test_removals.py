@@ -1,4 +1,5 @@
-"""A removal and the start of a round, side by side in any order of what they do: the round keeps where it began."""
+"""A removal and the start of a round, concurrently in every order of their operations: the round keeps its
+checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ Start = Callable[[Location], None]
 
 
 def put_run(directory: Path) -> Location:
-    """Make a run whose round 2 has committed step 30, and keeps only that."""
+    """Create a run whose round 2 has committed step 30, and keeps only that."""
     checkpoints = LocalLocation(directory)
     branch = put_main(checkpoints)
     for step in STEPS:
@@ -58,14 +59,14 @@ def keep_house(checkpoints: Location) -> None:
 
 
 def go_back(checkpoints: Location) -> None:
-    """Start as a rollback does: at the oldest step, on a branch of its own."""
+    """Start as a rollback does: at the oldest step, on a new branch."""
     number = Claims(checkpoints).take(None, 3).number
     step = candidates(checkpoints)[-1].step
     open_branch(checkpoints, "main", step, "training went wrong", round_number=number)
 
 
 def go_on_before(checkpoints: Location) -> None:
-    """Start as a round does that cannot use the newest: at an older step of the same branch."""
+    """Start as a round that cannot use the newest checkpoint: at an older step of the same branch."""
     number = Claims(checkpoints).take(None, 3).number
     step = candidates(checkpoints)[-1].step
     begin_round(checkpoints, RoundStart(number, "main", step))
@@ -81,12 +82,12 @@ def began_and_resumes_at(checkpoints: Location) -> tuple[int | None, int | None]
 
 @pytest.fixture
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lose no time on durability: processes are delayed here, and the power stays on."""
+    """Skip syncs: processes are delayed here, but the power does not fail."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def explored(tmp_path: Path, first: Start, second: Start, check: Callable[[Location], None]) -> None:
-    """Run two programs in every order in which each is delayed once, the first one first, and check what is left."""
+    """Run two programs in every order in which each is delayed once, the first one first, and check the result."""
     template = tmp_path / "template"
     if not template.exists():
         put_run(template)
@@ -115,7 +116,7 @@ def test_round_keeps_its_first_step_in_every_order(tmp_path: Path, start: Start)
 
     explored(tmp_path, keep_house, start, check)
     explored(tmp_path, start, keep_house, check)
-    # the round came before the removal, or after it
+    # The round started before the removal, or after it.
     assert ways >= {STEPS, STEPS[-1:]}
 
 
@@ -138,7 +139,7 @@ def test_two_removers_and_a_round_lose_no_first_step(tmp_path: Path) -> None:
 
     explored(tmp_path, keep_house, prune_and_go_back, check)
     explored(tmp_path, prune_and_go_back, keep_house, check)
-    # the round came before housekeeping, or after it
+    # The round started before housekeeping, or after it.
     assert began_at == set(STEPS[1:])
 
 
@@ -159,11 +160,11 @@ def test_two_removers_of_the_same_steps_leave_the_newest(tmp_path: Path) -> None
     assert {note.rpartition("/")[2] for note in notes} == {"step-000000010", "step-000000020"}, "none failed"
 
 
-# A removal that was interrupted
+# An interrupted removal
 
 
 def begin_removal(checkpoints: Location, *steps: int) -> None:
-    """Leave what a remover leaves that is killed before its first removal."""
+    """Leave the state of a remover that was killed before its first removal."""
 
     def die(action: str, path: str) -> None:
         if action == "remove":
@@ -183,7 +184,8 @@ def test_a_round_resumes_from_nothing_whose_removal_has_begun(tmp_path: Path) ->
         20: "being removed",
         30: "committed",
     }
-    # the next housekeeping ends it, whatever retention keeps; the record stays, as its writer may only be frozen
+    # The next housekeeping completes it, whatever retention keeps; the record stays, because its writer may only be
+    # frozen.
     notes = Housekeeping().run(checkpoints, replace(PLAN, keep_last=0))
     assert notes == [f"removed {checkpoints}/main/step-{step:09d}" for step in (10, 20)]
     assert set(being_removed(checkpoints)) == {("main", 10), ("main", 20)}
@@ -216,7 +218,7 @@ def test_removal_record_stays_until_the_rest_is_removed(tmp_path: Path) -> None:
 
 
 def test_removal_record_stays_when_a_round_has_started(tmp_path: Path) -> None:
-    """Storage may still carry out the removal whose answer was lost."""
+    """Storage may still execute the removal whose answer was lost."""
     checkpoints, remover = put_run(tmp_path), Remover()
     newest = Claims(checkpoints).newest_number()
 

@@ -1,4 +1,4 @@
-"""Which checkpoints retention removes: a table of examples, and properties that hold for all numbers."""
+"""The checkpoints that retention removes: a table of examples, and properties that hold for all numbers."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_a_step_goes_exactly_when_no_rule_keeps_it(
 @pytest.mark.slow
 @settings(max_examples=200, derandomize=True)
 @given(SOME_STEPS, SOME, SOME, st.integers(0, 8), st.integers(0, 12))
-def test_once_is_enough_and_what_comes_later_brings_nothing_back(
+def test_repeated_or_interrupted_removal_has_one_result(
     steps: list[int], pinned: frozenset[int], needed: frozenset[int], keep_last: int, keep_every: int
 ) -> None:
     removed = to_remove(steps, pinned, needed, keep_last, keep_every)
     kept = sorted(set(steps) - set(removed))
     assert to_remove(kept, pinned, needed, keep_last, keep_every) == []
-    # a removal that was cut short is made up for by the next one, whatever was saved meanwhile
+    # The next removal completes an interrupted one, whatever was saved meanwhile.
     newer = max(steps, default=0) + 1
     later = to_remove([*steps, newer], pinned, needed, keep_last, keep_every)
     assert set(removed) <= set(later)

@@ -1,4 +1,4 @@
-"""Checkpoints on an S3 server: conditional puts, and two rounds that race while requests fail."""
+"""Checkpoints on an S3 server: conditional puts, and two rounds that run concurrently while requests fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def place(s3: FaultyS3) -> Location:
 
 @pytest.mark.slow
 class TestS3Location(LocationCases):
-    """The contract of all places, which quick tests check on a disk, behind file:// and in memory."""
+    """The contract of all locations; quick tests check it on a disk, behind file:// and in memory."""
 
 
 @pytest.mark.slow
@@ -49,8 +49,8 @@ def test_the_server_and_its_driver_let_one_of_two_win(place: Location) -> None:
     assert place.entries() == []
 
 
-def test_a_server_that_does_not_know_the_condition_is_detected(place: Location, s3: FaultyS3) -> None:
-    """As older ones do, it puts all the same."""
+def test_a_server_without_the_condition_is_detected(place: Location, s3: FaultyS3) -> None:
+    """Such a server, as older ones do, ignores the condition and stores the object."""
     application = s3._application
 
     def forget(environment: dict[str, object], start_response: object) -> object:
@@ -84,12 +84,12 @@ def checkpoints(place: Location, tmp_path: Path) -> Location:
     return place
 
 
-# test_two_rounds.py has each put that is late, fails or loses its answer, on a disk and in memory
+# test_two_rounds.py tests each put that is late, fails or loses its answer, on a disk and in memory.
 
 
 @pytest.mark.slow
 def test_an_older_round_whose_commit_is_late(checkpoints: Location, s3: FaultyS3, tmp_path: Path) -> None:
-    """The request is on its way while the newer round commits and its retention removes what was there before."""
+    """The request is in flight while the newer round commits and its retention removes the earlier checkpoints."""
     old, new = two_rounds(tmp_path, str(checkpoints))
     is_late = [True]
 
@@ -114,7 +114,7 @@ def test_an_older_round_whose_commit_is_late(checkpoints: Location, s3: FaultyS3
 def test_an_older_round_whose_commit_fails(
     checkpoints: Location, s3: FaultyS3, tmp_path: Path, fault: Fault, committed: int
 ) -> None:
-    """A commit whose answer was lost is a success. Then the newer round comes, and the older one tries again."""
+    """A commit whose answer was lost is a success. Then the newer round starts, and the older one tries again."""
     old, new = two_rounds(tmp_path, str(checkpoints))
     s3.hook = lambda method, key: fault if method == "PUT" and key.endswith("COMMIT") else None
     with suppress(CheckpointError) if fault is Fault.REFUSED else nullcontext():

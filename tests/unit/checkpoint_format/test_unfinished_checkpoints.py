@@ -21,7 +21,7 @@ def checkpoints(tmp_path: Path) -> Location:
 
 
 def begin(branch: Location, step: int) -> Location:
-    """Leave what a writer leaves that is killed after its first files."""
+    """Leave the state of a writer that was killed after its first files."""
     directory = branch / f"step-{step:09d}"
     (directory / "WRITING").write(b"{}")
     (directory / "r000000-rank-00000.distcp").write(b"half")
@@ -48,7 +48,7 @@ def test_empty_directory_does_not_count_as_unfinished(checkpoints: Location) -> 
 
 @pytest.mark.parametrize("name", ["COMMIT", "r000002-metadata"])
 def test_directory_that_was_once_complete_is_not_unfinished(checkpoints: Location, name: str) -> None:
-    """COMMIT: it was complete, and is damaged. Without WRITING: its removal has begun."""
+    """With COMMIT: it was complete, and is damaged. Without WRITING: its removal has begun."""
     directory = begin(put_main(checkpoints), 10)
     (directory / name).write(b"?")
     if name != "COMMIT":
@@ -95,7 +95,7 @@ def test_a_removal_that_is_killed_does_not_change_what_it_was(checkpoints: Locat
         directory = begin(main, 10)
         put_manifest(main, 10)
         if was_complete:
-            # its writer was killed after COMMIT, so that WRITING is still there
+            # its writer was killed after COMMIT, so WRITING still exists
             put_checkpoint(main, 10)
         is_killed = crash_at(number, REMOVE.format(place=str(directory)), "remove_checkpoint(directory)")
         is_there = bool(directory.entries())

@@ -1,4 +1,4 @@
-"""Places behind URLs: the same contract as on a local disk, over drivers that fail, cache and buffer."""
+"""Locations behind URLs: the same contract as on a local disk, with drivers that fail, cache and buffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.location_cases import LocationCases, contents
 
 @pytest.fixture
 def memory() -> Iterator[str]:
-    """A URL in memory with nothing below it, before and after."""
+    """A URL in memory with nothing below it, before and after the test."""
     store = fsspec.filesystem("memory")
     yield "memory://test-url-location"
     if store.exists("/test-url-location"):
@@ -42,14 +42,14 @@ class TestFileUrl(LocationCases):
 
 
 class TestMemoryUrl(LocationCases):
-    """The nearest thing to an object store that needs no server."""
+    """The closest equivalent of an object store that needs no server."""
 
     @pytest.fixture
     def place(self, memory: str) -> Location:
         return open_location(f"{memory}/place")
 
 
-# What opens what
+# The location of a path or URL
 
 
 def test_a_path_is_a_path_and_a_url_goes_through_fsspec(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_password_is_neither_taken_nor_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-# A disk behind fsspec: whole or not at all, and durable
+# A disk behind fsspec: writes are complete or have no effect, and are durable
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def on_disk(tmp_path: Path) -> Location:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What reaches the disk, in order."""
+    """The calls that reach the disk, in order."""
     record: list[str] = []
     real_fsync, real_mv = os.fsync, LocalFileSystem.mv
 
@@ -242,11 +242,11 @@ def test_tree_removed_by_another_process_is_removed(on_disk: Location, monkeypat
     assert on_disk.entries() == []
 
 
-# Drivers that buffer, cache their listings, and raise errors of their own
+# Drivers that buffer, cache their listings, and raise their own errors
 
 
 class DriverError(Exception):
-    """An error of a driver, which is no OSError."""
+    """An error of a driver, which is not an OSError."""
 
 
 class _Upload(AbstractBufferedFile):
@@ -346,7 +346,7 @@ def test_writes_of_others_are_seen_at_once(bucket: Location, driver: StorageDriv
     assert (bucket / "b").size() == 2
 
 
-def test_whatever_a_driver_raises_names_the_url(bucket: Location, driver: StorageDriver) -> None:
+def test_errors_of_any_driver_name_the_url(bucket: Location, driver: StorageDriver) -> None:
     driver.files["bucket/run/a"] = b"1"
     place = bucket / "a"
     assert place.read_range(0, 1) == b"1"

@@ -1,4 +1,4 @@
-"""What the tests of `megatrain ckpt` share."""
+"""Shared fixtures of the tests of `megatrain ckpt`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
 
 @pytest.fixture(scope="session")
 def run_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that tests get copies of: writing its checkpoints takes much longer than a copy."""
+    """The run that tests copy: writing its checkpoints takes much longer than a copy."""
     run = tmp_path_factory.mktemp("template") / "run"
     checkpoints = LocalLocation(run / "checkpoints")
     put_resume(checkpoints, "main")
@@ -33,5 +33,5 @@ def run_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(run_template: Path, tmp_path: Path) -> Path:
-    """A run with steps 10 to 40 on main, which went back to step 20 and has saved step 25 since."""
+    """A run with steps 10 to 40 on main that went back to step 20 and has saved step 25 since."""
     return Path(shutil.copytree(run_template, tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""`megatrain ckpt diff`: fields, tensors, and values whatever the layouts were."""
+"""`megatrain ckpt diff`: fields, tensors, and values, for any layouts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_same_state_in_another_layout_differs_in_the_mesh_only(ckpt: Ckpt, confi
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}])
 def test_values_that_differ_are_measured(ckpt: Ckpt, config: Config, tmp_path: Path, layout: dict[str, int]) -> None:
     state = whole_state(config)
-    write_as_job(tmp_path / "a", config, state, max_item_bytes=2048)  # several items a tensor
+    write_as_job(tmp_path / "a", config, state, max_item_bytes=2048)  # several items per tensor
     keys = [key for key in state if key.endswith("qkv.weight") and key.startswith("model.")][:2]
     state[keys[0]].view(-1)[5] += 0.5
     state[keys[0]].view(-1)[700] -= 0.25

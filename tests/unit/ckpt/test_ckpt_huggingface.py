@@ -1,4 +1,4 @@
-"""`megatrain ckpt export-hf` and `import-hf`: logits, bytes, and a job's start."""
+"""`megatrain ckpt export-hf` and `import-hf`: logits, bytes, and the start of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subcommands that list and select checkpoints run where torch is broken, and start fast."""
+"""Subcommands that list and select checkpoints run with a broken torch, and start fast."""
 
 from __future__ import annotations
 

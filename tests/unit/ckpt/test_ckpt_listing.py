@@ -150,7 +150,7 @@ def test_inspect_shows_what_was_read_of_each_source(ckpt: Ckpt, tmp_path: Path) 
     sources = tuple(StreamSource(name, 100_000 * (number + 1)) for number, name in enumerate(("web", "code", "books")))
     stages = (MixtureStage(0, (3, 1), 16), MixtureStage(3000, (1, 0, 1), 16))
     stream = SampleStream(7, sources, stages)
-    # a block of 4,096 samples is mixed, so what its first 3,000 read is known to the mixture only
+    # A block of 4,096 samples is mixed, so only the mixture knows which sources its first 3,000 samples read.
     first = Mixture(7, stages[:1], 2).counts(3000).tolist()
     place = put_whole(LocalLocation(tmp_path / "run/checkpoints/main"), 5, data=stream, consumed_samples=3000)
 

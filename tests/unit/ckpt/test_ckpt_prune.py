@@ -74,7 +74,7 @@ def test_keep_last_counts_by_lineage_and_keeps_origins(ckpt: Ckpt, run: Path) ->
     put_whole(LocalLocation(run / "checkpoints/branch-0002"), 30)
     document = ckpt("prune", run, "--keep-last", 1, "--yes", "--json")
 
-    # 20 is where branch-0002 begins; 30 and 40 of main are abandoned
+    # branch-0002 begins at 20; 30 and 40 of main are abandoned.
     assert names(document) == ["branch-0002/25", "main/10"]
     assert any("main/step-000000040: abandoned; --abandoned removes it" in one for one in document["left_alone"])
     assert found(LocalLocation(run / "checkpoints")) == [("branch-0002", 30), ("main", 20)]
@@ -133,7 +133,7 @@ def test_pinning_and_back(ckpt: Ckpt, line: Path) -> None:
 
 
 def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Path) -> None:
-    """The run went back to step 20 while its job was running, which goes on on main until it is started again."""
+    """The run went back to step 20 while its job was running; the job continues on main until it is started again."""
     arguments = ("prune", run, "--abandoned", "--yes", "--json")
     with RunDirectory(run).locked():
         document = ckpt(*arguments)
@@ -142,7 +142,7 @@ def test_a_branch_that_a_job_may_be_writing_to_is_left_alone(ckpt: Ckpt, run: Pa
         f"main/step-0000000{step}: a job may be writing to main" for step in (30, 40)
     ]  # fmt: skip
 
-    (run / "lock").unlink()  # as it is where the file system shows no locks of other hosts
+    (run / "lock").unlink()  # as on a file system that shows no locks of other hosts
     begun = LocalLocation(run / "checkpoints/main/step-000000050")
     WritingMark(2, "demo", time.time()).write(begun)
     document = ckpt(*arguments)
@@ -174,7 +174,7 @@ def test_many_leftovers_are_few_reads(ckpt: Ckpt, line: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("keep_last", "is_reported"), [(0, False), (2, True), (-1, True)])
-def test_unpinning_says_what_a_running_job_may_do(
+def test_unpinning_warns_of_removal_by_a_running_job(
     line: Path, capsys: pytest.CaptureFixture[str], keep_last: int, is_reported: bool
 ) -> None:
     main_branch = LocalLocation(line / "checkpoints/main")
@@ -218,7 +218,7 @@ def test_checkpoint_that_lacks_only_its_commit_is_kept(ckpt: Ckpt, line: Path) -
 
     assert names(document) == ["main/20"]
     assert document["left_alone"] == ["main/step-000000010: complete except for a valid COMMIT; --abandoned removes it"]
-    # retention takes it when it would take it whole: a removal that was cut short leaves the same
+    # Retention removes it if it would remove the whole checkpoint: an interrupted removal leaves the same state.
     assert "main/10" not in names(ckpt("prune", line, "--keep-last", 5, "--json"))
     assert "main/10" in names(ckpt("prune", line, "--keep-last", 4, "--json"))
     assert "main/10" in names(ckpt("prune", line, "--abandoned", "--yes", "--json"))

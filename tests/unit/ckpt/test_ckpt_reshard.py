@@ -1,4 +1,4 @@
-"""`megatrain ckpt reshard`: the files are byte for byte those that a job of that layout writes."""
+"""`megatrain ckpt reshard`: the files are byte for byte those that a job with that layout writes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_key_value_head_of_several_ranks_is_stored_once(
         assert "OK" in ckpt("verify", tmp_path / name)
 
 
-def test_layers_are_split_as_the_option_says(ckpt: Ckpt, tmp_path: Path) -> None:
+def test_layers_are_split_by_the_option(ckpt: Ckpt, tmp_path: Path) -> None:
     """From one uneven split to another, and to the even split, which is the default."""
     config = make_config()
     state = whole_state(config)
@@ -115,7 +115,7 @@ def test_layers_are_split_as_the_option_says(ckpt: Ckpt, tmp_path: Path) -> None
 
 
 ITEM_BYTES = 4 << 10
-"""So small that a tiny model has many items."""
+"""So small that even a tiny model has many items."""
 KEPT_BYTES = bytes_of_kept_items(ITEM_BYTES)
 
 
@@ -252,8 +252,8 @@ def test_a_damaged_source_is_refused(ckpt: Ckpt, source: Path, tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_store_without_directories_will_do(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
-    """All of it behind a URL, where nothing can be renamed: source, output, and a run to choose in."""
+def test_a_store_without_directories_is_enough(ckpt: Ckpt, source: Path, tmp_path: Path) -> None:
+    """Everything is behind a URL, where nothing can be renamed: source, output, and a run to choose from."""
     store = fsspec.filesystem("memory")
     root = "memory://test-ckpt-reshard"
     try:

@@ -1,4 +1,4 @@
-"""`megatrain ckpt verify`: the exit code says whether all is undamaged, and each problem names its file."""
+"""`megatrain ckpt verify`: the exit code shows whether everything is intact, and each problem names its file."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_damaged_checkpoint_is_not_resumed_until_verified_whole(ckpt: Ckpt, run:
     ckpt("verify", newest, code=66)
     found = ckpt("ls", run, "--json")["resume"]
     assert (found["step"], "`megatrain ckpt verify` found it damaged" in found["skipped"][0]) == (20, True)
-    assert ckpt("inspect", run, "--json")["step"] == 20, "nor is it what other verbs take"
+    assert ckpt("inspect", run, "--json")["step"] == 20, "nor do other commands accept it"
     (newest / DATA).write_bytes(whole)
     ckpt("verify", newest)
     assert ckpt("ls", run, "--json")["resume"]["step"] == 25
@@ -153,4 +153,4 @@ def test_read_only_directory_gives_the_same_result(run: Path, capsys: pytest.Cap
     reported = capsys.readouterr()
     assert "OK" in reported.out
     assert "the result was not stored" in reported.err
-    assert main(["ckpt", "ls", str(run)]) == 0, "and checkpoints are listed all the same"
+    assert main(["ckpt", "ls", str(run)]) == 0, "and checkpoints are listed nevertheless"

@@ -1,4 +1,4 @@
-"""While the host waits for an exchange, and only then, its black box names the exchange."""
+"""Exactly while the host waits for an exchange, its black box names the exchange."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 
 class _Work:
-    """An exchange that calls `on_wait` while it is waited for."""
+    """An exchange that calls `on_wait` while the host waits for it."""
 
     def __init__(self, on_wait: Callable[[], None]) -> None:
         self._on_wait = on_wait
@@ -45,7 +45,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 
 def awaited(recorder: Recorder) -> tuple[int, int, int]:
-    """Return group and place that are awaited, and how far the group has come."""
+    """Return group and place of the awaited exchange, and the progress of the group."""
     assert recorder.path is not None
     box = read_black_box(recorder.path)
     group = box.progress.awaited_group

@@ -1,4 +1,4 @@
-"""Dry groups without peers: results have the right shapes, and take and free the memory of real exchanges."""
+"""Dry groups without peers: results have the right shapes, and allocate and free the memory of real exchanges."""
 
 from __future__ import annotations
 

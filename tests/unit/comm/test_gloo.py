@@ -1,4 +1,5 @@
-"""gloo's exchanges: which of them take turns, in which order messages of a swap start, and what bounds a wait."""
+"""gloo's exchanges: which of them run one at a time, the start order of the messages of a swap, and the limit of each
+wait."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ RANKS = (4, 6, 8)
 
 
 class Calls:
-    """Stands for torch.distributed: notes what is started, and by what each wait is bounded."""
+    """Replaces torch.distributed: records the started exchanges, and the time limit of each wait."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[str, int]] = []
@@ -50,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def group_of(new_lane: Callable[[str], AwaitedLane] | None) -> Group:
-    """Return a group of three as its second member has it."""
+    """Return a group of three as its second member holds it."""
     planned, stub_group = PlannedGroup("dp", RANKS), dist.ProcessGroup(1, len(RANKS))
     runner: Any = ExchangeRunner(SilentRecorder())
     return Group(

@@ -1,4 +1,4 @@
-"""A group of one returns what a larger group would, and refuses what it cannot do; a Pending ends once."""
+"""A group of one returns what a larger group would, and refuses impossible exchanges; a Pending ends once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_given_memory_holds_the_result() -> None:
 
         assert exchange(x, operation, out=apart).wait() is apart
         assert torch.equal(apart, x)
-        # as buckets do: the rank's slice is all there is
+        # As in buckets: the rank's slice is the whole tensor.
         assert exchange(own[0:6], operation, out=own).wait() is own
         assert torch.equal(own, x)
 

@@ -29,7 +29,7 @@ LARGE = [
 
 
 def plans(layout: Layout, has_wrap_links: bool, ranks: Sequence[int]) -> dict[int, list[PlannedGroup]]:
-    """Return what each of some ranks creates; groups of one are not created."""
+    """Return the groups that each of some ranks creates; groups of one are not created."""
     return {
         rank: [plan for plan in planned_groups(layout, rank, has_wrap_links=has_wrap_links) if len(plan.ranks) > 1]
         for rank in ranks
@@ -46,7 +46,8 @@ def by_member(groups: Sequence[PlannedGroup]) -> dict[int, list[PlannedGroup]]:
 
 
 def created_in_turn(plans: Mapping[int, Sequence[PlannedGroup]]) -> set[str]:
-    """Let each rank stay in its next group until all members are in it. Return what was created when nothing moves."""
+    """Let each rank stay in its next group until all members are in it. Return the created groups when no rank can
+    continue."""
     reached = dict.fromkeys(plans, 0)
     created: set[str] = set()
     inside: dict[str, int] = defaultdict(int)
@@ -151,7 +152,7 @@ def test_holders_of_a_part_are_groups_before_the_links(layout: Layout, num_group
     assert by_member(everything) == own
     assert created_in_turn(own) == {one.key for one in everything}
     without = [one for one in everything if one.name != holders.name]
-    assert without == list(all_planned_groups(layout)), "no other group is another, or elsewhere in the order"
+    assert without == list(all_planned_groups(layout)), "no other group differs, or has another position in the order"
     names = list(dict.fromkeys(one.name for one in everything))
     assert not any("pp-" in name for name in names[: names.index(holders.name)])
 

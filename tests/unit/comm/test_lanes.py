@@ -28,7 +28,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @pytest.fixture(autouse=True)
 def _end_threads_of_lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the threads of lanes end soon after their last exchange, and wait for their end."""
+    """Let the threads of lanes end soon after their last exchange, and wait for them."""
     monkeypatch.setattr(lanes, "_IDLE_S", 0.01)
     before = threads_of_lanes()
     yield
@@ -122,7 +122,7 @@ def test_running_exchange_is_not_overtaken() -> None:
     pending = []
     for number, name in enumerate(names):
         pending.append(link.submit(name, lane))
-        if number % 3 == 2:  # the lane's thread starts some while others are submitted
+        if number % 3 == 2:  # The lane's thread starts some exchanges while others are submitted.
             for ended in names[: number - 1]:
                 link.works[ended].has_ended.set()
     for name in names:
@@ -134,12 +134,13 @@ def test_running_exchange_is_not_overtaken() -> None:
 
 
 def test_queued_exchange_is_not_overtaken() -> None:
-    """Neither where it missed an exchange that was counted and not in its queue yet, while the one before ended."""
+    """This holds even if the lane missed an exchange that was counted but not yet queued while the previous one
+    ended."""
     link, lane, may_take = Link(), Lane("dp"), threading.Event()
     lock, tasks, submitter, num_entered = lane._lock, lane._tasks, threading.current_thread(), [0]
 
     class LockHook:
-        """Between the third's count and its place in the queue the first ends, and the second is taken alone."""
+        """Between counting and queueing the third exchange, the first one ends, and the second one is taken alone."""
 
         def __enter__(self) -> None:
             if threading.current_thread() is submitter:
@@ -153,7 +154,7 @@ def test_queued_exchange_is_not_overtaken() -> None:
             lock.release()
 
     class TasksHook:
-        """The third is taken late."""
+        """The third exchange is taken late."""
 
         put, get_nowait, empty = tasks.put, tasks.get_nowait, tasks.empty
 
@@ -166,7 +167,7 @@ def test_queued_exchange_is_not_overtaken() -> None:
     lane._lock, lane._tasks = LockHook(), TasksHook()  # type: ignore[assignment]
     pending = [link.submit(name, lane) for name in ("first", "second", "third")]
     link.works["second"].has_ended.set()
-    wait_until(lambda: lane._num_open == 1, "the second's end")
+    wait_until(lambda: lane._num_open == 1, "the end of the second one")
     pending.append(link.submit("fourth", lane))
     may_take.set()
     for name in ("third", "fourth"):
@@ -266,7 +267,7 @@ def test_a_failure_without_a_lane_is_named() -> None:
 
 
 def test_buffers_are_free_after_the_exchange() -> None:
-    """No wait is needed: an activation that was sent need not stay to the end of the step."""
+    """No wait is needed: an activation that was sent need not stay until the end of the step."""
     link, lane = Link(), Lane("link")
     sent = torch.zeros(4)
     memory = weakref.ref(sent)
@@ -303,14 +304,14 @@ def test_a_span_is_announced_at_once_and_begins_with_its_turn(tmp_path: Path) ->
 
 
 def test_span_begins_after_the_previous_one_ended(tmp_path: Path) -> None:
-    """A thread that submits may be held up for long: spans that overlap would tell another order than the lane's."""
+    """A submitting thread may be delayed for long: overlapping spans would show another order than the lane's."""
     identity = Identity("demo", "main", 1, 0, Layout(dp_size=2), 1, "a")
     recorder = open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=64)
     assert recorder.path is not None
     link, pending = Link(recorder=recorder), list[Pending]()
 
     class LateLane(Lane):
-        """The third exchange is announced, and before it enters the lane the second's turn has come and gone."""
+        """The third exchange is announced, and before it enters the lane the second one has begun and ended."""
 
         def add(self, task: Any) -> None:
             if len(pending) == 2:

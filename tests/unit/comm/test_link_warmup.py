@@ -11,9 +11,9 @@ SOURCES = {"forward_from_previous": -1, "backward_from_next": 1}
 
 
 def connected(num_stages: int, has_wrap_links: bool) -> tuple[list[tuple[str, int, int]], int]:
-    """Let all stages connect, each blocked in a call until its neighbour is in the other end's.
+    """Let all stages connect, each blocked in a call until its neighbour is in the other end's call.
 
-    Returns the links as (direction, source, target), and how many of them connected one after the other.
+    Returns the links as (direction, source, target), and how many of them connected sequentially.
     """
     calls = [warm_up_order(stage, num_stages, has_wrap_links=has_wrap_links) for stage in range(num_stages)]
     found, num_rounds = [], 0

@@ -34,7 +34,7 @@ class Options:
 
 @dataclass
 class Asked:
-    """What was asked for, in its order."""
+    """The requests, in order."""
 
     groups: list[tuple[str, str, str, torch.device | None]]
     """Name, key at the store, library, and the device to connect at once."""
@@ -46,7 +46,7 @@ class Asked:
 
 
 class EverybodysStores:
-    """Stores to which all members of a group have come."""
+    """Stores that all members of a group have reached."""
 
     def of(self, planned: PlannedGroup) -> dist.Store:
         store = dist.HashStore()
@@ -57,7 +57,7 @@ class EverybodysStores:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Return what is asked of torch, which creates no group; and of links, which carry nothing."""
+    """Return the requests to torch, which creates no group, and to links, which transfer nothing."""
     found = Asked([], {})
 
     def create(
@@ -119,7 +119,7 @@ def test_links_are_warmed_up(layout: Layout, device: torch.device, num_warm_ups:
     ids=str,
 )
 def test_replica_exchanges_have_lower_priority(layout: Layout, names: list[str], asked: Asked) -> None:
-    """If dp has one rank, the replicas lie along cp; else tokens that travel along cp are urgent."""
+    """If dp has one rank, the replicas are along cp; otherwise tokens that are exchanged along cp are urgent."""
     ask_for_mesh(layout, GPU)
 
     options = {name: given for name, given in asked.options.items() if given is not None}

@@ -1,4 +1,7 @@
-"""The recorded times of exchanges on a GPU are those at which they ran. The GPUs are simulated, so times are known."""
+"""The recorded times of exchanges on a GPU are those at which they ran.
+
+The GPUs are simulated, so the times are known.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.helpers.simulated_ranks import DURATIONS_MS, LAUNCH_NS, MS, READ_NS, 
 from tests.helpers.source_tree import ROOT
 
 RESOLUTION_NS = 600
-"""Of the driver's event times, floats of milliseconds, within a few seconds."""
+"""The resolution of the driver's event times, floats of milliseconds, within a few seconds."""
 GAP_NS = 7_000
 FLOATS, HALVES = torch.zeros(8), torch.zeros(8, dtype=torch.bfloat16)
 
@@ -31,7 +34,7 @@ MakeRanks = Callable[[int], tuple[Simulation, list[BoxedRank]]]
 
 
 def reduce_under_backward(boxed_rank: BoxedRank) -> None:
-    """Gradients are summed beneath a backward, and one rank comes late; a second bucket waits behind the first."""
+    """Gradients are summed during a backward, and one rank arrives late; a second bucket waits behind the first."""
     dp = boxed_rank.group("dp")
     boxed_rank.compute(Operation.FORWARD_COMPUTE, 10.0 + 12.0 * boxed_rank.rank)
     first = dp.reduce_scatter(FLOATS, Operation.GRADS_REDUCE_SCATTER)
@@ -53,7 +56,7 @@ def rounded_sums(boxed_rank: BoxedRank) -> None:
 
 
 def shared_stream(boxed_rank: BoxedRank) -> None:
-    """Collectives of two groups of the same axis take turns; those of another axis run beside them."""
+    """Collectives of two groups of the same axis run one at a time; those of another axis run concurrently."""
     tp, few, dp = boxed_rank.group("tp"), boxed_rank.group("tp-in-1"), boxed_rank.group("dp")
     pending = [
         dp.all_gather(FLOATS, Operation.PARAMS_ALL_GATHER),
@@ -66,7 +69,7 @@ def shared_stream(boxed_rank: BoxedRank) -> None:
 
 
 def messages(boxed_rank: BoxedRank) -> None:
-    """A receive is posted long before its message is sent; a message of the other direction does not wait for it."""
+    """A receive is posted long before its message is sent; a message in the other direction does not wait for it."""
     forward, backward = boxed_rank.group("pp-forward"), boxed_rank.group("pp-backward")
     activations, gradients = boxed_rank.channel(forward, 0, 1), boxed_rank.channel(backward, 1, 0)
     if boxed_rank.rank == 0:
@@ -84,7 +87,7 @@ def messages(boxed_rank: BoxedRank) -> None:
 
 
 def records_of(rank: BoxedRank) -> list[Record]:
-    """Return what was recorded, once the device has done all."""
+    """Return the records, once the device has completed all work."""
     rank.now_ns = READ_NS
     rank.recorder.complete_step()
     records = rank.box().records
@@ -97,7 +100,7 @@ def records_of(rank: BoxedRank) -> list[Record]:
 
 @dataclass(frozen=True)
 class Timed:
-    """A stretch of a device: begin and length in ns after the launch."""
+    """A period on a device: begin and length in ns after the launch."""
 
     what: str
     begin_ns: float
@@ -106,7 +109,7 @@ class Timed:
 
 @pytest.fixture
 def make_ranks(tmp_path: Path) -> Iterator[MakeRanks]:
-    """Return a function that makes simulated ranks. Their recorders, which have threads, are closed at the end."""
+    """Return a function that creates simulated ranks. Their recorders, which have threads, are closed at the end."""
     made: list[BoxedRank] = []
 
     def make(num_ranks: int) -> tuple[Simulation, list[BoxedRank]]:
@@ -131,7 +134,7 @@ def carried_out(program: Program, make_ranks: MakeRanks) -> list[BoxedRank]:
 
 
 def true_times(rank: BoxedRank, names: Sequence[str]) -> list[Timed]:
-    """Return when the exchanges and computes of these names ran, in order of their begins."""
+    """Return when the exchanges and computes with these names ran, in order of their begins."""
     done = [one for one in rank.device.all_work() if one.name in names]
     found = [Timed(one.name, one.begin_ns - LAUNCH_NS, one.end_ns - one.begin_ns) for one in done]
     return sorted(found, key=lambda one: (one.begin_ns, one.what))
@@ -160,7 +163,7 @@ def test_recorded_times_are_those_of_the_device(program: Program, make_ranks: Ma
 
 
 def documented_bounds() -> dict[str, tuple[int, float]]:
-    """Return by kind of operation the bound in the reference: a number of gaps, and ns."""
+    """Return, by kind of operation, the bound in the reference: a number of gaps, and ns."""
     text = (ROOT / "docs/reference/events.md").read_text(encoding="ascii")
     rows = re.findall(r"^\| (compute|collective|message)\b.*\| (\d*) ?g \+ ([\d.]+) us \|$", text, re.MULTILINE)
     return {kind: (int(gaps or 1), 1000 * float(microseconds)) for kind, gaps, microseconds in rows}
@@ -233,7 +236,7 @@ def test_few_streams_serve_all_groups() -> None:
         (["pp", "embedding"], True),
         (["ep"], True),
     ]
-    # if dp has one rank, the gradients travel along cp
+    # If dp has one rank, the gradients are exchanged along cp.
     assert streams_of(Layout(cp_size=2, tp_size=2), []) == [(["tp"], True), (["cp"], False)]
 
 

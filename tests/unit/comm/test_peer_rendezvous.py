@@ -1,4 +1,5 @@
-"""Where ranks listen: at the named interface, else on the route to the store, and never where peers cannot connect."""
+"""The address on which ranks listen: that of the named interface, else of the route to the store, and one that peers
+can reach."""
 
 from __future__ import annotations
 

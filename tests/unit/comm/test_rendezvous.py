@@ -1,4 +1,4 @@
-"""Workers whose agents counted restarts differently still meet, and none takes a dead worker for a peer."""
+"""Workers whose agents counted restarts differently still connect, and none connects to the keys of a dead worker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_take_the_round_of_rank_0(store: dist.Store, counts: list[int]) -> N
 
 
 def test_store_that_outlives_workers_never_mixes_rendezvous(store: dist.Store) -> None:
-    """Also where another agent's worker is rank 0, which has counted fewer restarts."""
+    """The same if the worker of another agent is rank 0, which has counted fewer restarts."""
     opened = [open_all(store, counts) for counts in ([0, 0, 0], [1, 1, 0], [0, 1, 2], [1, 0, 3])]
     assert len({ranks[0].prefix for ranks in opened}) == len(opened)
     numbers = [ranks[0].process.round for ranks in opened]
@@ -52,7 +52,7 @@ def test_store_that_outlives_workers_never_mixes_rendezvous(store: dist.Store) -
 
 
 def test_ranks_that_died_while_waiting_are_ignored(store: dist.Store) -> None:
-    """Rank 0 and rank 2 never came in the first attempt; what ranks 1 and 3 left there is stale."""
+    """Rank 0 and rank 2 never arrived in the first attempt; the keys that ranks 1 and 3 left there are stale."""
     for rank in (1, 3):
         with pytest.raises(CommunicationError, match=f"rank {rank} could not meet all 4 ranks at node-0:29500"):
             agree_on_round(process(rank, 0), store, job=JOB, timeout_s=0.05)

@@ -1,4 +1,4 @@
-"""Which store a group meets at: the same for all members, and as many requests for each store."""
+"""The store at which a group connects: the same for all members, with an equal number of requests for each store."""
 
 from __future__ import annotations
 

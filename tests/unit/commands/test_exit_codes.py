@@ -1,4 +1,5 @@
-"""Each kind of mistake has one exit code for all verbs; each verb is tested with every mistake that it allows."""
+"""Each kind of usage error has one exit code for all commands; each command is tested with every error that it
+allows."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ OF_A_JOB = (
     "diag on", "diag off", "diag set", "diag verdicts", "diag daemon", "annotate --text hello",
 )  # fmt: skip
 PATIENT = ("driver", "dashboard", "diag daemon")
-"""Long-running: they wait for etcd longer than a test does, or continue without it."""
+"""Long-running commands: they wait for etcd longer than a test does, or continue without it."""
 OF_ALL_JOBS = ("dashboard",)
-"""Without the name of a job they are about all jobs."""
+"""Without the name of a job they apply to all jobs."""
 ALWAYS_ANSWERS = ("status", "annotate --text hello")
 """They answer from the run directory if etcd does not; then the exit code is that of the answer."""
 OF_A_RUN = (
@@ -67,7 +68,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def own_etcd(text: str, mode: int = 0o600) -> None:
-    """Have runs/demo say where its etcd is."""
+    """Write the address of its etcd to runs/demo."""
     place = Path("runs/demo/coordination")
     place.mkdir(parents=True, mode=0o700)
     (place / "endpoint").write_text(text)
@@ -79,7 +80,7 @@ def away() -> str:
 
 
 def check(capsys: pytest.CaptureFixture[str], arguments: str, code: ExitCode) -> str:
-    """Give a command line, and check that it ends so, with one error and no traceback; return what it says."""
+    """Run a command line, and check its exit code, with one error and no traceback; return the output."""
     found = main(arguments.split())
     errors = capsys.readouterr().err
     assert found == code, f"megatrain {arguments}: {errors}"
@@ -91,7 +92,7 @@ def check(capsys: pytest.CaptureFixture[str], arguments: str, code: ExitCode) ->
 def test_malformed_command_line_of_a_job_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in OF_A_JOB:
         assert "--no-such" in check(capsys, f"{verb} --no-such", ExitCode.USAGE)
-        assert "--hel" in check(capsys, f"{verb} --hel", ExitCode.USAGE)  # no abbreviation is taken
+        assert "--hel" in check(capsys, f"{verb} --hel", ExitCode.USAGE)  # Abbreviations are not accepted.
         assert "two jobs" in check(capsys, f"{verb} a --job b", ExitCode.USAGE)
         check(capsys, f"{verb} a --rdzv-endpoint http://:0", ExitCode.USAGE)
 
@@ -110,7 +111,7 @@ def test_unknown_job_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
         assert "unknown" in check(capsys, f"{verb} unknown", ExitCode.NOT_FOUND)
         if verb not in ALWAYS_ANSWERS:
             assert "no/where" in check(capsys, f"{verb} no/where", ExitCode.NOT_FOUND)
-        nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "which job?"
+        nothing = "runs: no such directory" if verb in OF_ALL_JOBS else "no job is named"
         assert nothing in check(capsys, verb, ExitCode.NOT_FOUND)
 
 
@@ -140,15 +141,15 @@ def test_unreachable_etcd_of_a_job_is_a_coordination_error(capsys: pytest.Captur
 @pytest.mark.parametrize("verb", OF_A_RUN)
 def test_mistakes_about_a_run_have_their_exit_codes(verb: str, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--no-such" in check(capsys, f"{verb} a --no-such", ExitCode.USAGE)
-    assert "--hel" in check(capsys, f"{verb} a --hel", ExitCode.USAGE)  # no abbreviation is taken
+    assert "--hel" in check(capsys, f"{verb} a --hel", ExitCode.USAGE)  # Abbreviations are not accepted.
     nowhere = "nowhere" if verb != "logs classify" else "runs/nowhere"
     if verb != "logs classify":  # FILE, or RUN
         assert "nowhere" in check(capsys, f"{verb} {nowhere}", ExitCode.NOT_FOUND)
     (empty / "bare").mkdir()
     assert "bare" in check(capsys, f"{verb} bare", ExitCode.DATA)
-    if verb in ("diag whatif", "logs classify"):  # which read other things than runs, too
+    if verb in ("diag whatif", "logs classify"):  # these read other inputs than runs, too
         return
-    assert "which run?" in check(capsys, verb, ExitCode.NOT_FOUND)
+    assert "no run is named" in check(capsys, verb, ExitCode.NOT_FOUND)
     for name in ("one", "two"):
         (empty / "runs" / name / "events").mkdir(parents=True)
     assert "runs/one and runs/two" in check(capsys, verb, ExitCode.USAGE)
@@ -176,6 +177,6 @@ def test_malformed_flag_of_launch_is_a_usage_error(capsys: pytest.CaptureFixture
 
 def test_every_verb_is_in_a_table() -> None:
     named = {line.split()[0] for line in (*OF_A_JOB, *OF_A_RUN, *OF_A_FILE)}
-    # looks at this machine; its files are test_data_command's; ends its process, so that it is test_train_command's
+    # examines this machine; test_data_command tests its files; ends its process, so test_train_command tests it
     without_a_mistake = {"doctor", "data", "train"}
     assert {verb.split()[0] for verb in (*BUILT_IN_VERBS, *find_verbs())} - without_a_mistake == named

@@ -1,4 +1,4 @@
-"""How `megatrain train` ends on unexpected errors: with a message, at once, even while threads of torch still run."""
+"""The end of `megatrain train` on unexpected errors: with a message, at once, even while threads of torch still run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if {has_torch}:
     sys.modules["torch"] = types.ModuleType("torch")  # whether it is loaded is all that is asked
     threading.Thread(target=threading.Event().wait).start()  # the interpreter's own end would wait for it
 def fail():
-    print("a last word", end="")
+    print("a last message", end="")
     {statement}
 sys.exit(run_worker_program(fail))
 """
@@ -36,7 +36,7 @@ def end_of(statement: str, *, has_torch: bool = True) -> tuple[int, str, str]:
 def test_unexpected_error_ends_with_a_traceback_and_code_1(has_torch: bool) -> None:
     code, output, errors = end_of("raise RuntimeError('an unforeseen error')", has_torch=has_torch)
     assert code == 1
-    assert output == "a last word"
+    assert output == "a last message"
     assert errors.startswith("Traceback (most recent call last):\n")
     assert errors.endswith("RuntimeError: an unforeseen error\n")
 
@@ -53,4 +53,4 @@ def test_unexpected_error_ends_with_a_traceback_and_code_1(has_torch: bool) -> N
     ],
 )  # fmt: skip
 def test_the_exit_code_is_what_it_would_have_been(statement: str, code: int, errors: str) -> None:
-    assert end_of(statement) == (code, "a last word", errors)
+    assert end_of(statement) == (code, "a last message", errors)

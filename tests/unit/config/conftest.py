@@ -1,4 +1,4 @@
-"""A small valid configuration that the tests bend."""
+"""A small valid configuration that the tests modify."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ lr = 1e-3
 
 ProblemsOf = Callable[..., tuple[str, ...]]
 Rules = Mapping[str, tuple[Sequence[str], str | None]]
-"""Name of a case -> overrides, and the whole message of the one problem that they have, or None."""
+"""Name of a case -> overrides, and the whole message of the resulting problem, or None."""
 
 
 def assert_rules(problems_of: ProblemsOf, rules: Rules) -> None:
-    """Check that each case has just the problem that it names."""
+    """Check that each case has exactly the problem that it names."""
     found = {name: problems_of(*overrides) for name, (overrides, _) in rules.items()}
     assert found == {name: () if problem is None else (problem,) for name, (_, problem) in rules.items()}
 
@@ -62,7 +62,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def problems_of(small: Path) -> ProblemsOf:
-    """Return a function that gives the problems of the small file, or of another text, with overrides."""
+    """Return a function that returns the problems of the small file, or of another text, with overrides."""
 
     def problems(*overrides: str, text: str | None = None, **options: object) -> tuple[str, ...]:
         if text is not None:

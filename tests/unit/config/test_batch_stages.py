@@ -1,4 +1,5 @@
-"""Stages with other batch sizes: the size of each step, compared with a walk step by step, and what is refused."""
+"""Stages with other batch sizes: the size of each step, compared with a step-by-step computation, and the refused
+stages."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ TWO_STAGES = BatchSchedule(BatchConfig(global_batch_size=8), (BatchStage(20, 4),
 
 
 def walked(schedule: BatchSchedule, cursor: int, num_steps: int, skipped: SampleRanges) -> list[tuple[int, int]]:
-    """Return (first sample, size) of each step, sample by sample, and where the step after them begins: the oracle."""
+    """Return (first sample, size) of each step, sample by sample, and the beginning of the step after them: the
+    oracle."""
     left_out = {sample for first, end in skipped for sample in range(first, end)}
     kept = filterfalse(left_out.__contains__, range(cursor, 10**6))
     steps = []
@@ -72,11 +74,11 @@ def test_sizes_of_steps_agree_with_a_walk_over_the_samples(
     expected = walked(schedule, cursor, num_steps, skipped)
     found = list(islice(schedule.steps_from(cursor, skipped), num_steps + 1))
     assert [size for _, size in found] == [size for _, size in expected]
-    # where the first step begins is given; all others begin behind what is left out
+    # The beginning of the first step is given; all others begin after the skipped samples.
     assert [start for start, _ in found[1:]] == [start for start, _ in expected[1:]]
     assert schedule.cursor_after(cursor, num_steps, skipped) == found[-1][0]
 
-    # any step is where a resume may begin: it goes on alike
+    # A resume may begin at any step: the remaining steps are the same.
     middle = found[num_steps // 2][0]
     assert list(islice(schedule.steps_from(middle, skipped), num_steps - num_steps // 2 + 1)) == found[num_steps // 2 :]
 

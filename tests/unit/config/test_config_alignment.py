@@ -1,4 +1,4 @@
-"""Reductions are aligned where there are stages to align and whole gradients to defer."""
+"""Reductions are aligned if there are stages to align and whole gradients to defer."""
 
 from __future__ import annotations
 

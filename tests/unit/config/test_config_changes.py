@@ -1,4 +1,4 @@
-"""What counts as another model, and what as a change of training only."""
+"""Changes of a configuration that make another model, and those that change only the training."""
 
 from __future__ import annotations
 

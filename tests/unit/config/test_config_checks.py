@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.config.conftest import ProblemsOf, assert_rules
 
-# Arguments and the whole message. Its location is that of the first key that the user set.
+# The arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
     "keeping of all checkpoints": (
         ["--checkpoint.keep_every=100", "--checkpoint.interval=50"],
@@ -226,7 +226,7 @@ def test_rules_between_keys(problems_of: ProblemsOf) -> None:
     assert_rules(problems_of, CASES)
 
 
-# A setting, and what the message says after it.
+# A setting, and the end of the message.
 RANGES = [
     ("model.window_size=-1", "is out of range; use a value >= 0"),
     ("optimizer.beta1=-0.1", "is out of range; use a value >= 0 and < 1"),
@@ -244,7 +244,7 @@ RANGES = [
     ('job.name="../x"', "is not allowed; use text of the form [A-Za-z0-9][A-Za-z0-9._-]*"),
     ("telemetry.black_box_records=0", "is out of range; use a value >= 256 and <= 16777216"),
     ('data.tokenizer="\udcff"', "holds bytes that are not UTF-8; use text in UTF-8"),
-    # sizes that no run can have
+    # sizes that are too large for any run
     (f"train.seed={2**53 + 1}", f"is too large; use a value of at most {2**53}"),
     ("train.steps=99999999999999999999999999", f"is too large; use a value of at most {2**31 - 1}"),
     (f"profile.ranks=[0, {10**20}]", f"is too large: element 2 is {10**20}; use values of at most {2**53}"),

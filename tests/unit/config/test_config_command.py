@@ -1,4 +1,4 @@
-"""The verbs `config show`, `config check` and `config reference`."""
+"""The subcommands `config show`, `config check` and `config reference`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_check_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["bubble"].startswith("12.5% ")  # (2 - 1) / (2 * 4)
 
 
-def test_check_says_what_unequal_replicas_cost(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_the_cost_of_unequal_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", DEMO, "--world-size", "8", overrides=("--batch.global_batch_size=72",)) == 0
     assert (
         ", 5 micro-batches of 8 a pipeline (10.0% of the slots are idle: 9 micro-batches for 2 replicas, 4 to 5 each)\n"
@@ -87,12 +87,12 @@ def test_check_names_the_batches_of_later_stages(small: Path, capsys: pytest.Cap
     )
 
 
-def test_check_says_how_layers_are_split(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_the_layers_of_each_stage(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("check", str(small), overrides=("--parallel.pp_size=3", "--parallel.counts_head_as_layer=true"))
     assert "1f1b, 1 chunk a stage, 3 + 3 + 2 layers in the model's order\n" in capsys.readouterr().out
 
 
-def test_check_says_what_it_assumed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_its_assumptions(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("check", str(small))
     assert "1 rank (dp_size follows the world size; 1 is assumed here)" in capsys.readouterr().out
     run("check", str(small), "--world-size=3")

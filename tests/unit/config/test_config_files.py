@@ -1,4 +1,4 @@
-"""The configurations of the repository: each passes with its world size, and holds the published shape."""
+"""The configurations of the repository: each is valid with its world size, and has the published shape."""
 
 from __future__ import annotations
 

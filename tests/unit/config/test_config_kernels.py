@@ -1,4 +1,4 @@
-"""Rules of [kernels]: what may be named, and where."""
+"""Rules of [kernels]: the allowed names, and where they apply."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The rules between sizes of the layout, the batch and the world: each message names sizes that would do."""
+"""The rules between sizes of the layout, the batch and the world: each message names valid sizes."""
 
 from __future__ import annotations
 
 from tests.unit.config.conftest import ProblemsOf, assert_rules
 
-# Arguments and the whole message. Its location is that of the first key that the user set.
+# The arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
     "tp and heads": (
         ["--parallel.tp_size=8", "--model.seq_len=128"],
@@ -214,7 +214,7 @@ def test_rules_of_the_layout(problems_of: ProblemsOf) -> None:
     assert_rules(problems_of, CASES)
 
 
-# tp_size, pp_size and dp_size, the number of processes, and the whole message but for its location.
+# tp_size, pp_size and dp_size, the number of processes, and the whole message except its location.
 WORLD_SIZES: list[tuple[tuple[int, int, int], int, str | None]] = [
     ((2, 2, 2), 8, None),
     ((2, 2, 0), 8, None),
@@ -279,7 +279,7 @@ INTERLEAVED = ["--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.sc
 
 
 def test_too_few_micro_batches(problems_of: ProblemsOf) -> None:
-    # 15 replicas: three of them have 4 micro-batches, the others an empty one beside their 3
+    # 15 replicas: three of them have 4 micro-batches, the others 3 and an empty one
     for dp_size in (12, 13, 15):
         assert problems_of(*INTERLEAVED, f"--parallel.dp_size={dp_size}") == ()
 
@@ -308,7 +308,7 @@ def test_an_open_dp_size_is_taken_as_the_most_lenient(problems_of: ProblemsOf) -
     assert problems_of(*INTERLEAVED, too_few) == (expected,)
     assert problems_of(*INTERLEAVED, "--batch.global_batch_size=4") == ()
 
-    # together with other mistakes, and with a dp_size that cannot be used
+    # together with other errors, and with an invalid dp_size
     problems = problems_of(*INTERLEAVED, too_few, "--log.interval=0", "--parallel.dp_size=many")
     assert [problem.partition(" ")[0] for problem in problems] == [
         'parallel.dp_size="many"',

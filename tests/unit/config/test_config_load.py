@@ -38,7 +38,7 @@ def test_every_key_has_an_origin(small: Path) -> None:
     assert list(loaded.origins) == keys
 
 
-# What replaces what in the valid file, and the whole of the one message that follows.
+# The replacement in the valid file, and the whole text of the single resulting message.
 MISTAKES = {
     "misspelled key": (
         "num_heads = 20",
@@ -239,7 +239,7 @@ def test_error_has_the_exit_code_of_a_wrong_configuration(small: Path) -> None:
 
 
 def test_rules_that_rest_on_a_wrong_value_are_left_out(problems_of: ProblemsOf) -> None:
-    # num_heads is wrong, so what it divides is not checked; the window is wrong by itself.
+    # num_heads is wrong, so divisibility by it is not checked; the window is wrong independently.
     problems = problems_of("--model.num_heads=none", "--parallel.tp_size=4", "--model.num_kv_heads=3")
     assert [problem.partition(" ")[0] for problem in problems] == ['model.num_heads="none"', "parallel.tp_size=4"]
     assert "must divide model.num_kv_heads=3 or be a multiple of it; use 1 " in problems[1]

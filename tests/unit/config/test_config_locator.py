@@ -65,7 +65,7 @@ def value_text(draw: st.DrawFn, depth: int = 2, *, is_inline: bool = False) -> s
 
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[str, Mapping[Path, int]]:
-    """Return TOML and the line of each key that stands at the beginning of a line."""
+    """Return TOML and the line of each key that is at the beginning of a line."""
     text = ""
     lines: dict[Path, int] = {}
     tables = draw(st.lists(st.lists(key_part(), min_size=1, max_size=2), max_size=3, unique_by=lambda p: p[0][0]))
@@ -78,7 +78,7 @@ def documents(draw: st.DrawFn) -> tuple[str, Mapping[Path, int]]:
             space = draw(st.sampled_from(["", " "]))
             text += f"[{space}{f'{space}.{space}'.join(spelled for _, spelled in header)}{space}]{draw(COMMENT)}\n"
         for name, spelled in draw(st.lists(key_part(), max_size=3, unique_by=lambda part: part[0])):
-            # Names of top-level keys are kept apart from names of tables.
+            # Names of top-level keys differ from names of tables.
             top = "" if header else "top"
             text += draw(BLANK_LINES)
             lines[(*prefix, *((top,) if top else ()), name)] = text.count("\n") + 1
@@ -88,7 +88,7 @@ def documents(draw: st.DrawFn) -> tuple[str, Mapping[Path, int]]:
 
 
 def nested_keys(value: object, prefix: Path = ()) -> Iterator[Path]:
-    """Yield the keys of tables at any depth; the tables of an array stand at the array's own key."""
+    """Yield the keys of tables at any depth; the tables of an array are at the array's own key."""
     if isinstance(value, list):
         for item in value:
             yield from nested_keys(item, prefix)
@@ -118,7 +118,7 @@ def test_keys_appear_in_the_line_found_and_not_before(document: tuple[str, Mappi
     found = key_lines(text)
     all_lines = text.splitlines(keepends=True) if "\r" not in text else text.replace("\r\n", "\n").splitlines(True)
     for path in expected:
-        # The standard library's own parser is the judge: the text before the line does not hold the key.
+        # The standard library's parser is the oracle: the text before the line does not contain the key.
         before = tomllib.loads("".join(all_lines[: found[path] - 1]))
         assert path not in set(nested_keys(before))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.config.conftest import ProblemsOf, assert_rules
 
-# Arguments and the whole message. Its location is that of the first key that the user set.
+# The arguments and the whole message. Its location is that of the first key that the user set.
 CASES = {
     "grouped heads": (
         ["--model.num_kv_heads=8"],

@@ -1,4 +1,5 @@
-"""Rules of the receivers of notifications: no secret goes where others read it, and no setting does nothing."""
+"""Rules of the receivers of notifications: no secret is sent where others can read it, and no setting is without
+effect."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_a_kind_of_receiver_may_stand_several_times(tmp_path: Path) -> None:
     assert config.receivers == ("slack", "slack-2", "webhook", "webhook-3")
     assert (config.slack.url_file, config.sections["slack-2"].url_file) == ("ops", "research")
     assert (config.sections["slack-2"].level, config.sections["webhook-3"].url) == ("red", "https://b")
-    # as text, in a record and with another value by the command line it is the same
+    # The message is the same for text, in a record, and with another value from the command line.
     text = to_toml(config)
     assert text.count("[slack-2]") == 1
     assert Config.from_dict(tomllib.loads(text)) == config

@@ -1,4 +1,4 @@
-"""Numbers that overflow where they are used: each numeric key refuses them, and a dry run survives its bounds."""
+"""Numbers that overflow where they are used: each numeric key refuses them, and a dry run accepts its bounds."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_largest_accepted_value_stays_finite_where_it_is_used() -> None:
 @pytest.mark.slow(kept=["diagnostics", "evaluation", "fp8", "profile", "checkpoint", "email"])
 @pytest.mark.parametrize("section", sorted(all_options()))
 def test_dry_run_survives_all_bounds_of_a_section(section: str) -> None:
-    """Sizes of the model, the batch and the layout are left out: a plan computes with them."""
+    """Sizes of the model, the batch and the layout are left out, because a plan computes with them."""
     config = make_config()
     values: dict[str, Any] = {}
     for name, option in all_options()[section].items():

@@ -1,4 +1,4 @@
-"""Settings of the command line."""
+"""Settings on the command line."""
 
 from __future__ import annotations
 

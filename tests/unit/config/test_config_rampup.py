@@ -1,4 +1,4 @@
-"""The batch-size ramp-up: Megatron-LM's rule, and the levels it goes through."""
+"""The batch-size ramp-up: Megatron-LM's rule, and its sequence of levels."""
 
 from __future__ import annotations
 

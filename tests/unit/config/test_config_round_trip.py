@@ -1,4 +1,4 @@
-"""A configuration survives TOML, JSON and dictionaries, and its hash names its content."""
+"""A configuration survives TOML, JSON and dictionaries, and its hash identifies its content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VALUES = {
     "int": st.integers(-(2**63), 2**63 - 1),
     "float": st.floats(allow_nan=False, allow_infinity=False),
     "bool": st.booleans(),
-    # TOML holds every character but surrogates.
+    # TOML can contain every character except surrogates.
     "str": st.text(st.characters(exclude_categories=["Cs"])),
     "list of int": st.lists(st.integers(0, 2**31)).map(tuple),
 }

@@ -9,7 +9,7 @@ def test_numbers_beyond_what_python_reads_are_refused(problems_of: ProblemsOf) -
     for setting, rule in [
         ("optimizer.eps=1" + 400 * "0", "is too large; use a number below 1e308"),
         ("train.steps=0x1" + 9000 * "0", f"is too large; use a value of at most {2**31 - 1}"),
-        # Python refuses this many digits or brackets, so these are taken as text.
+        # Python refuses this many digits or brackets, so these values are read as text.
         ("train.steps=1" + 5000 * "0", "must be an integer, such as 8, not a string"),
         ("profile.ranks=" + 3000 * "[", "must be a list of integers, such as [0, 8], not a string"),
     ]:

@@ -1,4 +1,4 @@
-"""Checks outside of the loader: for training, and of a configuration that a program made."""
+"""Checks outside of the loader: for training, and of a configuration that a program created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zero-bubble schedule takes a pipeline with enough micro-batches, one chunk a stage, and gradients kept whole."""
+"""The zero-bubble schedule needs a pipeline with enough micro-batches, one chunk per stage, and whole gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several sources of training data: rules between keys, numbers beyond those of other sections, and differences."""
+"""Several sources of training data: rules between keys, numbers out of range for other sections, and differences."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ PROBLEMS = {
             "code=1e7": "code=1e7",
         }.items()
     },
-    # a stage is not blamed for a name that is not allowed
+    # A stage is not reported for a name that is itself invalid.
     **{
         TWO + f'[[data_source]]\npath = "c"\nname = {name}\n[data_stage]\nafter_tokens = 5\nweights = "{weights}"': (
             f"data_source-3.name={name} {rule}"

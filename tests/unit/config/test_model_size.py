@@ -1,4 +1,4 @@
-"""Parameter counts against published models and against a count by hand."""
+"""Parameter counts compared with published models and with a manual count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameter groups: rules between keys, the order in which they count, and the names that patterns match."""
+"""Parameter groups: rules between keys, their precedence, and the names that patterns match."""
 
 from __future__ import annotations
 

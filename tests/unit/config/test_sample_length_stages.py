@@ -1,4 +1,5 @@
-"""Stages with other sample lengths: where each begins, compared with a walk step by step, and what is refused."""
+"""Stages with other sample lengths: the beginning of each, compared with a step-by-step computation, and the refused
+stages."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def test_lengths_change_with_the_first_step_after_their_tokens(
     stages = sorted(stages, key=lambda stage: stage.after_tokens)
     placed = placed_stages(stages, BatchConfig(global_batch_size=batch), seq_len)
 
-    # the oracle reads sample by sample; a length may change between steps only, and a size changes there
+    # The oracle reads sample by sample; a length may change only between steps, and so may a size.
     sample = token = left = 0
     length, size, ahead = seq_len, batch, list(stages)
     for found in placed:
@@ -38,7 +39,7 @@ def test_lengths_change_with_the_first_step_after_their_tokens(
         changes_length = stage.seq_len not in (0, length)
         while token < stage.after_tokens or (changes_length and left):
             if not left:
-                # a size of the stages before that has begun, also inside the step before
+                # a size of the previous stages that has begun, also within the previous step
                 begun = [one for one in placed if one.first_sample <= sample and one.stage.global_batch_size]
                 passed = [one for one in begun if one.stage in stages[: len(stages) - len(ahead) - 1]]
                 left = passed[-1].stage.global_batch_size if passed else size

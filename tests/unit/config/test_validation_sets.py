@@ -1,4 +1,4 @@
-"""Several sets of held-out tokens: rules between keys, names, how many there may be, and differences."""
+"""Several sets of held-out tokens: rules between keys, names, their maximum number, and differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Black boxes made by hand from the layout's own encoders, without the writer of megatrain.telemetry."""
+"""Black boxes that tests write with the layout's own encoders, without the writer of megatrain.telemetry."""
 
 from __future__ import annotations
 

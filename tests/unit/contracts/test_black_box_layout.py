@@ -1,4 +1,4 @@
-"""The bytes: frozen offsets, the documentation's tables, and every value through its encoding and back."""
+"""The bytes: frozen offsets, the documentation's tables, and every value encoded and decoded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def coded(offsets: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
     return {name: (offset, TYPES.get(code) or f"{code[:-1]} bytes") for name, (offset, code) in offsets.items()}
 
 
-def test_the_document_says_what_the_code_does() -> None:
+def test_the_document_matches_the_code() -> None:
     for heading, offsets in {
         "Header page, fixed part": header_encoding.header_offsets(),
         "An entry of the list of axes": header_encoding.axis_offsets(),
@@ -152,12 +152,12 @@ def test_a_control_field_that_does_not_fit_is_refused() -> None:
         layout.encode_control(ControlPage(sample_period=2**32), seqlock=0)
 
 
-def test_groups_say_their_members() -> None:
+def test_groups_list_their_members() -> None:
     page = bytearray(4096)
     tp, link = GroupRecord(1, "tp", 4, 1, 2, entered=9, left=8), GroupRecord(63, "pp-backward", 5, -4, 2)
     for group in (tp, link):
         page[64 * group.number : 64 * group.number + 64] = layout.encode_group(group)
-    page[64 * 5] = 7  # an entry whose number is not its place is not in use
+    page[64 * 5] = 7  # An entry whose number is not its place is unused.
     groups = layout.decode_groups(bytes(page))
     assert groups == {1: tp, 63: link}
     assert list(tp.ranks) == [4, 5]

@@ -40,7 +40,7 @@ def patch(path: Path, offset: int, raw: bytes) -> None:
 
 
 def with_header(image: bytes, offset: int, word: int) -> bytes:
-    """Return a black box with another word in the fixed part of its header, and the checksum of that."""
+    """Return a black box with another word in the fixed part of its header, and the checksum of that header."""
     header = bytearray(image[: header_offsets()["crc32"][0]])
     struct.pack_into("<I", header, offset, word)
     return bytes(header) + struct.pack("<I", zlib.crc32(header)) + image[len(header) + 4 :]
@@ -78,8 +78,8 @@ def test_an_empty_ring_has_no_records(write_box: WriteBox) -> None:
 
 def test_torn_records_are_left_out_and_counted(write_box: WriteBox) -> None:
     path = write_box([make_record(sequence) for sequence in range(1, 6)])
-    patch(path, RING_OFFSET + 2 * RECORD_BYTES, bytes(8))  # killed before the number came back
-    patch(path, RING_OFFSET + 4 * RECORD_BYTES + 8, bytes(56))  # number of one record, rest of another
+    patch(path, RING_OFFSET + 2 * RECORD_BYTES, bytes(8))  # killed before the number was written again
+    patch(path, RING_OFFSET + 4 * RECORD_BYTES + 8, bytes(56))  # the number of one record, the rest of another
     box = read_black_box(path)
     assert [record.sequence for record in box.records] == [1, 3, 5]
     assert box.num_torn == 2
@@ -100,7 +100,7 @@ def test_a_record_that_changes_while_it_is_copied_is_left_out(
         raw = real_pread(file, size, offset)
         if offset >= RING_OFFSET:
             state["ring_reads"] += 1
-            if state["ring_reads"] == 1:  # the writer comes round between the two copies
+            if state["ring_reads"] == 1:  # the writer overwrites the slot between the two copies
                 put_record(path, make_record(CAPACITY + 3))
         return raw
 
@@ -183,8 +183,8 @@ DAMAGED: list[tuple[Callable[[bytes], bytes], str]] = [
 def test_a_damaged_or_foreign_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rank.blackbox"
     whole = bytes(box_image([make_record(1)]))
-    for spoil, message in DAMAGED:
-        path.write_bytes(spoil(whole))
+    for corrupt, message in DAMAGED:
+        path.write_bytes(corrupt(whole))
         with pytest.raises(DataError, match=message) as caught:
             raise AssertionError(f"accepted: {read_black_box(path)}; expected: {message}")
         assert str(path) in str(caught.value)
@@ -223,7 +223,7 @@ IMAGE = bytes(
         [make_record(1), make_record(2, duration_ns=None, group=1), make_record(3, flags=RecordFlag.STEP_TOTAL)], [TP]
     )
 )
-# Spots that mean something are hit more often than the zeros between them.
+# Meaningful bytes are changed more often than the zeros between them.
 OFFSETS = (
     st.integers(0, box_bytes(CAPACITY) - 1)
     | st.integers(0, 419)

@@ -1,4 +1,4 @@
-"""Files of an untrusted directory: no link is followed, no read blocks, and none exceeds its limit."""
+"""Files of an untrusted directory: no link is followed, no read blocks, and no read exceeds its limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_link_as_the_named_directory_is_followed(root: Path) -> None:
 def test_special_file_is_neither_followed_nor_awaited(
     root: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path], object], problem: str
 ) -> None:
-    monkeypatch.chdir(root / "a")  # a socket's path is short
+    monkeypatch.chdir(root / "a")  # the path of a socket must be short
     put(Path("thing"))
     with pytest.raises(OSError, match=problem):
         read_below(root, "a/thing", 1 << 20)

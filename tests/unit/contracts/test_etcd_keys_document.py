@@ -1,4 +1,4 @@
-"""docs/reference/etcd-keys.md says what contracts/records/job_keys.py and the records' classes say."""
+"""docs/reference/etcd-keys.md agrees with contracts/records/job_keys.py and the records' classes."""
 
 from __future__ import annotations
 

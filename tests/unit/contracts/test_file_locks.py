@@ -1,4 +1,4 @@
-"""File systems without locks or hard links: what is written there, and which errors are raised."""
+"""File systems without locks or hard links: which files are written there, and which errors are raised."""
 
 from __future__ import annotations
 

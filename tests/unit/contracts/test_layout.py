@@ -69,8 +69,8 @@ def test_rank_of_coordinate_and_sizes_lead_back() -> None:
     assert Layout(pp_size=3, tp_size=2).first_rank_of(2) == 4
 
 
-def test_samples_are_dealt_along_dp_only() -> None:
-    """Ranks along cp and tp share the samples of their dp rank, and the stages of a pipeline too."""
+def test_samples_are_assigned_along_dp_only() -> None:
+    """Ranks along cp and tp share the samples of their dp rank, and so do the stages of a pipeline."""
     for layout in LAYOUTS:
         shares = [layout.sample_share(rank) for rank in range(layout.world_size)]
         assert layout.num_sample_parts == layout.dp_size
@@ -137,7 +137,7 @@ def test_a_rank_or_an_axis_that_is_not_there_is_refused() -> None:
 
 
 def test_sum_group_of_each_axis_has_a_name() -> None:
-    """Of every axis that numbers ranks: `Mesh.sum_over_all` looks it up."""
+    """For every axis that numbers ranks, because `Mesh.sum_over_all` looks it up."""
     grid = Layout(cp_size=2).grid
     assert {all_reduce_along(axis) for axis in grid} == {
         Operation.PP_ALL_REDUCE, Operation.DP_ALL_REDUCE, Operation.CP_ALL_REDUCE, Operation.TP_ALL_REDUCE

@@ -46,7 +46,7 @@ ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | COMPUTES) - ON_HOST
 
 def test_names_and_numbers_never_change() -> None:
     found = {operation.value: operation.number for operation in Operation}
-    # New operations may be added to both tables; a number that has moved or gone makes old files lie.
+    # New operations may be added to both tables; with a changed or removed number, old files would be misread.
     assert found == FROZEN
     assert max(found.values()) < MAX_OPERATIONS, "the span mask has a bit for each"
 

@@ -1,4 +1,4 @@
-"""Directories and files in a place where every user may write: files of another user are reported, never used."""
+"""Directories and files in a location where every user may write: files of another user are reported, never used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun's variables: what is taken, and what is refused before anything is started with it."""
+"""torchrun's variables: the accepted values, and those that are refused before any process is started with them."""
 
 from __future__ import annotations
 

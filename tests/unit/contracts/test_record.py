@@ -1,4 +1,4 @@
-"""Records to JSON and back: nothing changes, and anything else is refused with the key and the field named."""
+"""Records to JSON and back: nothing changes, and invalid JSON is refused with the key and the field named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of skipped samples: against counting them one by one, and as they are read from files."""
+"""Ranges of skipped samples: compared with counting them one by one, and as read from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of steps: the same samples for any number of replicas, each once, and how many slots are empty."""
+"""Plans of steps: the same samples for any number of replicas, each once, and the number of empty slots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_replicas_of_any_number_share_the_same_samples(
     has_equal_slots: bool,
 ) -> None:
     size = num_microbatches * micro_batch_size
-    # the oracle: samples one after the other, without those that are left out
+    # The oracle: samples in order, without the skipped ones.
     samples, number = [], cursor
     while len(samples) < size:
         if not any(first <= number < end for first, end in skipped):
@@ -58,7 +58,8 @@ def test_replicas_of_any_number_share_the_same_samples(
         assert dealing.idle_share == pytest.approx(1 - num_microbatches / (max(counts) * num_replicas), abs=0)
 
 
-# micro-batches, replicas, least slots, and what is idle; the first six are the losses of the table of elastic training
+# micro-batches, replicas, minimum of slots, and the idle fraction; the first six are the losses of the table of elastic
+# training
 IDLE: list[tuple[tuple[int, int, int], str]] = [
     ((64, 8, 1), ""),
     ((64, 7, 1), "8.6% of the slots are idle: 64 micro-batches for 7 replicas, 9 to 10 each"),
@@ -74,7 +75,7 @@ def test_share_of_idle_slots_is_reported() -> None:
         assert idle_text(Dealing(num_microbatches, num_replicas, least_slots)) == expected
 
 
-def test_plans_that_cannot_be_dealt_are_refused() -> None:
+def test_plans_without_a_valid_assignment_are_refused() -> None:
     message = "global_batch_size=10 is not 3 micro-batches of micro_batch_size=3; use a multiple of micro_batch_size"
     with pytest.raises(ValueError, match=re.escape(message)):
         StepPlan(0, 10, 3, Dealing(3, 2))
@@ -85,7 +86,7 @@ def test_plans_that_cannot_be_dealt_are_refused() -> None:
         StepPlan(0, 3, 1, Dealing(3, 2), order=(0, 1, 1))
 
 
-def test_samples_are_dealt_in_the_stated_order() -> None:
+def test_samples_are_assigned_in_the_stated_order() -> None:
     plan = StepPlan(10, 6, 2, Dealing(3, 2), skipped=((12, 20),), order=(5, 0, 1, 2, 4, 3))
     assert plan.samples == [10, 11, 20, 21, 22, 23]
     assert [plan.slots(replica) for replica in range(2)] == [[(23, 10), (22, 21)], [(11, 20)]]

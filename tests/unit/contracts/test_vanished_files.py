@@ -1,4 +1,4 @@
-"""Files that are removed while they are open: noticed, even when a new one has the same name, and reported."""
+"""Files that are removed while they are open: this is noticed, even if a new file has the same name, and reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def remake(path: Path) -> None:
         (lambda path: (path.parent.rename(path.parent.with_name("moved")), path.parent.write_text("a file")), False),
     ],
 )
-def test_a_path_names_what_is_open_or_not(tmp_path: Path, change: Callable[[Path], object], expected: bool) -> None:
+def test_a_path_is_in_place_only_with_its_open_file(
+    tmp_path: Path, change: Callable[[Path], object], expected: bool
+) -> None:
     path = tmp_path / "directory" / "file"
     path.parent.mkdir()
     path.write_text("one")
@@ -41,7 +43,7 @@ def test_a_path_names_what_is_open_or_not(tmp_path: Path, change: Callable[[Path
 def test_a_directory_that_was_made_again_is_a_loss_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     watched = WatchedPath(path)
-    assert not watched.was_lost()  # it was never there
+    assert not watched.was_lost()  # The file never existed.
     path.mkdir()
     assert not watched.was_lost()
     path.rmdir()

@@ -1,4 +1,4 @@
-"""Names that files have before they are complete, and directories that are durable."""
+"""Names of files before they are complete, and durable directories."""
 
 from __future__ import annotations
 

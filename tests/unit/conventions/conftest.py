@@ -11,12 +11,12 @@ from tests.helpers.source_tree import forget_trees
 
 
 def pytest_runtest_setup() -> None:
-    """Disable the garbage collector: a single collection would walk millions of nodes, of which none is garbage."""
+    """Disable the garbage collector: a single collection would traverse millions of nodes, none of which is garbage."""
     gc.disable()
 
 
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Let go of all syntax trees after the last test that reads them, and enable the garbage collector again."""
+    """Release all syntax trees after the last test that reads them, and enable the garbage collector again."""
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         forget_trees()
         gc.enable()

@@ -47,7 +47,7 @@ ALLOWED = {
     "benchmarks/whatif.py": _OF_CASES,
     "benchmarks/whatif_scale.py": _OF_CASES,
 }
-"""File -> why it spells them."""
+"""File -> the reason why it names them."""
 
 _QUOTED = re.compile(rf"([\"'])({'|'.join(axis.name for axis in AXES)})\1")
 _OF_REPLICAS = "shows the replicas of a job that train on other samples, which are the places along dp"
@@ -76,7 +76,7 @@ QUOTING = {
     "benchmarks/overlap_rank.py": _OF_CASES,
     "benchmarks/span_overhead.py": "a group of one rank with some name",
 }
-"""File -> why it names an axis."""
+"""File -> the reason why it names an axis."""
 
 
 def source_files() -> Iterator[Path]:
@@ -87,7 +87,7 @@ def source_files() -> Iterator[Path]:
 
 
 def code_lines(name: str, text: str) -> dict[int, str]:
-    """Return line -> what code says there."""
+    """Return the text of each line's code."""
     if not name.endswith(".py"):
         lines = enumerate(text.splitlines(), 1)
         return {number: re.sub(r"^\s*(//|\*|/\*|#).*|\s//\s.*", "", line) for number, line in lines}
@@ -105,21 +105,21 @@ def code_lines(name: str, text: str) -> dict[int, str]:
 
 def spelled_at(name: str, text: str) -> list[int]:
     """Return the lines at which a window begins that names all three axes."""
-    # code names no more than its text: most files need not be read as code
+    # The text of a file contains all names of its code: most files need not be parsed.
     if set(_AXIS.findall(text)) != set(NAMED) or not windows(dict(enumerate(text.split("\n"), 1))):
         return []
     return windows(code_lines(name, text))
 
 
 def quoted_at(name: str, text: str) -> list[int]:
-    """Return the lines that quote the name of an axis. A file in another language than code has labels, not code."""
+    """Return the lines that quote the name of an axis. In languages other than Python, quoted names are labels."""
     if not name.endswith((".py", ".ts", ".tsx")) or not _QUOTED.search(text):
         return []
     return [number for number, line in sorted(code_lines(name, text).items()) if _QUOTED.search(line)]
 
 
 def windows(lines: dict[int, str]) -> list[int]:
-    """Return where a window begins, of lines by their numbers, that names all three axes."""
+    """Return the first line of each window of numbered lines that names all three axes."""
     named = {number: set(_AXIS.findall(line)) for number, line in lines.items()}
     return [
         number
@@ -136,7 +136,7 @@ def test_no_module_spells_the_axes() -> None:
         if (lines := spelled_at(path.name, path.read_text(encoding="utf-8")))
     }
     assert {name: lines for name, lines in found.items() if name not in ALLOWED} == {}
-    assert sorted(set(ALLOWED) - set(found)) == [], "these no longer spell the axes"
+    assert sorted(set(ALLOWED) - set(found)) == [], "these no longer name the axes"
 
 
 def test_axes_are_named_for_a_reason() -> None:

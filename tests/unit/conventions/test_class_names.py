@@ -14,7 +14,7 @@ def public_classes(source: str) -> list[str]:
 
 
 def shared_names(classes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return the names that are given more than once, with the places. `classes`: the names by place."""
+    """Return the names that are used more than once, with the places. `classes`: the names by place."""
     places: dict[str, list[str]] = defaultdict(list)
     for place, names in classes.items():
         for name in names:

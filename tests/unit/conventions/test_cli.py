@@ -1,4 +1,4 @@
-"""The command line: verbs, overrides, usage errors, and from errors to messages and exit codes."""
+"""The command line: commands, overrides, usage errors, and the messages and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddVerb:
     monkeypatch.setattr(cli, "find_verbs", lambda: verbs)
 
     def add(verb: str, source: str) -> None:
-        # The name of the test keeps modules of different tests apart.
+        # The name of the test distinguishes the modules of different tests.
         module_name = f"verb_{verb}_{tmp_path.name}"
         (tmp_path / f"{module_name}.py").write_text(source)
         verbs[verb] = module_name
@@ -83,7 +83,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("doctor --train.steps=3", "'--train.steps=3': `megatrain doctor` takes no --section.key overrides"),
     ],
 )
-def test_usage_error_names_what_is_wrong(
+def test_usage_error_names_the_argument_and_the_rule(
     add_verb: AddVerb, capsys: pytest.CaptureFixture[str], arguments: str, reported: str
 ) -> None:
     add_verb("echo", ECHO)
@@ -155,7 +155,7 @@ def test_verb_of_an_absent_module_is_listed_as_not_usable() -> None:
 
 
 def test_closed_pipe_ends_quietly() -> None:
-    # The reader closes before anything is written: what `megatrain ... | head` does, sooner.
+    # The reader closes before anything is written: as `megatrain ... | head` does, but earlier.
     command = [sys.executable, "-m", "megatrain", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""No assertion compares real time with a constant: it would fail where the machine is slow, busy, or fast."""
+"""No assertion compares real time with a constant: it would fail on a machine that is slow, busy, or fast."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EXCEPTIONS = {
     "tests/unit/job/coordination/test_follower.py": "of two durations, the one that began first is read last",
     "tests/unit/training/test_watchdog.py": "a grace period begins after the clock is read",
 }
-"""Files with a lower limit that no machine can miss, and why."""
+"""Files with a lower limit that every machine meets, and the reason."""
 
 
 def is_reading(node: ast.AST, moments: set[str]) -> bool:
-    """Return whether an expression is what a clock reads, or a name of that."""
+    """Return whether an expression is a reading of a clock, or a name for one."""
     match node:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr=name)):
             return name in CLOCKS
@@ -33,7 +33,7 @@ def is_reading(node: ast.AST, moments: set[str]) -> bool:
 
 
 def is_length(node: ast.AST, moments: set[str], lengths: set[str]) -> bool:
-    """Return whether an expression holds a time between two moments, one of them read from a clock."""
+    """Return whether an expression contains a duration between two moments, one of them read from a clock."""
     return any(
         (isinstance(part, ast.Name) and part.id in lengths)
         or (
@@ -47,7 +47,7 @@ def is_length(node: ast.AST, moments: set[str], lengths: set[str]) -> bool:
 
 
 def named_times(function: ast.AST) -> tuple[set[str], set[str]]:
-    """Return a function's names of what a clock read, and its names of lengths of time, or of lists of them."""
+    """Return a function's names of clock readings, and its names of durations, or of lists of them."""
     moments: set[str] = set()
     lengths: set[str] = set()
     for node in sorted(ast.walk(function), key=lambda one: getattr(one, "lineno", 0)):
@@ -63,7 +63,8 @@ def named_times(function: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def limited_times(functions: Iterable[ast.AST]) -> Iterator[int]:
-    """Yield the lines of assertions that a time is shorter, or longer, than what no clock read."""
+    """Yield the lines of assertions that a duration is shorter, or longer, than a value that was not read from a
+    clock."""
     for function in functions:
         moments, lengths = named_times(function)
         for node in ast.walk(function):
@@ -89,7 +90,7 @@ def test_no_assertion_limits_real_time() -> None:
         if (lines := list(limited_times(nodes(path, ast.FunctionDef, ast.AsyncFunctionDef))))
     }
     places = [f"{name}:{line}" for name in sorted(set(found) - set(EXCEPTIONS)) for line in found[name]]
-    assert not places, f"give a clock to what is tested, or count what it does: {', '.join(places)}"
+    assert not places, f"pass a clock to the tested code, or count its work: {', '.join(places)}"
     assert set(EXCEPTIONS) <= set(found), sorted(set(EXCEPTIONS) - set(found))
 
 

@@ -1,4 +1,4 @@
-"""A wait that guards against a hang ends at the shared deadline: a limit of its own would fail on a busy machine."""
+"""A wait that guards against a hang ends at the shared deadline: a separate limit would fail on a busy machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.helpers.source_tree import ROOT, nodes, python_files, relative
 SHARED = {"DEADLINE_S", "PATIENCE"}
 OPTIONS = {"timeout", "timeout_s", "deadline", "deadline_s"}
 LONGEST_PAUSE_S = 0.05
-"""A shorter wait is a pause between two questions."""
+"""A shorter wait is a pause between two checks."""
 WAITS = {"communicate", "join", "next", "poll", "result", "settimeout", "wait"}
 """Methods whose last argument by position may be a limit."""
 LIMIT_WORDS = ("DEADLINE", "PATIENCE", "TIMEOUT")
@@ -22,7 +22,7 @@ SPELLED = re.compile(
     rf"\b(?:{'|'.join(sorted(OPTIONS))})\s*=|(?<![\"'])\.(?:{'|'.join(sorted(WAITS))})\(|\bDeadline\("
     rf"|(?i:{'|'.join(LIMIT_WORDS)})\w*\s*[:=]"
 )
-"""What each limit of a wait has in its text; to join strings is no wait."""
+"""The text of every limit of a wait contains one of these; joining strings is not a wait."""
 
 EXCEPTIONS = {
     "tests/conftest.py": "pytest's own limit of a test, which this file multiplies by the patience",
@@ -57,11 +57,11 @@ EXCEPTIONS = {
     "tests/unit/programs/test_stop_signals.py": "signals end the waits of its programs, whose parent has the deadline",
     "tests/unit/training/test_watchdog.py": "a worker that never ends, and the limit passes",
 }
-"""Files where a number limits a wait, and why: the limit is what the test is about, or nothing waits."""
+"""Files in which a number limits a wait, and the reason: the test is about the limit, or no process waits."""
 
 
 def is_number(node: ast.AST) -> bool:
-    """Return whether an expression holds a number that may be a limit, and no shared one."""
+    """Return whether an expression contains a number that may be a limit, and is not a shared one."""
     parts = list(ast.walk(node))
     if any(isinstance(part, ast.Name | ast.Attribute) and SHARED & {_name(part)} for part in parts):
         return False
@@ -98,14 +98,14 @@ def own_limits(tree: Iterable[ast.AST]) -> Iterator[int]:
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ) if any(word in name.upper() for word in LIMIT_WORDS):
-                # a moment of the real clock and a number is a limit too
+                # A time of the real clock plus a number is a limit too.
                 is_moment = isinstance(value, ast.BinOp) and is_number(value)
                 if _plain(value) or is_moment:
                     yield node.lineno
 
 
 def programs_in(path: Path) -> Iterator[ast.AST]:
-    """Yield the syntax trees of programs that a file holds as text."""
+    """Yield the syntax trees of programs that a file contains as text."""
     for text in nodes(path, ast.Constant):
         if isinstance(text.value, str) and "import " in text.value and "\n" in text.value:
             try:
@@ -115,7 +115,7 @@ def programs_in(path: Path) -> Iterator[ast.AST]:
 
 
 def may_limit(path: Path) -> bool:
-    """Return whether a file may limit a wait: such a call, option or name is spelled in it."""
+    """Return whether a file may limit a wait: its text contains such a call, option or name."""
     return SPELLED.search(path.read_text(encoding="utf-8")) is not None
 
 

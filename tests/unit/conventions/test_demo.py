@@ -1,4 +1,4 @@
-"""Which files the demo reuses and removes; the demo itself is `make demo`."""
+"""The files that the demo reuses and removes; the demo itself is `make demo`."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=~! ;]", requirement, maxsplit=1)[0] for requirement in requirements}
 
 
-def test_runtime_dependencies_are_the_ones_with_a_reason() -> None:
+def test_runtime_dependencies_are_those_of_the_table() -> None:
     assert names(PROJECT["project"]["dependencies"]) == RUNTIME
 
 
-def test_extras_are_the_ones_with_a_reason() -> None:
+def test_extras_are_those_of_the_table() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert {extra: names(requirements) for extra, requirements in extras.items()} == EXTRAS
 
@@ -65,8 +65,8 @@ def test_building_needs_no_torch() -> None:
     assert names(PROJECT["build-system"]["requires"]) == {"setuptools", "wheel"}
 
 
-def test_nvidia_apex_is_never_asked_of_an_index() -> None:
-    # What PyPI calls apex is another project.
+def test_nvidia_apex_is_never_requested_from_an_index() -> None:
+    # The package named apex on PyPI is another project.
     everything = (ROOT / "pyproject.toml").read_text() + (ROOT / "constraints.txt").read_text()
     assert not re.search(r"^\s*\"?apex\b", everything, re.MULTILINE)
 

@@ -38,7 +38,7 @@ def describe(**changes: object) -> dict[str, DoctorFinding]:
 
 
 @pytest.mark.slow
-def test_doctor_says_that_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_that_this_machine_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
 

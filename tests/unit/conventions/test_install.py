@@ -96,7 +96,7 @@ def test_cuda_build_without_a_gpu_is_a_problem(cuda: str, wants_cuda: bool, is_w
 
 
 class Commands:
-    """Runs no command: notes which would run, and returns the given exit codes."""
+    """Runs no command: records the commands, and returns the given exit codes."""
 
     def __init__(self, codes: Mapping[str, int], cuda: str) -> None:
         self.codes, self.cuda = codes, cuda

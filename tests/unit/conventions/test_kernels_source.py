@@ -25,7 +25,7 @@ def test_no_kernel_uses_atomics() -> None:
 
 
 def test_each_kernel_name_is_one_function() -> None:
-    # inline functions of one signature in two headers are one symbol to the linker, which keeps either body
+    # Inline functions with one signature in two headers are one symbol to the linker, which keeps one of the bodies.
     places = defaultdict(set)
     for name, text in KERNELS.items():
         for function, arguments in DEVICE_FUNCTION.findall(text):

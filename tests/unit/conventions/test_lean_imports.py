@@ -1,4 +1,4 @@
-"""Layers 0 to 2, the command line and the help of every verb load no torch; most of them no numpy either."""
+"""Layers 0 to 2, the command line and the help of every command load no torch; most of them load no numpy either."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def heavy_modules_after(statements: str) -> list[str]:
 
 
 def test_limit_of_threads_is_set_before_torch_is_loaded() -> None:
-    """The conftest of a directory, which loads torch, comes after the one of all tests."""
+    """The conftest of a directory, which loads torch, runs after the one of all tests."""
     limited = "import os; os.environ.pop('OMP_NUM_THREADS', None); import tests.conftest"
     assert "torch" not in heavy_modules_after(f"{limited}; assert os.environ['OMP_NUM_THREADS'] == '1'")
 
 
 def test_modules_and_help_load_few_packages() -> None:
-    """One process does it all, so each statement also loads the modules of those before it."""
+    """One process executes all statements, so each statement also includes the modules of those before it."""
     light = [f"import {module}" for module in STANDARD_LIBRARY_ONLY]
     light.append("from megatrain.cli import main; assert main(['--help']) == 0")
     replay = "import megatrain_diagnostics.replay"

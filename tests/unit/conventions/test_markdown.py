@@ -1,4 +1,4 @@
-"""The runner of documents sees the blocks, commands, links and anchors that a reader sees."""
+"""The runner of documents finds the blocks, commands, links and anchors that a reader sees."""
 
 from __future__ import annotations
 

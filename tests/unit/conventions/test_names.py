@@ -1,4 +1,4 @@
-"""No name that docs/glossary.md rules out is defined in the packages."""
+"""No name that docs/glossary.md excludes is defined in the packages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.arg, ast.Name
 
 
 def defined_names(found: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
-    """Yield every name that a module gives: keywords in calls of other modules' functions are not included."""
+    """Yield every name that a module defines: keywords in calls of other modules' functions are not included."""
     for node in found:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -41,7 +41,7 @@ def defined_names(found: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
 
 
 def violations(found: Iterable[ast.AST], patterns: list[str]) -> list[tuple[str, int, str]]:
-    # most names match none: they are asked once, of all
+    # Most names match no pattern: each is checked once against all patterns.
     any_of = re.compile("|".join(map(translate, patterns)))
     return [
         (name, line, pattern)

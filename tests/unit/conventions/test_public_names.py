@@ -13,7 +13,7 @@ PUBLIC = {"Callback", "EvaluationReport", "LoadedModel", "RunRecord", "StepRepor
 """A longer list is a decision: docs/adr/0063-python-api.md."""
 
 
-def test_the_package_declares_what_the_types_declare() -> None:
+def test_the_package_declares_the_types() -> None:
     stub = ast.parse((ROOT / "megatrain" / "__init__.pyi").read_text())
     typed = {
         alias.asname: (node.module, alias.name)

@@ -1,4 +1,4 @@
-"""A rule about a schedule stands in its row (megatrain/schedule/kinds.py): no other code asks for a schedule's name."""
+"""A rule about a schedule is in its row (megatrain/schedule/kinds.py): no other code compares a schedule's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALLOWED = {
     "megatrain/config/checks/kernels.py": "recorded micro-batches hold the order of 1f1b on one stage",
     "megatrain/config/checks/parallel.py": "a hint names a schedule that has no such needs",
 }
-"""File -> why it names one."""
+"""File -> the reason why it names one."""
 _SET = re.compile(rf'schedule="({"|".join(SCHEDULE_NAMES)})"')
 
 

@@ -1,4 +1,4 @@
-"""docs/security.md: the tests that it names exist, so each promise has its test."""
+"""docs/security.md: the tests that it names exist, so each guarantee has its test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = re.compile(r"`(?P<file>tests/[\w/]+\.py)?(::(?P<name>test_\w+))?`")
 
 
 def named_tests() -> list[tuple[str, str]]:
-    """Return (file, function) of each test that is named; a function without a file is of the file before it."""
+    """Return (file, function) of each named test; a function without a file belongs to the previous file."""
     found: list[tuple[str, str]] = []
     for match in _NAMED.finditer(PAGE.read_text()):
         if match["file"] or match["name"]:

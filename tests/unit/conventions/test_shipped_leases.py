@@ -1,4 +1,4 @@
-"""Jobs under fault keep the leases and silences that users have, unless the test is about one of them."""
+"""Jobs under fault use the default leases and silence limits, unless the test is about one of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXCEPTIONS = {
     "tests/helpers/outage_checks.py": "outages that are longer or shorter than a lease",
     "tests/helpers/outage_job.py": "outages in which an exchange must not fail before the host does",
 }
-"""Files that change such a setting, and what lease or silence they are about."""
+"""Files that change such a setting, and the lease or silence limit that they test."""
 
 
 def test_launched_jobs_keep_the_shipped_leases_and_silences() -> None:
@@ -37,5 +37,5 @@ def test_launched_jobs_keep_the_shipped_leases_and_silences() -> None:
         for table in nodes(path, ast.Dict)
         if any(isinstance(key, ast.Constant) and key.value in SETTINGS for key in table.keys)
     }
-    assert sorted(found - set(EXCEPTIONS)) == [], "use the shipped values, or name the lease that the test is about"
-    assert sorted(set(EXCEPTIONS) - found) == [], "an exception that nothing needs"
+    assert sorted(found - set(EXCEPTIONS)) == [], "use the default values, or name the lease that the test is about"
+    assert sorted(set(EXCEPTIONS) - found) == [], "an unneeded exception"

@@ -1,4 +1,4 @@
-"""Rules on source files that no linter knows: size, ASCII, places, and which directory may do what."""
+"""Rules on source files that no linter checks: size, ASCII, places, and what each directory may do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.helpers.source_tree import ROOT, documents, imported_modules, naming,
 MAX_FILE_LINES = 450
 MAX_FILE_BYTES = 1_000_000
 
-# A module named for no concept collects whatever has no other home. Only the tests have a package for that.
+# A module without a concept in its name collects unrelated code. Only the tests have a package for that.
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
-# torch.distributed is reached through comm; the checkpoint format lives in checkpoint; the doctor inspects backends.
+# Only comm uses torch.distributed; only checkpoint contains the checkpoint format; the doctor inspects backends.
 DISTRIBUTED_PLACES = ("megatrain/comm/", "launcher/megatrain_launcher/", "megatrain/commands/doctor/torch_probe.py")
 DISTRIBUTED_CHECKPOINT_PLACES = ("megatrain/checkpoint/",)
 
-# The environment names the network card for gloo and NCCL, a forked worker gets the one that it was given, and
-# torchrun's workers learn the number of their round in no other way; nothing else of ours is.
+# The environment names the network card for gloo and NCCL, a forked worker gets the given one, and torchrun's workers
+# have no other source for the number of their round; we set nothing else.
 ENVIRONMENT_WRITERS = (
     "megatrain/comm/",
     "megatrain/data/tokenizing.py",
@@ -84,7 +84,7 @@ def test_files_are_short() -> None:
 
 
 def test_no_file_is_bulk() -> None:
-    """A package or a recording that was left lying about is in the history of the project for ever."""
+    """A package or a recording that is committed by mistake stays in the history of the project."""
     ignored = {line.strip().strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()} | {".git"}
     found = [
         f"{relative(path)}: {path.stat().st_size:,} bytes"
@@ -103,7 +103,7 @@ def test_modules_are_named_for_a_concept() -> None:
 
 
 def test_test_files_have_names_of_their_own() -> None:
-    """pytest imports a test by its bare name: of two with one name, only one can be collected in a run."""
+    """pytest imports a test by its bare name: of two files with one name, only one can be collected in a run."""
     twins = [name for name, count in Counter(path.name for path in python_files("tests")).items() if count > 1]
     assert [name for name in twins if name.startswith("test_")] == []
 
@@ -131,7 +131,7 @@ def test_only_checkpoint_imports_torch_distributed_checkpoint() -> None:
 
 
 def test_no_module_imports_an_optional_backend() -> None:
-    """The one place that loads them does so by their names' text, when it is asked to."""
+    """The one place that loads them imports them by the text of their names, on request."""
     importers = {
         relative(path)
         for path in naming(PACKAGE, *backend_packages.NAMES)
@@ -160,7 +160,7 @@ def test_environment_writes_are_found() -> None:
 
 
 def sleeps(found: Iterable[ast.AST]) -> Iterator[int]:
-    """Yield the lines that call a function named sleep, in the programs that stand in strings too."""
+    """Yield the lines that call a function named sleep, also in programs within strings."""
     for node in found:
         match node:
             case ast.Call(func=ast.Attribute(attr="sleep") | ast.Name(id="sleep")):

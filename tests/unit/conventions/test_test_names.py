@@ -1,4 +1,4 @@
-"""The name of a test says its topic: `test_<subject>_<condition>_<result>`, at most 60 characters."""
+"""The name of a test names its topic: `test_<subject>_<condition>_<result>`, at most 60 characters."""
 
 from __future__ import annotations
 

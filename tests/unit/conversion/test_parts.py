@@ -1,6 +1,6 @@
-"""Cutting a box where others begin: the pieces follow each other in its row-major data.
+"""Division of a box at the borders of others: the pieces are consecutive in its row-major data.
 
-Files that share stored items take turns such that each item is read once, whatever the memory for items.
+Files that share stored items are converted in an order in which each item is read once, whatever the memory for items.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megatrain.parallel.boxes import Box, shared_box
 
 
 def positions(box: Box, whole: Box) -> list[int]:
-    """Return where the elements of a box are in the row-major data of the whole."""
+    """Return the places of a box's elements in the row-major data of the whole."""
     strides = [math.prod(whole.sizes[dim + 1 :]) for dim in range(len(whole.sizes))]
     found = [0]
     for offset, size, first, stride in zip(box.offsets, box.sizes, whole.offsets, strides, strict=True):
@@ -61,7 +61,7 @@ def test_pieces_are_the_box_in_the_order_of_its_data(box: Box, stored: list[Box]
 
 
 def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int], list[int]]:
-    """Let the files take their turns with memory for `num_kept` items. Return the order of turns and of reads."""
+    """Convert the files with memory for `num_kept` items. Return the order of the files and of the reads."""
     write_order, kept, reads, order = WriteOrder(needs), OrderedDict[int, None](), [], []
     at = [0] * len(needs)
     while (file := write_order.take(lambda number: number in kept)) is not None:
@@ -74,7 +74,7 @@ def play(needs: Sequence[Sequence[set[int]]], num_kept: int) -> tuple[list[int],
             kept.move_to_end(number)
         at[file] += 1
         order.append(file)
-    assert at == [len(parts) for parts in needs], "every part has its turn"
+    assert at == [len(parts) for parts in needs], "every part is used in turn"
     return order, reads
 
 
@@ -89,13 +89,13 @@ def test_files_that_need_the_same_go_side_by_side() -> None:
 
 
 def test_a_file_waits_where_another_ends() -> None:
-    """As data-parallel shares of two buckets: a share begins in the item in which the one before it ends."""
+    """As data-parallel shards of two buckets: a shard begins in the item in which the previous one ends."""
     needs = [chain(0, 1, 2, 10, 11, 12), chain(2, 3, 4, 12, 13), chain(4, 5, 13, 14)]
     assert play(needs, num_kept=1)[1] == sorted({number for parts in needs for part in parts for number in part})
 
 
 def test_a_part_that_needs_several_keeps_them() -> None:
-    """As a layout of two tensor-parallel ranks, made into one: an item lies across a half of both of theirs."""
+    """As a layout of two tensor-parallel ranks that is merged into one: an item covers a half of both ranks' items."""
     needs = [[{0, 1}, {0, 1}, {2, 3}, {2, 3}]]
     assert play(needs, num_kept=2)[1] == [0, 1, 2, 3]
 
@@ -115,7 +115,7 @@ def test_files_without_parts_take_no_turn() -> None:
 @pytest.mark.slow
 @given(st.data())
 def test_common_order_reads_each_file_once(data: st.DataObject) -> None:
-    """Files whose items stand in one order of all: each item is read once, with memory for those of one part."""
+    """Files whose items have one common order: each item is read once, with memory for those of one part."""
     num_items = data.draw(st.integers(1, 30))
     needs = []
     for _ in range(data.draw(st.integers(1, 6))):

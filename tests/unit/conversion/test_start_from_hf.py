@@ -1,4 +1,4 @@
-"""A job that starts from a Hugging Face directory: what is set, imported once, and refused."""
+"""A job that starts from a Hugging Face directory: which keys are set, what is imported once, and what is refused."""
 
 from __future__ import annotations
 

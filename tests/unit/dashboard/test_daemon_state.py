@@ -1,4 +1,4 @@
-"""The daemon's state file: written atomically and only on change; malformed content is reported by its reader."""
+"""The daemon's state file: written atomically and only on change; its reader reports malformed content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions through the page: by whom, on what, how often; each is done once, and audited before it is done."""
+"""Actions through the page: who may request them, on what, and how often; each is executed once, and audited before."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ def test_action_without_etcd_is_refused(harness: ActionHarness) -> None:
     refusal = harness.refused()
     assert (refusal.status, "connection refused" in refusal.text) == (503, True)
     harness.backend.problem = ""
-    assert harness.take().is_accepted, "the same key is good when etcd is back"
+    assert harness.take().is_accepted, "the same key is valid when etcd is available again"
 
 
 def test_the_same_key_is_carried_out_once(harness: ActionHarness) -> None:
     first = harness.take("restart")
     assert harness.take("restart") == first
     assert len(harness.backend.done) == 1
-    # a restarted server reads it in the audit
+    # A restarted server finds it in the audit.
     harness.handler = harness.opened()
     assert harness.take("restart") == first
     assert len(harness.backend.done) == 1
@@ -214,7 +214,7 @@ def test_at_most_a_quarter_of_the_hosts_is_removed_an_hour(harness: ActionHarnes
     refusal = harness.refused("evict", "host-2", "key-00000002")
     assert (refusal.status, "2 hosts of 8 were removed" in refusal.text) == (429, True), refusal.text
     assert harness.refused("cordon", "host-6", "key-00000006").status == 429
-    # one that is taken away already takes no more
+    # An already removed host does not count again.
     assert harness.take("cordon", "host-7", "key-00000009").is_accepted
     harness.now_s += 3600
     assert harness.take("evict", "host-2", "key-00000002").is_accepted
@@ -239,7 +239,7 @@ def test_action_that_cannot_be_audited_is_not_carried_out(
     harness.backend.before = lambda: monkeypatch.setattr(os, "fsync", full)
     reported = harness.take("restart", key="key-00000002")
     assert "the audit could not be written" in reported.text
-    assert reported.is_accepted, "it was done, and the page must not say otherwise"
+    assert reported.is_accepted, "it was executed, and the page must show that"
 
 
 def test_actions_over_http(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_request_that_no_driver_accepts_is_withdrawn(client: EtcdClient, tmp_pat
     assert client.get(keys.directory("requests")) is None
 
 
-def test_cordons_and_recording_are_what_the_command_line_writes(client: EtcdClient, tmp_path: Path) -> None:
+def test_cordons_and_recording_equal_those_of_the_command_line(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
     handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))

@@ -1,4 +1,4 @@
-"""The built page: small, self-contained, in the wheel, and what its sources give."""
+"""The built page: small, self-contained, included in the wheel, and up to date with its sources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMESPACES = {
 
 
 def script(name: str) -> ModuleType:
-    """Return a script of diagnostics/web as a module."""
+    """Import a script of diagnostics/web as a module."""
     spec = spec_from_file_location(f"web_{name}", WEB / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -85,7 +85,8 @@ def test_sources_never_write_markup() -> None:
 def test_sources_are_ascii_and_short() -> None:
     assert SOURCES
     assert [path.name for path in SOURCES if not path.read_bytes().isascii()] == []
-    written = [path for path in SOURCES if path.name != "documents.ts"]  # that one is made, and as long as the API is
+    # The file is generated, and as long as the API.
+    written = [path for path in SOURCES if path.name != "documents.ts"]
     assert [path.name for path in written if len(path.read_bytes().splitlines()) > 600] == []
 
 
@@ -125,7 +126,7 @@ def test_a_rebuild_gives_the_same_bytes(tmp_path: Path) -> None:
         require("npm-packages", found=False, reason=str(error).splitlines()[-1])
     build.check_types(copy)
     build.build(copy, tmp_path / "static")
-    assert files(tmp_path / "static") == files(STATIC), "run make web and commit what it writes"
+    assert files(tmp_path / "static") == files(STATIC), "run make web and commit its output"
 
 
 def test_page_and_the_runbooks_of_docs_are_in_the_wheel() -> None:

@@ -1,4 +1,4 @@
-"""Actions are recorded in a chain: a break is reported, and two servers write one chain."""
+"""Actions are recorded in a hash chain: a break is reported, and two servers write one chain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def harness(tmp_path: Path) -> ActionHarness:
     return ActionHarness(tmp_path / "diagnosis" / ACTIONS_NAME)
 
 
-def test_a_broken_chain_is_reported_and_not_mended(harness: ActionHarness) -> None:
+def test_a_broken_chain_is_reported_and_not_repaired(harness: ActionHarness) -> None:
     for number in range(3):
         harness.take("checkpoint", key=f"key-{number:08d}")
     good = harness.path.read_bytes()
@@ -77,12 +77,12 @@ def test_a_tail_that_was_cut_off_is_reported(harness: ActionHarness) -> None:
     lines = harness.path.read_bytes().splitlines(keepends=True)
     harness.path.write_bytes(b"".join(lines[:2]))
     assert "lines were removed" in harness.handler.trail().problem
-    harness.take("checkpoint", key="key-00000003")  # and does not hide what is missing
+    harness.take("checkpoint", key="key-00000003")  # and does not hide the missing entries
     assert "lines were removed" in harness.handler.trail().problem
 
 
 def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
-    """Lines that the other writes between our read and our own line count as well."""
+    """Lines that the other server writes between our read and our own line count as well."""
     other = harness.opened()
     harness.take("checkpoint")
     blind = ActionHandler(harness.backend, harness.log, clock=lambda: harness.now_s)

@@ -1,4 +1,4 @@
-"""Malformed requests to a running server: each gets the usual refusal, and other clients are served meanwhile."""
+"""Malformed requests to a running server: each gets the common refusal, and other clients are served meanwhile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def failing() -> APIRouter:
 
 
 def refused_all(replies: Mapping[str, Reply], status: int, text: str = "") -> None:
-    """Raise AssertionError, with its name, for a reply that is no refusal of this status."""
+    """Raise AssertionError, with its name, for a reply that is not a refusal with this status."""
     assert {name: reply.status for name, reply in replies.items()} == dict.fromkeys(replies, status)
     for reply in replies.values():
         reply.assert_refused(status, text)
@@ -63,7 +63,7 @@ def refused_all(replies: Mapping[str, Reply], status: int, text: str = "") -> No
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """An open page on loopback, as it is without any configuration."""
+    """An open page on loopback, with the default configuration."""
     settings = DashboardSettings(port=0, limits=LIMITS)
     with served(tmp_path_factory.mktemp("open"), settings, more=[failing()]) as server:
         yield server
@@ -184,7 +184,7 @@ def test_malformed_or_too_large_head_is_refused(page: Served) -> None:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A page without a bound on waiting questions."""
+    """A page without a bound on waiting requests."""
     settings = DashboardSettings(port=0, limits=HASTY)
     with served(tmp_path_factory.mktemp("hasty"), settings, more=[failing()]) as server:
         yield server
@@ -192,7 +192,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.mark.slow
 def test_connections_of_slow_clients_are_closed(hasty: Served) -> None:
-    """A head that never comes, or never ends; one after a first request; a body that never ends: all at a time."""
+    """Concurrently: a head that never arrives, or never ends; one after a first request; a body that never ends."""
     slow_body = from_page(hasty.port) | {"Content-Length": "100"}
     begun = {
         b"": b"",
@@ -223,7 +223,7 @@ def test_client_that_does_not_read_is_dropped(hasty: Served) -> None:
         # a response that never ends: after its end, the server would close an idle connection anyway
         client.sendall(head_of("GET", "/api/v1/endless", {}, hasty.port))
         assert_others_are_served(hasty)
-        # nothing is read, so only a reset is seen: it does not wait behind what was sent
+        # Nothing is read, so only a reset is visible: it does not wait behind sent data.
         poll = select.poll()
         poll.register(client, select.POLLERR | select.POLLHUP)
         assert poll.poll(1000 * DEADLINE_S), "the connection is still there"

@@ -30,7 +30,7 @@ BEGAN_S = 1_800_000_000.0
 EACH_S, STEPS_EACH = 60.0, 5
 NUM_READINGS = 10
 HOT_FROM = 6
-"""The reading from which on GPU 1 of host-1 (rank 3) is held down."""
+"""The first reading in which GPU 1 of host-1 (rank 3) is throttled."""
 LAYOUT = Layout(tp_size=2, pp_size=1, dp_size=2)
 GPU = GpuReading(
     0, "GPU-0", temperature_c=62.0, sm_clock_mhz=1980.0, max_sm_clock_mhz=1980.0, throttle_reasons=0x4, power_w=600.0,
@@ -110,7 +110,7 @@ def test_devices_of_an_earlier_range_have_its_readings(page: TestClient) -> None
     known = [value for value in second["temperature_history"] if value is not None]
     assert known == [62.0] * (HOT_FROM - 1)
     assert asked(-200, -100)["gpus"] == []
-    # a line of a year would be read for minutes
+    # Reading a line of a year would take minutes.
     long = asked(-100_000, HOT_FROM)
     assert long["last_unix_s"] - long["first_unix_s"] == 86_400.0
 

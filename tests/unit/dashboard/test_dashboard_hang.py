@@ -1,4 +1,4 @@
-"""A hang over HTTP: what is kept of a broken round, against the verb; and what the ranks of it tell."""
+"""A hang over HTTP: the kept files of a broken round, compared with the command; and the reports of its ranks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def ask(client: TestClient, path: str, status: int = 200) -> Any:
 
 
 @pytest.mark.slow
-def test_the_answer_is_that_of_the_verb(
+def test_hang_response_equals_that_of_the_command(
     client: TestClient, run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = ask(client, "hang")

@@ -1,4 +1,4 @@
-"""The heat map: scales by the standard library's statistics, the order of rows, what is pooled, and the routes."""
+"""The heat map: scales compared with the standard library's statistics, the order of rows, pooling, and the routes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=10)
 SLOW_RANK, SLOW_FACTOR = 7, 1.3
 STEPS = range(5, 25)
 HOLE = (3, 9)
-"""A rank and a step of which nothing is known."""
+"""A rank and a step without values."""
 FORWARD = Operation.FORWARD_COMPUTE.number
 FORWARD_SUM = subject_of(Operation.FORWARD_COMPUTE.value, Measure.SUM)
 
@@ -69,7 +69,7 @@ def value_of(rank: int, step: int) -> float | None:
 
 
 def peers_of(rank: int) -> list[int]:
-    """Return the ranks of the same stage: more than eight hosts have one, so all of them are compared."""
+    """Return the ranks of the same stage: it has more than eight hosts, so all of them are compared."""
     stage = LAYOUT.coordinate(rank)["pp"]
     return [other for other in range(LAYOUT.world_size) if LAYOUT.coordinate(other)["pp"] == stage]
 
@@ -105,7 +105,7 @@ def shown_value(fields: dict[str, Any], code: int) -> float:
 
 @pytest.mark.slow(kept=["relative"])
 @pytest.mark.parametrize("scale", ["absolute", "relative", "z"])
-def test_every_cell_is_what_statistics_say(client: TestClient, scale: str) -> None:
+def test_every_cell_equals_the_statistics(client: TestClient, scale: str) -> None:
     fields, arrays = picture(client, f"scale={scale}")
 
     assert arrays["cells"].shape == (40, 20)
@@ -254,7 +254,7 @@ def test_scaled_values_are_numbers_wherever_there_was_one(values: list[float]) -
 @pytest.mark.parametrize("scale", [Scale.RELATIVE, Scale.Z])
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.15])
 def test_a_healthy_job_is_pale_and_a_slow_rank_is_not(scale: Scale, noise: float) -> None:
-    """The page paints the lower half of the levels alike: there chance ends."""
+    """The page paints the lower half of the levels with one colour: it covers values due to chance."""
     roster = job().roster()
     values = np.random.default_rng(7).normal(1.0, noise, (200, roster.layout.world_size)).clip(0.1)
     values[:, SLOW_RANK] += max(0.18, 8 * noise)
@@ -282,7 +282,7 @@ def test_cell_has_the_exact_value(client: TestClient) -> None:
 
 
 def test_merged_cell_shows_the_worst_value(client: TestClient) -> None:
-    """On every scale it is the one with the greatest shown value, which gives the cell its colour."""
+    """On every scale it is the one with the greatest displayed value, which determines the cell's colour."""
     alone = {step: client.get(f"/heat/cell?rank=0&step={step}").json() for step in STEPS[:5]}
 
     for scale, shown in (("absolute", "value"), ("relative", "ratio"), ("z", "z")):
@@ -428,7 +428,7 @@ def test_steps_of_another_round_do_not_hide_any_of_this_one(tmp_path: Path) -> N
     ranks = [job().ranks(), later.ranks()]
     source = PictureSource(stored_events(tmp_path, joined(Ranks, ranks), both))
 
-    # 25 columns: by the footers the newest are steps 10 to 34
+    # 25 columns: according to the footers, the newest are steps 10 to 34
     fields, arrays = picture(picture_client(source, router), "round=1&max_cells=1000")
     assert (fields["first_step"], fields["last_step"]) == (5, 24)
     assert arrays["cells"].shape == (40, 20)

@@ -1,4 +1,4 @@
-"""The list of all jobs: each run directory and each etcd gives a row like that of `status`, whatever lies there."""
+"""The list of all jobs: each run directory and each etcd gives a row as in `status`, whatever it contains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows_of(runs: Path) -> dict[str, JobRow]:
 
 
 def aged(run: RunDirectory, at_s: float) -> None:
-    """Have all files of a run be of that time."""
+    """Set the times of all files of a run."""
     for path in run.root.rglob("*"):
         os.utime(path, (at_s, at_s), follow_symlinks=False)
 
@@ -56,7 +56,7 @@ def test_history_of_metrics_has_the_last_report_of_each_step(tmp_path: Path) -> 
     run = RunDirectory(tmp_path)
     run.create()
     report_steps(run, range(1, 31), loss=2.0, step_s=2.0, began_s=BEGAN_S)
-    # a round broke and went on from step 20
+    # A round broke, and the next one continued from step 20.
     report_steps(run, range(21, 41), loss=1.0, step_s=4.0, began_s=BEGAN_S + 100.0)
     nested = b"[" * 100_000
     with run.metrics_file.open("ab") as file:
@@ -97,7 +97,7 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     assert history.column("loss") == pytest.approx(2.0 + 8.0 / np.sqrt(steps))
 
 
-# name -> how it is written, and what its row says
+# name -> how it is written, and its row
 KINDS = {
     "finished": ({"exit_code": 0}, ("ended", "green", "finished")),
     "saved": ({"exit_code": 75}, ("ended", "green", "saved and stopped")),
@@ -107,7 +107,7 @@ KINDS = {
 }
 
 
-def test_rows_say_what_status_says(tmp_path: Path) -> None:
+def test_rows_equal_the_output_of_status(tmp_path: Path) -> None:
     for name, (how, _) in KINDS.items():
         run = write_run(tmp_path / name, **how)
         aged(run, how.get("began_s", BEGAN_S))
@@ -130,7 +130,7 @@ def test_rows_say_what_status_says(tmp_path: Path) -> None:
     assert only == ["killed"]
 
 
-# name -> how it is written, who its lock names, and what the row and the opened page say
+# name -> how it is written, the holder of its lock, and the texts of the row and the opened page
 OPENED = {
     "lives": ({"exit_code": None}, None, ("unreachable", "red")),
     "sent": ({"exit_code": None}, "process 17 on elsewhere", ("unreachable", "red")),
@@ -143,7 +143,7 @@ OPENED = {
 
 @pytest.mark.slow(kept=["lives", "sent-at-its-end", "killed"])
 @pytest.mark.parametrize("name", OPENED)
-def test_a_job_is_in_the_list_what_its_page_says(tmp_path: Path, name: str) -> None:
+def test_a_job_has_one_state_in_the_list_and_on_its_page(tmp_path: Path, name: str) -> None:
     how, holder, expected = OPENED[name]
     run = write_run(tmp_path / name, **how)
     if holder is not None:
@@ -236,10 +236,10 @@ def test_unchanged_run_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     try:
         number = catalog.live().versions["jobs"]
         report_steps(RunDirectory(tmp_path / "two"), range(61, 71), loss=2.0, step_s=2.0, began_s=BEGAN_S + 200.0)
-        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is seen")
+        wait_until(lambda: catalog.live().versions["jobs"] > number, "the change is detected")
         assert job_row(catalog.last_poll().jobs["two"], LATER_S).step == 70
         write_run(tmp_path / "three")
-        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is seen")
+        wait_until(lambda: "three" in catalog.last_poll().jobs, "a new run is detected")
     finally:
         catalog.close()
     assert read.count("one") == 1
@@ -273,7 +273,7 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
                 assert rows["here"].why_not_opened == ""
                 assert (rows["here"].num_hosts, rows["here"].num_ranks, rows["here"].train_steps) == (2, 4, 100)
                 servers.end()
-                wait_until(lambda: bool(catalog.last_poll().problems), "etcd is missed")
+                wait_until(lambda: bool(catalog.last_poll().problems), "the etcd outage is noticed")
                 rows = {name: job_row(seen, NOW_S) for name, seen in catalog.last_poll().jobs.items()}
             finally:
                 catalog.close()
@@ -283,7 +283,7 @@ def test_jobs_of_an_etcd_agree_with_status_and_outlive_it(tmp_path: Path) -> Non
     assert {row.severity for row in rows.values()} == {"red"}
 
 
-def test_a_run_that_one_was_sent_asks_no_server(tmp_path: Path) -> None:
+def test_a_copied_run_contacts_no_server(tmp_path: Path) -> None:
     run = write_run(tmp_path / "sent", exit_code=None)
     (run.root / "coordination" / "lock").write_text("process 17 on elsewhere\n")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,4 +1,5 @@
-"""One server for many jobs: who may ask, what names lead to, what is open and for how long; and runs side by side."""
+"""One server for many jobs: who may use it, what names refer to, what is open and for how long; and the comparison of
+runs."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedJobs]:
 
 @pytest.fixture
 def stop_signals() -> Iterator[None]:
-    """Give the handlers of stop signals back, which the verb takes."""
+    """Restore the handlers of stop signals, which the command replaces."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in handlers.items():
@@ -152,7 +153,7 @@ def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
         for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/unknown/api/v1/job"):
             ask(served.port, path).assert_refused(401)
         assert served.dashboard.open_jobs.names == (), "no job is opened for an unknown caller"
-        # the page of a job signs in at its own address
+        # The page of a job logs in at its own address.
         body = json.dumps({"token": OPERATOR_TOKEN}).encode()
         entered = ask(served.port, "/jobs/a/api/v1/session", from_page(served.port), method="POST", body=body)
         assert entered.json["role"] == "operator"
@@ -263,7 +264,7 @@ def test_the_program_of_all_jobs(runs: Path) -> None:
 
 @contextmanager
 def own_etcd(servers: EtcdServers, run: RunDirectory, job: str) -> Iterator[None]:
-    """Have a launch of a run live, with an etcd of its own."""
+    """Hold the lock of a run's launch, with its own etcd."""
     place = run.root / "coordination" / "endpoint"
     place.write_text(json.dumps({"endpoints": servers.urls, "job": job}))
     place.chmod(0o600)
@@ -290,7 +291,7 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
                 assert row()["state"] == "training"
                 assert not is_recorded()
             (run.root / "coordination" / "exit-code").write_text("0\n")
-            wait_until(is_recorded, "it is shown as what it left")
+            wait_until(is_recorded, "it is shown as its files show it")
             assert (row()["state"], row()["is_live"]) == ("finished", False)
 
 

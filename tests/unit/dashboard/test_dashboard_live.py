@@ -55,7 +55,7 @@ async def next_event(events: AsyncIterator[bytes]) -> LiveEvent:
 
 
 async def polled(source: MadeUpJob, num_times: int) -> None:
-    """Return when the source was read `num_times` more times."""
+    """Wait until the source was read `num_times` more times."""
     wanted = source.num_reads + num_times
     what = f"{num_times} polls of the source"
     await asyncio.to_thread(wait_until, lambda: source.num_reads >= wanted, what)
@@ -101,7 +101,7 @@ def test_single_poll_serves_all_streams(tmp_path: Path) -> None:
 def test_a_client_that_reconnects_gets_the_missed_event(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         await next_event(streams.events(""))
-        # nothing was missed: the next event is the next change
+        # No change was missed: the next event is the next change.
         knowing = streams.events("life-1-1")
         assert (await anext(knowing)).startswith(b"retry: ")
         source.state = LiveState(3, {"overview": 2})
@@ -122,7 +122,7 @@ def test_a_quiet_stream_is_kept_open_and_a_long_one_ends(tmp_path: Path) -> None
 
 
 def test_stream_that_is_not_read_delays_no_other(tmp_path: Path) -> None:
-    """A stream that is not taken on gets the newest state when it is, and nothing is kept for it meanwhile."""
+    """A stream that is not read gets the newest state when it is read, and nothing is queued for it meanwhile."""
 
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         stalled, reading = streams.events(""), streams.events("")

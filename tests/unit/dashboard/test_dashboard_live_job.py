@@ -1,4 +1,4 @@
-"""A running job with a real etcd: what changes there and on disk is seen, and what is known stays while it is away."""
+"""A running job with a real etcd: changes there and on disk are shown, and the known state stays during an outage."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def shown_step(running: RunningPage) -> int | None:
 
 @pytest.fixture
 def watching(servers: EtcdServers, tmp_path: Path) -> Iterator[RunningPage]:
-    """Give a job that is read again only when the watch reports a change."""
+    """Yield a job that is read again only when the watch reports a change."""
     found = RunningPage(servers, RunDirectory(tmp_path / "run"), max_pause_s=NEVER_S)
     try:
         yield found
@@ -147,7 +147,7 @@ def test_incidents_of_etcd_and_of_the_disk_are_one_list(running: RunningPage) ->
         return [(incident.incident_id, str(incident.state)) for incident in running.source.facts().incidents]
 
     running.wait(lambda: len(found()) == 2, "both incidents")
-    # what etcd holds is newer
+    # The records in etcd are newer.
     running.wait(lambda: found()[1][1] == "recovered", "the newer state")
     assert found()[0] == (old.incident_id, "recovered")
 
@@ -191,7 +191,7 @@ def test_streamed_steps_are_shown_with_the_daemons_judgement(running: RunningPag
     write_state(running.run.diagnosis, replace(STATE, round=2))
     running.wait(lambda: running.source.daemon_state() is not None, "the daemon's state")
     running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
-    # no daemon is registered, so the record of an earlier one is ignored
+    # No daemon is registered, so the record of an earlier daemon is ignored.
     running.wait(lambda: running.source.facts().is_daemon_alive is False, "the poll of the daemon")
     assert daemon_state_of_round(running.source, None) is None
     running.put(running.keys.daemon, DaemonRecord("h", "d1", "127.0.0.1", 1, "token"))
@@ -246,9 +246,11 @@ def test_last_state_is_shown_during_an_etcd_outage(servers: EtcdServers, tmp_pat
             own.members[0].start()
             own.wait_ready()
             later = make_status(1, min_step=1250, max_step=1250)
-            # an etcd that has just begun may take longer than the client's short patience here
+            # An etcd that has just started may take longer than the client's short timeout here.
             wait_until(lambda: has_put(running, running.keys.status("host-1"), later), "etcd to take a value")
-            running.wait(lambda: shown_step(running) == 1250 and not running.source.etcd_problem(), "etcd to be back")
+            running.wait(
+                lambda: shown_step(running) == 1250 and not running.source.etcd_problem(), "etcd to be available again"
+            )
         finally:
             running.close()
 
@@ -280,7 +282,7 @@ def test_slowly_failed_poll_is_followed_by_another_soon(
         monkeypatch.setattr(etcd_job, "read_job", read)
         running.put(running.keys.status("host-1"), make_status(1, min_step=1250, max_step=1250))
         wait_until(lambda: late_s[0] > 0.0, "the failure")
-        wait_until(lambda: shown_step(running) == 1250, "etcd to be back")
+        wait_until(lambda: shown_step(running) == 1250, "etcd to be available again")
         assert running.source.etcd_problem() == ""
     finally:
         running.close()

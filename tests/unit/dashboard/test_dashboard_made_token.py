@@ -1,4 +1,5 @@
-"""A page with actions asks every user for a token, also on its own machine, and makes one where it was given none."""
+"""A page with actions requires a token of every user, also on the same machine, and creates one if none is
+configured."""
 
 from __future__ import annotations
 
@@ -38,11 +39,11 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
     assert path.read_text().strip() == settings.operator_token
     assert len(settings.operator_token) == 64
     assert not settings.is_open
-    assert with_token(OPEN, run)[0].operator_token == settings.operator_token, "who signed in stays signed in"
+    assert with_token(OPEN, run)[0].operator_token == settings.operator_token, "a logged-in user stays logged in"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("corrupt", "reason"),
     [
         (lambda path: path.chmod(0o644), "has mode 0644, and others may have read it"),
         (lambda path: path.write_text("short\n"), "it does not contain a token"),
@@ -50,11 +51,13 @@ def test_token_is_made_once_where_actions_are_open(tmp_path: Path) -> None:
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory|is not a regular file"),
     ],
 )
-def test_a_file_that_others_may_know_is_no_token(tmp_path: Path, spoil: Callable[[Path], object], reason: str) -> None:
+def test_a_token_file_readable_by_others_is_refused(
+    tmp_path: Path, corrupt: Callable[[Path], object], reason: str
+) -> None:
     run = RunDirectory(tmp_path)
     path = with_token(OPEN, run)[1]
     assert path is not None
-    spoil(path)
+    corrupt(path)
     with pytest.raises(ConfigError, match=f"operator-token cannot be used: .*({reason}).*operator_token_file"):
         with_token(OPEN, run)
 

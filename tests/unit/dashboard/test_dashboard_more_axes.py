@@ -1,4 +1,4 @@
-"""The pages of a job that is cut along cp and ep too."""
+"""The pages of a job that is also sharded along cp and ep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page has one name: its subject of the API, its view, and its address."""
+"""A page has one name: that of its API subject, its view, and its address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing notes through the page: who may, from which page, how much, how often; and the audit has each of them."""
+"""Notes through the page: who may write them, from which page, how long and how often; and each is in the audit."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_written_and_retracted_note_is_in_the_audit(page: NotesPage) -> None:
         409, "retracted already"
     )
     page.post("notes/none/retraction", reason="again", idempotency_key="key-00000004").assert_refused(404, "no note")
-    # one of the command line
+    # a note of the command line
     NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@login", "operator"))
     entries = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
     assert [entry["actor"] for entry in entries if entry["source"] == "command line"] == ["me@login"]

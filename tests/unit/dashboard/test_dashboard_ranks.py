@@ -1,4 +1,4 @@
-"""The 3D picture: the state of each rank, arrows of who waits for whom, few of them in a large job; and the route."""
+"""The 3D picture: the state of each rank, arrows from waiting ranks, few of them in a large job; and the route."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_scores_and_silence_are_the_daemons(tmp_path: Path) -> None:
     assert [rank for rank, array in enumerate(arrays["state"]) if NAMES[array] == "silent"] == [4, 5]
     assert fields["has_scores"] is True
 
-    source.state = state(2)  # of another round: no news of this one
+    source.state = state(2)  # of another round: not shown for this one
     source.versions["ranks"] = 1
     fields, arrays = asked(source)
     assert fields["has_scores"] is False

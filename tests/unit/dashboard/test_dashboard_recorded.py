@@ -1,4 +1,4 @@
-"""The JSON views of a recorded run over HTTP, against what the run was made of and the output of the commands."""
+"""The JSON views of a recorded run over HTTP, compared with its source data and the output of the commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NOW_S = 1_800_000_000.0
 
 
 class Page:
-    """A recorded run, and who asks about it."""
+    """A recorded run, and a client."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.run = run
@@ -95,7 +95,7 @@ def test_overview_of_a_recorded_run_has_its_last_figures(page: Page) -> None:
     assert (found["step_s"], found["tokens_per_s"], found["mfu"]) == (1.0, 4096.0, pytest.approx(0.4))
     assert found["loss"] == pytest.approx(5.0 - 1.19)
     assert found["last_step_unix_s"] == end_s(2, 119)
-    # from the last step that counts to the first that was completed after it
+    # from the last step that counts to the first step that was completed afterwards
     lost_s = end_s(2, 50) - end_s(1, 49)
     assert found["effective_time_ratio"] == pytest.approx(1 - lost_s / (end_s(2, 119) - START_S))
     assert found["checkpoint"]["step"] == 100
@@ -167,7 +167,7 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
     )
     (run.checkpoints / "main" / "step-000000110").mkdir()
-    # what JSON can say and UTF-8 cannot
+    # a character that JSON can represent and UTF-8 cannot
     pinned = '{"schema_version": 1, "reason": "\\ud800 kept", "pinned_unix_s": 1.0}'
     (run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
     page = Page(run)
@@ -218,7 +218,7 @@ def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None
     overview = page.ask("overview")
     page.close()
     assert (found[50]["state"], found[100]["state"]) == ("committed", "damaged")
-    assert overview["checkpoint"]["step"] == 50, "a job that lost all but this one would go on from there"
+    assert overview["checkpoint"]["step"] == 50, "a job that lost all others would resume from it"
     assert any("udcff.json" in problem for problem in overview["diagnosis"]["problems"])
 
 
@@ -258,7 +258,7 @@ def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: p
     )
 
 
-def test_stragglers_are_what_the_verb_says(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stragglers_equal_those_of_the_command(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("stragglers")
     assert main(["diag", "stragglers", str(page.run.root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -285,11 +285,11 @@ def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
     page.ask("ranks/x", 400)
 
 
-def test_whatif_without_a_step_recorded_in_full_says_so(page: Page) -> None:
+def test_whatif_without_a_fully_recorded_step_is_an_error(page: Page) -> None:
     assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
 
 
-def test_the_daemons_last_judgement_stays_with_the_run(annotated: Page) -> None:
+def test_the_daemons_last_verdict_stays_with_the_run(annotated: Page) -> None:
     rank = annotated.ask("ranks/1")
     silent = annotated.ask("overview")["diagnosis"]
     slow = annotated.ask("ranks/3")
@@ -338,7 +338,7 @@ def test_pin_appears_at_the_next_poll(own_run: RunDirectory) -> None:
         assert reasons() == {50: "a release", 100: None}
 
 
-def test_checkpoints_that_cannot_be_surveyed_say_why(tmp_path: Path) -> None:
+def test_checkpoints_that_cannot_be_listed_give_the_reason(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     (tmp_path / "main" / "BRANCH").write_text("torn")
     seen = read_checkpoints(str(tmp_path))

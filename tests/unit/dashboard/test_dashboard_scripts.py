@@ -1,4 +1,4 @@
-"""Pure parts of the page, tested in node: containers of arrays, colours, pictures, numbers as people read them."""
+"""Pure parts of the page, tested in node: containers of arrays, colours, pictures, number formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_script(name: str) -> None:
         [str(node), "--test", f"tests/{name}"], cwd=WEB, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    # a file without tests passes too
+    # A file without tests passes too.
     passed = re.search(r"pass (\d+)", done.stdout)
     assert passed is not None
     assert int(passed[1]) > 0

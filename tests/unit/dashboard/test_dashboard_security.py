@@ -1,4 +1,4 @@
-"""Access to a running server: tokens, roles, other pages, rebound names, proxies."""
+"""Access to a running server: tokens, roles, requests of other pages, DNS rebinding, proxies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROXY = ip_network("10.1.0.0/16")
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """An open page on loopback, as it is without any configuration."""
+    """An open page on loopback, with the default configuration."""
     settings = DashboardSettings(port=0, limits=LIMITS)
     with served(tmp_path_factory.mktemp("open"), settings) as server:
         yield server
@@ -43,7 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A page that asks for tokens."""
+    """A page that requires tokens."""
     settings = DashboardSettings(
         port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN, enable_actions=True, limits=LIMITS
     )
@@ -128,7 +128,7 @@ def test_each_token_has_its_role(locked: Served) -> None:
 def test_token_guesses_are_delayed() -> None:
     now_s = 1000.0
     authenticator = Authenticator(DashboardSettings(viewer_token=VIEWER_TOKEN, trusted_proxies=(PROXY,)), Attempts(3))
-    for address in ("127.0.0.1", "10.1.0.7"):  # shared by many users, so never delayed
+    for address in ("127.0.0.1", "10.1.0.7"):  # The address is shared by many users, so it is never delayed.
         for _ in range(10):
             with pytest.raises(RefusalError):
                 authenticator.role_of_token("guessed", address, now_s)
@@ -183,7 +183,7 @@ def test_own_page_reaches_the_action(locked: Served) -> None:
     signed_in = ask(locked.port, "/api/v1/session", origin, method="POST", body=login_body(OPERATOR_TOKEN))
     headers = origin | session_headers(signed_in)
     reply = ask(locked.port, "/api/v1/actions", headers, method="POST", body=action())
-    reply.assert_refused(403, "nothing to act on")
+    reply.assert_refused(403, "actions need a running job")
 
 
 def test_page_without_tokens_has_no_login(page: Served) -> None:
@@ -232,7 +232,7 @@ def test_configured_host_names_are_accepted(tmp_path: Path) -> None:
         ask(server.port, JOB_PATH, {"Host": "sub.dash.example"}).assert_refused(403)
 
 
-def test_headers_of_trusted_proxies_only_are_believed(tmp_path: Path) -> None:
+def test_headers_of_trusted_proxies_only_are_used(tmp_path: Path) -> None:
     known = DashboardSettings(
         port=0, trusted_proxies=(ip_network("127.0.0.1"),), user_header="x-user", role_header="x-role",
         operator_token=OPERATOR_TOKEN, enable_actions=True,
@@ -242,7 +242,7 @@ def test_headers_of_trusted_proxies_only_are_believed(tmp_path: Path) -> None:
         assert ask(server.port, JOB_PATH, {"X-User": "ada"}).json["role"] == "viewer"
         ask(server.port, JOB_PATH, {"X-User": "ada", "X-Role": "root"}).assert_refused(403)
         ask(server.port, JOB_PATH).assert_refused(401)
-        # a browser is behind it: what changes something has to come from our page
+        # It is from a browser: a request with effects must come from our page.
         headers = {"X-User": "ada", "X-Role": "operator", "Origin": "http://evil.example"}
         ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
     elsewhere = replace(known, trusted_proxies=(ip_network("10.0.0.0/8"),))
@@ -260,5 +260,5 @@ def test_below_a_base_path(tmp_path: Path) -> None:
         moved = ask(server.port, "/megatrain")
         assert (moved.status, moved.headers["location"]) == (308, "/megatrain/")
         moved.assert_secured()
-        # a proxy that takes the path away
+        # a proxy that removes the path
         assert ask(server.port, JOB_PATH).status == 200

@@ -1,4 +1,4 @@
-"""The series of steps: which rows are confirmed, what a restart takes back, what is kept of many steps."""
+"""The series of steps: which rows are confirmed, which steps a restart withdraws, and which of many steps are kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_step_is_entered_when_a_second_rank_confirms_it() -> None:
     everything = joined(Values, [values_at(0), values_at(1), values_at(2, ranks=(1,))])
     assert builder.take(everything, joined(StepTotals, [timed(0), timed(1), timed(2, ranks=(1,))])) == 2
     assert builder.next_step == 2
-    # a rank that is thousands of steps ahead of the others has made that up
+    # A rank that is thousands of steps ahead of the others is implausible.
     assert builder.take(values_at(5000, ranks=(2,)), timed(5000, ranks=(2,))) == 0
     assert builder.take(joined(Values, [values_at(2), values_at(3)]), joined(StepTotals, [timed(2), timed(3)])) == 2
     assert builder.snapshot().column("last").tolist() == [0, 1, 2, 3]
@@ -84,7 +84,7 @@ def test_values_wait_for_their_sums_for_eight_steps() -> None:
     assert builder.take(values, joined(StepTotals, [timed(0)])) == 4
     rest = select(values, values.step >= 4)
     assert builder.take(rest, joined(StepTotals, []), is_last=True) == 8
-    # without sums the time between the ends of two steps counts
+    # Without sums, the time between the ends of two steps counts.
     assert builder.snapshot().column("step_s").tolist()[1:4] == [1.0] * 3
 
 
@@ -113,7 +113,7 @@ def test_loss_that_is_not_finite_is_null_and_its_step_is_bad() -> None:
     assert shown(builder.snapshot(), window=Window(3, 3))["bad_steps"] == [3]
 
 
-def test_a_later_round_takes_back_what_it_does_again() -> None:
+def test_a_later_round_replaces_the_steps_that_it_repeats() -> None:
     builder = begun()
     enter(builder, range(20))
     builder.begin(2, len(RANKS), 0)
@@ -122,7 +122,7 @@ def test_a_later_round_takes_back_what_it_does_again() -> None:
     assert series.column("last").tolist() == list(range(13))
     assert series.column("round").tolist() == [1] * 10 + [2] * 3
     assert series.column("loss")[10] == 1.5
-    # from the end of step 9 in round 1 to the begin of step 10 in round 2
+    # from the end of step 9 in round 1 to the beginning of step 10 in round 2
     assert series.restarts == (Restart(1, 10_010.0, 20_010.0),)
     assert series.reached == ((1, 0, 19), (2, 10, 12))
     assert shown(series, round_number=2)["step"] == [10, 11, 12]

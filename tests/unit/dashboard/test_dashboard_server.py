@@ -1,4 +1,4 @@
-"""The program: where it listens, how it ends, which command lines it refuses; caching and limits of its responses."""
+"""The program: its address, its exit, the command lines that it refuses; caching and limits of its responses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_requested_port_is_used_or_refused() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port={port}: cannot listen there: Address already in use; name"):
             listening_socket(DashboardSettings(port=port, is_port_asked=True))
-        with pytest.raises(ConfigError, match=f"port={port}: "):  # of the configuration, and not the usual one
+        with pytest.raises(ConfigError, match=f"port={port}: "):  # of the configuration, not the default
             listening_socket(DashboardSettings(port=port))
     with pytest.raises(ConfigError, match="cannot listen there"):
         listening_socket(DashboardSettings(address="192.0.2.1"))
@@ -108,7 +108,7 @@ def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> N
         slow = stack.enter_context(connected(server.port))
         slow.sendall(head_of("GET", "/api/v1/endless", {}, server.port))
         assert server.server.close()
-        for client in streams:  # they are ended, and not cut off
+        for client in streams:  # They are ended properly, not aborted.
             assert read_rest(client).endswith(b"0\r\n\r\n")
 
 
@@ -229,7 +229,7 @@ def test_heavy_queries_wait_for_a_slot(tmp_path: Path) -> None:
 
         may_end = asyncio.Event()
         running = asyncio.create_task(asked(may_end))
-        # the second one waits behind the first, until its time is over; the third cannot wait: the queue is full
+        # The second one waits behind the first, until its time is over; the third cannot wait: the queue is full.
         waiting, third = asyncio.create_task(asked()), asyncio.create_task(asked())
         found = [await third, await waiting]
         may_end.set()
@@ -252,7 +252,7 @@ def test_ended_download_closes_its_generator(has_gone: bool) -> None:
         async def send(message: Message) -> None:
             if message["type"] == "http.response.body":
                 began.set()
-                await asyncio.Event().wait()  # it is never taken
+                await asyncio.Event().wait()  # It is never accepted.
 
         async def receive() -> Message:
             await began.wait()
@@ -285,7 +285,7 @@ def started(*arguments: str, directory: Path) -> subprocess.Popen[str]:
 
 
 def line_with(process: subprocess.Popen[str], text: str) -> str:
-    """Return the first line on stderr that holds a text."""
+    """Return the first line on stderr that contains a text."""
     assert process.stderr is not None
     seen = []
     for line in process.stderr:
@@ -338,7 +338,7 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         wait_until(lambda: ask(port, "/readyz").status == 200, "the first poll of etcd")
         assert ask(port, "/api/v1/job").json["job"] == "demo"
         wait_until(lambda: announced_url(client, keys) == url, "the announcement")
-        # a second one, started by hand, does not replace it
+        # A second server, started manually, does not replace it.
         other = started("megatrain", "dashboard", "demo", *reached, directory=tmp_path)
         stack.callback(reaped, other)
         line_with(other, "dashboard of job demo at ")

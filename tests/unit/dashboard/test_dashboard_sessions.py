@@ -1,4 +1,4 @@
-"""Logging in with a browser: what the cookie is like, when it holds, and what no cookie is."""
+"""Logging in with a browser: the attributes of the cookie, when it is valid, and which cookies are refused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess(monkeypatch: pytest.
         patched.setattr(hashlib, "scrypt", counted)
         assert guess.cookie_name == replace(guess).cookie_name
     assert costs == [2**17], "blocks that each guess mixes; a process computes its own name once"
-    # two dashboards of one machine have two cookies
+    # Two dashboards of one machine have two cookies.
     assert SETTINGS.cookie_name != replace(SETTINGS, viewer_token="another-token-of-the-tests").cookie_name
 
 
@@ -165,7 +165,7 @@ def test_unsigned_session_is_refused() -> None:
 
 
 def test_foreign_cookies_do_not_hide_the_session() -> None:
-    """Another server of this machine, at another port, may set what it likes."""
+    """Another server of this machine, at another port, may set any cookie."""
     sessions = Sessions(SETTINGS)
     cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
     beside = f"{SETTINGS.cookie_name}=tossed; a=b=c; =; {cookie.partition(';')[0]}; x"
@@ -180,6 +180,6 @@ def test_behind_https_the_cookie_is_for_https_alone(locked: Served, tmp_path: Pa
         reported = ask(server.port, "/mt/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
         assert reported.endswith("SameSite=Strict; Secure")
         assert "Path=/mt;" in reported
-    headers = from_page(locked.port) | {"X-Forwarded-Proto": "https"}  # of no trusted proxy
+    headers = from_page(locked.port) | {"X-Forwarded-Proto": "https"}  # not from a trusted proxy
     reported = ask(locked.port, "/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
     assert "Secure" not in reported

@@ -1,4 +1,4 @@
-"""Which configurations of a dashboard are refused before it starts, and whose a token file may be."""
+"""The configurations of a dashboard that are refused before it starts, and the required owner of a token file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_STARTED = {
     "proxies without a user header": ({"trusted_proxies": "10.0.0.1"}, "needs dashboard.user_header"),
     "every address is a proxy": ({"trusted_proxies": "0.0.0.0/0", "user_header": "X-User"}, "contains every address"),
     "no network": ({"trusted_proxies": "10.0.0.300", "user_header": "X-User"}, "is not an address or network"),
-    "a header from anybody": ({"user_header": "X-User"}, "does nothing without dashboard.trusted_proxies"),
+    "a header from any client": ({"user_header": "X-User"}, "does nothing without dashboard.trusted_proxies"),
     "one header for both": (
         {"trusted_proxies": "10.0.0.1", "user_header": "X-User", "role_header": "x-user"},
         "name two headers",

@@ -1,4 +1,4 @@
-"""The losses by source of the data: what metrics.jsonl says of them, and what of a large file is read."""
+"""The losses by source of the data: how metrics.jsonl records them, and which part of a large file is read."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_sources_are_answered_of_a_recorded_run(tmp_path: Path) -> None:
         found = client.get("/api/v1/sources", params={"source": "web", "points": 4}).json()
         assert [one["name"] for one in found["sources"]] == ["web", "code"]
         assert (found["series"]["name"], found["step"]) == ("web", [4, 9, 14, 19])
-        # records that are added later are answered, too
+        # Records that are added later are included, too.
         report_steps(run, range(21, 23), loss=2.0, step_s=STEP_S, began_s=BEGAN_S + 40, sources=of_step)
         assert client.get("/api/v1/sources", params={"source": "web", "points": 4}).json()["step"][-1] == 21
         run.metrics_file.unlink()

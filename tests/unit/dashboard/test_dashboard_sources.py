@@ -96,7 +96,7 @@ def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
     builder = SeriesBuilder()
     reader = SeriesReader(events, builder)
     assert not reader.poll(seen)
-    # the next one is older than what was made up, and counts
+    # The next one is older than the invented record, and counts.
     put_steps(tmp_path, 2, range(5, 30))
     assert not reader.poll(rounds_seen(events), is_over=True)
     assert builder.snapshot().column("last").tolist() == list(range(30))
@@ -243,7 +243,7 @@ def test_recorded_hosts_begin_with_those_of_the_round() -> None:
     ]
 
 
-def test_incidents_tell_culprit_hosts_from_affected_ones() -> None:
+def test_incidents_distinguish_culprit_and_affected_hosts() -> None:
     snapshot = make_snapshot(statuses={"host-1": make_status(1)})
     (host, *_) = hosts_document(HostInputs(snapshot)).hosts
     blamed = make_incident("0001", culprit_hosts=("host-1",), failures=())

@@ -1,4 +1,5 @@
-"""No response of the API has raw Python in what people read: of the recorded sample and the job of the page tests."""
+"""No text for people in the API has raw Python representations: for the recorded sample and the job of the page
+tests."""
 
 from __future__ import annotations
 

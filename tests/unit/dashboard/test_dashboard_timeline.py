@@ -1,4 +1,5 @@
-"""The timeline: slices as `megatrain diag timeline` writes them, ideals as what-if has them, paths by hand."""
+"""The timeline: slices as `megatrain diag timeline` writes them, ideals as in what-if, critical paths computed by
+hand."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def drawn(client: TestClient, query: str = "", path: str = "/timeline") -> tuple
 
 
 def trace_of(run: Path, tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    """Return what the verb writes of the same events."""
+    """Return the trace that the command writes of the same events."""
     path = tmp_path / "trace.json"
     assert main(["diag", "timeline", str(run), "--output", str(path), *arguments]) == 0
     found: dict[str, Any] = json.loads(path.read_text())
@@ -274,7 +275,7 @@ def test_slices_of_one_operation_have_one_ideal_on_all_ranks() -> None:
     assert all(len(begins) == 1 for begins in by_operation.values())
 
 
-def test_slices_that_the_model_does_not_know_have_no_ideal() -> None:
+def test_slices_unknown_to_the_model_have_no_ideal() -> None:
     foreign = replace(select(SPANS, np.arange(3)), sequence=np.array([10**6, 10**6 + 1, 10**6 + 2]))
 
     found = ideal_times(foreign, SPANS, ROSTER, "job")
@@ -292,9 +293,9 @@ def test_critical_path_goes_through_the_slow_stage() -> None:
         assert {"forward-compute", "backward-compute", "optimizer"} <= names
         computes = rows[np.isin(SPANS.operation[rows], [3, 4])]
         stages = SPANS.rank[computes] // 4
-        assert set((SPANS.rank[computes] // 2 % 2).tolist()) == {1}  # the replica that the slow stage is in
+        assert set((SPANS.rank[computes] // 2 % 2).tolist()) == {1}  # the replica that contains the slow stage
         assert np.bincount(stages).argmax() == 1
-        # of the tensor-parallel ranks one stands for an operation
+        # One of the tensor-parallel ranks represents an operation.
         keys = list(zip(SPANS.rank[rows] // 2, SPANS.operation[rows], SPANS.sequence[rows] % 10**6, strict=True))
         assert len(keys) == len(set(keys))
 
@@ -305,7 +306,7 @@ def test_ideal_comes_in_the_order_of_the_slices(tmp_path: Path) -> None:
     fields, arrays = drawn(client, "first=20&last=20")
     reported, ideal = drawn(client, "first=20&last=20", "/timeline/ideal")
 
-    # the what-if model is of the steps that are drawn
+    # The what-if model covers the drawn steps.
     whole = select(SPANS, SPANS.step == 20)
     expected = ideal_times(whole, whole, ROSTER, "job")
     begin_of = {
@@ -329,7 +330,7 @@ def test_ideal_comes_in_the_order_of_the_slices(tmp_path: Path) -> None:
     assert ideal["steps"].tolist() == [20]
 
 
-def test_timeline_without_an_ideal_says_why(tmp_path: Path) -> None:
+def test_timeline_without_an_ideal_gives_the_reason(tmp_path: Path) -> None:
     """A rank has lost a forward of the only step."""
     tables = draw_job(LAYOUT, range(10, 11), 3).tables()
     spans = tables[Spans]
@@ -368,7 +369,7 @@ def test_path_is_the_longer_branch() -> None:
 
 
 def test_path_goes_over_to_the_partner_that_came_last() -> None:
-    # a send (1) and its receive (3) start together; the receiver was ready long before
+    # A send (1) and its receive (3) start together; the receiver was ready long before.
     edges = [(0, 1), (2, 3), (3, 4)]
 
     found = path_of(5, edges, [-1, 0, -1, 0, -1], [False] * 5, [[9], [1], [2], [1], [3]])
@@ -377,7 +378,7 @@ def test_path_goes_over_to_the_partner_that_came_last() -> None:
 
 
 def test_path_goes_over_to_the_replica_that_came_last() -> None:
-    # 1 is a collective of all replicas, 2 comes behind it
+    # 1 is a collective of all replicas, 2 follows it.
     edges = [(0, 1), (1, 2)]
 
     found = path_of(3, edges, [-1] * 3, [False, True, False], [[1, 7, 2], [1, 1, 1], [5, 2, 1]])

@@ -1,4 +1,4 @@
-"""The overview and what comes next, from made-up snapshots; and how long it takes at the size of the paper's job."""
+"""The overview and the next action, from invented snapshots; and their duration at the size of the paper's job."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_overview_of_a_training_job_has_its_figures() -> None:
     assert (found.tokens, found.tokens_per_s, found.mfu) == (124_000, 50.0, pytest.approx(0.4))
     assert (found.hosts.total, found.hosts.training, found.hosts.spare) == (3, 2, 1)
     assert (found.num_open_incidents, found.open_incident) == (0, "")
-    lost_s = 3.2  # the one incident of launched_job, and nothing that was done again without a median
+    lost_s = 3.2  # the only incident of launched_job, and no lost time for repeated steps without a median
     assert found.effective_time_ratio == pytest.approx(1 - lost_s / 3600)
     assert found.effective_time_ratio_last_hour == pytest.approx(1 - lost_s / 3600)
 
 
-def test_a_stuck_job_is_red_and_says_where() -> None:
+def test_a_stuck_job_is_red_and_names_the_place() -> None:
     statuses = {"host-1": make_status(1), "host-2": make_status(2, stall=make_stall())}
     found = overview(make_snapshot(statuses=statuses))
     assert found.state == "stuck"
@@ -126,7 +126,7 @@ def test_the_next_checkpoint_and_when() -> None:
     assert overview(facts=JobFacts(config=without, series=series())).next_action.what == "end at step 2,000"
 
 
-def test_a_recovery_says_its_phase_and_what_the_driver_is_about() -> None:
+def test_a_recovery_shows_its_phase_and_the_drivers_action() -> None:
     moments = replace(make_incident().moments, joined=None, loaded=None, first_step=None)
     opened = make_incident("0002", state=IncidentState.OPEN, moments=moments)
     report = DriverReport("host-1", "waits until host-2 has stopped", NOW_S)
@@ -156,9 +156,11 @@ def test_unanswered_verdict_is_the_next_action() -> None:
 
 
 def test_reason_why_a_certain_verdict_evicts_no_host() -> None:
-    declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "it does not pay", "host-1", NOW_S)
+    declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "the gain is less than the cost", "host-1", NOW_S)
     facts = JobFacts(config=config(), series=series(), cases=(_case(SURE, declined),))
-    assert overview(facts=facts).next_action.why.endswith("host-2 is not evicted: it does not pay (verdict v-1)")
+    assert overview(facts=facts).next_action.why.endswith(
+        "host-2 is not evicted: the gain is less than the cost (verdict v-1)"
+    )
     acted = replace(declined, kind=OutcomeKind.ACTED)
     assert "not evicted" not in overview(facts=replace(facts, cases=(_case(SURE, acted),))).next_action.why
 
@@ -180,7 +182,7 @@ def test_tokens_where_some_steps_are_not_streamed(tmp_path: Path) -> None:
     saved = replace(late, checkpoints=read_checkpoints(str(tmp_path)))
     consumed = make_manifest().consumed_tokens
     assert overview(facts=saved).tokens == consumed + 100 * 40
-    # of a recorded run whose last steps were not streamed a checkpoint tells how far it came
+    # For a recorded run whose last steps were not streamed, a checkpoint shows its progress.
     short = replace(saved, series=series(1100), run_state=run_state_of(RunFacts(is_run=True)))
     found = overview_document(OverviewInputs(NOW_S, short, is_recorded=True))
     assert (found.step, found.tokens) == (1200, consumed)

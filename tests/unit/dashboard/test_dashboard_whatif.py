@@ -1,4 +1,4 @@
-"""What-if over HTTP: the figures of the verb, which steps are replayed, and what each mitigation gains and costs."""
+"""What-if over HTTP: the figures of the command, which steps are replayed, and the gain and cost of each mitigation."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.C
 def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> None:
     found = ask(source, "whatif")
     actions = found["actions"]
-    # the finding's host is the one of the worst rank, so that it is reported once
+    # The finding's host is the host of the worst rank, so it is reported once.
     assert next((action["action"], action["target"]) for action in actions) == ("evict", "host2")
     assert [action["action"] for action in actions].count("evict") == 1
     assert actions[-1]["action"] == "nothing"

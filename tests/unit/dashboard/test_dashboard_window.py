@@ -1,4 +1,4 @@
-"""A part of a run: by steps, by time, as far back as a request asks; the same in every view, without a gap."""
+"""A part of a run: by steps, by time, or back from now; the same in every view, without a gap."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_gap_is_reported_and_no_point_is_drawn_across_it() -> None:
     ]
     assert 52 in found.step, "a point ends with the last step before the gap"
     assert len(found.step) <= 20
-    # of a run of weeks a gap of seconds is no pixel
+    # In a run of weeks, a gap of seconds is less than a pixel.
     short = SeriesSnapshot(series.table, (), (Restart(1, BEGAN_S + 53, BEGAN_S + 53.2),), series.reached)
     assert series_document(short, round_number=None, window=WHOLE_RUN, points=20).gaps == ()
 
@@ -124,7 +124,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
-    builder = SeriesBuilder(capacity=16)  # as of a run of weeks: what is old has become coarse
+    builder = SeriesBuilder(capacity=16)  # as in a run of weeks: old data are coarser
     while SeriesReader(events, builder).poll(rounds, is_over=True):
         pass
     whole = builder.snapshot()
@@ -132,7 +132,7 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     detail = SeriesDetail(events)
     part = detail.part(whole, rounds, 40, 59)
     assert part.column("last").tolist() == list(range(40, 60))
-    # steps 50 to 59 were done again by round 2: the first ones were taken back
+    # Round 2 repeated steps 50 to 59: the first ones were withdrawn.
     assert part.column("round").tolist() == [1] * 10 + [2] * 10
     assert part.column("at").tolist() == [end_s(1 if step < 50 else 2, step) for step in range(40, 60)]
     assert detail.part(whole, rounds, 40, 59) is part, "it is cached, not read twice"
@@ -152,7 +152,7 @@ def test_forgotten_steps_are_replaced_by_coarse_ones(made: Path, tmp_path: Path)
 
 
 class WindowPage:
-    """A recorded run, and who asks about it."""
+    """A recorded run, and a client."""
 
     def __init__(self, run: RunDirectory) -> None:
         self.source = RecordedJob(run)

@@ -1,4 +1,4 @@
-"""How much of a job's time counted: against the driver's own ratio, and within the last hour."""
+"""The fraction of a job's time that counted: compared with the driver's own ratio, and within the last hour."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_steps_in_events_count_by_their_own_time() -> None:
 def test_the_last_hour_holds_what_was_lost_within_it() -> None:
     now_s = BEGIN_S + 10 * HOUR_S
     hour_s = now_s - HOUR_S
-    # the failure was before the hour, its recovery reaches into it
+    # The failure was before the hour; its recovery extends into it.
     found = effective_time_ratio([incident(hour_s - 100, 400, 10)], (), hour_s, now_s)
     assert found == pytest.approx(1 - 300 / HOUR_S)
     assert effective_time_ratio([incident(BEGIN_S + 50, 60, 10)], (), hour_s, now_s) == 1.0

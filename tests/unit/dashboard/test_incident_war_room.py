@@ -1,4 +1,4 @@
-"""The page of one incident: its story, its log lines, what can be asked for, for each kind and for what is missing."""
+"""The page of one incident: its story, its log lines, and the parameters, for each kind and for missing data."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ BEGIN = {
     IncidentKind.HOST_LOST: "a host was lost: host-2 (rank 3)",
     IncidentKind.REQUEST: "it was requested: host-2 (rank 3)",
     IncidentKind.CONTROL_PLANE: "leases vanished while training went on: host-2 (rank 3)",
-    IncidentKind.NUMERICS: "loss or gradients went wrong: host-2 (rank 3)",
+    IncidentKind.NUMERICS: "abnormal loss or gradients: host-2 (rank 3)",
     IncidentKind.STRAGGLER: "hosts made the job slow: host-2 (rank 3)",
     IncidentKind.LAUNCH_LOST: "the last sign of life of the previous launch",
 }
@@ -114,7 +114,7 @@ def test_open_incident_without_failures_begins_with_its_kind() -> None:
         assert "over" not in {one.what for one in happened}, kind
 
 
-def test_the_verdict_is_reported_with_what_the_driver_made_of_it() -> None:
+def test_the_verdict_is_reported_with_the_drivers_action() -> None:
     verdict = replace(STRAGGLER, created_unix_s=BEGAN_S - 2)
     outcome = VerdictOutcome("v-1", OutcomeKind.ACTED, "it pays", "host-1", BEGAN_S - 1, by="alice")
     incident = make_incident(kind=IncidentKind.STRAGGLER, failures=(), verdict="v-1")
@@ -262,7 +262,7 @@ def test_lost_launch_shows_lines_before_its_last_sign_of_life(lines: Callable[..
     moments = Moments(BEGAN_S - 4, BEGAN_S + 3000, BEGAN_S + 3001, BEGAN_S + 3001)
     found = lines(kind=IncidentKind.LAUNCH_LOST, culprit_hosts=(), culprit_ranks=(), failures=(), moments=moments)
     assert texts(found.other_lines) == [LINES[0][3]]
-    assert (found.label, found.cause_line) == ("", ""), "no log tells why a launcher was killed"
+    assert (found.label, found.cause_line) == ("", ""), "no log states why a launcher was killed"
 
 
 def test_a_culprit_that_logged_nothing_has_no_line_of_others(lines: Callable[..., Any]) -> None:
@@ -293,11 +293,11 @@ def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
     assert incident_logs(make_incident(), places, NOW_S).log_file == ""
 
 
-def test_a_damaged_record_is_reported_and_its_page_says_why(tmp_path: Path) -> None:
+def test_a_damaged_record_is_reported_with_its_reason(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.create()
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
-    for name in (b"20270115-0002.json", b"\xff.json"):  # the second is not UTF-8
+    for name in (b"20270115-0002.json", b"\xff.json"):  # the second one is not UTF-8
         (run.incidents / os.fsdecode(name)).write_bytes(b'{"schema_version": 1, "incident_id": ')
     source = RecordedJob(run)
     try:

@@ -1,4 +1,4 @@
-"""Every place that names a culprit names the one of the incident: of a recorded job that real faults befell."""
+"""Every place that names a culprit names that of the incident: for a recorded job with real faults."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_place_names_the_culprit_of_the_incident(
 ) -> None:
     round_number, rank, host = FAULTS[fault]
     named = named_by_page(page, round_number) | named_by_verbs(run, round_number, capsys)
-    assert ("hang" in named) is (fault == "stopped"), "of the killed one no places of ranks are kept"
+    assert ("hang" in named) is (fault == "stopped"), "no positions of ranks are kept for the killed rank"
     assert named == dict.fromkeys(named, ([rank], [host]))
 
 

@@ -1,4 +1,4 @@
-"""Runbooks as pages: as steps, and with the names of the job in every command."""
+"""Runbooks as pages: as steps, with the names of the job in every command."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ FILLED = [
          "curl -N http://HOST:PORT/v3/watch"),
         ("journalctl -k", "journalctl -k", "journalctl -k", "journalctl -k"),
 ]  # fmt: skip
-"""A command of a runbook, and the same for a job with an etcd of its own, with another etcd, and with unknown names."""
+"""A command of a runbook, and the same for a job with its own etcd, with another etcd, and with unknown names."""
 
 
 def test_names_are_filled_in() -> None:

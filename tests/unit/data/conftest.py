@@ -1,4 +1,4 @@
-"""Token files made by hand for the tests of megatrain.data."""
+"""Token files that the tests of megatrain.data write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that cannot be used: refused with their address, or replaced by samples without labels."""
+"""Samples that cannot be used: refused with their place, or replaced by samples without labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def prefix(write_tokens: Callable[..., Path]) -> Path:
-    """Documents of up to 20 tokens, each token its own position in the stream. An empty one is before the bad token."""
+    """Documents of up to 20 tokens, each token its own position in the stream. An empty document precedes the bad
+    token."""
     ends = np.sort([*np.random.default_rng(3).integers(1, 21, 60).cumsum(), BAD_POSITION, BAD_POSITION])
     return write_tokens([range(end - length, end) for length, end in zip(np.diff(ends, prepend=0), ends, strict=True)])
 
@@ -96,7 +97,7 @@ def test_replaced_sample_has_no_labels_others_are_the_same(
 ) -> None:
     dataset = open_dataset(prefix, VOCAB_SIZE)
     clean = by_sample(read(reader(dataset, has_mask)))
-    # each token is its own position; a sample spans one token more than its labels
+    # Each token is its own position; a sample has one token more than labels.
     is_bad: Callable[[int], bool] = lambda start: start <= BAD_POSITION <= start + SEQ_LEN  # noqa: E731
     if fault == "file cut off after the start":
         is_bad = lambda start: start + SEQ_LEN >= BAD_POSITION  # noqa: E731
@@ -136,7 +137,7 @@ def test_refused_sample_names_file_byte_and_document(fault: str, prefix: Path, m
     assert str(caught.value).startswith(
         f"{address.file} at byte {address.offset} (document {address.document}): {text}"
     )
-    # a process that reads for others sends the error
+    # A process that reads for others sends the error.
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

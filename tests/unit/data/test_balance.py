@@ -1,4 +1,5 @@
-"""Samples of a step dealt by cost: each once, all replicas alike, and micro-batches in a good order for a pipeline."""
+"""Samples of a step are assigned by cost: each once, all replicas alike, and micro-batches in a good order for a
+pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.helpers.timed_schedules import pipeline_times
 
 SEQ_LEN = 32_768
 LLAMA_7B = DocumentCost(per_token=800_000, windows=((0, 32),))
-"""The matrices of a model of 32 layers and 4,096 hidden units: attention is 0.66 of them at 32K."""
+"""The matrices of a model of 32 layers and 4,096 hidden units: attention costs 0.66 of them at 32K."""
 
 
 def dealt(costs: NDArray[np.int64], dealing: Dealing, size: int) -> StepPlan:
@@ -33,7 +34,7 @@ def dealt(costs: NDArray[np.int64], dealing: Dealing, size: int) -> StepPlan:
 @given(
     st.lists(st.integers(0, 10**15), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 9), st.integers(0, 9)
 )
-def test_each_sample_is_dealt_once_to_equal_micro_batches(
+def test_each_sample_is_assigned_once_in_equal_micro_batches(
     some: list[int], size: int, num_replicas: int, num_equal: int
 ) -> None:
     costs = np.array(some * size + some[:1] * num_equal * size, dtype=np.int64)
@@ -55,7 +56,7 @@ def test_micro_batches_of_a_replica_cost_alike() -> None:
 
 
 @pytest.mark.parametrize(("num_samples", "num_replicas"), [(6, 2), (7, 2), (6, 3), (7, 3), (8, 4)])
-def test_dealt_costs_are_near_the_best_of_all_dealings(num_samples: int, num_replicas: int) -> None:
+def test_costs_are_near_the_best_of_all_assignments(num_samples: int, num_replicas: int) -> None:
     dealing = Dealing(num_samples, num_replicas)
     random = np.random.default_rng(num_samples)
     orders = np.array([order for order in permutations(range(num_samples)) if _is_first(order, num_replicas)])
@@ -68,7 +69,7 @@ def test_dealt_costs_are_near_the_best_of_all_dealings(num_samples: int, num_rep
 
 
 def _is_first(order: tuple[int, ...], num_replicas: int) -> bool:
-    """Return whether this is the first of the orders that deal the same samples to each replica."""
+    """Return whether this is the first of the orders that assign the same samples to each replica."""
     own = [order[replica::num_replicas] for replica in range(num_replicas)]
     return all(list(one) == sorted(one) for one in own)
 
@@ -92,7 +93,7 @@ LAYOUTS = [(64, 256, 1), (64, 512, 1), (64, 256, 2), (60, 512, 1), (7, 64, 1)]
 def test_replicas_cost_alike_with_a_long_tail_at_32k(
     long_tail: NDArray[np.int64], num_replicas: int, num_microbatches: int, size: int
 ) -> None:
-    """Goals: the longest replica at most 1.05 of the mean, and 70 % of what imbalance costs is gone."""
+    """Goals: the longest replica takes at most 1.05 of the mean, and 70 % of the cost of imbalance is saved."""
     dealing, num_samples = Dealing(num_microbatches, num_replicas), num_microbatches * size
     longest, mean = np.zeros(2), 0.0
     for first in range(0, 8 * num_samples, num_samples):
@@ -108,7 +109,7 @@ def test_replicas_cost_alike_with_a_long_tail_at_32k(
 
 @pytest.mark.parametrize(("schedule", "num_chunks"), [("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2)])
 def test_pipelines_wait_less_between_microbatches(long_tail: NDArray[np.int64], schedule: str, num_chunks: int) -> None:
-    """All micro-batches of one replica, so that only their order differs."""
+    """All micro-batches of one replica, so only their order differs."""
     costs = long_tail[: 20 * 32].reshape(20, 32)
     by_cost = np.stack([one[balanced_order(one, Dealing(32, 1), 1)] for one in costs])
     assert (np.sort(by_cost) == np.sort(costs)).all()

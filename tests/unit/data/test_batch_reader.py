@@ -1,4 +1,4 @@
-"""Micro-batches: what they hold, how samples are dealt, and masks at document ends."""
+"""Micro-batches: their content, how samples are assigned, and masks at document ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_batches_are_sequence_first_with_next_tokens_as_labels(dataset: IndexedD
         assert batch.tokens_SB[0].tolist() == starts.tolist()
 
 
-def test_samples_are_dealt_by_the_stated_rule(dataset: IndexedDataset) -> None:
+def test_samples_are_assigned_by_the_stated_rule(dataset: IndexedDataset) -> None:
     for dp_rank in range(3):
         step = reader(dataset).read_step(step_plan(100, 24, num_replicas=3, micro_batch_size=2), dp_rank)
         for m, batch in enumerate(step.microbatches):
@@ -93,7 +93,7 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
 
 
 def test_counts_of_a_microbatch_are_those_of_its_tensors(write_tokens: Callable[..., Path]) -> None:
-    """Documents of no and of few tokens; windows of all, some and no labels."""
+    """Documents with no and with few tokens; windows with all, some and no labels."""
     lengths = np.random.default_rng(4).integers(0, 7, 40)
     dataset = open_dataset(write_tokens([[1] * int(length) for length in lengths]), 4096)
     for start in range(dataset.num_tokens - SEQ_LEN):
@@ -122,7 +122,7 @@ def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> N
 
 
 def test_consecutive_steps_continue_each_other(dataset: IndexedDataset) -> None:
-    """A run of any batch sizes reads samples 0, 1, 2, ...: what a resume at a cursor relies on."""
+    """A run with any batch sizes reads samples 0, 1, 2, ...: a resume at a cursor relies on this."""
     together = reader(dataset).read_step(step_plan(0, 12), 0)
     parts = [reader(dataset).read_step(step_plan(cursor, size), 0) for cursor, size in ((0, 4), (4, 6), (10, 2))]
 

@@ -1,4 +1,4 @@
-"""The samples of a run of several stages: the same for any layouts, stops and later plans, each of an epoch once."""
+"""The samples of a run with several stages: the same for any layouts, stops and later plans, each of an epoch once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def new_stream(seed: int, *stages: MixtureStage) -> SampleStream:
 
 
 def places(stream: SampleStream, samples: list[int]) -> list[Place]:
-    """Return where each sample is read."""
+    """Return the place of each sample."""
     sources, numbers = Mixture.of(stream).places(np.array(samples, dtype=np.int64))
     epochs, starts = np.empty_like(numbers), np.empty_like(numbers)
     for source, identity in enumerate(stream.sources):
@@ -76,7 +76,7 @@ def test_stream_of_two_stage_changes_is_the_same_for_all_layouts(
         BatchConfig(global_batch_size=batches[0]),
         tuple(BatchStage(first, size) for first, size in zip(begins, batches[1:], strict=True)),
     )
-    # the oracle: one list of all samples, cut into steps one after the other
+    # The oracle: one list of all samples, divided into consecutive steps.
     expected: list[range] = []
     first = 0
     for _ in range(sum(stops)):
@@ -99,7 +99,7 @@ def test_stream_of_two_stage_changes_is_the_same_for_all_layouts(
     assert found == everything
     assert cursor == first
 
-    # each window of an epoch once: the epochs of a source fill up one after the other
+    # Each window of an epoch once: the epochs of a source are filled one after another.
     counts = Counter(everything)
     assert set(counts.values()) <= {1}
     for source, num_tokens in enumerate(SOURCES.values()):

@@ -1,4 +1,4 @@
-"""The cache of remote blocks: any range is that of the source, whatever happens to the cache's files."""
+"""The cache of remote blocks: any range equals that of the source, whatever happens to the cache's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers.waiting import DEADLINE_S
 
 SIZE = 3 * 4096 + 100
 STORED = SIZE + 4 * 4
-"""Bytes of a block's file: with the sums of its pages."""
+"""The bytes of a block's file, including the checksums of its pages."""
 CONTENT = np.random.default_rng(1).bytes(SIZE)
 BLOCK = FileBlock("s3://bucket/web.bin\netag", 0, SIZE)
 RANGES = ((0, SIZE), (0, 1), (4095, 2), (SIZE - 1, 1), (4096, 4096), (5000, 7000))
@@ -89,7 +89,7 @@ def test_threads_read_a_block_from_its_source_once(tmp_path: Path) -> None:
 
 def test_a_read_that_is_repeated_holds_up_no_other_block(tmp_path: Path) -> None:
     cache, may_end, has_begun = cache_in(tmp_path, 1 << 22), threading.Event(), threading.Event()
-    # blocks of all names, as far as their first two digits distinguish them
+    # Blocks of all names, as far as their first two digits distinguish them.
     others = [FileBlock(f"key {number}", 0, SIZE) for number in range(1000)]
     same = [block for block in others if block.name[:2] == BLOCK.name[:2]]
 
@@ -145,14 +145,14 @@ def test_the_blocks_used_longest_ago_make_room(tmp_path: Path, num_bytes: int) -
 
 
 def test_blocks_never_exceed_the_bound(tmp_path: Path) -> None:
-    """Also of several processes, of other files, and with a smaller bound than before."""
+    """The same with several processes, with other files, and with a smaller bound than before."""
     source = Source()
     for max_bytes in (20 * STORED, 5 * STORED + 7, STORED - 1):
         caches = [cache_in(tmp_path, max_bytes) for _ in range(2)]
         for number in range(30):
             block = FileBlock(f"{max_bytes}", 0, SIZE - number)
             assert caches[number % 2].read(block, 5, 6, source) == CONTENT[5:11]
-            if number > 1:  # the first one of the last size does not fit
+            if number > 1:  # The first block of the last size does not fit.
                 assert sum(stored(tmp_path).values()) <= max_bytes
         assert sum(stored(tmp_path).values()) > max_bytes // 2 or max_bytes < STORED
 
@@ -199,7 +199,7 @@ def test_without_a_disk_the_source_is_read(tmp_path: Path, caplog: pytest.LogCap
     own(tmp_path).touch()
     read_ranges(cache, source)
     read_ranges(cache, source)
-    # the first miss asks for a whole block
+    # The first miss requests a whole block.
     assert source.ranges == [(0, SIZE), *RANGES[1:], *RANGES]
     assert bytes(cache.whole(BLOCK, source)) == CONTENT
     assert len(caplog.records) == 1
@@ -255,7 +255,7 @@ def test_a_directory_that_others_can_change_is_refused(tmp_path: Path) -> None:
 
 
 class Killer:
-    """Kills its process at line number `lives` that the cache executes. `num_lines`: lines so far."""
+    """Kills its process at line number `lives` that the cache executes. `num_lines`: the lines so far."""
 
     def __init__(self, lives: int) -> None:
         self.num_lines, self._lives = 0, lives

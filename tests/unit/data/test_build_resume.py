@@ -52,7 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def kill_at(kind: type, method: str, count: int) -> None:
-    """Have this process kill itself when `method` has been called `count` times."""
+    """Let this process kill itself when `method` has been called `count` times."""
     original: Callable[..., Any] = getattr(kind, method)
     num_calls = 0
 

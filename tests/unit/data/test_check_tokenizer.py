@@ -1,4 +1,4 @@
-"""Whether a tokenizer fits the data and the model, with and without the tokenizers library."""
+"""Whether a tokenizer matches the data and the model, with and without the tokenizers library."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_refused(built: Path) -> None:
     path.write_text(json.dumps({**json.loads(whole), "model": {"type": "no such model"}}))
     with pytest.raises(DataError, match=r"tokenizer\.json: is not a tokenizer\.json of the tokenizers library: "):
         check(path, built / "train", VOCAB_SIZE)
-    # training needs no end of documents: the data are built
+    # Training needs no end of documents, because the data are built.
     path.write_text(whole.replace(END_OF_DOCUMENT, "<|stop|>"))
     check(path, built / "train", VOCAB_SIZE)
 

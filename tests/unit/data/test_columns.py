@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: every form gives the column's texts, and damage is named with its place."""
+"""Parquet and Arrow files: every form gives the column's texts, and damage is reported with its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading documents: what comes out, and how each kind of bad input is named."""
+"""Reading documents: the resulting texts, and the report of each kind of bad input."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_reading_a_corpus_loads_neither_torch_nor_pyarrow(tmp_path: Path) -> Non
 
 
 BAD_FILES = [
-    # of another kind than its name says
+    # of another kind than its name indicates
     (
         "a.txt",
         gzip.compress(b"text"),

@@ -1,4 +1,4 @@
-"""The build: what it writes, that it is the same every time, and that a failure leaves nothing behind."""
+"""The build: its output, its reproducibility, and no files left after a failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUM_DOCUMENTS = 200
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A .jsonl of 200 documents, each recognisable by its number."""
+    """A .jsonl of 200 documents, each identified by its number."""
     path = tmp_path / "source" / "docs.jsonl"
     path.parent.mkdir()
     rows = ({"text": f"document {number}: " + f"word{number % 7} is it. " * (number % 9)} for number in range(200))
@@ -71,7 +71,7 @@ def test_every_document_is_in_one_split_once_and_shuffled(source: Path, tmp_path
     assert 8 <= len(validation) <= 35  # 20 are expected
     numbers = [originals.index(text) for text in train]
     neighbours = sum(abs(one - other) == 1 for one, other in itertools.pairwise(numbers))
-    assert neighbours < 10  # 2 are expected of a random order, 179 of none
+    assert neighbours < 10  # 2 are expected for a random order, 179 for no shuffling
     assert (meta.train.documents, meta.validation.documents) == (len(train), len(validation))
     assert meta.train.text_bytes == sum(map(len, train))
     assert meta.validation.text_bytes == sum(map(len, validation))

@@ -1,4 +1,4 @@
-"""The subcommands of `megatrain data` as a user sees them."""
+"""The subcommands of `megatrain data` from the user's point of view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def built(template: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_build_says_what_it_made_and_where(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_prints_its_output_and_path(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("build", "--input", built.parent / "texts", "--output", built, "--vocab-size", 310)
     with pytest.raises(DataError, match="already holds a data set"):
         run(*arguments)
@@ -59,7 +59,7 @@ def test_build_says_what_it_made_and_where(built: Path, capsys: pytest.CaptureFi
 
 @pytest.fixture
 def with_other_files(built: Path) -> Path:
-    """A corpus with folders named like Python's own, whose texts count, and with files that are not read."""
+    """A corpus with folders named like Python's own, whose texts count, and with files that are ignored."""
     texts = built.parent / "texts"
     for name in ("__pycache__", "site-packages", "deep/dist-packages"):
         (texts / name).mkdir(parents=True)
@@ -164,7 +164,7 @@ def test_inspect_reads_token_files_of_others(built: Path, capsys: pytest.Capture
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
-    """Run a subcommand with --json, and return the one object that it prints."""
+    """Run a subcommand with --json, and return the JSON object that it prints."""
     capsys.readouterr()
     assert run(*arguments, "--json") == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Exported documents are what was built: by our own readers, by json and by pyarrow."""
+"""Exported documents equal the built ones: read by our own readers, by json and by pyarrow."""
 
 from __future__ import annotations
 

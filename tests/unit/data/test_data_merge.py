@@ -1,4 +1,4 @@
-"""Joined data have the documents of all inputs in order; Megatron-Core's own builder writes the same files."""
+"""Merged data have the documents of all inputs in order; Megatron-Core's own builder writes the same files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output directories: what may be replaced, and that replacing is all or nothing."""
+"""Output directories: which may be replaced, and that replacing is atomic."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def leave_behind(path: Path) -> Path:
-    """Have a build killed while it fills a directory; return what it leaves behind."""
+    """Kill a build while it fills a directory; return the files that it leaves."""
 
     def be_killed() -> None:
         with new_directory(path, NAMES, True) as filled:
@@ -153,12 +153,12 @@ def test_directory_that_resembles_a_staging_one_is_kept(tmp_path: Path) -> None:
 
 
 def test_removed_new_staging_directory_gets_another_name(tmp_path: Path) -> None:
-    """Another build finds it twice just after its birth: without a lock file, and before the file is locked."""
+    """Another build finds it twice just after its creation: without a lock file, and before the file is locked."""
     output = tmp_path / "out"
     found: list[str] = []
 
     def find(event: str, arguments: tuple[Any, ...]) -> None:
-        """Be the other build, just before this one opens its first lock file, and before it locks the second."""
+        """Act as the other build, just before this one opens its first lock file, and before it locks the second."""
         is_next = event == ("open", "fcntl.flock", "")[len(found)]
         if is_next and (event != "open" or Path(str(arguments[0])).name == "lock"):
             found.append(event)
@@ -175,7 +175,7 @@ def test_removed_new_staging_directory_gets_another_name(tmp_path: Path) -> None
 
 
 def test_a_failed_replacement_puts_the_old_directory_back(tmp_path: Path) -> None:
-    """A directory that its owner may not write can be moved to no other place: the old one is away by then."""
+    """A directory that its owner may not write cannot be moved: the old one was moved away before."""
     output = tmp_path / "out"
     fill(output, "old")
 

@@ -1,4 +1,4 @@
-"""`megatrain data verify` names every kind of damage with its file and byte; sound files pass."""
+"""`megatrain data verify` names every kind of damage with its file and byte; intact files pass."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_token_outside_the_vocabulary_is_named_with_its_byte(built: Path) -> Non
 
 
 def test_index_of_another_corpus_is_named(built: Path, tmp_path: Path) -> None:
-    """The other corpus has as many tokens in as many documents, so that only the ends of documents differ."""
+    """The other corpus has as many tokens in as many documents, so only the ends of documents differ."""
     lengths = IndexedDataset(built / "train").sequence_lengths
     with IndexedWriter(tmp_path / "other", np.dtype("<u2")) as writer:
         for length in sorted(lengths.tolist(), reverse=True):
@@ -104,7 +104,7 @@ def test_damage_is_named_and_the_rest_verified(built: Path) -> None:
         assert len(found) == len(expected), damage
         for problem, text in zip(found, expected, strict=True):
             assert problem.startswith(f"{built}/{text}"), (damage, problem)
-            assert problem.count(str(built)) <= 2, "the file is named once, and at most one other beside it"
+            assert problem.count(str(built)) <= 2, "the file is named once, with at most one other file"
 
 
 def test_pair_from_elsewhere_is_checked_against_the_option(built: Path) -> None:

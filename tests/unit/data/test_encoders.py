@@ -1,4 +1,4 @@
-"""The tokenizers of bytes and of SentencePiece, each against the library that defines it."""
+"""The tokenizers of bytes and of SentencePiece, each compared with the library that defines it."""
 
 from __future__ import annotations
 

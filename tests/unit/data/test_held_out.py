@@ -1,4 +1,4 @@
-"""Evaluation: every token predicted once, on every layout, with a micro-batch or more on each rank."""
+"""Evaluation: every token is predicted once, with every layout, with at least one micro-batch on each rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def predicted(
             has_loss = batch.labels_SB != IGNORED_LABEL
             assert (batch.labels_SB[has_loss] == batch.tokens_SB[has_loss] + 1).all()
             labels += batch.labels_SB[has_loss].tolist()
-    # none is without, because all ranks gather the parameters
+    # No rank is without one, because all ranks gather the parameters.
     assert min(counts) >= max(1, max(counts) - 1)
     assert counts == sorted(counts, reverse=True)
     return sorted(labels)

@@ -1,4 +1,4 @@
-"""The data loader of a host as a process: its ranks, SIGKILL, errors, and what an earlier round has left."""
+"""The data loader of a host as a process: its ranks, SIGKILL, errors, and the remains of an earlier round."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
     with ExitStack() as stack:
         ranks = opened(place, plan, stack)
         found: list[list[Any]] = [[], []]
-        # nothing of the batches would remain in memory if the ranks were killed too
+        # No batch would remain in memory if the ranks were killed too.
         assert max(file.stat().st_size for file in place.arena.root.iterdir()) < mmap.PAGESIZE
         for step in range(8):
             for rank, batches in zip(ranks, found, strict=True):

@@ -1,4 +1,4 @@
-"""The .bin/.idx format: against bytes assembled by hand, against Megatron-Core where it is, and against damage."""
+"""The .bin/.idx format: compared with bytes assembled by hand, with Megatron-Core where installed, and with damage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.require import require
 from tests.helpers.waiting import DEADLINE_S
 
 DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
-# Field by field from the format's description: magic, version 1, code 8 (uint16), 3 sequences, 4 bounds.
+# Field by field from the format's specification: magic, version 1, code 8 (uint16), 3 sequences, 4 bounds.
 GOLDEN_INDEX = (
     b"MMIDIDX\x00\x00"
     + bytes.fromhex("0100000000000000 08 0300000000000000 0400000000000000")
@@ -71,7 +71,7 @@ def test_documents_of_several_sequences_are_read(tmp_path: Path) -> None:
 
 
 def test_starts_of_documents_are_those_of_a_plain_search(tmp_path: Path) -> None:
-    """Documents of no, one and several sequences; sequences of no tokens."""
+    """Documents with no, one and several sequences; sequences with no tokens."""
     random = np.random.default_rng(5)
     lengths = random.integers(0, 4, 60)
     bounds = np.sort(np.concatenate(([0, 0, 60, 60], random.integers(0, 61, 30))))
@@ -102,7 +102,7 @@ def test_document_of_any_length_comes_back(tmp_path: Path, length: int) -> None:
 
 @pytest.mark.slow
 def test_megatron_core_joins_and_divides_documents_as_we_do(write_tokens: Callable[..., Path], tmp_path: Path) -> None:
-    """Its documents of several sequences, and its union of two pairs."""
+    """Megatron-Core's documents of several sequences, and its union of two pairs."""
     require("megatron-core", find_spec("megatron") is not None, "its data set is the oracle of the file format")
     pieces = [[[5, 6], [7]], [[300]], [[], [0, 65499], [1]]]
     other = str(write_tokens(DOCUMENTS, "other"))
@@ -134,7 +134,7 @@ def test_megatron_core_reads_our_files_and_writes_the_same(write_tokens: Callabl
     sizes = (4096, 128_256)
     ours = [str(write_tokens(DOCUMENTS, f"ours{size}", size)) for size in sizes]
     theirs = [str(tmp_path / f"theirs{size}") for size in sizes]
-    # In a process of its own: importing it changes much of torch and takes seconds.
+    # In a separate process: importing it changes much of torch and takes seconds.
     script = f"""
 import json, torch
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
@@ -243,7 +243,7 @@ def test_any_index_is_refused_or_read(
     for index_tail, content in ((tail, data), (b"", GOLDEN_DATA)):
         Path(f"{prefix}.idx").write_bytes(index + index_tail)
         Path(f"{prefix}.bin").write_bytes(content)
-        with suppress(DataError):  # a file is refused, or all ways to read it agree
+        with suppress(DataError):  # A file is refused, or all ways to read it agree.
             dataset = IndexedDataset(prefix, vocab_size=65536)
             read = np.concatenate([dataset.document(number) for number in range(dataset.num_documents)])
             assert read.tolist() == dataset.tokens_at(np.arange(dataset.num_tokens)).tolist()
@@ -253,7 +253,7 @@ def test_any_index_is_refused_or_read(
 def test_lengths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexed_module, "_CHECK_BLOCK", 2)
     monkeypatch.setattr(indexed_module, "_LARGEST_FILE_BYTES", 2**34)
-    # the third sequence would not be checked: sums beyond the largest file may leave int64
+    # The third sequence would not be checked: sums beyond the largest file may exceed int64.
     lengths = [2**31 - 1] * 5
     pointers = [8 * sum(lengths[:number]) for number in range(5)]
     header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 5, 5, 2)

@@ -1,4 +1,4 @@
-"""What an input names: patterns and URLs give the same documents under the same names as a folder."""
+"""The documents of an input: patterns and URLs give the same documents under the same names as a folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(folder: Path) -> Iterator[str]:
-    """The same files in a store that is no disk."""
+    """The same files in a store that is not a disk."""
     store = fsspec.filesystem("memory")
     for name, content in FILES.items():
         store.pipe_file(f"/corpus/{name}", content)
@@ -92,7 +92,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def http_url(folder: Path) -> Iterator[str]:
-    """The same folder behind a real HTTP server, which knows no ranges."""
+    """The same folder behind a real HTTP server that does not support ranges."""
     require_module("aiohttp")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
     server.daemon_threads = True
@@ -158,7 +158,7 @@ def test_inputs_that_hold_nothing_are_named() -> None:
 
 
 class BrokenFile:
-    """A driver's file whose connection ends after some bytes, with an error of the driver's own."""
+    """A driver's file whose connection ends after some bytes, with an error of the driver."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -34,7 +34,7 @@ def orders(stream: SampleStream, sizes: PartSizes) -> list[SampleOrder]:
 
 
 def places(stream: SampleStream, sizes: PartSizes, samples: list[int]) -> list[Place]:
-    """Return where each sample is read."""
+    """Return the place of each sample."""
     sources, indices = Mixture.of(stream).places(np.array(samples, dtype=np.int64))
     found: dict[int, Place] = {}
     for source, order in enumerate(orders(stream, sizes)):
@@ -78,7 +78,7 @@ def test_stream_of_two_lengths_is_the_same_for_all_layouts(
     planned = SampleStream(seed, sources, (first, *later))
     planned = with_aligned_lengths(planned, schedule, 0)
 
-    # the oracle: the steps of a run that has the stages from the beginning, and never stops
+    # The oracle: the steps of a run that has the stages from the beginning, and never stops.
     expected = places(planned, sizes, list(range(schedule.cursor_after(0, sum(stops), ()))))
     is_begun_late = schedule.cursor_after(0, stops[0], ()) <= placed[0].first_sample
     stream = SampleStream(seed, sources, (first,)) if is_begun_late else planned
@@ -100,7 +100,7 @@ def test_stream_of_two_lengths_is_the_same_for_all_layouts(
 
 
 def assert_read_once(stream: SampleStream, sizes: PartSizes, found: list[Place]) -> None:
-    """Check that the samples of each source fill its epochs one after the other."""
+    """Check that the samples of each source fill its epochs one after another."""
     for number, order in enumerate(orders(stream, sizes)):
         own = [pieces for source, pieces in found if source == number]
         seq_lens = order.lengths(np.arange(len(own))).tolist()

@@ -1,4 +1,4 @@
-"""What the loader of a host puts into its ring: the batches that each rank would read alone, each read once."""
+"""The batches that the loader of a host writes to its ring: those that each rank would read alone, each read once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUM_STEPS = 6
 
 
 class KilledError(Exception):
-    """Stands for SIGKILL."""
+    """Replaces SIGKILL."""
 
 
 class FragileRing(Ring):
@@ -66,7 +66,7 @@ class FragileRing(Ring):
 
 
 def fill_all(reads: RingFiller) -> Idle:
-    """Read until there is nothing to read."""
+    """Read until nothing is left to read."""
     while isinstance(due := reads.next(), Fill):
         reads.fill(due)
     return due
@@ -75,9 +75,9 @@ def fill_all(reads: RingFiller) -> Idle:
 def read_all(
     plan: LoaderPlan, open_reader: Callable[[], BatchReader], ranks: Sequence[int], layout: Layout, lives: int = -1
 ) -> list[Any]:
-    """Deliver all steps to the ranks of a host, which read in turn; return what each has read.
+    """Deliver all steps to the ranks of a host, which read alternately; return the batches of each.
 
-    lives: the stores after which a loader is killed; a new one then goes on with the ring.
+    lives: the stores after which a loader is killed; a new one then continues with the ring.
     """
     ring_layout, names = RingLayout.of(plan), open_reader().source_names
     buffer = bytearray(ring_layout.num_bytes)
@@ -168,7 +168,7 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
 @pytest.mark.parametrize("ends_early", [False, True])
 def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool, packing: str) -> None:
     tables, weights = write_mixture(tmp_path), (1, 1)
-    if ends_early:  # a source without long samples may be too small for them
+    if ends_early:  # A source without long samples may be too small for them.
         weights = (1, 0)
         with IndexedWriter(tmp_path / "code", token_dtype(VOCAB_SIZE)) as writer:
             writer.add_document(np.arange(FIRST_TOKEN["code"], FIRST_TOKEN["code"] + 20))
@@ -275,10 +275,10 @@ def test_files_replaced_in_a_round_are_refused(tmp_path: Path) -> None:
         ((0, 0, 0), ((1, 0), (0, 0)), Fill(1, 0)),
         ((0, 0, 0), ((1, 0), (1, 0)), Fill(0, 1)),
         ((0, 0, 0), ((1, 2), (1, 2)), Idle.FULL),
-        # one rank of the share still uses step 0
+        # One rank of the replica still uses step 0.
         ((1, 0, 0), ((1, 2), (1, 2)), Idle.FULL),
         ((1, 1, 0), ((1, 2), (1, 2)), Fill(0, 2)),
-        # a slot that a killed loader left half written
+        # a slot that a killed loader left partly written
         ((1, 1, 1), ((3, 0), (3, 2)), Fill(0, 1)),
         ((2, 1, 1), ((3, 2), (3, 2)), Idle.COMPLETE),
     ],

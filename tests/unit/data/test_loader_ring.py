@@ -15,10 +15,10 @@ SHARES = (Share(0, tuple(range(NUM_READERS)), has_tokens=True),)
 
 
 class World(NamedTuple):
-    """The ring, where the loader is in its fill, and where each rank is.
+    """The ring, the position of the loader in its fill, and the position of each rank.
 
     loader: None between fills; else the fill and the stores that it has made. ranks: the step, and 0: about to store
-    that earlier steps are done, 1: about to look, 2 and 3: has the step and reads it twice.
+    that earlier steps are done, 1: about to check, 2 and 3: has the step and reads it twice.
     """
 
     words: bytes
@@ -29,7 +29,7 @@ class World(NamedTuple):
 
 
 def explore(depth: int) -> int:
-    """Walk through all worlds; return their number. A content is the number of the step, -1 while it is written."""
+    """Visit all states; return their number. A content is the number of the step, -1 while it is written."""
     layout = RingLayout(depth, 1, NUM_READERS, 1, 1, 1, has_document_mask=False)
     start = World(bytes(layout.num_words * 8), (-1,) * depth, None, ((0, 0),) * NUM_READERS, 1)
     seen, waiting = {start}, [start]
@@ -37,7 +37,7 @@ def explore(depth: int) -> int:
         world = waiting.pop()
         following = [*after_loader(world, layout), *after_ranks(world, layout)]
         is_over = all(step == NUM_STEPS for step, _ in world.ranks)
-        assert is_over or following, f"nobody can go on: {world}"
+        assert is_over or following, f"no process can continue: {world}"
         for one in following:
             if one not in seen:
                 seen.add(one)

@@ -1,4 +1,5 @@
-"""Batches of several sources: the same at every layout, in the weights' proportion, and over stages without a gap."""
+"""Batches of several sources: the same with every layout, in proportion to the weights, and over stages without a
+gap."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SEQ_LEN = 8
 DOCUMENT = 20
 NUM_TOKENS = {"web": 1600, "code": 800, "books": 400}
 FIRST_TOKEN = {"web": 0, "code": 2000, "books": 3000}
-"""Tokens count up from here, so a token tells its source and its place."""
+"""Tokens count up from here, so a token identifies its source and its position."""
 STREAM = SampleStream(
     seed=5,
     sources=tuple(StreamSource(name, num_tokens) for name, num_tokens in NUM_TOKENS.items()),
@@ -34,7 +35,7 @@ STREAM = SampleStream(
 
 @pytest.fixture
 def reader(write_tokens: Callable[..., Path]) -> BatchReader:
-    """A reader that a configuration with the sources in another order made."""
+    """A reader created by a configuration with the sources in another order."""
     sources = []
     for name in ("books", "web", "code"):
         tokens = range(FIRST_TOKEN[name], FIRST_TOKEN[name] + NUM_TOKENS[name])
@@ -117,7 +118,7 @@ def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
     check_epochs(uses)
 
     alone = reader.following(replace(STREAM, stages=(MixtureStage(0, (0, 0, 1), SEQ_LEN),)))
-    # 400 tokens are 49 windows of 8 behind the offset
+    # 400 tokens are 49 windows of 8 after the offset
     limited = replace(
         alone, sources=tuple(None if source is None else replace(source, max_epochs=1.0) for source in alone.sources)
     )
@@ -126,7 +127,7 @@ def test_epochs_of_a_run_are_counted_and_limited(reader: BatchReader) -> None:
         DataError, match=r"^data_source.books.max_epochs=1: .* read books 1\.02 times; lower its weight"
     ):
         check_epochs(source_uses(limited, 50))
-    check_epochs(source_uses(limited, 50, cursor=50))  # nothing more is read of it
+    check_epochs(source_uses(limited, 50, cursor=50))  # No further sample of it is read.
     check_epochs(source_uses(limited, 53, skipped=((10, 14), (90, 99))))
     with pytest.raises(DataError, match=r"read books 1\.02 times"):
         check_epochs(source_uses(limited, 53, skipped=((10, 12), (52, 60))))
@@ -136,8 +137,8 @@ def test_a_run_of_no_samples_uses_nothing(reader: BatchReader) -> None:
     assert "web 0.00% of the samples, 0 epochs" in uses_text(source_uses(reader, 0))
 
 
-def test_sources_of_one_name_are_told_apart_by_content(write_tokens: Callable[..., Path]) -> None:
-    """A source that left keeps its name, which another one may have now."""
+def test_sources_of_one_name_are_distinguished_by_content(write_tokens: Callable[..., Path]) -> None:
+    """A source that was removed keeps its name, which another source may have now."""
     left, now = StreamSource("web", 800, "a" * 32), StreamSource("web", 400, "b" * 32)
     dataset = open_dataset(write_tokens([range(400)], "now"), 4096)
     source = TrainingSource(now, dataset, SampleOrder(400, SEQ_LEN, seed=5), max_epochs=4.0)

@@ -1,4 +1,5 @@
-"""Mixtures: Webster's rule against seats given one by one, each source in its own order, and stages at any sample."""
+"""Mixtures: Webster's rule compared with seats given one by one, each source in its own order, and stages at any
+sample."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def test_quotas_of_long_runs_are_complete_and_monotone(weights: list[int], num_s
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> tuple[Mixture, int]:
-    """Draw a mixture of a few stages, and the end of the samples to look at."""
+    """Draw a mixture of a few stages, and the end of the samples to examine."""
     num_sources = draw(st.integers(1, 5))
     lengths = draw(st.lists(st.integers(1, 2 * BLOCK_SAMPLES), min_size=1, max_size=3))
     firsts = [0, *np.cumsum(lengths).tolist()]
@@ -60,7 +61,7 @@ def mixtures(draw: st.DrawFn) -> tuple[Mixture, int]:
 @settings(max_examples=40)
 @given(mixtures())
 def test_each_source_is_read_in_its_own_order_without_gaps(drawn: tuple[Mixture, int]) -> None:
-    """A source continues where it was, across stages too."""
+    """A source continues at its position, across stages too."""
     mixture, end = drawn
     sources, indices = mixture.places(np.arange(end))
     for source in range(mixture.num_sources):

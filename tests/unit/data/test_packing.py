@@ -1,4 +1,4 @@
-"""Packed samples: each label once, bins as full as best fit makes them, their file, and what is read of them."""
+"""Packed samples: each label once, bins as full as with best fit, their file, and reading it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.helpers.step_plans import step_plan
 
 SEQ_LEN = 16
 LENGTHS = (1, 5, 17, 3, 40, 16, 2, 1, 9, 33, 7, 18, 2)
-"""Of documents: without a label, of prime length, of one sample and one token more, of several samples."""
+"""Lengths of documents: without a label, prime, of one sample and one token more, of several samples."""
 
 
 def packed(lengths: Sequence[int], seq_len: int) -> PackedBlock:
@@ -38,7 +38,7 @@ def packed(lengths: Sequence[int], seq_len: int) -> PackedBlock:
 
 
 def by_hand(lengths: Sequence[int], capacity: int) -> list[int]:
-    """Return the bins of best fit decreasing, by looking at every bin for every item."""
+    """Return the bins of best fit decreasing, by comparing every bin for every item."""
     rooms: list[int] = []
     bins = [-1] * len(lengths)
     for item in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
@@ -77,7 +77,7 @@ def test_bins_are_as_full_as_best_fit_makes_them(lengths: list[int]) -> None:
         )
 
     assert len(set(found.tolist())) == len(set(expected))
-    # bins of the same room are equal choices, so only the multiset of rooms is determined
+    # Bins with the same remaining space are equal choices, so only the multiset of remaining spaces is determined.
     assert sorted(map(sum, loads(found.tolist()))) == sorted(map(sum, loads(expected)))
 
 
@@ -123,7 +123,7 @@ def test_packed_samples_hold_whole_documents_and_padding(dataset: IndexedDataset
     labels_seen = []
     for _, tokens, labels, documents in samples:
         real = [place for place, label in enumerate(labels) if label != IGNORED_LABEL]
-        assert real == list(range(len(real)))  # padding is at the end, in a document of its own
+        assert real == list(range(len(real)))  # Padding is at the end, in a separate document.
         assert len(set(documents[len(real) :])) <= 1
         assert not set(documents[len(real) :]) & set(documents[: len(real)])
         for place in real:
@@ -179,7 +179,7 @@ def patched(path: Path, change: Callable[[bytearray], object]) -> None:
     path.write_bytes(content)
 
 
-# name -> how the file is changed, and what its reader and `data verify` say
+# name -> how the file is changed, and the messages of its reader and of `data verify`
 DAMAGES: dict[str, tuple[Callable[[bytearray], object], str]] = {
     "cut off": (lambda content: content.__delitem__(slice(-8, None)), "its header describes"),
     "no header": (lambda content: content.__delitem__(slice(20, None)), "less than its header"),
@@ -220,7 +220,7 @@ def test_verify_names_the_byte_that_differs(dataset: IndexedDataset, place: int,
 
 
 def test_a_damaged_page_is_refused_when_it_is_read(write_tokens: Callable[..., Path]) -> None:
-    """Whatever bit is wrong: a sample that touches the page is refused, and all others are as before."""
+    """For any flipped bit: a sample that touches the page is refused, and all others are unchanged."""
     generator = np.random.default_rng(5)
     dataset = IndexedDataset(write_tokens([range(length) for length in generator.integers(1, 40, 500).tolist()]))
     write_bins(dataset, SEQ_LEN)

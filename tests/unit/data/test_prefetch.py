@@ -1,4 +1,4 @@
-"""The prefetcher: order, bounded look-ahead, errors in the consumer, and no thread left."""
+"""The prefetcher: order, bounded readahead, errors in the consumer, and no remaining thread."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_thread_reads_ahead_and_then_waits() -> None:
         return batch(plan)
 
     with Prefetcher(read_step, plans(), prefetch=2) as prefetcher:
-        # Two in the queue and one that waits for room in it: the thread cannot read a fourth before `next`.
+        # Two in the queue and one that waits for space in it: the thread cannot read a fourth before `next`.
         assert has_read_three.wait(DEADLINE_S)
         assert read == [0, 2, 6]
         assert prefetcher.next().cursor == 0
@@ -159,7 +159,7 @@ def test_reader_stops_at_an_error_and_keeps_raising_it() -> None:
     assert num_reads == 1
 
 
-def test_closing_lets_go_of_what_was_read() -> None:
+def test_closing_frees_the_blocks_that_were_read() -> None:
     held: list[weakref.ref[Marker]] = []
     has_read_three = threading.Event()
 
@@ -177,7 +177,7 @@ def test_closing_lets_go_of_what_was_read() -> None:
 
 
 class Marker:
-    """Takes the place of a micro-batch whose life is watched."""
+    """Replaces a micro-batch to observe when it is freed."""
 
 
 def test_read_that_does_not_return_is_abandoned_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -67,7 +67,7 @@ def local(tmp_path: Path) -> Path:
 
 
 def config_of(root: object, tmp_path: Path, **data: Any) -> Config:
-    """Return the configuration of a mixture whose files lie in `root`, a path or a URL."""
+    """Return the configuration of a mixture whose files are in `root`, a path or a URL."""
     cache = {"cache_directory": str(tmp_path / "cache"), "cache_bytes": 1 << 20, "cache_block_bytes": BLOCK_BYTES}
     return make_config(
         {
@@ -103,7 +103,7 @@ def test_remote_samples_are_those_of_the_local_files(
     store.upload(local)
     root, layout = (f"file://{local}" if is_file_url else store.root), Layout(dp_size=2)
     config, whole = config_of(root, tmp_path, packing=packing, balance="cost"), open_reader(at_local)
-    # each rank of a host opens the files for itself
+    # Each rank of a host opens the files by itself.
     readers = [open_reader(config) for _ in range(2)]
     assert [source.identity for reader in readers for source in reader.sources if source] == 2 * [
         source.identity for source in whole.sources if source
@@ -194,11 +194,11 @@ def test_fault_of_a_whole_object_ends_the_run(fault: str, local: Path, store: Wa
     FINAL[fault][0](store)
     with pytest.raises(DataError, match=FINAL[fault][1]) as caught:
         dataset.window(5000, 100)
-    # it is not a sample that could be replaced, and a second try would not help
+    # It is not a sample that could be replaced, and a second try would not help.
     assert not isinstance(caught.value, BadTokensError)
     assert str(caught.value).startswith(f"{store.root}/web.bin")
     assert len(store.ranges) == 1
-    # what was read before is of the version that was opened
+    # Earlier reads were of the version that was opened.
     assert dataset.window(0, 100).tolist() == cached
     if "changed" in fault:
         store.fault = lambda name: None
@@ -229,7 +229,7 @@ def test_unreachable_storage_is_no_bad_sample(local: Path, store: WatchedStore, 
     assert str(at.value).startswith(f"{store.root}/")
     assert len(store.ranges) == TRIES
 
-    # the rank raises the same error where the loader of its host has read
+    # The rank raises the same error if the loader of its host has read.
     host = replace(config, data=replace(config.data, bad_samples="refuse"))
     loader = loader_plan(reader, sample_stream(host, reader, ()), steps(layout, 1), layout, [0], host.data)
     ring_layout = RingLayout.of(loader)
@@ -307,7 +307,7 @@ def test_readahead_fetches_in_order_and_not_too_far(local: Path, store: WatchedS
     dataset = open_remote(store, tmp_path)
     store.ranges.clear()
     blocks = list(dataset.remote_blocks(0, NUM_TOKENS["web"]))
-    # steps 0 to 3 need no block, two, one of them again, and the others
+    # Steps 0 to 3 need no block, two, one of them again, and the others.
     coming = [[], [blocks[3], blocks[1]], [blocks[1]], blocks[4:9], blocks[9:]]
     ahead = Readahead(coming, num_blocks=1)
     for step, expected in ((None, [3]), (1, [3, 1]), (2, [3, 1, 4]), (3, [3, 1, 4, 5, 6, 7, 8, 9])):

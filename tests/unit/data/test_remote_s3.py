@@ -1,4 +1,5 @@
-"""Training data on an S3 server: requests that fail, are counted, and another content under the same name."""
+"""Training data on an S3 server: requests that fail, the number of requests, and changed content under the same
+name."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def test_tokens_on_s3_are_those_of_the_local_file(tmp_path: Path, monkeypatch: p
         dataset = IndexedDataset(url)
         fetch_together(dataset.remote_blocks(0, NUM_TOKENS))
         assert dataset.read_tokens(0, NUM_TOKENS).tolist() == expected.read_tokens(0, NUM_TOKENS).tolist()
-        # two of the reads were refused, and those whose look-ups were refused were repeated
+        # Two of the reads were refused, and those whose look-ups were refused were repeated.
         assert NUM_BLOCKS + 2 <= requests["GET", "corpus/web.bin"] <= NUM_BLOCKS + 4
 
         server.hook = lambda method, key: requests.update([(method, key)])

@@ -1,4 +1,4 @@
-"""The cost of samples by their documents, without reading tokens, and what a reader deals with it."""
+"""The cost of samples by their documents, without reading tokens, and how a reader assigns samples by it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = ((24, 1), (12, 2), (8, 3))
 
 @pytest.fixture(params=["none", "best_fit"])
 def config(request: pytest.FixtureRequest, write_tokens: Callable[..., Path]) -> Config:
-    """Two sources with documents of 1 to 60 tokens, cut at samples or packed."""
+    """Two sources with documents of 1 to 60 tokens, divided at samples or packed."""
     sources = {}
     for number, name in enumerate(("data_source", "data_source-2")):
         random = np.random.default_rng(number)
@@ -43,7 +43,7 @@ def config(request: pytest.FixtureRequest, write_tokens: Callable[..., Path]) ->
 
 
 def cost_by_hand(batch: MicroBatch, sample: int) -> int:
-    """Return the cost of a sample of a micro-batch that was read, document by document."""
+    """Return the cost of a sample of a micro-batch, computed document by document."""
     assert batch.document_SB is not None
     lengths = np.bincount(batch.document_SB[:, sample]).tolist()
     pairs = sum(

@@ -1,4 +1,4 @@
-"""Changes of the sample length: each token of an epoch is in one sample, and what was read before never changes."""
+"""Changes of the sample length: each token of an epoch is in one sample, and earlier samples never change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def label_tokens(found: list[list[Piece]]) -> list[int]:
 
 
 def check_epochs(order: SampleOrder, num_samples: int) -> None:
-    """Check that the samples fill epochs one after the other: each a range of consecutive tokens, each token once."""
+    """Check that the samples fill epochs one after another: each a range of consecutive tokens, each token once."""
     found = samples(order, 0, num_samples)
     lengths = order.lengths(np.arange(num_samples)).tolist()
     first = 0
@@ -79,7 +79,8 @@ def test_each_token_of_an_epoch_is_read_once(
 def test_order_with_lengths_is_pure(
     num_tokens: int, lengths: list[int], distances: list[int], cursors: list[int]
 ) -> None:
-    """Any lengths, also such that none divides another. Samples one by one, and in any order, are the same."""
+    """Any lengths, including lengths that do not divide each other. Samples one by one, and in any order, are the
+    same."""
     firsts = np.cumsum(distances).tolist()
     later = tuple(LengthChange(*one) for one in zip(firsts, lengths[1:], strict=False))
     order = SampleOrder(num_tokens, lengths[0], seed=3, later=later)
@@ -127,7 +128,7 @@ def test_a_part_is_a_share_of_the_whole_file() -> None:
 def test_epochs_follow_the_tokens(num_samples: int) -> None:
     plain = SampleOrder(104, 4, 1)  # 25 samples an epoch
     assert plain.epochs_after(num_samples) == num_samples / 25
-    # 10 samples of 4, then the rest of the epoch as 7 samples of 8 and one of 4, then 12 of 8 an epoch
+    # 10 samples of 4, then the rest of the epoch as 7 samples of 8 and one of 4, then 12 samples of 8 per epoch
     changed = plain.with_lengths([LengthChange(0, 4), LengthChange(10, 8)])
     expected = [0.4, 0.48, 0.96, 1.0, 1 + 1 / 12]
     assert [changed.epochs_after(number) for number in (10, 11, 17, 18, 19)] == pytest.approx(expected)

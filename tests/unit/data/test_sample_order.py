@@ -53,7 +53,7 @@ def test_an_index_goes_everywhere_about_equally_often() -> None:
 
 
 def test_neighbours_are_independent() -> None:
-    """Pairs of consecutive samples are as spread as those of a random permutation."""
+    """Pairs of consecutive samples are distributed as in a random permutation."""
     order = SampleOrder(num_tokens=10_001, seq_len=1, seed=1)
     starts = order.window_starts(np.arange(10_000))
     assert abs(np.corrcoef(starts[:-1], starts[1:])[0, 1]) < 0.05
@@ -74,7 +74,7 @@ def test_windows_of_an_epoch_tile_the_stream(num_windows: int, rest: int, seq_le
         starts = np.sort(order.window_starts(epoch * num_windows + np.arange(num_windows)))
         assert 0 <= starts[0] < seq_len
         assert np.array_equal(np.diff(starts), np.full(num_windows - 1, seq_len))
-        assert starts[-1] + seq_len + 1 <= num_tokens  # the last label is inside the stream
+        assert starts[-1] + seq_len + 1 <= num_tokens  # The last label is within the stream.
 
 
 def test_epochs_and_seeds_differ_in_order_and_offset() -> None:
@@ -99,7 +99,7 @@ def test_order_is_pure() -> None:
 
 
 def test_order_is_frozen() -> None:
-    """These numbers are as good as part of a checkpoint: another order would change what a resumed run reads."""
+    """These numbers are effectively part of a checkpoint: another order would change what a resumed run reads."""
     order = SampleOrder(num_tokens=1000, seq_len=10, seed=1234)
     cursors = [0, 1, 2, 98, 99, 10**15]
     assert order.window_starts(np.array(cursors)).tolist() == [162, 532, 292, 242, 767, 545]
@@ -107,7 +107,7 @@ def test_order_is_frozen() -> None:
 
 
 def in_plain_python(cursor: int, num_tokens: int, seq_len: int, seed: int) -> int:
-    """The same order without numpy, one cursor at a time, in integers of any size."""
+    """Compute the same order without numpy, one cursor at a time, in integers of any size."""
 
     def mix(word: int) -> int:
         word = (word + 0x9E3779B97F4A7C15) % 2**64

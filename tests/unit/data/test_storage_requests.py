@@ -1,4 +1,4 @@
-"""Requests at the same time: results in order, errors of a request, and a machine without threads."""
+"""Concurrent requests: results in order, errors of a request, and a machine without threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_requests_have_their_results_in_order() -> None:
     meeting = threading.Barrier(3)
 
     def request(item: int) -> int:
-        meeting.wait()  # each needs the others to run
+        meeting.wait()  # Each request needs the others to run.
         return item * item
 
     assert side_by_side(request, [3, 1, 2]) == [9, 1, 4]

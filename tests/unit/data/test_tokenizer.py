@@ -1,4 +1,4 @@
-"""The tokenizer: lossless, deterministic, takes special tokens in the text as text, and is safe to fork."""
+"""The tokenizer: lossless, deterministic, treats special tokens in the text as text, and is safe to fork."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_bad_tokenizer_files_are_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A tokenizer.json whose end of a document has a name that no known model uses."""
+    """A tokenizer.json whose end-of-document token has a name that no known model uses."""
     path = tmp_path / "tokenizer.json"
     train_tokenizer(TEXTS, 300).save(path)
     path.write_text(path.read_text().replace(END_OF_DOCUMENT, "<|stop|>"))
@@ -118,7 +118,7 @@ def test_unknown_end_of_documents_is_refused_where_needed(odd: Path) -> None:
 
 
 END_ID = 0
-"""The one that a trained tokenizer gives its first special token."""
+"""The id of the first special token of a trained tokenizer."""
 
 
 ENDS: list[tuple[str, dict[str, object], str]] = [

@@ -1,4 +1,4 @@
-"""Where blocks are tokenized: in threads of this process, or in processes of their own."""
+"""The place of tokenization: in threads of this process, or in separate processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def block(number: int) -> DocumentBlock:
 
 
 def test_threads_encode_at_the_same_time_in_one_process(source: TokenizerSource) -> None:
-    """A thread that encodes waits for another one that does."""
+    """A thread that encodes waits for another thread that does."""
     tokenizer = source.load()
     meet, encode = threading.Barrier(2, timeout=DEADLINE_S), tokenizer.encode_batch
     names: Counter[str] = Counter()
@@ -96,7 +96,8 @@ def test_default_workers_follow_text_and_cores(source: TokenizerSource) -> None:
 
 @pytest.mark.parametrize("kind", ["tokenizers", "sentencepiece"])
 def test_encoder_in_threads_releases_the_lock(kind: str, source: TokenizerSource, tmp_path: Path) -> None:
-    """A thread that waits for the lock gets it while another one encodes, and no later: nothing else takes it away."""
+    """A thread that waits for the lock gets it while another thread encodes, and only then: no other code releases
+    it."""
     path = source.path
     if kind == "sentencepiece":
         path = tmp_path / "tokenizer.model"

@@ -1,4 +1,4 @@
-"""Work in threads and processes: the order of results, how much is in work, and what ends when something fails."""
+"""Work in threads and processes: the order of results, the number of items in progress, and the end after a failure."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_process_that_ends_is_named_with_the_hint(how: Callable[[], object], t
 
 
 def test_a_process_that_cannot_start_is_named_with_the_hint() -> None:
-    """Out of open files here; out of processes is another OSError of the same call."""
+    """Here, out of open files; out of processes is another OSError of the same call."""
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -130,12 +130,12 @@ def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
     def blocks() -> Iterator[int]:
         yield 0
-        with path.open("rb"):  # waits until the process has opened it
+        with path.open("rb"):  # Waits until the process has opened it.
             kill_self(signal.SIGKILL)
 
     def be_killed() -> None:
         list(processes(partial(hold, path), blocks(), NUM_WORKERS))
 
     assert in_child(be_killed) == -signal.SIGKILL
-    assert os.read(held, 1) == b""  # the end of file comes when no process has the pipe
+    assert os.read(held, 1) == b""  # The end of file arrives when no process has the pipe open.
     os.close(held)

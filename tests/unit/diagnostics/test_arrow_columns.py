@@ -107,7 +107,7 @@ def test_name_of_a_newer_program_is_distinguished() -> None:
     assert from_arrow(Values, newer).kind.tolist() == [StepValue.LOSS, NOT_KNOWN]
 
 
-def test_text_that_is_not_unicode_is_mended() -> None:
+def test_text_that_is_not_unicode_is_repaired() -> None:
     table = from_columns(
         LogLines,
         {

@@ -51,7 +51,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 
 @pytest.fixture(autouse=True)
 def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the server look often whether it is being stopped."""
+    """Let the server check often whether it is being stopped."""
     monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 
@@ -93,7 +93,7 @@ def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: Etc
             assert sender.flush(DEADLINE_S)
             wait_until(lambda: "3 rows rejected: out-of-range" in second.log, "the complaint")
             assert "skipped" in second.log  # the record of round 4, which is invalid
-            wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it tells")
+            wait_until(lambda: written_state(run) == ({"out-of-range": 3}, ("host-1",)), "the state that it reports")
             record = daemon_record(client)
             assert record is not None
             assert second.end() == ExitCode.OK

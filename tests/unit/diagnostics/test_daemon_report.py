@@ -90,7 +90,7 @@ def test_changes_are_reported_at_once_other_values_periodically(etcd: Etcd) -> N
     statistics.count_stream(1, "host-2")
     assert not writer.write(NOW_S + 8)
     etcd.is_away = False
-    assert writer.write(NOW_S + 9), "what was not written is written later"
+    assert writer.write(NOW_S + 9), "unwritten output is written later"
     assert etcd.written[-1].num_away_hosts == 0
 
 

@@ -31,7 +31,7 @@ def supervisor(nvml: FakeNvml) -> Iterator[DeviceSupervisor]:
 
 
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_reported_and_heard_again(tmp_path: Path) -> None:
+def test_a_hanging_driver_is_reported_until_it_responds(tmp_path: Path) -> None:
     nvml = fake_nvml(tmp_path)
     with supervisor(nvml) as running:
         devices = HostDevices("host-1", None, running)

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Sequence[Step], DeviceProblemKind | None, str]] = {
     "an Xid of the hardware": (
         [xid(79)], FAILING, r"GPU 3 .* \(rank 0\) reported Xid 79, the GPU has fallen off the bus: evict the host",
     ),
-    "an Xid that was mended": ([xid(94)], DEGRADED, "Xid 94"),
+    "an Xid that the GPU driver handled": ([xid(94)], DEGRADED, "Xid 94"),
     "an Xid of a program": ([xid(31), xid(43), xid(45)], None, ""),
     "the driver of all GPUs": ([GPU, DriverReading("nvml", error="no answer")], SILENT, "of host-2: no answer"),
     "the driver answers again": ([DriverReading("nvml", error="no answer"), GPU], None, ""),

@@ -1,4 +1,4 @@
-"""Which rows of a batch are admitted: each rule refuses its rows, counts them, and affects no others."""
+"""The rows of a batch that are admitted: each rule refuses its rows, counts them, and affects no others."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @pytest.fixture(autouse=True)
 def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the server look often whether it is being stopped."""
+    """Let the server check often whether it is being stopped."""
     monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 

@@ -42,13 +42,13 @@ with RunningCollector(Path(sys.argv[1])) as collector:
 
 @pytest.fixture(autouse=True)
 def prompt_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the server look often whether it is being stopped."""
+    """Let the server check often whether it is being stopped."""
     monkeypatch.setattr(event_server, "_ACCEPT_S", 0.02)
 
 
 @contextmanager
 def served(events: Path) -> Iterator[tuple[subprocess.Popen[str], DaemonRecord]]:
-    """Run a collector in a process of its own."""
+    """Run a collector in a separate process."""
     command = [sys.executable, "-c", SERVE, str(events)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -106,12 +106,12 @@ def test_a_greeting_of_400_mib_takes_no_memory(tmp_path: Path, greet: Callable[[
         greet(record)
         with Sender("host-1", FixedDaemon(record), None) as sender:
             sender.send(Spans, span_rows(10))
-            assert sender.flush(DEADLINE_S), "the daemon serves on"
+            assert sender.flush(DEADLINE_S), "the daemon continues to serve"
         assert peak_bytes(process.pid) - before < MOST_GROWTH_BYTES
 
 
 @pytest.mark.slow
-def test_strangers_that_say_nothing_keep_no_host_out(tmp_path: Path) -> None:
+def test_silent_connections_do_not_block_a_host(tmp_path: Path) -> None:
     """Ten times as many strangers as allowed connect; each new one disconnects the oldest."""
     with RunningCollector(tmp_path / "events") as collector, ExitStack() as opened:
         address = ("127.0.0.1", collector.server.port)

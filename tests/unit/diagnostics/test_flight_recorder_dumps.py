@@ -90,7 +90,7 @@ def test_analyser_of_torch_names_the_same_rank(tmp_path: Path, capsys: pytest.Ca
         with suppress(SystemExit):
             fr_trace.main(["-p", "nccl_trace_rank_", str(tmp_path)])
     finally:
-        gc.enable()  # torch's loader of dumps disables it for good
+        gc.enable()  # torch's loader of dumps disables it permanently.
     output = "".join(capsys.readouterr())
     missing = re.search(r"missing ranks: \{([\d, ]+)\}", output)
     assert missing is not None, output

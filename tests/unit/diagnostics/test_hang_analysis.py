@@ -84,7 +84,7 @@ def test_late_rank_of_12288_is_found() -> None:
     letters = rank_letters(roster.layout, [7001], [], finding.silent, finding.waiting)
     assert letters.count("X") == 1
     lines = grid_lines(roster.layout, letters)
-    assert len(lines) <= 4, "replicas that look alike are one line"
+    assert len(lines) <= 4, "equal replicas are one line"
     assert any("dp 107" in line and "wXwwwwww" in line for line in lines)
 
 
@@ -151,7 +151,7 @@ def test_positions_come_from_the_newest_exchange_of_each_group() -> None:
     rows.append({"rank": 1, "group": TP, "collective": 8, "operation": Operation.TP_ALL_GATHER.number, "step": 4})
     rows.append({"rank": 1, "operation": Operation.DATA_WAIT.number, "duration_ns": NO_DURATION, "step": 4})
     rows.append({"rank": 1, "group": DP, "collective": 77, "round": 2})
-    rows.append({"rank": 1, "group": 63, "collective": 5})  # a group that is not in its table
+    rows.append({"rank": 1, "group": 63, "collective": 5})  # A group that its table does not contain.
     found = activities_of_spans(make_spans(rows), roster)
 
     assert found[0].positions == {key(roster, 0, DP): Position(5, 4), key(roster, 0, TP): Position(9, 9)}

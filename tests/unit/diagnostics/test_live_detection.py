@@ -54,7 +54,7 @@ def test_rank_with_more_microbatches_is_no_straggler() -> None:
 
 
 def test_host_that_waits_for_its_loader_is_not_slow() -> None:
-    """Its finding names the data, for which no host is replaced; reads that nobody waits for are no finding."""
+    """Its finding names the data, for which no host is replaced; reads that no rank waits for are not a finding."""
     for wait_s in (0.0, 0.5):
         job = SyntheticJob(LAYOUT, ranks_per_host=2, data_s={2: wait_s, 3: wait_s})
         live, read_s = LiveDetection(job.roster(), Thresholds()), np.where(np.arange(8) == 2, 0.9, 0.0)
@@ -68,7 +68,7 @@ def test_host_that_waits_for_its_loader_is_not_slow() -> None:
         assert max(found.host_scores.values()) < found.thresholds.score
 
 
-def test_silent_rank_is_reported_and_spoils_no_score() -> None:
+def test_silent_rank_is_reported_and_changes_no_score() -> None:
     job = SyntheticJob(LAYOUT)
     live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
     for step in range(30):

@@ -145,7 +145,7 @@ def test_search_that_cannot_match_is_an_error(place: str, capsys: pytest.Capture
 def test_culprit_of_the_incident_is_the_root() -> None:
     # rank 3 was killed without output, rank 2 was killed with the round: the logs alone would blame rank 0
     lines = log_lines([(0, 11, LOST), (1, 12, LOST), (2, 1, "step 1"), (3, 1, "step 1")])
-    assert classify_logs(lines, ROSTER).culprit.hosts == ("host-0",), "the case in which they do"
+    assert classify_logs(lines, ROSTER).culprit.hosts == ("host-0",), "the case in which they blame it"
     recorded = Culprit((3,), ("host-1",), "rank 3 was killed by SIGKILL (9)", action="restart", incident="20260101-1",
                        kind=IncidentKind.FAILURE)  # fmt: skip
     found = classify_logs(lines, ROSTER, recorded)

@@ -96,10 +96,10 @@ def test_limit_counts_rows_and_texts_that_rows_share(
     assert "its rows unpack to" in problem
     if kind is Spans:  # a million log lines would be too large for an answer
         monkeypatch.setattr(parquet_limits, "MAX_PLAIN_BYTES", 2 << 30)
-        assert num_rows(StoredEvents(events).read(kind)) == 1, "all alike, so one row: it can be read"
+        assert num_rows(StoredEvents(events).read(kind)) == 1, "all equal, so one row: it can be read"
 
 
-def test_an_answer_has_a_limit_whatever_its_files_promise(tmp_path: Path) -> None:
+def test_answer_is_limited_whatever_its_files_state(tmp_path: Path) -> None:
     write_bomb(tmp_path / "events", Spans, 1)
     stored = StoredEvents(tmp_path / "events", memory_limit_bytes=100_000_000)
     with pytest.raises(DataError, match="the answer has more than 50 MB; ask for fewer steps or ranks"):
@@ -117,7 +117,7 @@ def test_long_footer_is_not_read(tmp_path: Path) -> None:
 
 
 def lying_page(path: Path) -> None:
-    """Overwrite the header of the first page: it now unpacks to 2 GB, other than in the footer."""
+    """Overwrite the header of the first page: it now states an unpacked size of 2 GB, unlike the footer."""
     content = bytearray(path.read_bytes())
     place = pq.read_metadata(path).row_group(0).column(0).data_page_offset
     # field 1 (type 0), then field 2 as a zigzag varint: overwrite both lengths and the rest of the header
@@ -127,7 +127,7 @@ def lying_page(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_trace", [False, True])
-def test_a_page_that_says_more_than_the_footer_is_not_unpacked(tmp_path: Path, is_trace: bool) -> None:
+def test_page_with_a_larger_size_than_the_footer_is_refused(tmp_path: Path, is_trace: bool) -> None:
     message = "its rows unpack to 2048 MiB or more; at most 512 MiB are read"
     if is_trace:
         path = tmp_path / "trace.parquet"
@@ -148,7 +148,7 @@ def test_heads_of_pages_agree_with_footers(tmp_path: Path) -> None:
     metadata = pq.read_metadata(path)
     reported = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     with path.open("rb") as file:
-        assert 0 < sum(unpacked_bytes(file, metadata)) <= reported, "footers count heads, too"
+        assert 0 < sum(unpacked_bytes(file, metadata)) <= reported, "footers with head counts, too"
     plain = pa.table([np.arange(10_000)], schema=pa.schema([pa.field("a", pa.int64(), nullable=False)]))
     pq.write_table(plain, tmp_path / "plain.parquet", use_dictionary=False, data_page_size=8192)
     with (tmp_path / "plain.parquet").open("rb") as file:

@@ -64,13 +64,13 @@ def test_place_without_events_is_an_error(run: Path) -> None:
 def test_place_may_be_omitted_for_the_only_run(run: Path) -> None:
     assert num_rows(open_source(parsed()).read(StepTotals)) == 12
     (run.parent / "other" / "events").mkdir(parents=True)
-    with pytest.raises(UsageError, match="which run\\? There are runs/demo and runs/other; name one of them"):
+    with pytest.raises(UsageError, match="no run is named, and there are runs/demo and runs/other; name one of them"):
         open_source(parsed())
 
 
 def test_place_cannot_be_omitted_without_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NotFoundError, match="which run\\? There is none below runs/"):
+    with pytest.raises(NotFoundError, match="no run is named, and there is none below runs/"):
         open_source(parsed())
 
 

@@ -121,7 +121,7 @@ def test_alerts_and_dashboards_name_series_that_we_expose() -> None:
 
 @contextmanager
 def prometheus(directory: Path, hosts: int, job: int) -> Iterator[str]:
-    """Start Prometheus with our alerts on two ports of ours; yield its address."""
+    """Start Prometheus with our alerts on two of our ports; yield its address."""
     (port,) = free_ports(1)
     (directory / "token").write_text(TOKEN)
     shutil.copy(RULES / "alerts.yaml", directory)

@@ -1,4 +1,4 @@
-"""Rows of a round that has not begun yet wait for it, and end no round."""
+"""Rows of a later round wait until it begins; they do not end the current round."""
 
 from __future__ import annotations
 

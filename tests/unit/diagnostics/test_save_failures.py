@@ -11,7 +11,7 @@ from tests.helpers.launched_job import make_snapshot, make_status
 
 
 def poll(failed: tuple[int | None, ...]) -> EtcdPoll:
-    """Return what was read of hosts with these numbers of failures in a row.
+    """Return a poll of hosts with these numbers of consecutive failures.
 
     None: a host without a report about saves. No hosts: nothing was read.
     """

@@ -63,7 +63,7 @@ def test_files_of_an_hour_become_one_with_the_same_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(events.read(StepTotals).sum_ns, expected.sum_ns)
     assert events.problems() == ()
     table = pq.read_table(merged)
-    assert table.num_rows == num_rows(expected), "rows that came twice are gone"
+    assert table.num_rows == num_rows(expected), "repeated rows are removed"
     places = list(zip(*(table.column(name).to_pylist() for name in ("operation", "step", "rank")), strict=True))
     names = ["forward-compute", "backward-compute", "grads-reduce-scatter"]
     assert list(dict.fromkeys(name for name, _, _ in places)) == names

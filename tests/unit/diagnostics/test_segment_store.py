@@ -148,7 +148,7 @@ def test_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         SegmentStore(tmp_path / "file" / "events")
 
 
-def test_batch_of_another_form_is_refused_and_spoils_nothing(tmp_path: Path) -> None:
+def test_batch_of_another_form_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     good = to_arrow(step_totals(range(1), range(1)))
     without_values = pa.RecordBatch.from_arrays(
         [pa.array([1, None], column.type) for column in good.columns], names=good.schema.names

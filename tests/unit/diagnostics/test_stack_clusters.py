@@ -74,7 +74,7 @@ def test_the_smallest_group_that_holds_all_outliers() -> None:
         assert found is not None, odd
         assert (found.kind, len(found.ranks)) == (kind, num_ranks), odd
         assert set(odd) <= set(found.ranks)
-    assert smallest_group((0, 15), ranks) is None, "only the whole job has both"
+    assert smallest_group((0, 15), ranks) is None, "only the group of the whole job has both"
 
 
 def test_a_rank_without_a_dump_is_an_outlier() -> None:

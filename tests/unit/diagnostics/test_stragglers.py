@@ -245,7 +245,7 @@ def test_slow_link_of_some_groups_is_certain() -> None:
     live, _ = watch(job, 70, slow)
     (finding,) = live.assessment.findings
     assert finding.cause is Cause.NETWORK
-    assert finding.hosts == ("host-2", "host-3")  # stage 1 lies on both, and no other group does
+    assert finding.hosts == ("host-2", "host-3")  # Stage 1 is on both hosts, and no other group is.
     job = SyntheticJob(Layout(dp_size=2, pp_size=4), ranks_per_host=2)
     live, _ = watch(job, 70, slow)
     (finding,) = live.assessment.findings

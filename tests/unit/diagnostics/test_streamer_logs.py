@@ -72,7 +72,7 @@ def test_restarted_tail_continues_at_its_position(path: Path) -> None:
     assert lines_of(again.poll(0)) + lines_of(again.poll(0)) == [(13, "half"), (17, "new")]
     again.close()
     gone = LogTail(path, "host-1", 3, 7, LogPosition(inode=12345, offset=10, before=100))
-    assert lines_of(gone.poll(0)) == [(114, "new")], "places go on although the file is gone"
+    assert lines_of(gone.poll(0)) == [(114, "new")], "offsets continue although the file is gone"
     gone.close()
 
 

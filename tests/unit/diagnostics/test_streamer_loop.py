@@ -143,7 +143,7 @@ def test_rows_and_lines_are_sent_when_many_or_old(host: StreamedHost) -> None:
     take_steps(first, range(3))
     take_steps(second, range(3))
     streamer.poll(LONG_S)
-    assert taken.tables == {}, "neither many rows nor old ones"
+    assert taken.tables == {}, "neither many nor old rows"
     streamer.poll(LONG_S + 1.1)
     assert taken.all(Ranks).rank.tolist() == [0, 1], "a machine may be several hosts"
     totals = taken.all(StepTotals)
@@ -154,7 +154,7 @@ def test_rows_and_lines_are_sent_when_many_or_old(host: StreamedHost) -> None:
     assert taken.all(LogLines).line.tolist() == ["hello"]
     take_steps(first, range(3, 120))
     streamer.poll(LONG_S + 1.2)
-    assert num_rows(taken.all(Values)) == 6, "fewer than 512 rows, and young"
+    assert num_rows(taken.all(Values)) == 6, "fewer than 512 rows, all recent"
     take_steps(second, range(3, 170))
     streamer.poll(LONG_S + 1.3)
     streamer.poll(LONG_S + 2.4)
@@ -193,7 +193,7 @@ def test_restarted_streamer_continues_at_its_positions(host: StreamedHost) -> No
     again.poll(LONG_S)
     again.end()
     steps = taken.all(Values).step.tolist()
-    assert steps == [3, 4, 5, 6, 7], "from the span that was open on: what comes twice is known by its number"
+    assert steps == [3, 4, 5, 6, 7], "from the open span on: repeated records are recognized by their number"
     assert Operation.CHECKPOINT.number in taken.all(Spans).operation
     assert taken.all(Ranks).rank.tolist() == [0]
 

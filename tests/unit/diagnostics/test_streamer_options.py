@@ -1,4 +1,4 @@
-"""Options of [diagnostics] take effect in the streamer: its page of metrics says what it reads and what it keeps."""
+"""Options of [diagnostics] take effect in the streamer: its page of metrics shows what it reads and keeps."""
 
 from __future__ import annotations
 

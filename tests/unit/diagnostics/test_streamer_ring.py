@@ -72,7 +72,7 @@ def test_each_record_is_returned_once_after_its_end(open_box: OpenBox) -> None:
         with recorder.span(FORWARD):
             other = recorder.begin(Operation.GRADS_REDUCE_SCATTER)
         assert numbers(tail) == [2]
-        assert tail.done == 0, "a new life of the streamer must see the first again"
+        assert tail.done == 0, "a restarted streamer must read the first again"
         recorder.end(other)
         recorder.end(recorder.begin(FORWARD))
         assert numbers(tail) == [3, 4]
@@ -93,7 +93,7 @@ def test_overwritten_records_are_counted(open_box: OpenBox) -> None:
             recorder.end(recorder.begin(FORWARD))
         polled = poll(tail)
         assert [int(number) for number in polled.ended["sequence"]] == list(range(26, 42))
-        assert polled.num_lost == 25, "24 that were never read, and one that was open when it was overwritten"
+        assert polled.num_lost == 25, "24 unread records, and one that was open when it was overwritten"
         recorder.end(hanging)
         assert poll(tail).num_lost == 0
 
@@ -306,6 +306,6 @@ def test_impossible_records_are_left_out_and_counted(open_box: OpenBox) -> None:
     assert isinstance(found[Spans], Spans)
     assert found[Spans].sequence.tolist() == [5]
     assert isinstance(found[Values], Values)
-    assert np.isnan(found[Values].value).tolist() == [True], "no number is news, not nonsense"
+    assert np.isnan(found[Values].value).tolist() == [True], "a missing number is a change, not an error"
     assert tail.num_invalid == 3
     tail.close()

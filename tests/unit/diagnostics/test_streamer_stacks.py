@@ -60,7 +60,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Return a function that starts a Python program, ready when it says so; all are ended after the test."""
+    """Return a function that starts a Python program, and waits until it reports that it is ready; all are ended after
+    the test."""
     started: list[subprocess.Popen[str]] = []
 
     def run(program: str, *arguments: str) -> subprocess.Popen[str]:

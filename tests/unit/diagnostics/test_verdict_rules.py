@@ -1,4 +1,4 @@
-"""Which findings become verdicts. Pure functions: no I/O and no clock."""
+"""The findings that become verdicts. Pure functions: no I/O and no clock."""
 
 from __future__ import annotations
 

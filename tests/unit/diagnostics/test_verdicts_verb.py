@@ -26,7 +26,9 @@ VERDICT = HostVerdict(
     "20271121-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",),
     (4, 5), ("its forward takes 1.3 x its peers'", "it is the last at every reduce-scatter"), 10, 20, 0.5, 0.1,
 )  # fmt: skip
-OUTCOME = VerdictOutcome("20271121-1", OutcomeKind.DECLINED, "it does not pay", "host-1", 1001.0, gain_s=5, cost_s=9)
+OUTCOME = VerdictOutcome(
+    "20271121-1", OutcomeKind.DECLINED, "the gain is less than the cost", "host-1", 1001.0, gain_s=5, cost_s=9
+)
 CASE = VerdictWithOutcome(VERDICT.verdict_id, VERDICT, OUTCOME)
 
 
@@ -56,12 +58,17 @@ def test_the_audit_is_read_where_etcd_is_gone(run_directory: Path, capsys: pytes
 def test_text_of_one_verdict(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diag", "verdicts", str(run_directory), "--id", "20271121-1"]) == 0
     reported = capsys.readouterr().out
-    for text in ("straggler, compute, confidence high", "host-2; ranks 4-5", "it does not pay", "gain 5 s, cost 9 s"):
+    for text in (
+        "straggler, compute, confidence high",
+        "host-2; ranks 4-5",
+        "the gain is less than the cost",
+        "gain 5 s, cost 9 s",
+    ):
         assert text in reported
     assert "  1. its forward takes 1.3 x its peers'" in reported
 
 
-def test_a_run_without_any_verdict_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_verdict_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "incidents").mkdir()
     assert main(["diag", "verdicts", "--job", str(tmp_path)]) == 0
     assert ": 0 verdicts" in capsys.readouterr().out

@@ -143,7 +143,7 @@ UNEQUAL = [
 
 
 @pytest.mark.parametrize(("table", "message"), UNEQUAL)
-def test_unequal_replicas_are_told_from_lost_rows(table: OperationTable, message: str) -> None:
+def test_unequal_replicas_are_distinguished_from_lost_rows(table: OperationTable, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make_model(table, JOB.shape)
 

@@ -141,7 +141,7 @@ def test_tensor_parallel_ranks_may_be_apart(name: str, behind_s: float) -> None:
 
 
 def test_v_shaped_schedule_is_refused() -> None:
-    """Of two chunks the last stage passes the first one on to its second one without a message."""
+    """Of two chunks, the last stage passes the output of the first one to its second one without a message."""
     table, job = recorded(PipelineJob(pp_size=2, dp_size=2, num_chunks=2))
     spans = recorded_spans(table, job.shape)
     of_turn = (spans.rank >= 2) & (spans.chunk == 0) & (spans.operation == Operation.FORWARD_SEND.number)
@@ -197,7 +197,7 @@ def test_without_a_full_step_the_way_to_one_is_reported() -> None:
 
 
 def stored(name: str, run: Path) -> Path:
-    """Put the events of a job in a run directory, and return that."""
+    """Write the events of a job to a run directory, and return it."""
     table, job = recorded(JOBS[name])
     (run / "events").mkdir(parents=True)
     with SegmentStore(run / "events") as store:

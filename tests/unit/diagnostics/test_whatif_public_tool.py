@@ -17,7 +17,7 @@ from tests.helpers.whatif_figures import count_figures, differences, figures_pri
 COMMITTED = {"ST": ROOT / "tests/golden/public_trace_st"}
 GOLDEN = json.loads((ROOT / "tests/golden/whatif_made_jobs.json").read_text())["jobs"]
 TOLERANCE = 1e-5
-"""The public tool computes with 32 bits; the issue asks for 1e-3."""
+"""The public tool computes with 32 bits; the required tolerance is 1e-3."""
 
 
 @pytest.mark.parametrize("name", ["ST", "SE"])
@@ -68,7 +68,7 @@ def test_made_traces_have_what_public_ones_lack() -> None:
 
 
 def made_job(reported: dict[str, Any]) -> PipelineJob:
-    """Return a job of the golden file, which has slow cells as lists, because keys in JSON are strings."""
+    """Return the job of the golden file, which has slow cells as lists, because keys in JSON are strings."""
     slow_cells = {(dp, stage): factor for dp, stage, factor in reported.get("slow_cells", [])}
     others = {name: dict(reported[name]) for name in ("slow_stages", "slow_dp_ranks") if name in reported}
     return PipelineJob(**{**reported, **others, "slow_cells": slow_cells})

@@ -1,4 +1,4 @@
-"""How long workers may outlive their host's lease, as tables; the driver always waits longer than that."""
+"""The time for which workers may outlive their host's lease, in tables; the driver always waits longer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PROGRESS = Progress(
 
 
 DEADLINES = [
-    (0.0, 5.0, 475.0, 540.0),  # the floor; and nine tenths of recovery.join_timeout_s
+    (0.0, 5.0, 475.0, 540.0),  # the minimum; and nine tenths of recovery.join_timeout_s
     (0.1, 5.0, 475.0, 540.0),
     (5.0, 15.0, 475.0, 540.0),
     (60.0, 180.0, 475.0, 540.0),
-    (600.0, 1800.0, 3600.0, 3665.0),  # two silences and a save take longer than hosts are waited for
+    (600.0, 1800.0, 3600.0, 3665.0),  # Two silence limits and a save take longer than the wait for hosts.
 ]
 """Interval, and the limits of silence, save and end: seconds."""
 
@@ -50,9 +50,9 @@ def test_deadlines_follow_from_the_interval() -> None:
 
 
 DECISIONS = [
-    (-1.0, StepSilence(900.0), FenceAction.GO_ON, ""),  # the driver will deal with it
+    (-1.0, StepSilence(900.0), FenceAction.GO_ON, ""),  # The driver will handle it.
     (0.0, StepSilence(900.0), FenceAction.GO_ON, ""),
-    (400.0, StepSilence(0.1), FenceAction.GO_ON, ""),  # completed steps count, whatever the state of etcd
+    (400.0, StepSilence(0.1), FenceAction.GO_ON, ""),  # Completed steps count, whatever the state of etcd.
     (0.1, StepSilence(5.1), FenceAction.STOP, "no step was completed for 5.1 s (limit 5.0 s)"),
     (29.0, StepSilence(None), FenceAction.GO_ON, ""),
     (31.0, StepSilence(None), FenceAction.STOP, "no step of this round was completed (limit 30.0 s)"),
@@ -95,7 +95,7 @@ def test_silence_of_a_host_is_that_of_its_slowest_rank() -> None:
 def test_the_interval_of_a_rank() -> None:
     cases: list[tuple[dict[str, int], float | None]] = [
         ({}, None),
-        ({"last_step_ns": 3 * S}, 3.0),  # the first step stands in for the median
+        ({"last_step_ns": 3 * S}, 3.0),  # The first step is used as the median.
         ({"last_step_ns": 3 * S, "median_step_ns": S}, 1.0),
         ({"median_step_ns": S, "longest_checkpoint_ns": S // 2}, 1.0),
         ({"median_step_ns": S, "longest_checkpoint_ns": 4 * S, "longest_evaluation_ns": 5 * S}, 5.0),
@@ -142,14 +142,15 @@ def check_workers_end_before_the_driver_goes_on(
     step_s: float, lag: float, stuck_ago_s: float, host: float, driver: float, ttl_s: float, grace_s: float,
     join_s: float, stop_s: float,
 ) -> None:  # fmt: skip
-    """Real time 0 is the end of the lease in etcd; the others got stuck in a step that this host yet completes."""
+    """Real time 0 is the end of the lease in etcd; the other hosts are stuck in a step that this host still
+    completes."""
     rule = FenceRule(lease_ttl_s=ttl_s, floor_s=5.0, join_timeout_s=join_s, save_grace_s=grace_s)
     published_s = rule.interval_to_publish(0.0, step_s) or 0.0
     published_stop_s = rule.stop_to_publish(0.0, stop_s) or 0.0
     limits = rule.deadlines(published_s, published_stop_s)
     stuck = -stuck_ago_s
     completed = stuck + (1.0 + lag) * step_s  # its last step, in real time
-    # by its own clock the lease has ended, at the latest, when etcd's TTL is over by a clock that is slower
+    # By its own clock the lease has ended, at the latest, when etcd's TTL is over by a slower clock.
     lease_over = max(0.0, ttl_s * (1 / host - 1))
     stopped = min(max(lease_over, completed + limits.silent_s / host), lease_over + limits.end_s / host)
     waited_until = rule.workers_gone_at(
@@ -164,14 +165,14 @@ def check_workers_end_before_the_driver_goes_on(
     )  # fmt: skip
     assert alone / driver >= lease_over + limits.end_s / host + REACTION_S - 1e-6
     assert waited_until <= alone + 1.0
-    # no longer than the slowest clock of the host requires
+    # not longer than the slowest clock of the host requires
     assert alone <= (CLOCK_RATE - 1.0) * ttl_s + CLOCK_RATE * (limits.end_s + REACTION_S) + 1e-6
 
 
 def test_a_longer_stop_is_reported_where_the_grace_is_short() -> None:
     raised = {
         (0.0, 0.5): None,
-        (0.0, 40.0): None,  # runtime.save_grace_s=60 leaves half as much again
+        (0.0, 40.0): None,  # runtime.save_grace_s=60 leaves half of that in addition
         (0.0, 41.0): 82.0,
         (82.0, 54.0): None,
         (82.0, 55.0): 110.0,

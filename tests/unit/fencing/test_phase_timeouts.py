@@ -1,4 +1,4 @@
-"""When ranks without progress count as stalled: tables."""
+"""The time after which ranks without progress count as stalled, in tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASE_TIMEOUTS = PhaseTimeouts(init_s=300, first_step_s=600, checkpoint_s=400, e
 def progress(
     phase: Phase = Phase.STEP, *, median_s: float | None = 0.1, last_s: float | None = 0.1, since_s: float = 0
 ) -> Progress:
-    """Return the progress of a rank that entered its phase and did nothing since."""
+    """Return the progress of a rank that entered its phase and has done nothing since."""
 
     def ns(seconds: float | None) -> int | None:
         return None if seconds is None else int(seconds * S)
@@ -34,10 +34,10 @@ def progress(
 
 
 LIMITS = [
-    (progress(), 5.0),  # ten times 0.1 s is below the floor
+    (progress(), 5.0),  # Ten times 0.1 s is below the minimum.
     (progress(median_s=2.0), 20.0),
-    (progress(median_s=None, last_s=3.0), 30.0),  # the first step stands in for the median
-    (progress(median_s=None, last_s=90.0), 600.0),  # but no step may take longer than the first one may
+    (progress(median_s=None, last_s=3.0), 30.0),  # The first step is used as the median.
+    (progress(median_s=None, last_s=90.0), 600.0),  # No step may take longer than the first one may.
     (progress(median_s=None, last_s=None), 600.0),
     (progress(Phase.INIT), 300.0),
     (progress(Phase.FIRST_STEP), 600.0),
@@ -72,14 +72,14 @@ def test_stall_names_all_late_ranks_and_describes_the_longest() -> None:
 
 
 MEASURED = [
-    (Phase.CHECKPOINT, 0.02, 5.0),  # ten times of it is below the floor
+    (Phase.CHECKPOINT, 0.02, 5.0),  # Ten times that is below the minimum.
     (Phase.CHECKPOINT, 3.0, 30.0),
-    (Phase.CHECKPOINT, 90.0, 400.0),  # never longer than stated
+    (Phase.CHECKPOINT, 90.0, 400.0),  # never longer than configured
     (Phase.EVALUATION, 2.0, 20.0),
-    (Phase.STOPPING, 0.02, 400.0),  # the last wait for storage is not like any before
+    (Phase.STOPPING, 0.02, 400.0),  # The last wait for storage differs from all earlier ones.
     (Phase.STEP, 90.0, 5.0),
 ]
-"""Phase, the longest that it took before, limit."""
+"""Phase, the longest earlier duration, limit."""
 
 
 def test_limit_of_a_repeated_phase_follows_from_its_longest() -> None:

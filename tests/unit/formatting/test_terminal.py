@@ -1,4 +1,4 @@
-"""What others wrote may not steer a terminal."""
+"""Text from other programs cannot control a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No key of a config.json is ignored: a changed one is refused, or we compute what transformers computes with it."""
+"""No key of a config.json is ignored: a change is refused, or we compute what transformers computes with it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ ADDED: dict[str, Any] = {
     "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "use_qk_norm": True, "num_local_experts": 4,
     "partial_rotary_factor": 0.5, "use_parallel_residual": True, "clip_qkv": 1.0, "auto_map": {"AutoModel": "x.Y"},
 }  # fmt: skip
-"""Keys of other families, as they stand in models that are nearly one of ours."""
+"""Keys of other families, as in models that are nearly one of ours."""
 
 
 def changed(value: Any) -> Iterator[Any]:
-    """Yield other values of a key than this one."""
+    """Yield other values for a key than this one."""
     match value:
         case bool():
             yield not value
@@ -61,7 +61,7 @@ def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any
     """Yield a key, another value, and the whole file with it."""
     for key, value in config.items():
         if key == NESTED:
-            # once for each key: the case of the same model without images has the other values
+            # Once for each key: the case of the same model without images has the other values.
             once: dict[str, tuple[Any, dict[str, Any]]] = {}
             for inner, other, whole in changes_of(value):
                 once.setdefault(inner, (other, config | {key: whole}))
@@ -69,7 +69,7 @@ def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any
             others: list[Any] = [{}]
         else:
             others = [other for other in changed(value) if other != value]
-        # such a key is ignored by its name, whatever its value is
+        # Such a key is ignored by its name, for any value.
         yield from ((key, other, config | {key: other}) for other in (others[:1] if key in WITHOUT_EFFECT else others))
         if value is not None:
             yield key, None, config | {key: None}
@@ -104,11 +104,12 @@ def test_a_changed_key_is_refused_or_computed(case: str, tmp_path: Path) -> None
                 part.return_dict = True
             expected = their_logits(again, tokens)
         except Exception:  # noqa: BLE001  whatever it is, there is nothing to compare with
-            # null counts as missing here, and a whole number is a number
+            # null counts as missing here, and a whole number is a number.
             is_loose = value is None or isinstance(value, int)
             assert is_loose or key in WITHOUT_EFFECT, f"transformers cannot compute {key}={value!r}, and we do"
             continue
-        # of the largest logit: some values make attention so sharp that it amplifies the rounding of both sides
+        # Relative to the largest logit: some values make attention so sharp that it amplifies the rounding of both
+        # sides.
         bound = LOGITS_BOUND * max(1.0, expected.abs().max().item())
         assert_same_logits(found, expected, bound, f"{key}={value!r} in {whole}")
     assert num_computed > 20

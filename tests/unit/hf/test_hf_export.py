@@ -1,4 +1,4 @@
-"""Exported directories are loaded by transformers; exports that are refused or fail leave nothing."""
+"""transformers loads exported directories; exports that are refused or fail leave no files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ transformers = lazy_module("transformers")
 
 
 def load(directory: Path) -> Any:
-    """Return transformers' model of a directory that it finds nothing to complain about."""
+    """Return transformers' model of a directory; fail if transformers reports a problem."""
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
     assert not any(info.values()), info
     return theirs.eval()
@@ -57,7 +57,7 @@ def test_transformers_computes_our_logits(case: str, tmp_path: Path) -> None:
     expected = their_logits(theirs, tokens)
 
     assert theirs.dtype == torch.float32
-    assert expected.std() > 0.5, "weights of this size tell nothing"
+    assert expected.std() > 0.5, "weights of this size show nothing"
     assert_same_logits(our_logits(parameters, model, tokens), expected)
 
 
@@ -131,7 +131,7 @@ def test_shards_are_filled_and_indexed(tmp_path: Path) -> None:
 
 
 class UnsortedLlama(Llama):
-    """A family whose tensors that are made of one parameter are apart."""
+    """A family in which the tensors of one parameter are not adjacent."""
 
     def tensors(self, model: ModelConfig) -> Iterator[HfTensor]:
         yield from sorted(super().tensors(model), key=lambda tensor: tensor.name.split(".")[-2:])

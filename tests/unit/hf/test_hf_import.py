@@ -95,7 +95,7 @@ def test_we_compute_the_logits_of_transformers(case: str, tmp_path: Path) -> Non
 def test_the_configuration_is_ours_again(case: str, tmp_path: Path) -> None:
     model = tiny(case, init_std=0.015)
     found = open_model(export(random_parameters(model), model, tmp_path / case)).model
-    # written out in the files: what 0 stands for; and the length before it was stretched in place of ours
+    # the explicit value that 0 stands for; and the length before stretching instead of ours
     expected = replace(
         model,
         num_kv_heads=model.resolved_num_kv_heads,

@@ -1,4 +1,5 @@
-"""The config.json of published models, as their model cards have them: read whole, of the published size, and planned.
+"""The config.json of published models, as in their model cards: they are read completely, have the published size, and
+are planned.
 
 Source: the repositories of these names on Hugging Face's hub. Keys about tokens and versions are shortened.
 """
@@ -177,7 +178,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 
 
 def padding_of(model: ModelConfig) -> int:
-    """Return the parameters in rows that pad the vocabulary."""
+    """Return the number of parameters in rows that pad the vocabulary."""
     return (model.padded_vocab_size - model.vocab_size) * model.hidden_size * (1 if model.has_tied_head else 2)
 
 

@@ -18,7 +18,7 @@ require_module("tokenizers")
 
 
 WHOLE = [case for case in CASES if case != "llama-dynamic"]
-"""All but llama-dynamic, whose files do not hold seq_len."""
+"""All except llama-dynamic, whose files do not contain seq_len."""
 
 
 QUICK = ("llama-3.1", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "phi3", "neox", "gpt2")
@@ -51,7 +51,7 @@ def test_the_second_export_is_bitwise_the_first(case: str, dtype: Any, tmp_path:
     assert first.keys() == second.keys()
     assert all(first[name] == second[name] for name in first)
     for name, one in imported.items():
-        # all but the rows that pad the vocabulary, of which the two models have different numbers
+        # all rows except those that pad the vocabulary, whose number differs between the two models
         num_rows = model.vocab_size if name in ("embedding.word.weight", "loss_head.weight") else None
         assert torch.equal(one[:num_rows], parameters[name][:num_rows]), name
         assert num_rows is None or not one[num_rows:].any()

@@ -28,7 +28,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
 
 @pytest.fixture
 def keys(client: EtcdClient) -> Iterator[JobKeys]:
-    """The keys of a job that is no other test's."""
+    """The keys of a job that no other test uses."""
     found = JobKeys(f"job-{next(_numbers)}")
     yield found
     client.delete(KeyRange.prefix(found.prefix))

@@ -1,4 +1,5 @@
-"""`megatrain driver`, which knows the job by its record alone, and the driver's cordons on their way to the cluster."""
+"""`megatrain driver`, which knows the job only from its record, and the transfer of the driver's cordons to the
+cluster."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def test_dedicated_driver_waits_for_the_job_and_ends_with_it(client: EtcdClient,
     key = KEYS.cordon("host-7")
 
     def is_reported() -> bool:
-        client.delete(key)  # until its watch has begun, a cordon is one from before
+        client.delete(key)  # Until its watch has begun, a cordon counts as an earlier one.
         client.put(key, encode(Cordon("host-7", "two hangs", "driver", 0.0)))
         return bool(cluster.cordoned)
 
@@ -92,7 +93,7 @@ def test_dedicated_driver_waits_for_the_job_and_ends_with_it(client: EtcdClient,
 
 
 class Cluster:
-    """An adapter that remembers, and refuses one host."""
+    """An adapter that records its calls, and refuses one host."""
 
     name = "cluster"
 
@@ -118,7 +119,7 @@ def test_driving_host_cordons_hosts_in_the_cluster(client: EtcdClient) -> None:
     with LeaseKeeper(client) as keeper:
         assert Election(client, KEYS.election).campaign(keeper, "h1") is not None
         with CordonWatch(client, KEYS, "h1", leading), CordonWatch(client, KEYS, "h2", other):
-            # until the watch has begun, a cordon is one from before
+            # Until the watch has begun, a cordon counts as an earlier one.
             wait_until(lambda: bool(leading.cordoned) or put("refused", "driver") is not None, "the watch")
             put("by-hand", "user@machine")
             client.delete(KEYS.cordon("refused"))

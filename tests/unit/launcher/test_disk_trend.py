@@ -1,4 +1,4 @@
-"""When a disk will be full: a pure function of how its free space has changed."""
+"""The time at which a disk will be full: a pure function of the changes of its free space."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def samples(free: list[int]) -> list[SpaceSample]:
     return [SpaceSample(10.0 * number, one) for number, one in enumerate(free)]
 
 
-def test_evenly_filling_disk_is_full_when_its_pace_says() -> None:
-    # 100 MB a second, for 20 minutes; 80 GB are left
+def test_evenly_filling_disk_is_full_at_the_time_of_its_rate() -> None:
+    # 100 MB a second, for 20 minutes; 80 GB are free
     found = full_in_s(samples([200 * GB - GB * number for number in range(121)]))
     assert found == pytest.approx(800, rel=0.03)
 
@@ -28,8 +28,8 @@ def test_trend_without_information_is_unknown() -> None:
     for free in [
         [],
         [5 * GB],
-        [100 * GB - GB * number for number in range(30)],  # five minutes: it may be one checkpoint
-        [100 * GB] * 50 + [60 * GB] * 310,  # one burst, and nothing since
+        [100 * GB - GB * number for number in range(30)],  # five minutes: possibly a single checkpoint
+        [100 * GB] * 50 + [60 * GB] * 310,  # one burst, and no change since
         [100 * GB + GB * number for number in range(360)],  # files are removed
     ]:
         assert full_in_s(samples(free)) is None, len(free)

@@ -1,4 +1,4 @@
-"""Clocks that are minutes wrong, of hosts or of drivers: limits count on, and records stay in order."""
+"""Clocks of hosts or drivers that are wrong by minutes: time limits still apply, and records stay in order."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ ONE_RESTART = replace(POLICY, restarts_per_hour=1)
 
 
 def in_order(incident: Incident) -> bool:
-    """Say whether no moment is before the one that it follows."""
+    """Return whether no time is before the time that it follows."""
     moments = astuple(incident.moments)
     return None not in moments and list(moments) == sorted(moments)
 
 
 def recover(job: SimulatedJob, number: int, skew_s: float) -> None:
-    """Let the job go on with hosts whose clocks are wrong, until a round trains."""
+    """Let the job continue with hosts whose clocks are wrong, until a round trains."""
     for _ in range(30):
         job.now += 0.1
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now + skew_s)
         drive(job)
     assert number in job.rounds()
@@ -60,7 +60,7 @@ def test_moments_are_in_order_with_any_clock_of_hosts(skew_s: float) -> None:
     assert incident.moments.first_step <= failed_at + 3.0
     assert all(seconds >= 0 for seconds in phase_seconds(incident.moments).values())
     assert incident.effective_time_ratio is not None
-    assert 0.02 < incident.effective_time_ratio < 0.1, "what is trained again counts as lost, and nothing else"
+    assert 0.02 < incident.effective_time_ratio < 0.1, "only repeated steps count as lost"
 
 
 @pytest.mark.parametrize("jump_s", [-300.0, 300.0])
@@ -80,13 +80,13 @@ def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     drive(job)
     for host in job.hosts.values():
-        host.hear(1000)
+        host.read_log(1000)
         host.act(job.now)
     drive(job)
     for host in job.hosts.values():
-        host.hear(1000)
+        host.read_log(1000)
         host.act(job.now)
-    for name in members(job, 2):  # all have joined, and none has loaded
+    for name in members(job, 2):  # All have joined, and none has loaded.
         key = KEYS.status(name)
         status = decode(HostStatus, job.etcd.items[key].value, key)
         job.etcd.put(key, encode(replace(status, milestones=Milestones(job.now, job.now))))
@@ -117,7 +117,7 @@ def test_restart_limit_holds_with_a_slow_clock_of_a_new_driver() -> None:
     assert "recovery.restarts_per_hour=1" in end.reason
     ids = [one.incident_id for one in history_of(job.driver.state)]
     assert len(ids) == 2
-    assert ids != sorted(ids), "the ids tell the times of two clocks"
+    assert ids != sorted(ids), "the ids contain the times of two clocks"
 
 
 @pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
@@ -145,7 +145,7 @@ def test_check_is_timed_by_the_clock_of_the_driver() -> None:
     job.now += 1000.0
     job.change_driver()
     go_on(job, 5.0)
-    assert list(job.rounds()) == [1], "the check is under way since 7 s"
+    assert list(job.rounds()) == [1], "the check has run for 7 s"
 
 
 def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
@@ -153,8 +153,8 @@ def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
     for skew_s, rank in ((-30.0, 0), (-600.0, 1), (600.0, 2)):
         host = job.hosts[members(job, 1)[rank // 2]]
         host.failures = (*host.failures, RankFailure(rank, 1, job.now + skew_s))
-        host.tell(job.now)
-    job.driver.hear(1000, job.now)
+        host.write_status(job.now)
+    job.driver.read_log(1000, job.now)
     reported = job.driver.state.failures[1]
     assert [reported[rank].at_unix_s for rank in range(3)] == [job.now - 30.0, job.now, job.now]
 
@@ -164,11 +164,11 @@ def test_a_stall_began_before_its_report_by_the_drivers_clock() -> None:
     name = members(job, 1)[0]
     host = job.hosts[name]
     host.stall = Stall("step", 7, 5.0, 5.0, job.now - 600.0, (0,))
-    host.tell(job.now)
-    job.driver.hear(1000, job.now)
+    host.write_status(job.now)
+    job.driver.read_log(1000, job.now)
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
     stall(job, name)
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
 
 

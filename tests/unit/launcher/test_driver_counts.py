@@ -1,4 +1,4 @@
-"""How many hosts train: a step takes as long as its slots, and no round waits or ends for hosts that save none."""
+"""The number of training hosts: a step takes as long as its slots; no round waits or ends for hosts that save none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def policy_of(num_microbatches: int, least: int, most: int) -> Policy:
         (1, 8, 8, 1, 4),
     ],
 )
-def test_a_count_has_slots_and_the_fewest_as_fast(
+def test_count_has_slots_and_the_fewest_equally_fast_hosts(
     num_microbatches: int, num_hosts: int, best: int, slots: float, fewest: int
 ) -> None:
     policy = policy_of(num_microbatches, 4, 8)
@@ -66,7 +66,7 @@ def test_a_job_grows_only_when_a_step_becomes_faster(
     if then is None:
         decided = job.driver.decide(job.now)
         assert decided is not None
-        assert decided.reason.endswith(f"with {num_hosts} a step would take as long")
+        assert decided.reason.endswith(f"with {num_hosts} hosts a step would take the same time")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,9 @@ def test_an_eviction_counts_the_slots_of_the_hosts_that_remain(
     assert outcome is not None
     assert text in outcome.reason
     if gain_s is None:
-        assert "does not pay" in outcome.reason
+        assert "the gain is less than the cost" in outcome.reason
         return
     assert outcome.gain_s == pytest.approx(gain_s * 999_970, rel=1e-3)
-    assert outcome.cost_s == 30.0 + (SHRINK_AFTER_S if gain_s < 0.5 else 0.0), "slower steps wait for a host first"
+    assert outcome.cost_s == 30.0 + (SHRINK_AFTER_S if gain_s < 0.5 else 0.0), (
+        "with slower steps the job first waits for a host"
+    )

@@ -1,4 +1,4 @@
-"""Unreadable keys where the driver must write: reported and skipped, without harm to a training round."""
+"""Unreadable keys where the driver must write: reported and skipped, without effect on a training round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JUNK = b"{"
 
 
 def alarms(job: SimulatedJob) -> list[str]:
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     decision = job.driver.decide(job.now)
     assert decision is not None
     return [action.text for action in decision.actions if isinstance(action, Alarm)]
@@ -53,10 +53,10 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
     job.etcd.put(KEYS.round(2), JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     drive(job)
-    for host in job.hosts.values():  # as executors that have seen the halts of 1 and of 2 say it
-        host.hear(1000)
+    for host in job.hosts.values():  # as executors report it that have seen the halts of 1 and of 2
+        host.read_log(1000)
         host.running, host.phase, host.status_round = 0, HostPhase.PARKED, 2
-        host.tell(job.now)
+        host.write_status(job.now)
     drive(job)
     drive(job)
     assert list(job.rounds()) == [1, 3]
@@ -79,7 +79,7 @@ def test_overwritten_live_round_is_ended_first() -> None:
     drive(job)
     assert halted(job, 1).reason.startswith("round 1 cannot be read")
     for _ in range(5):
-        drive(job)  # its members are unknown: no host with workers is taken
+        drive(job)  # Its members are unknown: no host with workers is chosen.
     assert list(job.rounds()) == []
     go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
 
@@ -116,7 +116,7 @@ def test_unreadable_end_has_no_effect() -> None:
     assert end.exit_code == 0
 
 
-def test_a_candidacy_without_a_lease_is_reported_and_taken_away() -> None:
+def test_a_candidacy_without_a_lease_is_reported_and_removed() -> None:
     job = begin()
     stray = f"{KEYS.election}/stray"
     job.etcd.put(stray, b"me")
@@ -130,7 +130,7 @@ def test_failure_of_an_older_launch_does_not_count() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=78, label="user_code")  # a wrong configuration
     drive(job)
-    for host in job.hosts.values():  # and all is gone before anybody judged it
+    for host in job.hosts.values():  # All records are gone before a driver has judged it.
         host.kill()
         host.lose_lease()
     record = JobRecord("sim", "again", "", {}, 2, 2, 2, "runs/sim", "host-0", job.now)

@@ -1,4 +1,4 @@
-"""Decisions in whole stories: simulated hosts that obey, and a driver that sees everything at once."""
+"""Decisions in whole sequences: simulated hosts that obey, and a driver that sees everything at once."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
     job.hosts[first[1]].lose_lease()
     stall(job, first[0])
     stalled_at = job.now
-    # the silence that the host obeys is nearly over already; then the time to react
+    # The silence limit that the host obeys is nearly over already; then the reaction time follows.
     assert go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 4.0) > 1.5
     assert first[1] not in members(job, 2)
-    # the steps stopped 5 s before anybody complained
+    # The steps stopped 5 s before a host reported it.
     assert incidents(job)[0].moments.began == pytest.approx(stalled_at - 5.0)
     session = job.hosts[first[1]].session
     assert session in job.rounds()[2].fenced
@@ -177,7 +177,7 @@ def test_step_that_is_reported_late_opens_no_second_incident() -> None:
     job.now += 1.5
     last = job.hosts[first[0]]
     last.step += 1
-    last.tell(job.now)
+    last.write_status(job.now)
     drive(job)
     assert incidents(job) == []
     stall(job, first[0])
@@ -195,7 +195,7 @@ def test_many_vanished_leases_are_the_control_planes_fault() -> None:
     survivor.stall, survivor.phase = None, HostPhase.RUNNING
     for _ in range(300):
         job.now += 0.2
-        job.driver.hear(1000, job.now)
+        job.driver.read_log(1000, job.now)
         job.probe(job.driver.decide(job.now))
     assert list(job.rounds()) == [1]
     assert writes_of(job.driver.decide(job.now).actions, KEYS).operations == ()
@@ -225,20 +225,20 @@ def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
     job = begin()
     first = members(job, 1)
     stuck = job.hosts[first[1]]
-    stuck.is_connected = False  # its lease lives, and probes get no answer
+    stuck.is_connected = False  # Its lease is valid, and probes get no answer.
     job.hosts[first[0]].fail(job.now, is_cascade=False)
-    # its orders may not arrive: it may not detect this for so long, and then obeys its deadlines
+    # Its orders may not arrive: it may not detect this for so long, and then obeys its deadlines.
     go_on(job, orders_lost_within_s(POLICY.lease_ttl_s))
     assert list(job.rounds()) == [1]
     go_on_until(job, lambda: 2 in job.rounds(), 3.0)
     assert first[1] not in members(job, 2)
     assert stuck.session in job.rounds()[2].fenced
-    # even if it says at last that it has stopped, no later round takes this life of it
+    # Even if it finally reports that it has stopped, no later round includes this session.
     stuck.running, stuck.is_connected, stuck.phase, stuck.status_round = 0, True, HostPhase.STOPPED, 1
-    stuck.tell(job.now)
+    stuck.write_status(job.now)
     stuck.is_connected = False
     for name in members(job, 2)[:1]:
-        job.hosts[name].hear(1000)
+        job.hosts[name].read_log(1000)
         job.hosts[name].act(job.now)
         job.hosts[name].kill()
         job.hosts[name].lose_lease()
@@ -284,12 +284,12 @@ def test_job_ends_when_all_workers_are_done() -> None:
     for name in members(job, 1):
         host = job.hosts[name]
         host.running, host.phase = 0, HostPhase.DONE
-        host.tell(job.now)
-    for name in members(job, 1):  # the simulated status says no exit code
+        host.write_status(job.now)
+    for name in members(job, 1):  # The simulated status has no exit code.
         key = KEYS.status(name)
         status = job.etcd.items[key].value.replace(b'"phase":"done"', b'"phase":"done","exit_code":75')
         job.etcd.put(key, status)
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     job.driver.decide(job.now)
     assert ended(job) == JobEnd(75, "the workers were asked to stop, and saved", job.now, 1)
     assert KEYS.halt(1) in job.etcd.items
@@ -371,7 +371,7 @@ def test_person_stops_the_job() -> None:
     assert not answer(job, late).is_accepted
 
 
-def test_a_stop_that_could_not_save_says_so() -> None:
+def test_a_stop_without_a_checkpoint_is_reported() -> None:
     job = begin()
     request_id = ask(job, RequestKind.STOP)
     job.etcd.put(KEYS.request("later"), encode(JobRequest("later", RequestKind.STOP, "me", job.now)))
@@ -381,7 +381,7 @@ def test_a_stop_that_could_not_save_says_so() -> None:
     end = ended(job)
     assert end is not None
     assert end.exit_code == 74
-    assert "asked for stop, but not all workers saved: rank 0 ended with exit code 74 (save failed)" in end.reason
+    assert "requested stop, but not all workers saved: rank 0 ended with exit code 74 (save failed)" in end.reason
     assert not answer(job, request_id).is_accepted
     assert incidents(job)[-1].evidence == ("rank 0 ended with exit code 74 (save failed)",)
 
@@ -402,7 +402,7 @@ def test_damaged_keys_are_reported_and_survived() -> None:
     job.etcd.put(f"{KEYS.prefix}rounds/nonsense", b"{}")
     job.etcd.put(f"{KEYS.prefix}evidence/1", b"{}")
     job.etcd.put(KEYS.report, encode(DriverReport("x", "", 0.0)))
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     decision = job.driver.decide(job.now)
     assert [action.topic for action in decision.actions if hasattr(action, "topic")] == ["damaged"]
     assert writes_of(decision.actions, KEYS).operations == ()
@@ -412,5 +412,5 @@ def test_damaged_keys_are_reported_and_survived() -> None:
 def test_same_state_gives_the_same_decision() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    job.driver.hear(1000, job.now)
+    job.driver.read_log(1000, job.now)
     assert decide(job.now, job.driver.state, POLICY) == decide(job.now, job.driver.state, POLICY)

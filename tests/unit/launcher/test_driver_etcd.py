@@ -1,4 +1,4 @@
-"""Real drivers on a real etcd: two candidates, one dies, the other goes on from what is written."""
+"""Real drivers on a real etcd: two candidates, one dies, the other continues from the records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.helpers.etcd_server import EtcdServers, enable_users, post
 from tests.helpers.waiting import wait_until
 
 
-def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) -> None:
+def test_a_standby_driver_continues_after_a_driver_dies(etcd: EtcdServers, tmp_path: Path) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         candidates = [DriverCandidate(etcd, name, tmp_path / "incidents") for name in ("one", "two")]
@@ -43,7 +43,7 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
         wait_until(lambda: "round 1 trains on 2 hosts" in leader.driver.reason, "the driver to see it")
 
         leader.die()
-        # as etcd does when the time of a lease is over, which need not be waited for
+        # As etcd does when a lease expires, without waiting for that.
         client.revoke_lease(leader.keeper.lease_id)
         hosts.say(0, HostPhase.FAILED, 1, min_step=12, failures=(RankFailure(0, -9, NOW),))
         halt = hosts.wait_for(Halt, KEYS.halt(1))
@@ -75,7 +75,7 @@ def test_a_driver_dies_and_the_other_goes_on(etcd: EtcdServers, tmp_path: Path) 
 @pytest.mark.slow(kept=["True"])
 @pytest.mark.parametrize("is_dead", [True, False])
 def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_path: Path, is_dead: bool) -> None:
-    """Both leases live for longer than the test. A port that is silent proves nothing."""
+    """Both leases are valid for longer than the test. A silent port proves nothing."""
     with ExitStack() as stack:
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
@@ -88,7 +88,7 @@ def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_pa
         second = DriverCandidate(etcd, "second", tmp_path, ttl_s=60)
         stack.callback(second.close)
         lease_id = first.keeper.lease_id
-        for _ in range(2):  # the first driver greets it once, the second asks every second
+        for _ in range(2):  # The first driver connects to it once, the second one every second.
             with port.accept()[0] as asking:
                 asking.sendall(b"s\n")
         first.die()
@@ -97,14 +97,14 @@ def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_pa
             wait_until(lambda: second.driver.is_leading, "the second driver")
             assert client.get(KEYS.host("first")) is None
         else:
-            for _ in range(3):  # so often it was asked
+            for _ in range(3):  # the number of requests
                 port.accept()[0].close()
             assert not second.driver.is_leading
             client.revoke_lease(lease_id)
 
 
 def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path) -> None:
-    """A proxy holds the halt back until its driver has abandoned it, read the state again, and found no cause."""
+    """A proxy holds the halt until its driver has abandoned it, read the state again, and found no cause."""
     halt_key = base64.b64encode(KEYS.halt(1).encode())
     trains = "round 1 trains on 2 hosts"
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path)
             report = hosts.read(DriverReport, KEYS.report)
             return report is not None and report.reason == one.driver.reason == trains
 
-        # from then on the driver has nothing else to write
+        # From then on the driver has nothing more to write.
         wait_until(is_reported, "the driver to see it")
         proxy.keeps_back = lambda request: b"/v3/kv/txn" in request and halt_key in request
         hosts.say(0, HostPhase.FAILED, 1)
@@ -137,7 +137,7 @@ def test_old_keys_are_trimmed() -> None:
     names += [KEYS.evidence(5, f"host-{n}") for n in range(1250)]
     names += [KEYS.evidence(60, "host-1"), KEYS.host("host-1"), KEYS.end, "/other/key"]
     names += [KEYS.command(n) for n in range(1, 53)]
-    # the driver of the newest ones had a clock that was slow: their ids come first
+    # The driver of the newest records had a slow clock: their ids come first.
     names += [KEYS.incident(f"2026-{n:05d}") for n in range(505)] + [KEYS.incident(f"1970-{n}") for n in range(2)]
     # names that are not ours, and would be the newest
     names += [f"{KEYS.directory('rounds')}zz{n}" for n in range(60)] + [f"{KEYS.directory('commands')}9"]
@@ -167,7 +167,7 @@ def test_a_candidacy_without_a_lease_blocks_no_driver(etcd: EtcdServers, tmp_pat
 
 @pytest.mark.slow
 def test_candidate_that_is_refused_lets_another_drive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its user may use the keys of the election, and no others of the job."""
+    """Its user may use the keys of the election, and no other keys of the job."""
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdServers(tmp_path))
         enable_users(etcd.urls[0], "root password", {"one": "password"}, f"{KEYS.election}/")
@@ -187,7 +187,8 @@ def test_candidate_that_is_refused_lets_another_drive(tmp_path: Path, caplog: py
 
 
 def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A proxy answers the driver's first read of the job as an etcd that was restored from before the election."""
+    """A proxy answers the driver's first read of the job as an etcd that was restored to a state before the
+    election."""
     read = b'"%s"' % base64.b64encode(KEYS.prefix.encode())
     header = post(etcd.urls[0], "/v3/maintenance/status", {})["header"]
     restored = json.dumps({"header": {**header, "revision": "1"}}).encode()
@@ -196,11 +197,11 @@ def test_history_that_went_back_is_noticed(etcd: EtcdServers, tmp_path: Path, ca
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
-        proxy.spoils = lambda request: b"/v3/kv/range" in request and read in request and next(is_first, False)
+        proxy.corrupts = lambda request: b"/v3/kv/range" in request and read in request and next(is_first, False)
         proxy.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(restored), restored]
         proxy.conduct = Conduct.GARBAGE
         one = DriverCandidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))
         stack.callback(one.close)
         assert CandidateHosts(client).wait_for(Round, KEYS.round(1)).driver == "one"
-    assert proxy.num_spoiled == 1
+    assert proxy.num_corrupted == 1
     assert caplog.text.count("etcd was restored to an older state; everything is read again") == 1

@@ -1,4 +1,4 @@
-"""Which rank a hang is due to, from the evidence of the hosts, and when the driver ends the round for it."""
+"""The rank that causes a hang, from the evidence of the hosts, and the driver's end of the round because of it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_ranks_outside_the_round_are_ignored() -> None:
 
 
 def test_rank_with_a_pending_exchange_does_not_wait() -> None:
-    # rank 3 started collective 5 and then hung in something else; the others wait for its end
+    # Rank 3 started collective 5 and then hung in something else; the others wait for its end.
     waiting = [replace(rank(number, 5, 4), awaited_group="dp:0+4x1", awaited=5) for number in range(3)]
     other = replace(rank(3, 5, 4), awaited_group="pp:3+2x1", awaited=2, in_flight="forward-compute")
     reported = {"a": evidence("a", *waiting[:2]), "b": evidence("b", waiting[2], other)}
@@ -141,7 +141,7 @@ def test_the_only_rank_is_the_culprit() -> None:
 
 
 def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: bool = False) -> None:
-    """Write where a host's ranks stand; `is_at_storage`: those that are behind wait for storage."""
+    """Write the positions of a host's ranks; `is_at_storage`: the ranks that are behind wait for storage."""
     host = job.hosts[name]
     part = job.rounds()[host.running].part_of(name, host.session)
     ranks = tuple(
@@ -210,6 +210,6 @@ def test_hang_whose_suspect_is_unreachable_waits_for_the_lease() -> None:
     go_on(job, 9.0)
     assert KEYS.halt(1) not in job.etcd.items
     job.hosts[first[1]].lose_lease()
-    # the silence is long over, the time to react is not
+    # The silence limit has passed long ago, the reaction time has not.
     assert go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 3.0) > 1.5
     assert incidents(job)[0].kind is IncidentKind.HOST_LOST

@@ -1,4 +1,4 @@
-"""The driver against hosts that obey the protocol with any delay: what always holds, and that training comes back."""
+"""The driver with hosts that obey the protocol with any delay: the invariants, and that training resumes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTS = st.integers(0, NUM_HOSTS - 1)
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Each rule is one thing that can happen at any moment; hosts and driver read the log at their own pace."""
+    """Each rule is an event that can occur at any moment; hosts and driver read the log at independent speeds."""
 
     @initialize(up=st.sets(HOSTS), eviction=st.sampled_from(["automatic", "automatic", "approval", "dry-run"]))
     def begin(self, up: set[int], eviction: Literal["automatic", "approval", "dry-run"]) -> None:
@@ -53,13 +53,13 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(host=HOSTS, count=st.sampled_from([1, 3, 1000]), is_acting=st.booleans())
     def host_hears(self, host: int, count: int, is_acting: bool) -> None:
-        self.host(host).hear(count)
+        self.host(host).read_log(count)
         if is_acting:
             self.host(host).act(self.job.now)
 
     @rule(count=st.sampled_from([0, 1, 3, 1000]), is_answer_lost=st.sampled_from([False, False, False, True]))
     def driver_decides(self, count: int, is_answer_lost: bool) -> None:
-        self.job.driver.hear(count, self.job.now)
+        self.job.driver.read_log(count, self.job.now)
         self.job.probe(self.job.driver.decide(self.job.now, is_answer_lost=is_answer_lost))
 
     @rule()
@@ -67,9 +67,9 @@ class Interleavings(RuleBasedStateMachine):
         for _ in range(3):
             self.job.now += 0.2
             for host in self.job.hosts.values():
-                host.hear(1000)
+                host.read_log(1000)
                 host.act(self.job.now)
-            self.job.driver.hear(1000, self.job.now)
+            self.job.driver.read_log(1000, self.job.now)
             self.job.probe(self.job.driver.decide(self.job.now))
 
     @precondition(lambda self: self.job.driver.late)
@@ -87,7 +87,7 @@ class Interleavings(RuleBasedStateMachine):
         old = self.job.old_drivers[-1]
         revision = self.job.etcd.revision
         if old.state is not None:
-            old.hear(count, self.job.now)
+            old.read_log(count, self.job.now)
             old.decide(self.job.now)
         if old.late:
             assert not old.apply_late()
@@ -121,7 +121,7 @@ class Interleavings(RuleBasedStateMachine):
             one.is_connected = True
             if not one.is_registered:
                 one.register(self.job.now)
-            one.tell(self.job.now)
+            one.write_status(self.job.now)
 
     @rule(host=HOSTS, is_cascade=st.booleans())
     def worker_dies(self, host: int, is_cascade: bool) -> None:
@@ -132,7 +132,7 @@ class Interleavings(RuleBasedStateMachine):
         one = self.host(host)
         if one.running and one.can_write:
             one.stall = Stall("step", one.step, 5.0, 5.0, self.job.now, (0,))
-            one.tell(self.job.now)
+            one.write_status(self.job.now)
 
     @rule(kind=st.sampled_from(list(RequestKind)), host=HOSTS)
     def person_asks(self, kind: RequestKind, host: int) -> None:
@@ -167,8 +167,8 @@ class Interleavings(RuleBasedStateMachine):
         self.job.check()
         self.job.etcd.delete([KEYS.cordon(f"host-{number}") for number in range(NUM_HOSTS)])
         self.job.history.cordoned.clear()
-        # a decision made before may still name a host that was cordoned when it was written: hear of it first
-        self.job.driver.hear(1000, self.job.now)
+        # A decision may name a host that was cordoned before it was written: read the cordon first.
+        self.job.driver.read_log(1000, self.job.now)
 
     @invariant()
     def all_holds(self) -> None:
@@ -177,14 +177,14 @@ class Interleavings(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if not hasattr(self, "job") or KEYS.end in self.job.etcd.items:
-            return  # it waited for hosts in vain
+            return  # it waited for hosts until the timeout
         self.cordons_are_taken_away()
         self.job.etcd.delete([key for key in self.job.etcd.items if key.startswith(KEYS.directory("requests"))])
         self.job.settle(SETTLE_S)
         self.check_verdicts()
 
     def check_verdicts(self) -> None:
-        """Each verdict comes to one outcome; only what waits for a person may have none that is final."""
+        """Each verdict gets one outcome; only a verdict that waits for a person may have no final one."""
         for _ in range(20):
             self.job.now += 5.0
             self.all_go_on()
@@ -197,6 +197,7 @@ class Interleavings(RuleBasedStateMachine):
 
 Interleavings.TestCase.settings = settings(
     max_examples=120, derandomize=True, stateful_step_count=40, suppress_health_check=list(HealthCheck),
-    phases=(Phase.generate, Phase.shrink),  # to explain a failure all lines are traced, which takes three times as long
+    # To explain a failure all lines are traced, which takes three times as long.
+    phases=(Phase.generate, Phase.shrink),
 )  # fmt: skip
 TestInterleavings = Interleavings.TestCase

@@ -1,4 +1,4 @@
-"""Hosts whose leases are gone: what must not be held for ever, what is held, and how often that is reported."""
+"""Hosts whose leases are gone: which losses end a hold, which are held, and how often that is reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cut_off(job: SimulatedJob, *names: str) -> None:
 
 
 def wait(job: SimulatedJob, seconds: float) -> None:
-    """Let time pass in which no host says anything."""
+    """Let time pass without reports of hosts."""
     end = job.now + seconds
     while job.now < end:
         job.now += 0.5
@@ -55,7 +55,7 @@ def test_many_lost_leases_end_the_round_when_others_are_done() -> None:
     hosts = members(job, 1)
     cut_off(job, *hosts[2:])
     say_done(job, *hosts[:2])
-    # so long the others may yet save what they have
+    # Until then the others may still save.
     wait(job, POLICY.fence_rule.deadlines(0.0).end_s)
     assert KEYS.halt(1) not in job.etcd.items
     wait(job, 5.0)

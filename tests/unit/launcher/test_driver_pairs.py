@@ -1,5 +1,4 @@
-"""Pair tests as the driver orders them: turn by turn around the ring, by any driver, and which host they find at
-fault."""
+"""Pair tests by the driver: turn by turn around the ring, by any driver, and which host is found at fault."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def good(_: str, partner: str) -> CheckResult:
 
 
 def without(*broken: str) -> Answer:
-    """Return answers of hosts of which some reach no other."""
+    """Return answers of hosts; some of them reach no other host."""
 
     def answer(host: str, partner: str) -> CheckResult:
         if broken and {host, partner} & set(broken):
@@ -63,7 +62,7 @@ def without(*broken: str) -> Answer:
 
 
 def ordered(state: ClusterState, check: PairCheck, now: float) -> tuple[ClusterState, HostCommand]:
-    """Return the state once etcd has the turn that a check orders."""
+    """Return the state once etcd has the turn that a check requests."""
     (action,) = check.actions
     assert isinstance(action, SendCommand)
     command = action.command
@@ -182,13 +181,13 @@ def commands_of(job: SimulatedJob) -> list[HostCommand]:
 
 
 def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *, limit_s: float = 60.0) -> None:
-    """Let time pass; idle hosts do what "pairs" commands say."""
+    """Let time pass; idle hosts carry out "pairs" commands."""
     end = job.now + limit_s
     while not is_met():
         assert job.now < end, job.driver.decide(job.now)
         job.now += 0.1
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now)
         for command in commands_of(job):
             for host, partner in command.partners.items():
@@ -197,7 +196,7 @@ def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *
                     assert not job.hosts[host].running, "pairs disturb no training"
                     report = CheckReport(host, job.hosts[host].session, job.now, (answer(host, partner),))
                     job.etcd.put(key, encode(report))
-        job.driver.hear(1000, job.now)
+        job.driver.read_log(1000, job.now)
         job.probe(job.driver.decide(job.now))
         job.check()
 
@@ -289,7 +288,7 @@ def test_no_pair_is_ordered_when_pair_tests_are_off() -> None:
     ],
 )
 def test_requested_check_pairs_the_idle_hosts(host: str, text: str) -> None:
-    """host-0 trains; of five hosts two do."""
+    """host-0 trains; two of five hosts train."""
     policy = replace(STORY, max_hosts=2, feasible_counts={2: 1})
     job = begin(5, good, policy)
     before = len(commands_of(job))

@@ -65,7 +65,7 @@ def test_probe_of_a_closed_port() -> None:
 
 
 def test_invalid_port_proves_no_death() -> None:
-    """Linux refuses a connection to port 0, and a candidate ends the lease of a leader that refuses."""
+    """Linux refuses a connection to port 0, and a candidate revokes the lease of a leader that refuses."""
     for port in [-1, 0, 65536, 10**6]:
         assert ask("127.0.0.1", port, "mine")[0] is Liveness.UNKNOWN, port
 
@@ -75,7 +75,7 @@ def test_a_liveness_port_answers_with_the_current_session() -> None:
     assert ask("127.0.0.1", port.port, "1")[0] is Liveness.ALIVE
     port.session = "2"
     with socket.create_connection(("127.0.0.1", port.port)):
-        pass  # who hangs up at once does no harm
+        pass  # A client that closes at once has no effect.
     assert ask("127.0.0.1", port.port, "2")[0] is Liveness.ALIVE
     port.close()
     assert ask("127.0.0.1", port.port, "2")[0] is Liveness.DEAD

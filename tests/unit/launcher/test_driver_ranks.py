@@ -1,4 +1,4 @@
-"""Ranks: stable over rounds, by topology at first; every rank once."""
+"""Ranks: stable over rounds, initially by topology; every rank once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts reach the incident's own record, once each, and nothing else of that record is lost by it."""
+"""Receipts are added to the incident's record, each once, and change nothing else in it."""
 
 from __future__ import annotations
 

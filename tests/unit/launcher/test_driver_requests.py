@@ -1,4 +1,4 @@
-"""What people ask for while a round is being stopped: true answers, and what was asked for is done."""
+"""Requests of people while a round is being stopped: correct answers, and the requests are carried out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers.simulated_job import SimulatedJob
 
 
 def begin_to_save(job: SimulatedJob) -> str:
-    """Have the round saved and stopped; its hosts are still at it."""
+    """Let the round save and stop; its hosts have not finished."""
     request_id = ask(job, RequestKind.RESTART)
     drive(job)
     assert halted(job, 1).is_saving
@@ -32,7 +32,7 @@ def begin_to_save(job: SimulatedJob) -> str:
 
 
 def break_round(job: SimulatedJob) -> None:
-    """Have the round halted because a worker died; its other host is still stopping."""
+    """Halt the round because a worker died; its other host is still stopping."""
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     drive(job)
     assert not halted(job, 1).is_saving
@@ -78,8 +78,8 @@ def test_late_eviction_keeps_the_host_out() -> None:
     job = begin()
     first = members(job, 1)
     begin_to_save(job)
-    for host in job.hosts.values():  # all have stopped: the next round is due
-        host.hear(1000)
+    for host in job.hosts.values():  # All have stopped: the next round is due.
+        host.read_log(1000)
         host.act(job.now)
     ask(job, RequestKind.EVICT, first[0])
     drive(job)
@@ -114,7 +114,7 @@ def test_stop_during_a_save_waits_and_ends_the_job() -> None:
     go_on(job, 1.0)
     end = ended(job)
     assert end is not None
-    assert (end.exit_code, end.reason) == (75, "slurm asked for stop")
+    assert (end.exit_code, end.reason) == (75, "slurm requested stop")
     assert answer(job, "s").is_done
     assert list(job.rounds()) == [1]
     (incident,) = incidents(job)

@@ -1,4 +1,4 @@
-"""The table of responses: what a failure means, by exit code, label, history and limits."""
+"""The table of responses: the consequence of a failure, by exit code, label, history and limits."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_network_is_tolerated_then_evicted() -> None:
     found = respond(flap, (past(200, "network"),), POLICY, NOW)
     assert (found.action, found.culprit_hosts, found.is_cordoned) == ("evict", ("b",), True)
     assert "2nd time within 300 s" in found.reason
-    # storage of the data that this host does not reach, whatever the log shows
+    # the storage of the data, which this host does not reach, whatever the log shows
     found = respond(facts(failure(code=71, label="storage")), (past(200, "network"),), POLICY, NOW)
     assert (found.action, found.label, found.culprit_hosts) == ("evict", "network", ("b",))
 

@@ -1,4 +1,4 @@
-"""Training that went wrong: a verdict on its numbers goes back to before them, a bounded number of times."""
+"""Training with abnormal numbers: a verdict rolls back to an earlier step, a bounded number of times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_numerics_verdict_rolls_back_without_saving() -> None:
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None
     assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
-    # the round after a failure says it again: the one before may not have come to it
+    # The round after a failure reports it again: the previous round may not have reached it.
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, goes_on(job, 3), 5.0)
     assert job.rounds()[3].rollback == rollback
@@ -69,7 +69,7 @@ def test_rollback_to_impossible_steps_is_declined() -> None:
 
 
 def roll_back(job: SimulatedJob, number: int) -> None:
-    """Go back from round `number` to the next one."""
+    """Roll back from round `number` to the next one."""
     write_verdict(job, NUMERICS, round=number)
     go_on_until(job, goes_on(job, number + 1), 5.0)
     go_on(job, 1.0)
@@ -120,7 +120,7 @@ def test_rollback_follows_the_mode_of_evictions(policy: Policy, kind: OutcomeKin
 
 
 def test_exit_code_67_rolls_back_before_the_skipped_steps() -> None:
-    """The trainer's own alarm: a number of steps in a row changed nothing."""
+    """The trainer's own alarm: a number of consecutive steps changed nothing."""
     job = begin(replace(POLICY, max_skipped_steps=4))
     go_on(job, 1.0)
     job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)
@@ -131,7 +131,7 @@ def test_exit_code_67_rolls_back_before_the_skipped_steps() -> None:
     assert (incident.kind, incident.action, incident.label) == (IncidentKind.FAILURE, "rollback", "numerics")
     assert job.rounds()[2].rollback == Rollback(incident.incident_id, step - 4, step - 4, step - 1)
     go_on(job, 0.3)
-    # it failed again and came no further: the batches are not to blame
+    # It failed again and got no further: the batches are not the cause.
     job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=67)
     go_on_until(job, lambda: ended(job) is not None, 5.0)
     end = ended(job)

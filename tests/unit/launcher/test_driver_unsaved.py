@@ -1,4 +1,4 @@
-"""While storage takes no checkpoints, no round is ended that could go on, neither for speed nor on request."""
+"""While storage accepts no checkpoints, no round that could continue is ended, neither for speed nor on request."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ WHY = "the last 2 checkpoints could not be stored (host-0): No space left on dev
 
 
 def hinder(job: SimulatedJob, saves: HostSaves | None = FAILING) -> None:
-    """Have storage fail for one host of the round, or take checkpoints again."""
+    """Let storage fail for one host of the round, or accept checkpoints again."""
     job.hosts["host-0"].saves = saves
-    job.hosts["host-0"].tell(job.now)
+    job.hosts["host-0"].write_status(job.now)
     drive(job)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts of the diagnosis: what is acted upon and how, what is declined and why, and what waits for a person."""
+"""Verdicts of the diagnosis: which are acted on and how, which are declined and why, and which wait for a person."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_slow_host_saves_and_a_spare_takes_its_ranks() -> None:
     outcome = outcome_of(job, verdict_id)
     assert outcome is not None
     assert (outcome.kind, outcome.incident) == (OutcomeKind.ACTED, incident.incident_id)
-    # 999,970 steps to go or a few less, and no restart was seen yet
+    # 999,970 steps to go or a few less, and no restart so far
     assert outcome.gain_s == pytest.approx(0.03 * 999_970, rel=1e-4)
     assert outcome.cost_s == POLICY.restart_cost_s
     assert incidents(job)[0].state is IncidentState.RECOVERED
@@ -93,7 +93,7 @@ def test_a_verdict_of_a_round_that_is_over_is_declined() -> None:
     assert "round 1 is over" in declined(job)
     go_on_until(job, goes_on(job, 2), 5.0)
     assert "the newest is round 2" in declined(job)
-    # written while there was another round, though it names this one
+    # written during another round, although it names this one
     assert [incident.kind for incident in incidents(job)] == [IncidentKind.FAILURE]
 
 
@@ -105,10 +105,10 @@ def test_verdict_written_before_its_round_is_declined() -> None:
     while 2 not in job.rounds():
         job.now += 0.1
         for host in job.hosts.values():
-            host.hear(1000)
+            host.read_log(1000)
             host.act(job.now)
-        job.driver.hear(1000, job.now)
-        early = write_verdict(job, round=2)  # the driver hears of it together with its own round
+        job.driver.read_log(1000, job.now)
+        early = write_verdict(job, round=2)  # The driver receives it together with its own round.
         job.driver.decide(job.now)
     drive(job)
     outcome = outcome_of(job, early)
@@ -117,10 +117,10 @@ def test_verdict_written_before_its_round_is_declined() -> None:
 
 
 def test_verdict_is_declined_if_it_gains_less_than_it_costs() -> None:
-    """Steps that are left times the gain, against the cost of a restart."""
+    """The remaining steps times the gain, compared with the cost of a restart."""
     job = begin(replace(POLICY, train_steps=1000, restart_cost_s=30.0))
-    # 0.03 s over less than 1000 steps is less than 30 s
-    assert "does not pay" in declined(job)
+    # 0.03 s over less than 1000 steps is less than 30 s.
+    assert "the gain is less than the cost" in declined(job)
     verdict_id = write_verdict(job, gain_s_per_step=0.04)
     drive(job)
     outcome = outcome_of(job, verdict_id)
@@ -131,7 +131,7 @@ def test_verdict_is_declined_if_it_gains_less_than_it_costs() -> None:
 
 def test_cost_is_that_of_the_jobs_earlier_restarts() -> None:
     job = begin(replace(POLICY, restart_cost_s=1e9))
-    assert "does not pay" in declined(job)
+    assert "the gain is less than the cost" in declined(job)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     go_on_until(job, goes_on(job, 2), 5.0)
     go_on(job, 1.0)
@@ -148,8 +148,10 @@ def test_cost_is_that_of_the_jobs_earlier_restarts() -> None:
 
 def test_job_without_spare_evicts_only_if_fewer_are_faster() -> None:
     job = begin(replace(ELASTIC, shrink_after_s=1.0), num_hosts=2)
-    # one host takes twice as long as two that are as fast as it
-    assert "does not pay: on 1 of 2 hosts" in declined(job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.06)
+    # One host takes twice as long as two equally fast hosts.
+    assert "the gain is less than the cost: on 1 of 2 hosts" in declined(
+        job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.06
+    )
     verdict_id = write_verdict(job, hosts=("host-1",), step_s=0.13, gain_s_per_step=0.1)
     go_on_until(job, goes_on(job, 2), 5.0)
     assert members(job, 2) == ["host-0"]
@@ -187,7 +189,7 @@ def test_verdicts_wait_while_an_incident_is_open() -> None:
     drive(job)
     assert outcome_of(job, verdict_id) is None
     go_on_until(job, goes_on(job, 3), 5.0)
-    # then it is judged as any other
+    # Then it is judged as any other verdict.
     assert [incident.kind for incident in incidents(job)] == [IncidentKind.FAILURE, IncidentKind.STRAGGLER]
 
 
@@ -201,7 +203,7 @@ def test_duplicate_verdict_is_applied_once() -> None:
     assert found[1].reason == f"verdict {first} has the same content, and is waiting"
 
 
-def test_dry_run_only_says_what_it_would_have_done() -> None:
+def test_dry_run_only_records_its_decision() -> None:
     job = begin(DRY_RUN)
     verdict_id = write_verdict(job)
     drive(job)
@@ -220,7 +222,7 @@ def test_an_approved_verdict_is_carried_out() -> None:
     drive(job)
     revision = job.etcd.revision
     drive(job)
-    assert job.etcd.revision == revision, "it waits without a word"
+    assert job.etcd.revision == revision, "it waits silently"
     request = ask_about(job, RequestKind.APPROVE, verdict_id)
     drive(job)
     reply = answer(job, request)
@@ -292,7 +294,7 @@ def test_an_unknown_verdict_cannot_be_approved() -> None:
 
 
 def test_slow_host_stays_when_the_spare_is_lost() -> None:
-    """A slow host is better than none: its cordon is removed when no other host can take its place."""
+    """A slow host is better than none: its cordon is removed if no other host can replace it."""
     job = begin()
     write_verdict(job)
     drive(job)
@@ -318,7 +320,7 @@ def test_unreadable_verdict_is_declined() -> None:
     drive(job)
     decision = job.driver.decide(job.now)
     assert decision is not None
-    assert decision.actions == (), "alarms end, and no outcome is written twice"
+    assert decision.actions == (), "alarms end, and every outcome is written once"
 
 
 def test_a_key_that_cannot_be_a_verdict_is_taken_away() -> None:
@@ -398,7 +400,7 @@ def test_a_flood_is_answered_in_turns_and_kept_bounded() -> None:
     assert job.driver.state is not None
     trims = trims_of(KEYS, job.driver.state.seen, num_verdicts=140)
     gone = [trim.keys.start.decode() for trim in trims]
-    # each verdict before its outcome: alone it would be judged again
+    # Each verdict is recorded before its outcome: alone it would be judged again.
     assert gone == [key for name in names[:10] for key in (KEYS.verdict(name), KEYS.outcome(name))]
     job.etcd.delete([KEYS.verdict(names[20])])
     drive(job)

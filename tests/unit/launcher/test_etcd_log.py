@@ -1,4 +1,4 @@
-"""What is left of an etcd's log when it did not come up: the complaint, not the stacks of a Go program."""
+"""The excerpt of an etcd's log after a failed start: the error, not the stacks of a Go program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's own etcd: found, started, restarted when it dies, closed to strangers from the start, ended."""
+"""The job's own etcd: found, started, restarted when it dies, protected from other users from the start, ended."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from megatrain_launcher.etcd import process
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.etcd.program import find_etcd
 from tests.helpers.certificates import Authority
+from tests.helpers.etcd_attackers import tcp_ports
 from tests.helpers.etcd_server import EtcdServers, etcd_program, post, user_names
-from tests.helpers.etcd_strangers import tcp_ports
 from tests.helpers.other_user import as_other_user, everybodys_place, readable_by_all
 from tests.helpers.ports import free_ports
 from tests.helpers.processes import is_running
@@ -41,7 +41,7 @@ def program() -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that is not there yet, in a place that every user may read."""
+    """A directory that does not exist yet, in a place that every user may read."""
     return readable_by_all(tmp_path) / "own"
 
 
@@ -52,7 +52,7 @@ def shared_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(shared_place: Path, program: Path) -> Iterator[EtcdProcess]:
-    """An etcd for tests that do not end it; the environment that it was started in has options for another one."""
+    """An etcd for tests that do not end it; the environment of its start has options for another etcd."""
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ETCD_NAME", "another")
@@ -88,7 +88,7 @@ def test_etcd_is_restarted_with_its_data_and_leaves_nothing(place: Path, program
     assert not is_running(first)
     assert not is_running(second)
 
-    # the next launch of the job, which other hosts reach
+    # the next launch of the job, which other hosts can reach
     with (
         EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd,
         EtcdClient(etcd.settings) as client,
@@ -110,7 +110,7 @@ def test_log_in_costs_etcd_as_little_as_it_can(shared: EtcdProcess, shared_place
 
 @pytest.mark.slow
 def test_etcds_of_two_jobs_are_two_clusters(tmp_path: Path, program: Path) -> None:
-    """Otherwise a job would take over the checkpoints of another one of its name (checkpoint_format/claims.py)."""
+    """Otherwise a job would take over the checkpoints of another job with its name (checkpoint_format/claims.py)."""
     found = set()
     for name in ("one", "other"):
         with EtcdProcess(tmp_path / name, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
@@ -164,7 +164,7 @@ def test_client_without_key_or_password_is_refused(place: Path, tmp_path: Path, 
         def refusal(tls: TlsFiles, credentials: Credentials | None = OWN) -> str:
             settings = EtcdSettings((endpoint,), credentials, tls, call_s=0.3)
             with EtcdClient(settings) as stranger, pytest.raises(CoordinationError) as caught:
-                # with it anybody ends etcd's checks of passwords, once he is in
+                # Any client that is logged in can use it to disable etcd's checks of passwords.
                 alarm = {"action": "ACTIVATE", "memberID": "1", "alarm": "NOSPACE"}
                 stranger.gateway.call("/v3/maintenance/alarm", alarm, dict, what="alarm")
                 stranger.get("key")
@@ -182,7 +182,7 @@ def test_client_without_key_or_password_is_refused(place: Path, tmp_path: Path, 
 
 
 def test_no_web_page_reads_an_answer(shared: EtcdProcess) -> None:
-    """A browser may reach it by a forwarded port, for instance."""
+    """A browser may reach it, for instance by a forwarded port."""
     for headers, status in (
         ({"Host": "localhost", "Origin": "http://evil.example"}, 200),
         ({"Host": "localhost", "Origin": "null"}, 200),
@@ -238,7 +238,7 @@ def test_data_with_another_password_are_refused(place: Path, program: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    ("corrupt", "problem"),
     [
         (lambda place: as_other_user(lambda: place.mkdir(mode=0o700)), "belongs to user"),
         (lambda place: place.mkdir(mode=0o755), "has mode 755, expected 700"),
@@ -248,10 +248,10 @@ def test_data_with_another_password_are_refused(place: Path, program: Path) -> N
     ],
 )
 def test_data_directory_of_another_user_is_refused(
-    tmp_path: Path, program: Path, spoil: Callable[[Path], object], problem: str
+    tmp_path: Path, program: Path, corrupt: Callable[[Path], object], problem: str
 ) -> None:
     everybodys = everybodys_place(tmp_path)
-    spoil(everybodys / "own")
+    corrupt(everybodys / "own")
     with (
         pytest.raises(ConfigError, match=rf"{problem}.*set job\.run_directory"),
         EtcdProcess(everybodys / "own", OWN, program=program),

@@ -1,4 +1,4 @@
-"""Removed files of the job's own etcd: they are restored as they were, and none begins empty."""
+"""Removed files of the job's own etcd: they are restored unchanged, and no etcd begins empty."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def program() -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory that is not there yet, in a place that every user may read."""
+    """A directory that does not exist yet, in a place that every user may read."""
     return readable_by_all(tmp_path) / "own"
 
 
@@ -92,7 +92,7 @@ def put_another_in_its_place(etcd: EtcdProcess, place: Path) -> None:
 def test_removed_files_are_restored_without_loss(
     place: Path, program: Path, remove: Callable[[EtcdProcess, Path], object], named: str, is_shared: bool
 ) -> None:
-    """A data directory that is gone would answer writes, and the next start would have none of them."""
+    """An etcd with a removed data directory would answer writes, and the next start would have none of them."""
     files = JobFiles(place.parent)
     place = files.directory
     where = {"address": "127.0.0.1", "tls": files.tls} if is_shared else {}
@@ -120,10 +120,10 @@ def test_removed_files_are_restored_without_loss(
         assert names <= {path.name for path in place.iterdir()}
         assert read_own_etcd(files.run).settings == etcd.settings
         client.put("key", "after", lease_id=lease.lease_id)
-        wait_until(lambda: has_seen(watch, b"after"), "the watch to go on")
+        wait_until(lambda: has_seen(watch, b"after"), "the watch to continue")
         with pytest.raises(ConfigError, match="still runs"), EtcdProcess(place, credentials, program=program):
             pass
-    # it is on disk, not only in memory
+    # It is on disk, not only in memory.
     with EtcdProcess(place, credentials, program=program) as etcd, EtcdClient(etcd.settings) as client:
         assert EtcdContent.by(client).value == b"after"
         assert EtcdContent.by(client).cluster_id == before.cluster_id
@@ -136,7 +136,7 @@ def has_seen(watch: Watch, value: bytes) -> bool:
 
 @pytest.mark.slow
 def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
-    """Programs that clean /tmp do that after some days."""
+    """Programs that clean /tmp remove it after some days."""
     with EtcdProcess(tmp_path / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         shutil.rmtree(Path(etcd.settings.endpoints[0].path).parent)
@@ -149,7 +149,7 @@ def test_removed_socket_is_created_again(tmp_path: Path, program: Path) -> None:
 
 @pytest.mark.slow
 def test_etcd_serves_while_its_directory_cannot_be_restored(tmp_path: Path, program: Path) -> None:
-    """Nothing of it is stopped before there is a copy."""
+    """No process of it is stopped before there is a copy."""
     real, root, other = tmp_path / "real", tmp_path / "run", tmp_path / "other"
     real.mkdir()
     root.symlink_to(real)
@@ -205,7 +205,7 @@ def test_files_that_etcd_itself_replaces_are_no_loss(place: Path, program: Path)
 def test_etcd_with_lost_unlocked_files_does_not_start_afresh(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An empty one would have no password, and count rounds from 1 below those that have claimed the run."""
+    """An empty etcd would have no password, and count rounds from 1, below those that have claimed the run."""
     monkeypatch.setattr(HeldFiles, "poll", lambda held, pid: ())
     with EtcdProcess(place, OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")

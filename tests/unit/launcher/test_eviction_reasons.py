@@ -1,4 +1,4 @@
-"""The table of reasons for evictions has all their texts, and the runbook has the same rows."""
+"""The table of reasons for evictions has all texts, and the runbook has the same rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reasons_in(tree: ast.AST) -> set[str]:
 
 
 def chooses_eviction(function: ast.FunctionDef) -> bool:
-    """Return whether a function makes EVICT an action, and does not only compare with it."""
+    """Return whether a function assigns EVICT as an action, and does not only compare with it."""
     compared = {id(part) for node in ast.walk(function) if isinstance(node, ast.Compare) for part in ast.walk(node)}
     return any(
         isinstance(node, ast.Name) and node.id == "EVICT" and id(node) not in compared for node in ast.walk(function)

@@ -1,4 +1,4 @@
-"""When an executor checks its host: before it takes part, when asked, and again while it is not fit."""
+"""The checks of an executor's host: before it takes part, on request, and repeatedly while it is not fit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RECORD = HostRecord("a", "1", 1, "a", 1, 1, 1, "", "", "", 0.0, is_fit=False, un
 
 @dataclass
 class Host:
-    """A host whose disk is full until a test says otherwise."""
+    """A host whose disk is full until a test changes it."""
 
     record: HostRecord = RECORD
     is_full: bool = True
     is_training: bool = False
     num_checks: int = 0
     num_reads: int = 0
-    """How often it was asked whether it is fit."""
+    """The number of queries of its fitness."""
     reports: list[str] = field(default_factory=list)
 
     @property
@@ -63,7 +63,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     wait_until(lambda: host.record.is_fit, "the host to be fit")
     reported, reads = host.num_checks, host.num_reads
     wait_until(lambda: host.num_reads >= reads + 3, "the queue to check it")
-    assert host.num_checks == reported, "who is fit is left alone"
+    assert host.num_checks == reported, "a fit host is not checked again"
     assert set(host.reports) == {JOIN_CHECK}
     check_queue.close()
 

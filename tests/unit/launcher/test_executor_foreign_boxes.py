@@ -37,7 +37,7 @@ def places(tmp_path: Path) -> BoxPaths:
 
 @pytest.fixture
 def far_box(tmp_path: Path) -> bytes:
-    """Return a black box whose rank is at step 999999, as any user who reads /proc and our source can make one."""
+    """Return a black box whose rank is at step 999999, as any user can create it from /proc and our source."""
     directory = tmp_path / "elsewhere"
     recorder = open_recorder(IDENTITY, directory=str(directory), run_key="key", num_records=256)
     recorder.set_step(FAR_STEP)
@@ -49,7 +49,7 @@ def far_box(tmp_path: Path) -> bytes:
 
 
 def foreign(path: Path, make: Callable[[Path], object]) -> None:
-    """Have another user make something of this name, with the directory that leads to it."""
+    """Let another user create a file of this name, with its parent directory."""
 
     def act() -> None:
         path.parent.mkdir(mode=0o755, exist_ok=True)
@@ -68,7 +68,7 @@ def test_foreign_black_box_is_reported(places: BoxPaths, far_box: bytes, caplog:
     path = own_box(places)
     foreign(path, lambda path: path.write_bytes(far_box))
     watch = RankWatch(path, RANK, os.getpid())
-    assert watch.poll() is None, "step 999999 of a stranger"
+    assert watch.poll() is None, "step 999999 of a foreign file"
     assert watch.poll() is None
     (warning,) = caplog.records
     assert f"rank {RANK} is not watched: " in warning.getMessage()

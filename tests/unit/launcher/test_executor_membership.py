@@ -1,4 +1,4 @@
-"""A host's place in a job, on a real etcd: names that are taken, leases that are lost, etcds that are lost."""
+"""A host's membership in a job, on a real etcd: names in use, lost leases, and lost etcds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_registered_host_is_there_until_it_closes(
     assert registered(client, keys) == a_host()
     assert one.is_registered
     assert one.set_unfit_reason(FitnessCheck.HEALTH, "no disk")
-    assert not one.lease().is_gone  # while the key is rewritten
+    assert not one.lease().is_gone  # while the key is being rewritten
     wait_until(lambda: registered(client, keys) == one.record, "the change")
     assert one.record.unfit_reason == "no disk"
     one.close()
@@ -63,7 +63,7 @@ def test_a_registered_host_is_there_until_it_closes(
 def test_host_does_not_return_to_an_etcd_without_the_job(
     client: EtcdClient, keys: JobKeys, member: Callable[..., Membership], is_empty: bool
 ) -> None:
-    """Its rounds would begin with 1, below those that have claimed the run; another job's of the name, too."""
+    """Its rounds would begin with 1, below those that have claimed the run; the same for another job with this name."""
     client.put(keys.record, encode(a_job(keys, "a")))
     one = member(a_host())
     client.delete(KeyRange.prefix(keys.prefix))
@@ -111,8 +111,8 @@ def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: 
     for state, valid_s, gone_s in [
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),
-        (LeaseState.LOST, -2.0, 2.0),  # it ran out before etcd reported it
-        (LeaseState.LOST, 3.0, 0.0),  # it was ended before its time, which is now at the earliest
+        (LeaseState.LOST, -2.0, 2.0),  # It expired before etcd reported it.
+        (LeaseState.LOST, 3.0, 0.0),  # It was revoked early, which is now at the earliest.
     ]:
         membership: Any = Membership(client, keys, TIMES)
         membership._keeper = membership._keeper_of_key = SimpleNamespace(state=LeaseState.HELD, valid_s=3.0)
@@ -130,7 +130,7 @@ def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: 
         wait_until(lambda: membership.lease().is_gone, "the lease to be in doubt")
         servers.members[0].start()
         servers.wait_ready()
-        wait_until(lambda: not membership.lease().is_gone, "the lease to be good again")
+        wait_until(lambda: not membership.lease().is_gone, "the lease to be valid again")
         assert registered(one, keys) == a_host()
         membership.close()
 
@@ -139,7 +139,7 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
     port = LivenessPort("1", "127.0.0.1")
     member(a_host(liveness_port=port.port))
     with pytest.raises(ConfigError, match=r"host 'a': job .* has a live executor .*hosts/a.* --host-id") as error:
-        # the first keeps its lease, and the second does not wait for its end
+        # The first keeps its lease, and the second does not wait for its end.
         member(a_host(session="2", liveness_port=1, pid=1), LeaseTimes(3600, 0.2))
     assert str(os.getpid()) in str(error.value)
     port.close()
@@ -186,13 +186,13 @@ def test_own_key_with_an_ending_lease_replaces_no_host(
     port = LivenessPort("1", "127.0.0.1")
     one = member(a_host(liveness_port=port.port))
     lost = one.keeper
-    # as if etcd reported the lease as lost a moment before it removes the keys
+    # As if etcd reported the lease as lost a moment before it removes the keys.
     client.put(keys.host("a"), encode(one.record))
     client.revoke_lease(lost.lease_id)
     wait_until(lambda: "this host's key still exists under the lost lease" in one.problem, "the host to notice")
     assert one.replaced == ""
     client.delete(keys.host("a"))
-    wait_until(lambda: one.is_registered, "the host to be there again")
+    wait_until(lambda: one.is_registered, "the host to be registered again")
     assert registered(client, keys) == one.record
     port.close()
 
@@ -291,7 +291,7 @@ def test_foreign_key_among_the_hosts_blocks_no_host(client: EtcdClient, keys: Jo
     assert claim_job(client, keys, a_job(keys, "b", "L"), 1.0) == first
     assert read_job(client, keys).hosts == ()
     lease = client.grant_lease(60)
-    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # this test keeps its lease
+    client.put(keys.host("newer"), b'{"schema_version": 2}', lease_id=lease.lease_id)  # This test keeps its lease.
     with pytest.raises(CoordinationError, match=r"hosts/newer: schema_version=2"):
         claim_job(client, keys, a_job(keys, "b", "L"), 1.0)
 

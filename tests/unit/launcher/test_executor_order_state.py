@@ -1,4 +1,5 @@
-"""Orders as a host receives them: which round it may start, when it must stop, and which round it reports as taken."""
+"""Orders as a host receives them: which round it may start, when it must stop, and which round it reports as
+started."""
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ def test_snapshot_replaces_exactly_its_range(orders: OrderState) -> None:
     assert (view.newest.number, view.newest_halt, view.end is None) == (2, 1, False)
     orders.take(Snapshot(9, (), "compacted"), ALL)
     assert orders.view().newest is None
-    assert orders.stop_reason(1) == ""  # an etcd that lost everything orders nothing
+    assert orders.stop_reason(1) == ""  # An etcd without data orders nothing.
 
 
 def test_unreadable_order_is_ignored(orders: OrderState) -> None:
@@ -168,12 +169,12 @@ def test_new_session_waits_for_the_end_of_old_workers(orders: OrderState) -> Non
     assert not orders.begin_session("2")
     orders.next_assignment(0)
     write_round(orders, 2, "b")
-    assert not orders.begin_session("2")  # the workers of round 1 are still being stopped
+    assert not orders.begin_session("2")  # The workers of round 1 are still being stopped.
     waiter = threading.Thread(target=lambda: orders.next_assignment(1))
     waiter.start()
     wait_until(lambda: orders.view().taken_round == 0, "the agent to come back")
     assert orders.begin_session("2")
-    assert not orders.begin_session("3")  # one life is enough
+    assert not orders.begin_session("3")  # One session is enough.
     write_round(orders, 3, "a", "b", session="1")
     assert orders.view().taken_round == 0
     write_round(orders, 4, "a", "b", session="2")
@@ -221,7 +222,7 @@ def test_recording_settings_are_received_and_removed(orders: OrderState) -> None
     put(orders, KEYS.diag_settings, DiagSettings(sample_period=3))
     assert orders.diag_settings() == DiagSettings(sample_period=3)
     put(orders, KEYS.diag_settings, b"{")
-    assert orders.diag_settings() == DiagSettings(sample_period=3), "what cannot be read changes nothing"
+    assert orders.diag_settings() == DiagSettings(sample_period=3), "an unreadable record changes nothing"
     orders.take(Changes(2, (Change(ChangeKind.DELETE, item(KEYS.diag_settings, b"")),)), ALL)
     assert orders.diag_settings() is None
     put(orders, KEYS.diag_settings, DiagSettings(is_on=False))

@@ -1,4 +1,5 @@
-"""What an executor reads from real black boxes: progress, milestones, evidence, commands; what it keeps of a crash."""
+"""An executor's readings of real black boxes: progress, milestones, evidence, commands; and its evidence of a
+crash."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ NOW_S = 1_700_000_000.0
 
 @dataclass
 class Boxes:
-    """The black boxes of a tiny job in which this process is every rank."""
+    """The black boxes of a tiny job in which this process acts as every rank."""
 
     places: BoxPaths
 
@@ -110,7 +111,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     began = time.time()
     load(first)
     found = host_progress(round_progress.poll(), 2, 100.0)
-    assert found.milestones.joined_unix_s is None  # the other rank has not come so far
+    assert found.milestones.joined_unix_s is None  # The other rank has not reached that step.
     assert found.step_phase == "init"
     load(second)
     take_steps(first, 10, 11)
@@ -140,7 +141,7 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first.close()
     ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)
-    assert ended[2].progress.completed_step == 11  # its last progress stays known
+    assert ended[2].progress.completed_step == 11  # Its last progress stays known.
     round_progress.close()
     second.close()
 
@@ -165,7 +166,7 @@ def test_black_box_of_another_process_is_not_read(boxes: Boxes) -> None:
     left = boxes.open(2, pid=UNUSED_PID)
     watch = boxes.watch(2)
     assert watch.poll() is None
-    recorder = boxes.open(2)  # sets the other aside, as a worker does
+    recorder = boxes.open(2)  # Sets the other box aside, as a worker does.
     found = watch.poll()
     assert found is not None
     assert found.progress.phase is Phase.INIT
@@ -211,7 +212,7 @@ def test_evidence_of_a_group_of_thousands_is_small(boxes: Boxes) -> None:
     watch.poll()
     found = hang_evidence("a", "1", 3, {2: watch}, 50.0)
     assert dict(found.groups) == {"dp:2+10000x8": (2, 10_000, 8)}
-    assert len(encode(found)) < 1000  # each host writes one, and the driver keeps those of all
+    assert len(encode(found)) < 1000  # Each host writes one file, and the driver keeps those of all.
     watch.close()
     recorder.close()
 
@@ -260,7 +261,7 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 10 * 10**9, NOW_S)
     page = recorder.read_control()
     assert (page.round, page.lease_ok_until_ns, page.command) == (3, 10 * 10**9, Command.NONE)
-    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, read twice by two clocks
+    pages.write(paths, 10 * 10**9 + 1000, NOW_S)  # the same lease, read twice with two clocks
     assert recorder.read_control() is page
     pages.command_checkpoint(4)
     pages.write(paths, 10 * 10**9, NOW_S)
@@ -273,7 +274,7 @@ def test_control_pages_are_written_when_something_changed(boxes: Boxes) -> None:
     pages.write(paths, 13 * 10**9, NOW_S)
     assert recorder.read_control().lease_ok_until_ns == 13 * 10**9
     recorder.close()
-    pages.write(paths, 16 * 10**9, NOW_S)  # the rank has ended: nothing to tell
+    pages.write(paths, 16 * 10**9, NOW_S)  # The rank has ended: there is nothing to report.
 
 
 def test_control_page_switches_recording_and_bursts_end(boxes: Boxes) -> None:
@@ -288,13 +289,15 @@ def test_control_page_switches_recording_and_bursts_end(boxes: Boxes) -> None:
     pages.set_recording(DiagSettings(sample_period=7, full_until_unix_s=NOW_S + 5))
     pages.write({2: paths[2]}, 10 * 10**9, NOW_S)
     assert recording(2) == (ALL_OPERATIONS, 1)
-    pages.write(paths, 10 * 10**9, NOW_S + 4)  # rank 3 has come meanwhile
+    pages.write(paths, 10 * 10**9, NOW_S + 4)  # Rank 3 has started meanwhile.
     assert recording(3) == (ALL_OPERATIONS, 1)
     pages.write(paths, 10 * 10**9, NOW_S + 6)
     assert recording(2) == recording(3) == (ALL_OPERATIONS, 7)
     pages.set_recording(DiagSettings(sample_period=2**40, off_operations=("gc", "no-such")))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
-    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), "what no page can hold is cut"
+    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), (
+        "texts too long for a page are cut"
+    )
     pages.set_recording(DiagSettings(is_on=False))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
     assert recording(2) == recording(3) == (0, 10)
@@ -311,7 +314,7 @@ def test_a_broken_rounds_boxes_are_kept_and_their_memory_freed(
     keeper = crash()
     evidence = HangEvidence("host-1", "1", 3, 1.0, {}, ())
     keeper.keep_positions(evidence)
-    keeper.keep_boxes(3, boxes.paths())  # rank 3 never had one
+    keeper.keep_boxes(3, boxes.paths())  # Rank 3 never had one.
     keeper.close()
     directory = boxes.places.run.incidents / "round-000003"
     assert sorted(path.name for path in directory.iterdir()) == ["host-1.json", "rank-00002.blackbox"]
@@ -326,7 +329,8 @@ def test_positions_from_before_the_halt_are_kept(boxes: Boxes, crash: Callable[.
         return HangEvidence("host-1", "1", number, at_s, {}, ranks, is_after_halt=is_late)
 
     first, newer = evidence(1.0, "S", "T"), evidence(2.0, "D", "T")
-    late = evidence(3.0, "S", "S", is_late=True)  # as alive as before, but ranks have left what they waited in
+    # The ranks are still alive, but some have left the collective in which they waited.
+    late = evidence(3.0, "S", "S", is_late=True)
     dead = evidence(4.0, "Z", "", is_late=True)
     stepped = evidence(5.0, "S", "S", step=8, is_late=True)
     other = evidence(6.0, "S", "S", number=2, is_late=True)

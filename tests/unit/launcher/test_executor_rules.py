@@ -27,8 +27,8 @@ def test_new_session_begins_when_the_job_went_on_without() -> None:
         (3, a_round(4, ("a", "1")), False),
         (3, a_round(4, ("b", "1")), True),
         (3, a_round(4, ("a", "2")), True),
-        (5, a_round(4, ("b", "1")), False),  # an etcd that was restored from a backup: round 5 will come again
-        (3, None, False),  # etcd lost everything: no host has gone on
+        (5, a_round(4, ("b", "1")), False),  # an etcd that was restored from a backup: round 5 will be repeated
+        (3, None, False),  # etcd lost everything: no host has continued
     ]:
         assert needs_new_session("a", "1", named_in, newest) == is_needed, (named_in, newest, is_needed)
 
@@ -53,7 +53,7 @@ def test_signal_stops_the_job_with_or_without_a_driver() -> None:
         (replace(TRAINS, asked_at_s=0.0, now_s=11.0), StopAction.SAVE_HERE),
         (replace(TRAINS, asked_at_s=0.0, now_s=99.0, is_halted=True), StopAction.WAIT),
         (replace(TRAINS, asked_at_s=0.0, saved_here_at_s=11.0, now_s=99.0), StopAction.WAIT),
-        (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopAction.WAIT),  # for the job's end, which says the exit code
+        (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopAction.WAIT),  # for the job's end, which has the exit code
         (replace(IDLE, asked_at_s=0.0, now_s=21.0), StopAction.LEAVE),
         (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopAction.LEAVE),
     ]:
@@ -67,7 +67,7 @@ def test_commands_count_as_completed_in_their_order() -> None:
     assert [command.number for command in tracker.take(commands)] == [4, 5, 6]
     assert (tracker.seen, tracker.completed) == (6, 3)
     tracker.mark_checkpoints_done(5)
-    assert tracker.completed == 3  # the check before it still runs
+    assert tracker.completed == 3  # The previous check is still running.
     tracker.mark_done(4)
     assert tracker.completed == 6
     assert tracker.take(commands) == []

@@ -53,7 +53,7 @@ def test_phase_of_a_host_without_workers(say: Callable[..., HostStatus]) -> None
         (OrdersView(0, None, 0, 0, None), HostPhase.PARKED, 0),
         (replace(IDLE, newest_halt=3, named_in=0), HostPhase.PARKED, 3),  # a spare
         (replace(IDLE, newest_halt=3), HostPhase.STOPPED, 3),  # named, and halted before it could start
-        (IDLE, HostPhase.PARKED, 2),  # named by round 3, which it has not taken up
+        (IDLE, HostPhase.PARKED, 2),  # named by round 3, which it has not started
         (ORDERS, HostPhase.STARTING, 3),
     ]:
         found = say(orders)
@@ -83,7 +83,7 @@ def test_status_from_the_start_to_the_end_of_workers(state: HostStatusBuilder, s
     assert not state.is_broken(3)
 
 
-def test_a_failure_is_reported_with_what_the_log_says(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
+def test_a_failure_is_reported_with_its_log_line(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.worker_ended(ASSIGNMENT, end(1, 69, at=11.0, verdict=NETWORK))
     found = say()
@@ -117,7 +117,7 @@ def test_a_halt_stops_workers(state: HostStatusBuilder, say: Callable[..., HostS
 def test_a_host_that_fenced_itself_failed(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.set_fenced(3, "fenced")
-    # they may be saving: the driver takes STOPPING for workers that were killed
+    # They may be saving: the driver takes STOPPING for killed workers.
     assert (say().phase, say().last_error) == (HostPhase.STARTING, "fenced")
     state.workers_stopping(ASSIGNMENT)
     assert say().phase is HostPhase.STOPPING

@@ -1,4 +1,4 @@
-"""The store of a host: it listens at the given address and nowhere else, and answers beside the standby server."""
+"""The store of a host: it listens only at the given address, and answers beside the standby server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture(scope="module")
 def shared(listener: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    """A server with a store: each store loads torch, so that tests which do not end it share one."""
+    """A server with a store: each store loads torch, so tests that do not end it share one."""
     with programs(tmp_path_factory.mktemp("programs"), store=listener) as made:
         yield made
 

@@ -1,8 +1,8 @@
-"""The driver against hosts that are frozen, thawed, cut off or deaf, with steps of 0.1 to 600 s.
+"""The driver with hosts that are frozen, thawed, cut off or without orders, with steps of 0.1 to 600 s.
 
-What always holds (`TimedJob.check`): there are never two live rounds; when a round begins, no worker of an older one
-runs on a host that has not slept; no decision that was given up is applied; the job does not end while hosts are fit.
-At the end all faults are over, and the job must come back to training.
+The invariants (`TimedJob.check`): there are never two live rounds; when a round begins, no worker of an older one runs
+on a host that was not frozen; no abandoned decision is applied; the job does not end while hosts are fit. At the end
+all faults are over, and the job must resume training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUM_SCHEDULES, NUM_MANY_SCHEDULES = 8, 100
 
 
 class Fencing(RuleBasedStateMachine):
-    """Each rule is one thing that can befall a job whose hosts otherwise obey the protocol."""
+    """Each rule is one fault of a job whose hosts otherwise obey the protocol."""
 
     @initialize(
         step_s=st.sampled_from(STEPS_S), one_host=st.booleans(), driver_rate=RATES,
@@ -57,7 +57,7 @@ class Fencing(RuleBasedStateMachine):
         return self.job.timed()[number]
 
     def strike(self, host: TimedHost, has_contributed: bool) -> None:
-        """Say whether a host that is struck has given its part to the step under way."""
+        """Return whether an affected host has contributed to the step in progress."""
         if has_contributed and host.running == self.job.stepping:
             self.job.has_contributed.add(host.name)
 
@@ -71,7 +71,7 @@ class Fencing(RuleBasedStateMachine):
 
     @rule(host=HOSTS, count=st.sampled_from([1, 3, 1000]))
     def host_hears(self, host: int, count: int) -> None:
-        self.host(host).hear(count)
+        self.host(host).read_log(count)
         self.host(host).act(self.job.now)
 
     @rule(count=st.sampled_from([0, 1, 3, 1000]), is_answer_lost=st.sampled_from([False, False, True]))
@@ -110,7 +110,7 @@ class Fencing(RuleBasedStateMachine):
         timed_host.renew(self.job.now)
         if timed_host.is_up and not timed_host.is_registered:
             timed_host.register(self.job.now)
-        timed_host.tell(self.job.now)
+        timed_host.write_status(self.job.now)
 
     @rule(host=HOSTS, is_deaf=st.booleans())
     def host_hears_no_orders(self, host: int, is_deaf: bool) -> None:
@@ -142,7 +142,7 @@ class Fencing(RuleBasedStateMachine):
     def the_others_end_while_one_hears_nothing(
         self, host: int, is_cut_off: bool, later_s: float, steps: float
     ) -> None:  # fmt: skip
-        """Its round is halted at once, and a spare is there: only the deadlines of this host are waited for."""
+        """Its round is halted at once, and a spare exists: the driver waits only for the deadlines of this host."""
         one = self.host(host)
         one.is_connected, one.is_deaf = not is_cut_off, not is_cut_off
         self.job.advance(later_s + steps * self.step_s)
@@ -174,7 +174,7 @@ class Fencing(RuleBasedStateMachine):
 
 
 class ManySchedules(Fencing):
-    """As `Fencing`: another name begins elsewhere among the schedules."""
+    """As `Fencing`: another name starts at another point of the schedules."""
 
 
 Fencing.TestCase.settings = settings(
@@ -210,7 +210,7 @@ def test_spare_waits_until_the_cut_off_host_has_stopped(step_s: float, wait_s: f
 @pytest.mark.parametrize("is_new_driver", [False, True])
 @pytest.mark.parametrize("damage", ["cut short", "removed"])
 def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: bool) -> None:
-    """With steps of 60 s it obeys what it read before; those that can still read get the new one."""
+    """With steps of 60 s it obeys the deadlines that it read before; hosts that can still read get the new ones."""
     job = TimedJob(POLICY, NUM_HOSTS, 60.0)
     for host in job.timed():
         host.start(job.now)
@@ -229,12 +229,13 @@ def test_host_with_unreadable_deadlines_is_awaited(damage: str, is_new_driver: b
     reported = decode(RoundDeadlines, job.etcd.items[key].value, key)
     assert POLICY.fence_rule.deadlines(reported.interval_s).silent_s >= 180.0
     other.fail(job.now, is_cascade=False)
-    job.go_on(400.0, 800)  # which checks that no host runs an older round
+    job.go_on(400.0, 800)  # this checks that no host runs an older round
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
 def test_dead_host_counts_as_stuck_from_its_death() -> None:
-    """It is proven dead long after the driver began to probe it, and while its lease lives: it trained until then."""
+    """It is proven dead long after the driver began to probe it, and while its lease is valid: it trained until
+    then."""
     three = replace(POLICY, min_hosts=3, max_hosts=3, feasible_counts={3: 1})
     job = TimedJob(three, 6, 5.0)
     for host in job.timed():
@@ -245,12 +246,12 @@ def test_dead_host_counts_as_stuck_from_its_death() -> None:
     job.go_on(POLICY.lease_ttl_s + 1.0, 11)
     dies.kill()
     fails.fail(job.now, is_cascade=True)
-    job.go_on(50.0, 100)  # which checks that no host runs an older round
+    job.go_on(50.0, 100)  # this checks that no host runs an older round
     assert (cut_off.running, len(job.rounds())) == (0, 2)
 
 
 def test_stall_before_a_cut_proves_nothing_later() -> None:
-    """Both train on while cut off: the driver waits for the end of their deadlines, not only for the silence."""
+    """Both train on while cut off: the driver waits for the end of their deadlines, not only for the silence limit."""
     job = TimedJob(POLICY, NUM_HOSTS, 5.0)
     for host in job.timed():
         host.start(job.now)
@@ -258,7 +259,7 @@ def test_stall_before_a_cut_proves_nothing_later() -> None:
     cut_off = [job.timed()[int(part.host.removeprefix("host-"))] for part in job.rounds()[1].hosts]
     for host in cut_off:
         host.stall = Stall("step", host.step, 50.0, 50.0, job.now, (0,))
-        host.tell(job.now)
+        host.write_status(job.now)
         host.is_connected = False
     job.advance(6.0)
     assert [host.stall for host in cut_off] == [None, None]
@@ -268,7 +269,7 @@ def test_stall_before_a_cut_proves_nothing_later() -> None:
 
 @pytest.mark.parametrize(("step_s", "least_s"), [(5.0, 20.0), (60.0, 180.0)])
 def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_s: float) -> None:
-    """It needs more than runtime.save_grace_s=20 for its step of 60 s: the driver and the host know the same bound."""
+    """It needs more than runtime.save_grace_s=20 for its step of 60 s: the driver and the host use the same bound."""
     job = TimedJob(POLICY, NUM_HOSTS, step_s)
     for host in job.timed():
         host.start(job.now)
@@ -279,9 +280,9 @@ def test_saving_host_is_awaited_for_the_measured_stop_time(step_s: float, least_
         reported = host.deadlines.get(1, RoundDeadlines(1))
         assert POLICY.fence_rule.grace_s(reported.stop_s) == least_s
         host.phase = HostPhase.STOPPING
-        host.tell(job.now)
+        host.write_status(job.now)
     since = job.driver_now
-    job.driver.hear(1000, since)
+    job.driver.read_log(1000, since)
     state = job.driver.state
     assert state is not None
     bound_s = POLICY.stop_timeout_s + least_s

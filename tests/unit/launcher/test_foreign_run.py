@@ -1,4 +1,4 @@
-"""Verbs on an untrusted run directory: they end, report what they leave out, and obey nothing in it."""
+"""Commands on an untrusted run directory: they end, report what they leave out, and obey nothing in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return all that a command line prints."""
+    """Return the whole output of a command line."""
     main([str(word) for word in arguments])
     captured = capfd.readouterr()
     return captured.out + captured.err
@@ -37,7 +37,7 @@ PUTS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def test_incidents_leaves_out_what_is_no_record(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_incidents_leaves_out_files_that_are_no_records(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for number, (put, _) in enumerate(PUTS):
         put(run / "incidents" / f"{number}.json")
     text = printed(capfd, "incidents", "--job", run)

@@ -1,8 +1,8 @@
 """A kernel hangs on one GPU, and the hosts of all ranks run ahead: the driver names the rank whose GPU stopped.
 
 Eight ranks (pp 2, dp 2, tp 2) launch two steps on simulated GPUs, through the communicator of NCCL. Then one piece of
-work hangs. Each rank's own recorder writes what its GPU has reached, the executor's code reads it, the driver's judges,
-also with errors of a GPU in a host's kernel log, up to the driver's decision.
+work hangs. Each rank's own recorder writes the progress of its GPU, the executor's code reads it, and the driver's code
+makes its decision. Some cases add errors of a GPU in a host's kernel log.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Job:
     simulation: Simulation
     trainers: list[SimulatedTraining]
     seen: list[int] = field(default_factory=lambda: list(range(8)))
-    """Ranks with a thread that polls how far the device is."""
+    """Ranks with a thread that polls the progress of the device."""
 
     def work(self, rank: int, name: str, number: int) -> DeviceWork:
         """Return the number-th work of this name on a rank's device."""
         return [one for one in self.trainers[rank].one.device.all_work() if one.name == name][number]
 
     def reports(self, silent: Iterable[str] = (), errors: Mapping[str, str] = NO_ERRORS) -> dict[str, HangEvidence]:
-        """Let the devices work until nothing moves; return the evidence of each host that is not silent.
+        """Run the devices until no work can continue; return the evidence of each host that is not silent.
 
         errors: a message in the kernel's log of a host, 5 s before the evidence.
         """
@@ -78,7 +78,7 @@ class Job:
         return found
 
     def evidence(self, silent: Iterable[str] = ()) -> CulpritFinding:
-        """Return what the driver makes of the hosts' evidence."""
+        """Return the driver's conclusion from the hosts' evidence."""
         return find_culprit(ROUND, self.reports(silent))
 
 
@@ -222,6 +222,6 @@ def test_driver_evicts_the_host_whose_gpu_hangs_and_is_broken(
     named = () if culprit is None else (first[culprit],)
     assert (incident.culprit_ranks, incident.culprit_hosts, incident.confidence) == (ranks, named, confidence)
     assert [host for host in first if KEYS.cordon(host) in cluster.etcd.items] == (list(named) if evicted else [])
-    # a host that must pass its checks is replaced, too, but not cordoned
+    # A host that must pass its checks is replaced, too, but not cordoned.
     assert set(first) - set(members(cluster, 2)) == {first[HOSTS.index(host)] for host in errors}
     assert any("reported Xid" in text for text in incident.evidence) == bool(errors)

@@ -1,4 +1,4 @@
-"""What an error of a GPU in a kernel's log adds to the judgement of a hang, and which host is evicted."""
+"""The effect of a GPU error in a kernel's log on the judgement of a hang, and the evicted host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = tuple(RoundHost(host, f"{host}-1", host, 2 * index, 2) for index, host i
 ROUND = Round(3, 6, PARTS, "a", 1, "", "", 0.0)
 GROUP = "dp:0+6x1"
 SILENT_S = 30.0
-"""For so long no rank has written to its black box when the evidence is taken."""
+"""The time without a record in any rank's black box when the evidence is taken."""
 AT = 1000.0
 POLICY = Policy(min_hosts=3, max_hosts=3, num_workers=2, feasible_counts={3: 1})
 
@@ -44,9 +44,9 @@ NOBODY: dict[int, str] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """Where the ranks are (all others wait in the same collective), the errors by host, and what follows.
+    """The positions of the ranks (all others wait in the same collective), the errors by host, and the expected result.
 
-    silent: hosts of which the driver has no evidence of ranks. checked: hosts that must pass their checks.
+    silent: hosts without evidence of ranks. checked: hosts that must pass their checks.
     """
 
     at: dict[int, str]

@@ -1,4 +1,4 @@
-"""The gate: every check has its own deadline, and whatever one does, the report comes."""
+"""The health checks of a host: every check has its own deadline, and the report arrives whatever a check does."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_history_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_check_reports_although_probes_crash(tmp_path: Path) -> None:
-    """The whole list on this machine, with probes that answer at once; the report goes through etcd."""
+    """The whole list on this machine, with probes that answer at once; the report is sent through etcd."""
 
     def probe(name, arguments, *, environment, deadline_s):
         return ProbeEnd(-6, "", "last line\n", deadline_s)
@@ -124,7 +124,7 @@ def test_every_check_reports_although_probes_crash(tmp_path: Path) -> None:
     assert list(outcomes(report)) == names
     assert len(set(names)) == len(names)
     assert decode(CheckReport, encode(report), "report") == report
-    # a probe that crashed: the disk was not seen to work, nor was a device
+    # a probe that crashed: neither the disk nor a device is known to work
     assert {name for name, outcome in outcomes(report).items() if outcome == "failed"} == {
         "disk", "matmul", "memory-copy", "loopback",
     }  # fmt: skip
@@ -137,4 +137,4 @@ def test_context_of_a_configuration(tmp_path: Path) -> None:
     assert one.recovery == config.recovery
     assert one.device == config.runtime.device
     assert one.shared_memory_bytes == 3 * box_bytes(config.telemetry.black_box_records)
-    assert one.history.parent.parent == tmp_path / "hosts"  # one name, whatever the host is called
+    assert one.history.parent.parent == tmp_path / "hosts"  # one name, for any name of the host

@@ -1,4 +1,4 @@
-"""GPU checks: what NVML and nvidia-smi say, what it means, and Xid messages in the kernel's log."""
+"""GPU checks: the output of NVML and nvidia-smi, its meaning, and Xid messages in the kernel's log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_outcome_of_each_gpu_reading() -> None:
 
 
 def test_lost_gpu_is_missing_at_every_check() -> None:
-    """What is remembered is the number of before, so that the second check fails like the first."""
+    """The history keeps the earlier number, so the second check fails like the first."""
     count = judged(of(GOOD), num_before=2)[1]
     assert "num_gpus" not in count.seen
     assert judged(of(GOOD))[1].seen == {"num_gpus": 1}
@@ -252,7 +252,7 @@ def test_nvml_that_cannot_start_has_its_error_or_none(nvml: ModuleType, monkeypa
     nvml.fail["init"] = 18
     assert read_nvml() == DriverReading("nvml", error="RM version mismatch")
     nvml.fail["init"] = 12
-    assert read_nvml() is None  # nvidia-smi may know more
+    assert read_nvml() is None  # nvidia-smi may have more information
     monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
     assert read_nvml() is None
 
@@ -323,6 +323,6 @@ def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
     one = context(tmp_path)
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
-    (tmp_path / "kmsg").write_bytes(record(79, 1e9))  # not yet happened: just now
+    (tmp_path / "kmsg").write_bytes(record(79, 1e9))  # in the future: counts as now
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED

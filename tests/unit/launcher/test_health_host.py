@@ -1,4 +1,4 @@
-"""Disk, shared memory, memory, limits, network and clock: each check shown machines that are well and that are not."""
+"""Disk, shared memory, memory, limits, network and clock: each check on machines with and without problems."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_outcome_of_each_disk_reading() -> None:
 def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "new"
     (finding,) = storage.check_disk(context(tmp_path, run_directory=directory), HealthHistory())
-    assert finding.outcome in ("passed", "failed")  # by the space that this machine has
+    assert finding.outcome in ("passed", "failed")  # with the space of this machine
     assert finding.value is not None
     assert list(directory.iterdir()) == []
 
@@ -200,7 +200,7 @@ def test_host_without_network_passes_as_the_only_one(tmp_path: Path) -> None:
     first, second = network_findings(tmp_path, {"sys/class/net/lo/operstate": "unknown"}, HealthHistory())
     assert first.outcome is CheckOutcome.PASSED
     assert second.outcome is CheckOutcome.SKIPPED
-    # what is remembered goes into a file: names and plain numbers
+    # The history is a file with names and plain numbers.
     findings = network_findings(tmp_path, interface("eth0") | port("mlx5_0"), HealthHistory())
     assert json.loads(json.dumps([dict(finding.seen) for finding in findings]))
 
@@ -242,7 +242,7 @@ def test_outcome_of_interfaces_against_their_history(tmp_path: Path) -> None:
 
 
 def test_outcome_of_rdma_ports_against_their_history(tmp_path: Path) -> None:
-    """A port that never was up is not in use; one that was is missing until it is back."""
+    """A port that was never up is not in use; one that was up is missing until it returns."""
     cases = [
         ({}, "passed", "mlx5_0:1 up 400 Gbit/s, mlx5_1:1 DOWN"),
         (port("mlx5_0", "1: DOWN"), "failed", "mlx5_0:1 is DOWN"),
@@ -267,7 +267,7 @@ def test_outcome_of_rdma_ports_against_their_history(tmp_path: Path) -> None:
 
 
 class Server:
-    """Answers with a Date that is off by some seconds; None: without one."""
+    """Answers with a Date that is wrong by some seconds; None: without a Date."""
 
     def __init__(self, off_s: float | None) -> None:
         server = self
@@ -308,7 +308,7 @@ def servers(*off_s: float | None) -> Iterator[list[Server]]:
 
 def test_outcome_of_clocks_against_etcd(tmp_path: Path) -> None:
     cases: list[tuple[tuple[float | None, ...], str, str]] = [
-        ((0.0,), "passed", "etcd, give or take"),
+        ((0.0,), "passed", "etcd (+/- "),
         ((60.0,), "failed", "s behind etcd"),
         ((-60.0,), "failed", "s ahead of etcd"),
         ((0.0, 60.0, 0.0), "warning", "1 of 3"),
@@ -321,7 +321,7 @@ def test_outcome_of_clocks_against_etcd(tmp_path: Path) -> None:
             (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
             assert finding.outcome == outcome, off_s
             assert detail in finding.detail, off_s
-            assert [server.num_asked for server in some] == [1] * len(some), "one answer makes it clear"
+            assert [server.num_asked for server in some] == [1] * len(some), "one answer is sufficient"
 
 
 def test_clock_without_an_answer_of_etcd_is_not_judged(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_clock_of_a_real_etcd(etcd: EtcdServers, tmp_path: Path) -> None:
 
 
 def test_true_clock_offset_is_within_the_bounds() -> None:
-    """Whatever the part of a second and the delay are, and however the true offset is."""
+    """For any fraction of a second, delay, and true offset."""
     for true in (-3.0, -0.4, 0.0, 0.31, 2.7):
         for start in range(0, 100, 7):
             sent = 1000 + start / 100
@@ -357,9 +357,9 @@ def test_more_answers_make_an_unclear_offset_clear(monkeypatch: pytest.MonkeyPat
     offset = clock.measured_offset(2.0, lambda: next(answers))
     assert offset == clock.Offset(1.5, 1.9)
     assert offset.is_within(2.0) is True
-    # one that stays unclear is taken by its middle, after a bounded number of answers
+    # An unclear offset is taken from the middle of its bounds, after a bounded number of answers.
     unclear = clock.measured_offset(2.0, lambda: clock.Offset(1.9, 2.3))
     assert clock.judge_clock([unclear], 2.0).outcome is CheckOutcome.FAILED
-    # a clock that is set meanwhile leaves no overlap: the newer answer counts
+    # A clock that is set meanwhile leaves no overlap: the newer answer counts.
     answers = iter([clock.Offset(1.5, 2.5), clock.Offset(-0.5, 0.5)])
     assert clock.measured_offset(2.0, lambda: next(answers)) == clock.Offset(-0.5, 0.5)

@@ -1,4 +1,4 @@
-"""Pair tests: which hosts meet, which is at fault, and one real pair of two probes."""
+"""Pair tests: which hosts are paired, which is at fault, and one real pair of two probes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def results_of(
     broken: set[str] = frozenset(),
     links: set[Pair] = frozenset(),
 ) -> list[PairResult]:
-    """What all hosts report when some are slow or broken in the network, or a link between two is."""
+    """The reports of all hosts if some are slow or broken in the network, or a link between two is."""
     found = []
     for pair in schedule:
         reduce_s: float | None = 0.010
@@ -123,7 +123,7 @@ def test_healthy_host_is_never_named(count: int, data: st.DataObject) -> None:
     schedule = schedule_of(count)
     verdict = judge_pairs(schedule, results_of(schedule, broken=broken), 1.5)
     assert set(verdict.culprits) <= broken
-    # and every failed pair has a host that is named
+    # Every failed pair contains a named host.
     named = set(verdict.culprits) | set(verdict.suspects)
     assert all(set(pair) & named for pair in schedule if set(pair) & broken)
 
@@ -132,7 +132,7 @@ def test_host_between_two_culprits_is_not_named() -> None:
     schedule = schedule_of(6)
     verdict = judge_pairs(schedule, results_of(schedule, broken={"host-1", "host-3"}), 1.5)
     assert list(verdict.culprits) == ["host-1", "host-3"]
-    assert not verdict.suspects  # host-2 met no other host: its bad pairs are explained
+    assert not verdict.suspects  # host-2 was paired with no other host: its bad pairs are explained.
 
 
 def test_two_hosts_alone_prove_nothing() -> None:
@@ -173,7 +173,7 @@ def test_slow_computing_is_the_hosts_own() -> None:
     assert "50.0 ms, but 20.0 ms on other hosts" in culprits["host-1"]
     assert not judge_pairs(schedule, slow, 3.0).culprits
     assert not judge_pairs(schedule, slow, 1.5, {"host-0": "H100", "host-1": "A100"}).culprits
-    # slow in one turn only: something else ran
+    # slow in one turn only: another program ran
     schedule = schedule_of(4)
     once = [
         replace(result, compute_s=0.05) if (result.host, result.partner) == ("host-1", "host-2") else result

@@ -1,4 +1,4 @@
-"""Timed checks against a host's own history, the file it is kept in, and the probe that measures."""
+"""Timed checks compared with a host's own history, the file of that history, and the probe that measures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_first_measurements_pass_and_are_remembered() -> None:
         assert "no history yet" in detail
         history = history.with_findings(timed.judge_speed(timed.timings_of(lines(matmul_s), ""), history, 1.5)[0])
     assert history.usual(f"matmul/{CPU}/cpu") == 0.05
-    assert history.usual(f"loopback/{CPU}/all-reduce") == 0.003  # the slower of its ranks
+    assert history.usual(f"loopback/{CPU}/all-reduce") == 0.003  # the slower one of its ranks
 
 
 def test_slowness_against_the_own_history() -> None:
@@ -144,7 +144,7 @@ def test_kinds_of_broken_measurements_are_distinguished() -> None:
     ]:
         found, is_slow, text = outcomes(some, usual(), problem)
         assert found == expected, detail
-        assert not is_slow, detail  # measuring again is for slowness only
+        assert not is_slow, detail  # Only slowness is measured again.
         assert detail in text, detail
 
 
@@ -228,7 +228,7 @@ def test_broken_measurement_leaves_the_others() -> None:
     assert {key: error for key, error in reported.items() if key[1] is not None} == {
         ("mixed", 0): "",
         ("mixed", 1): "RuntimeError: first line",
-        ("dead", 0): "was killed by SIGSEGV (11)",  # and nothing of the one that waited for it
+        ("dead", 0): "was killed by SIGSEGV (11)",  # and no part of the one that waited for it
         ("stuck", 0): "",
         ("stuck", 1): "no end within 0.3 s",
     }
@@ -303,7 +303,7 @@ def test_history_round_trip(tmp_path: Path) -> None:
     write_history(path, history)
     assert read_history(path) == (history, "")
     assert history.seen == {"gpus": 8.0}
-    assert "a" not in history.samples  # of a check that did not pass
+    assert "a" not in history.samples  # of a failed check
     assert [file.name for file in path.parent.iterdir()] == ["health.json"]
 
 

@@ -1,4 +1,4 @@
-"""Keeping a bad host from other jobs: a fake API server over TLS, and fakes of kubectl and scontrol that are run."""
+"""Keeping a bad host from other jobs: a fake API server over TLS, and executable fakes of kubectl and scontrol."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN = "the-token"
 
 
 class ApiServer(HTTPServer):
-    """Knows the node "node-a", and one account."""
+    """Has the node "node-a", and one account."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _ApiHandler)
@@ -65,7 +65,7 @@ class _ApiHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +110,14 @@ def test_a_node_is_cordoned_with_the_account(tmp_path: Path, api: ApiServer, aut
         platform.cordon("node-b", "")
 
 
-def test_an_account_without_the_right_says_which_it_needs(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
+def test_an_error_names_the_right_that_an_account_lacks(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
     files = account(tmp_path, authority.files.certificate, "another")
     with pytest.raises(CordonError, match=r"forbidden.*; the service account needs the verb patch on this node"):
         KubernetesPlatform(environment_of(api.server_port), files).cordon("node-a", "")
 
 
 def granted(template: str) -> set[tuple[str, str, str]]:
-    """Return (verb, resource, name) of all that a manifest grants; a rule without names is one for all of them."""
+    """Return (verb, resource, name) of everything that a manifest grants; a rule without names grants all of them."""
     yaml = require_module("yaml")
     found = [one for one in yaml.safe_load_all(template) if one["kind"] in ("Role", "ClusterRole")]
     return {
@@ -131,7 +131,7 @@ def granted(template: str) -> set[tuple[str, str, str]]:
 
 
 def test_jobset_grants_only_cordons_of_its_own_nodes(tmp_path: Path, api: ApiServer, authority: Authority) -> None:
-    """Both ways: an unused right is one too many, and a call without the right fails."""
+    """In both directions: an unused right is one too many, and a call without the right fails."""
     nodes = ("node-a", "node-b")
     api.nodes = {name: {} for name in (*nodes, "node-of-others")}
     flags = small_flags(tmp_path, template="jobset", etcd=EtcdFlags("e1:2379"), image="x:1", nodes=nodes)
@@ -163,7 +163,7 @@ def test_a_port_that_is_no_number_is_an_error_of_the_cordon(tmp_path: Path, auth
         KubernetesPlatform(environment, files).cordon("node-a", "")
 
 
-def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> None:
+def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, api: ApiServer) -> None:
     (tmp_path / "account").mkdir()
     stranger = Authority.create(tmp_path, "stranger")
     files = account(tmp_path / "account", stranger.files.certificate)
@@ -173,7 +173,7 @@ def test_another_authority_is_not_trusted(tmp_path: Path, api: ApiServer) -> Non
 
 
 def program(directory: Path, name: str, body: str) -> dict[str, str]:
-    """Make a program that writes its arguments to calls.txt, and return an environment that has it on PATH."""
+    """Create a program that writes its arguments to calls.txt, and return an environment with it on PATH."""
     path = directory / name
     path.write_text(f'#!/bin/sh\nfor word in "$@"; do echo "$word"; done >>{directory}/calls.txt\n{body}\n')
     path.chmod(0o755)

@@ -37,7 +37,7 @@ signal.pause()
 
 
 class ProgramEntry:
-    """An entry point whose program notes each of its lives in a file."""
+    """An entry point whose program records each of its starts in a file."""
 
     def __init__(self, name: str, notes: Path) -> None:
         self.name, self.notes = name, notes
@@ -69,7 +69,7 @@ def settings(tmp_path: Path) -> ExecutorSettings:
 def running(
     settings: ExecutorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Programs of which one runs; return a function that gives the command line of each life."""
+    """Programs of which one runs; return a function that returns the command line of each start."""
     notes = tmp_path / "notes"
     entries = [ProgramEntry(name, notes) for name in ("broken", "idle", "streamer")]
     assert ENTRY_POINT_GROUP == "megatrain.host_program"
@@ -110,7 +110,7 @@ def test_a_program_that_dies_is_started_again(
     running: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     os.kill(running()[0]["pid"], signal.SIGKILL)
-    wait_until(lambda: len(running()) == 2, "its second life")
+    wait_until(lambda: len(running()) == 2, "its second start")
     assert "streamer was killed by SIGKILL (9); it is started again" in caplog.text
     assert not is_alive(running()[0]["pid"])
 

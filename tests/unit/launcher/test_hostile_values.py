@@ -1,7 +1,7 @@
 """Hostile values under a job's keys: driver, executors and command line survive them, and obey none.
 
-Records of every kind are made from their own type hints, with values at the edge of what the codec takes: names that
-are no names, halves of surrogate pairs, terminal escapes, numbers without bounds, keys that say something else.
+Records of every kind are generated from their type hints, with extreme values that the codec accepts: invalid names,
+halves of surrogate pairs, terminal escapes, huge numbers, keys that contradict their value.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _KINDS: Mapping[str, tuple[type[Any], tuple[str, ...]]] = {
     "end": (JobEnd, ()),
     "report": (DriverReport, ()),
 }
-"""Record class, and the fields that its key is made of."""
+"""Record class, and the fields that form its key."""
 _TEXTS = ("", "host-1", "host-2", "s1", "s2", "\xb2", "\x1b[31mX", "y" * 300, "\ud800", "a/b", "9" * 30, "restart",
           "evict", "user_code", "127.0.0.1", "request", "exit_code", "ff", "-1")  # fmt: skip
 _INTEGERS = (0, 1, 2, 3, -1, 2**62, -(2**62), 100_000, 65_536, 75)
@@ -92,7 +92,7 @@ class Scribe:
         return KeyValue(key, raw, self._revision, self._revision, 1, 0)
 
     def _make_plausible(self, kind: str, value: dict[str, Any]) -> None:
-        """Have some of it agree, so that it comes far."""
+        """Let some fields agree, so that the record passes the first checks."""
         if kind in ("hosts", "status") and self._is(0.8):
             number = self.random.choice("12")
             value |= {"host": f"host-{number}", "session": f"s{number}"}
@@ -154,7 +154,7 @@ def with_many_scribes(act: Callable[[Scribe], None]) -> Callable[[], None]:
 
 @pytest.mark.slow
 @with_many_scribes
-def test_the_driver_decides_whatever_it_reads(scribe: Scribe) -> None:
+def test_the_driver_decides_for_any_keys(scribe: Scribe) -> None:
     now = NOW_S
     state = fold(ClusterState(KEYS, "host-1", now), Snapshot(100, scribe.items(), "asked"), now)
     for revision in range(101, 106):
@@ -183,7 +183,7 @@ class _Etcd:
 
 
 @with_many_scribes
-def test_the_command_line_shows_whatever_it_reads(scribe: Scribe) -> None:
+def test_the_command_line_shows_any_record(scribe: Scribe) -> None:
     election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1, 0)
     client: Any = _Etcd((*scribe.items(), election))
     snapshot = read_job(client, KEYS)
@@ -200,7 +200,7 @@ def test_the_command_line_shows_whatever_it_reads(scribe: Scribe) -> None:
 
 
 @with_many_scribes
-def test_a_host_receives_its_orders_whatever_else_is_there(scribe: Scribe) -> None:
+def test_a_host_reads_its_orders_among_other_keys(scribe: Scribe) -> None:
     items, orders = scribe.items(), OrderState(KEYS, "host-1", "s1")
     orders.take(Snapshot(1, items, "asked"), ALL)
     orders.take(Changes(2, tuple(Change(ChangeKind.DELETE, item) for item in items)), ALL)
@@ -213,7 +213,7 @@ def _item(key: str, record: Any) -> KeyValue:
 
 
 def test_request_under_a_foreign_key_is_not_answered() -> None:
-    """Its answer would take away another key, and so be given again and again."""
+    """Its answer would remove another key, and so be given repeatedly."""
     request = JobRequest("b", RequestKind.CHECKPOINT, "ops", NOW_S)
     item = _item(KEYS.request("a"), request)
     state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)

@@ -1,4 +1,4 @@
-"""Whose job a launch is: names that are taken, configurations that differ, launches that were killed or ended."""
+"""The launch that owns a job: names in use, configurations that differ, launches that were killed or ended."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_host_without_launch_id_joins_no_dead_launch(
     assert again.launch_id not in ("", first.launch_id)
     assert again.lost_launch is not None
     assert again.lost_launch.launch_id == first.launch_id
-    # the second host of the same launch finds it
+    # The second host of the same launch finds it.
     assert claim_job(client, keys, a_job(keys, "c", steps="5"), DEADLINE_S) == again
 
 

@@ -1,4 +1,4 @@
-"""Who has access to the etcd that a launch starts: only its user, from the first moment, and no page in a browser."""
+"""Access to the etcd that a launch starts: only for its user, from the first moment, and for no page in a browser."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.launch import host
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
+from tests.helpers.etcd_attackers import asked, racing, tcp_ports
 from tests.helpers.etcd_server import etcd_program
-from tests.helpers.etcd_strangers import asked, racing, tcp_ports
 from tests.helpers.launch_cases import small_flags
 from tests.helpers.processes import descendants
 from tests.helpers.waiting import wait_until
@@ -52,7 +52,7 @@ def users(settings: ExecutorSettings) -> list[str]:
 
 @pytest.mark.slow
 def test_token_and_files_of_a_job_are_private(tmp_path: Path) -> None:
-    """Neither another user, who may connect to every port here, nor a web page that finds one."""
+    """Neither another user, who may connect to every port here, nor a web page that finds one, has access."""
     before = set(descendants(os.getpid()))
     got: list[object] = []
 
@@ -79,7 +79,7 @@ def test_a_racer_never_becomes_root_of_the_first_hosts_etcd(slurm: LaunchPlan) -
     with racing() as racer:
 
         def execute(settings: ExecutorSettings) -> int:
-            wait_until(lambda: racer.num_tries > 20, "the racer to try")
+            wait_until(lambda: racer.num_tries > 20, "the attacker to try")
             assert users(settings) == ["megatrain", "root"]
             return 1
 

@@ -1,6 +1,6 @@
 """The programs of a job: each is started, restarted and reported separately, and all end with the block.
 
-A launch prints where its web page is, each address once.
+A launch prints the address of its web page, each address once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_end_of_one_program_leaves_the_other_running(tmp_path: Path, monkeypatch
     with running_programs(settings_in(tmp_path), reported.append):
         wait_until(lambda: pids(tmp_path, "diagnostics") and pids(tmp_path, "dashboard"), "both")
         os.kill(pids(tmp_path, "diagnostics")[0], signal.SIGKILL)
-        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next life")
+        wait_until(lambda: len(pids(tmp_path, "diagnostics")) == 2, "the next start")
         (page,) = pids(tmp_path, "dashboard")
         os.kill(page, 0)
 

@@ -24,13 +24,13 @@ def test_job_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
     assert len(read_job(client, keys, num_incidents=0).incidents) == 105
     for number in range(3, 9):
         client.put(keys.round(number), encode(make_round(number)))
-    client.put(f"{keys.election}/0", "host-2")  # a candidate that came later
+    client.put(f"{keys.election}/0", "host-2")  # a later candidate
     report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd is out of space",))
     client.put(keys.report, encode(report))
     later = read_job(client, keys)
     assert later.report == report
     client.put(keys.report, encode(replace(report, driver="host-2")))
-    assert read_job(client, keys).report is None  # of a driver that is no more
+    assert read_job(client, keys).report is None  # of a driver that is gone
     client.put(keys.report, encode(report))
     later = read_job(client, keys)
     assert (max(later.rounds), len(later.rounds), later.driver) == (8, 4, "host-1")

@@ -1,4 +1,4 @@
-"""`megatrain launch` as it is typed: templates on stdout, mistakes on stderr, and no torch before it is needed."""
+"""`megatrain launch` on the command line: templates on stdout, errors on stderr, and no torch before it is needed."""
 
 from __future__ import annotations
 

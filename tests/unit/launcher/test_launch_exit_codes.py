@@ -1,4 +1,5 @@
-"""How a launch of several hosts on one machine ends: what the driver wrote in this launch, or what hosts know."""
+"""The end of a launch of several hosts on one machine: as the driver recorded it in this launch, or as the hosts know
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ host = next(word.partition("=")[2] for word in sys.argv if word.startswith("--ho
 Path(sys.argv[1], f"{host}.started").touch()
 signal.pause()
 """
-"""A host that saves and stops when it is asked to."""
+"""A host that saves and stops on request."""
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
 
 def end_with(monkeypatch: pytest.MonkeyPatch, *program: str, end: JobEnd | None = None) -> None:
-    """Have hosts run a program in place of `megatrain`, and the driver say how the job ended."""
+    """Let hosts run a program in place of `megatrain`, and let the driver record the end of the job."""
 
     class Hosts(LocalHosts):
         def __init__(self, arguments: Sequence[str], count: int, environment: Any, tell: Any) -> None:
@@ -80,7 +81,7 @@ def test_exit_code_survives_the_loss_of_etcd(plan: LaunchPlan, monkeypatch: pyte
 def test_lost_terminal_does_not_prevent_a_save(
     plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGHUP comes when it goes, and what is written to it is an error."""
+    """SIGHUP arrives when the terminal closes, and writing to it is an error."""
     asked: list[str] = []
     stop = LocalHosts.stop
 

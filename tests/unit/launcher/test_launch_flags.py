@@ -1,4 +1,4 @@
-"""The command line of `megatrain launch`: torchrun's names in both spellings, and what is refused with a hint."""
+"""The command line of `megatrain launch`: torchrun's names in both spellings, and the refused flags with a hint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_nnodes_is_minimum_and_maximum_of_hosts() -> None:
     assert (flags.min_hosts, flags.max_hosts, flags.spares, flags.is_standalone) == (3, 3, 1, True)
 
 
-def test_torchruns_other_flags_say_what_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchruns_other_flags_name_their_replacement(capsys: pytest.CaptureFixture[str]) -> None:
     for option in REFUSED:
         for spelling in spellings(option):
             with pytest.raises(SystemExit) as caught:
@@ -94,7 +94,7 @@ def test_wrong_values_are_named() -> None:
         assert len(found) == 1, (arguments, found)
         assert expected in found[0], arguments
 
-    # all mistakes are named at once
+    # All errors are reported at once.
     assert len(problems_of("--nnodes=x", "--tee=x", "--rdzv-conf=a=b,c=d")) == 4
     (problem,) = problems_of("--rdzv-id=a", overrides=("--job.name=b",))
     assert problem == "--rdzv-id=a and --job.name=b name two jobs; give one of them"

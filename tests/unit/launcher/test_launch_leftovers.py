@@ -1,5 +1,5 @@
-"""What a job leaves in memory: removed where all is saved, kept and reported where it is not; another job's is never
-touched."""
+"""The files that a job leaves in memory: removed if all is saved, else kept and reported; those of another job are
+never touched."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_launch_keeps_only_unsaved_snapshots(plan: LaunchPlan, code: int, is_kep
 
 @pytest.mark.parametrize(("code", "is_kept"), [(0, False), (75, False), (1, True), (68, True)])
 def test_host_that_leaves_in_order_removes_its_snapshots(tmp_path: Path, code: int, is_kept: bool) -> None:
-    """Whatever it was in the job, for its writer would keep them for checkpoint.keep_arena_s; never another host's."""
+    """Whatever its role in the job, because its writer would keep them for checkpoint.keep_arena_s; never another
+    host's."""
     arenas = tmp_path / "arenas"
     arenas.mkdir()
     flags = small_flags(
@@ -84,7 +85,7 @@ def test_host_that_leaves_in_order_removes_its_snapshots(tmp_path: Path, code: i
 
 
 def test_launch_waits_for_the_end_of_a_writer(plan: LaunchPlan) -> None:
-    """Else a launch would have ended, and something of it would not."""
+    """Otherwise the launch would end while a part of it still runs."""
     arena = Arena(arena_of(plan, "small.h1", keep_arena_s=600.0))
     pid = start_writer(arena, plan.files.run / "writer.log")
     assert pid is not None

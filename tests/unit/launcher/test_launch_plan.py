@@ -1,4 +1,4 @@
-"""What follows from the command line: numbers of hosts that can train, workers, who this host is and where."""
+"""The consequences of the command line: numbers of hosts that can train, workers, and the identity of this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch that finds its run in use changes nothing of the job that trains there."""
+"""A launch into a run directory in use changes nothing of the job that trains there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests as Kubernetes would take them, checked against the fields that the public definitions have."""
+"""Manifests as Kubernetes would accept them, checked against the fields of the public definitions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ _OTHERS: Mapping[str, Schema] = {
 
 
 def wrongs(schema: Schema, value: Any, place: str = "") -> list[str]:
-    """Return in what a value does not fit."""
+    """Return the places at which a value does not match."""
     if isinstance(schema, Mapping):
         if not isinstance(value, dict):
             return [f"{place}: not an object"]
@@ -214,7 +214,7 @@ def test_jobset_runs_on_and_may_cordon_named_nodes(tmp_path: Path) -> None:
         assert wrongs(_OTHERS[kind], one, kind) == []
     pod = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    # the API takes one name a term, and a node that fulfils one of the terms
+    # The API accepts one name per term, and a node that fulfils one of the terms.
     assert [one["matchFields"][0]["values"] for one in affinity["nodeSelectorTerms"]] == [[name] for name in NODES]
     (rule,) = found["ClusterRole"]["rules"]
     assert rule == {"apiGroups": [""], "resources": ["nodes"], "resourceNames": list(NODES), "verbs": ["patch"]}
@@ -240,7 +240,7 @@ def test_a_jobset_goes_on_after_75_and_ends_after_other_codes(tmp_path: Path) ->
     assert reactions[reason_of[by_code[75]]] == "RestartJobSetAndIgnoreMaxRestarts"
     for code in (1, 2, 65, 66, 67, 77, 78):
         assert reactions[reason_of[by_code[code]]] == "FailJobSet"
-    # etcd out of reach, and signals: the pod comes again
+    # etcd out of reach, and signals: the pod is started again
     assert not {68, 137, 139, 143} & by_code.keys()
     assert job["maxFailedIndexes"] == 0
 
@@ -304,7 +304,7 @@ def test_pods_write_to_their_mounted_storage(tmp_path: Path) -> None:
     (container,) = pod["containers"]
     (place,) = [one["mountPath"] for one in container["volumeMounts"] if one["name"] == "run"]
     assert place == "/runs/small"
-    assert container["command"][-1] == f"--job.run_directory={place}", "and what the configuration says does not win"
+    assert container["command"][-1] == f"--job.run_directory={place}", "and the configuration does not take precedence"
 
 
 def test_pods_page_needs_a_token_and_has_few_rights(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/guides/launching.md and recovery.md name what the code has: flags, keys, phases, kinds, states, limits."""
+"""docs/guides/launching.md and recovery.md agree with the code: flags, keys, phases, kinds, states, limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def guide(name: str) -> str:
 
 
 def names_in(text: str, heading: str) -> set[str]:
-    """Return what stands in backticks in the first column of the table with this header."""
+    """Return the texts in backticks in the first column of the table with this header."""
     table = text.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
     return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
@@ -34,10 +34,10 @@ def test_recovery_guide_has_all_phases_kinds_states_and_keys() -> None:
     assert names_in(text, "kind") == set(map(str, IncidentKind))
     assert names_in(text, "state") == set(map(str, IncidentState))
     assert names_in(text, "key") == {field.name for field in fields(RecoveryConfig)}
-    # every label has an answer
+    # Every label has an answer.
     answers = text.split("| failure | answer |", 1)[1].split("\n\n", 1)[0]
     unanswered = {str(label) for label in Label if str(label) not in answers}
-    # a victim's label; what is no failure
+    # the label of a victim; a line that is not a failure
     assert unanswered <= {Label.COLLECTIVE_TIMEOUT, Label.BENIGN}
 
 
@@ -54,7 +54,7 @@ def test_launching_guide_has_all_rendezvous_keys_and_checks() -> None:
 def test_guide_and_reference_have_all_exit_codes() -> None:
     table = guide("launching.md").split("| code | meaning |", 1)[1].split("\n\n", 1)[0]
     codes = {int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
-    of_verbs = {ExitCode.NOT_FOUND, ExitCode.REFUSED}  # of those that ask about a job
+    of_verbs = {ExitCode.NOT_FOUND, ExitCode.REFUSED}  # of the commands that read a job
     assert codes == {int(code) for code in ExitCode} - of_verbs
     table = (
         (GUIDES.parent / "reference" / "commands.md").read_text(encoding="utf-8").split("| code | name | kind |", 1)[1]

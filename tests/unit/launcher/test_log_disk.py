@@ -22,7 +22,7 @@ LINE = b"nothing to see, nothing to see\n"
 
 @dataclass
 class HangingFile(RotatingFile):
-    """Is on a file system that takes nothing until `answers` is set."""
+    """A file on a file system that accepts nothing until `answers` is set."""
 
     answers: threading.Event = field(default_factory=threading.Event)
 

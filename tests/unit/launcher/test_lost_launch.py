@@ -1,4 +1,4 @@
-"""A launch that stopped without a recorded end: what is found of it, and what the next driver reports."""
+"""A launch that stopped without a recorded end: its traces, and the report of the next driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Alertmanager takes our alerts, keeps them while they are repeated, and resolves them when they are over."""
+"""A real Alertmanager accepts our alerts, keeps them while they are repeated, and resolves them when they are over."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_alerts_fire_and_are_over(tmp_path: Path) -> None:
         assert one["status"]["state"] == "active"
         assert one["labels"]["alertname"] == "MegatrainIncident"
         assert one["annotations"]["runbook_url"].endswith("worker-ended.md")
-        # repeated with another text it is the same alert
+        # A repetition with another text is the same alert.
         receiver.try_once(make_message(replace(topic, what="known better"), other, now_unix_s=now_s))
         wait_until(lambda: "known better" in json.dumps(_get(f"{url}/api/v2/alerts")), "the new text")
         assert len(_get(f"{url}/api/v2/alerts")) == 2

@@ -1,4 +1,4 @@
-"""`megatrain notify test`: what each receiver answers, and whose configuration is trusted."""
+"""`megatrain notify test`: the answers of the receivers, and which configuration is trusted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_notify_without_receivers_is_an_error(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_run_that_others_can_write_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its author could name our secrets, and an address of his own to send them to."""
+    """Its author could name our secrets, and an address to which they are sent."""
     with HttpReceiver() as receiver:
         path = write_config(tmp_path, receiver)
         path.chmod(0o666)

@@ -1,4 +1,4 @@
-"""Messages over real sockets: how receivers may misbehave, and how that is reported."""
+"""Messages over real sockets: misbehaving receivers, and how their errors are reported."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_each_receiver_gets_its_form(tmp_path: Path) -> None:
         assert [one.document["event_action"] for one in receiver.posted[1:3]] == ["resolve", "trigger"]
         assert receiver.posted[3].headers["authorization"] == "Bearer am-token"
         assert "authorization" not in receiver.posted[4].headers
-        # a key in the answer is not repeated
+        # A secret in the answer is not repeated.
         receiver.usual = ReceiverReply(400, body=b'invalid routing_key "0123456789abcdef0123456789abcdef"')
         with pytest.raises(DeliveryError) as caught:
             receivers[1].try_once(message)

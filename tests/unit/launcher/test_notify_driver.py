@@ -92,7 +92,7 @@ class Story:
         return found
 
     def receipts(self, incident: Incident) -> list[tuple[str, str, str]]:
-        """Return the receipts of an incident's file: receiver, what was sent, or why it was not."""
+        """Return the receipts in an incident's file: receiver, the delivered message, or the reason of the failure."""
         raw = (self.root / "incidents" / f"{incident.incident_id}.json").read_bytes()
         return [(receipt.receiver, receipt.stage, receipt.problem) for receipt in decode(Incident, raw, "").receipts]
 
@@ -153,7 +153,7 @@ def test_receivers_of_a_kind_have_their_own_rules(story: Story) -> None:
         story.candidate(config_with(story.root, "".join(sections)))
         story.train(1)
         story.fail(1)
-        # an incident that is over before it was reported is one message
+        # An incident that is over before it was reported is one message.
         first.wait_for(1)
         third.wait_for(1)
         story.train(2)
@@ -202,7 +202,7 @@ def test_new_driver_repeats_an_unconfirmed_message(story: Story) -> None:
 
 
 def test_replaced_driver_writes_no_receipt(story: Story) -> None:
-    """It learns that the receiver accepted when another driver leads already: the other's record counts."""
+    """The receiver's acceptance arrives when another driver leads already: the other driver's record counts."""
     hold = threading.Event()
     with HttpReceiver(ReceiverReply(hold=hold)) as receiver:
         config = webhook(story, receiver)
@@ -210,7 +210,7 @@ def test_replaced_driver_writes_no_receipt(story: Story) -> None:
         story.train(1)
         story.fail(1)
         receiver.wait_for(1)
-        # its lease is gone, and it has not noticed yet
+        # Its lease is gone, and it has not noticed yet.
         story.client.revoke_lease(first.keeper.lease_id)
         second = story.candidate(config, "second")
         receiver.wait_for(2)
@@ -294,7 +294,7 @@ def test_receipts_after_the_last_decision_are_kept_too(story: Story, monkeypatch
     hold, close = threading.Event(), notifier.Notifier.close
 
     def release_and_close(self: notifier.Notifier, *, is_job_over: bool) -> None:
-        hold.set()  # the driver decides nothing any more
+        hold.set()  # The driver makes no more decisions.
         close(self, is_job_over=is_job_over)
 
     monkeypatch.setattr(notifier.Notifier, "close", release_and_close)
@@ -318,7 +318,7 @@ def test_end_of_a_job_waits_briefly_for_a_dead_receiver(story: Story, monkeypatc
         story.fail(1, exit_code=int(ExitCode.CONFIG))
         story.hosts.wait_for(JobEnd, KEYS.end)
         receiver.wait_for(1)
-        one.close()  # returns although nothing was answered
+        one.close()  # returns although there was no answer
         assert not hold.is_set()
 
 

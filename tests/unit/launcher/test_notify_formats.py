@@ -1,4 +1,4 @@
-"""Messages in the forms that receivers document, with the facts of the incident in them."""
+"""Messages in the documented formats of the receivers, with the facts of the incident."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_every_message_is_what_each_vendor_takes(name: str) -> None:
+def test_every_message_has_the_form_of_its_vendor(name: str) -> None:
     message = MESSAGES[name]
     check_slack(slack_body(message))
     for event in pagerduty_events(message, KEY):
@@ -116,12 +116,12 @@ def test_repeated_email_has_one_id_and_thread() -> None:
     assert first["Message-ID"] == again["Message-ID"] != ended["Message-ID"]
     assert first["References"] == ended["References"]
     assert (first["From"], first["To"]) == ("megatrain@example.org", "ops@example.org")
-    # a long subject is folded, and the blank that says so stays
+    # A long subject is folded, and the blank that marks this is kept.
     assert first["Subject"].lstrip().startswith("[amber] demo: a worker ended")
     assert ended["Subject"].lstrip().startswith("[over] demo: ")
 
 
-def test_a_title_is_one_line_that_says_how_bad_it_is() -> None:
+def test_a_title_is_one_line_with_the_severity() -> None:
     assert MESSAGES["opened"].title == "[amber] demo: a worker ended: rank 3 on host-2 was killed by SIGKILL (9)"
     assert MESSAGES["recovered"].title.startswith("[over] demo: a worker ended")
     assert len(MESSAGES["nasty"].title) <= 140

@@ -1,4 +1,4 @@
-"""E-mail to real SMTP servers: encrypted before anybody logs in, and never waited for without end."""
+"""E-mail to real SMTP servers: encrypted before the login, with a limit on every wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.certificates import Authority
 from tests.helpers.mail_receiver import MailReceiver
 from tests.helpers.notification_topics import config_with, make_message, make_topic, over, write_secret
 
-# aiosmtpd warns of what a test has it do
+# aiosmtpd warns of the settings of some tests.
 pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
 LOGIN = ("megatrain", "a-secret-password")
 
@@ -149,7 +149,7 @@ def test_a_strange_server_ends_in_time(
 
 
 def _take_and_hang(connection: socket.socket, is_over: threading.Event) -> None:
-    """Take a message, and never answer QUIT."""
+    """Accept a message, and never answer QUIT."""
     reader = connection.makefile("rb")
     connection.sendall(b"220 hello\r\n")
     while line := reader.readline():

@@ -1,4 +1,5 @@
-"""What each receiver gets, and when: the difference between the job's state and what it knows."""
+"""The messages of each receiver, and their times: the difference between the job's state and what the receiver
+knows."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def test_the_next_driver_repeats_nothing_and_forgets_nothing() -> None:
         ], delivery_mode
 
 
-def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
+def test_a_new_receiver_gets_no_notice_of_ended_incidents() -> None:
     gone, here = over(make_topic("incident/gone")), make_topic("incident/here")
     record = begin_record("slack", [gone, here])
     plan = plan_of([gone, here], record, rules(DeliveryMode.DIGEST), NOW_S)
@@ -62,7 +63,7 @@ def test_a_new_receiver_is_not_notified_of_what_is_over() -> None:
 
 
 def test_topic_that_ended_unsent_is_sent_to_digests_only() -> None:
-    """People read of it later; it pages no one."""
+    """It is in a later digest; it causes no alert."""
     for delivery_mode, expected in [
         (DeliveryMode.DIGEST, [["incident/one=closed:amber"]]),
         (DeliveryMode.PAGE, []),
@@ -95,7 +96,7 @@ def test_only_a_pager_is_notified_of_the_recovery_under_way() -> None:
 
 
 def test_a_pager_is_triggered_before_it_is_acknowledged() -> None:
-    """Also where the job is mending it by itself before the first page."""
+    """The same if the job repairs it by itself before the first alert."""
     receiver = InstantReceiver(DeliveryMode.PAGE)
     receiver.send_due([replace(make_topic(), stage=Stage.UNDER_WAY)], NOW_S)
     assert receiver.marks == [["incident/one=open:amber"], ["incident/one=under-way:amber"]]
@@ -117,7 +118,7 @@ def test_topic_that_disappears_is_closed() -> None:
         receiver.send_due([], NOW_S + 6)
         assert receiver.marks == [["verdict/v1=open:amber"], ["verdict/v1=closed:amber"]], delivery_mode
         assert receiver.messages[-1][0].event is Event.VERDICT, delivery_mode
-        # and it may be opened again
+        # It may be opened again.
         receiver.send_due([make_topic("verdict/v1", event=Event.VERDICT)], NOW_S + 7)
         assert receiver.marks[-1] == ["verdict/v1=open:amber"], delivery_mode
 
@@ -146,7 +147,7 @@ def test_a_topic_waits_until_it_is_ready() -> None:
 @pytest.mark.parametrize("delivery_mode", [DeliveryMode.DIGEST, DeliveryMode.PAGE])
 @pytest.mark.parametrize("stays_open", [True, False])
 def test_a_restart_loop_does_not_page_a_hundred_times(delivery_mode: DeliveryMode, *, stays_open: bool) -> None:
-    """A failure every ten seconds for four hours: what is new comes at most ten times in any hour."""
+    """A failure every ten seconds for four hours: new messages are sent at most ten times in any hour."""
     receiver, incidents = InstantReceiver(delivery_mode), []
     for second in range(0, 4 * 3600, 10):
         now_s = NOW_S + second
@@ -163,7 +164,7 @@ def test_a_restart_loop_does_not_page_a_hundred_times(delivery_mode: DeliveryMod
     most = max(sum(begin <= moment < begin + HOUR_S for moment in opened) for begin in opened)
     assert most <= 10, most
     assert opened[:3] == [NOW_S, NOW_S + 10, NOW_S + 20]  # the first ones at once
-    # and reminders go on: never an hour without a message
+    # Reminders continue: there is a message at least every hour.
     assert max(after - before for before, after in pairwise(opened)) <= 1000
     assert len(receiver.record.notified) <= 60
     assert sum(map(len, receiver.record.opened_unix_s.values())) <= 10
@@ -178,7 +179,7 @@ def test_red_is_not_held_back_by_amber() -> None:
     assert receiver.marks[3] == ["end/1=open:red"]
 
 
-def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
+def test_a_digest_lists_the_worst_topic_first() -> None:
     receiver = InstantReceiver(DeliveryMode.DIGEST)
     topics = [make_topic("incident/a"), make_topic("end/1", event=Event.END, level=HealthLevel.RED)]
     receiver.send_due(topics, NOW_S)
@@ -188,7 +189,7 @@ def test_a_digest_holds_what_came_meanwhile_the_worst_first() -> None:
 def test_an_alertmanager_is_reminded_of_all_that_is_open() -> None:
     receiver, first, second = InstantReceiver(DeliveryMode.STATE), make_topic("incident/a"), make_topic("incident/b")
     receiver.send_due([first], NOW_S)
-    receiver.send_due([first, second], NOW_S + 1)  # a message about one topic names all that are open
+    receiver.send_due([first, second], NOW_S + 1)  # A message about one topic names all open topics.
     receiver.send_due([first, second], NOW_S + 2)
     receiver.send_due([first, second], NOW_S + 1 + REFRESH_S)
     plan = receiver.send_due([over(first), second], NOW_S + 2 + REFRESH_S)
@@ -221,11 +222,12 @@ def test_a_try_that_failed_leaves_all_to_be_reported() -> None:
     assert again.topics == (topic,)
 
 
-def test_receipts_say_what_was_sent_and_when() -> None:
+def test_receipts_record_each_message_and_its_time() -> None:
     for delivery_mode in DELIVERY_MODES:
         receiver, topic = InstantReceiver(delivery_mode), make_topic()
         receiver.send_due([topic, make_topic("restarts", event=Event.RESTARTS)], NOW_S)
-        receiver.send_due([topic], NOW_S + 2 * REFRESH_S)  # an Alertmanager is reminded, which is no news
+        # An Alertmanager gets a repetition, which is not a new message.
+        receiver.send_due([topic], NOW_S + 2 * REFRESH_S)
         receiver.send_due([over(topic)], NOW_S + 200)
         reported = {
             name: [(one.stage, one.at_unix_s) for one in found] for name, found in receiver.record.receipts.items()

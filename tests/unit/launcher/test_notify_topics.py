@@ -33,7 +33,7 @@ def opened(**changes: Any) -> Incident:
     )
 
 
-def test_an_incident_says_who_where_when_and_what_it_cost() -> None:
+def test_an_incident_has_rank_host_time_and_cost() -> None:
     topic = of_incident()
     assert (topic.stage, topic.level) == (Stage.CLOSED, AMBER)
     assert topic.where == "host-2 (rank 3)"
@@ -77,7 +77,7 @@ def test_end_of_a_job_has_the_level_of_its_exit_code() -> None:
     ]:
         reason = Reason(ReasonCode.NO_DRIVER, "no driver is elected")
         found = topics(reason, end=JobEnd(int(code), "so it was decided", NOW_S, 2))
-        assert set(found) == {"incident", "end"}, "the end says all"
+        assert set(found) == {"incident", "end"}, "the end reports everything"
         assert found["end"].level is level, code
         assert found["end"].action.startswith(action), code
         assert "so it was decided" in found["end"].what, code
@@ -97,7 +97,7 @@ def test_transient_reason_is_reported_when_it_lasts() -> None:
         assert (found.name, found.event, found.level) == (f"health/{code}", Event.HEALTH, level), code
         assert found.ready_unix_s == NOW_S + settles_s, code
         since = topics(replace(reason, since_unix_s=NOW_S - 100))["health"]
-        # the start is by a host's clock, the duration by the reader's
+        # The start is by a host's clock, the duration by the reader's clock.
         assert (since.began_unix_s, since.ready_unix_s) == (NOW_S - 100, NOW_S + settles_s), code
 
 
@@ -114,7 +114,7 @@ def test_reason_with_its_own_topic_is_reported_once() -> None:
     assert set(topics(*(Reason(code, "x") for code in codes))) == {"incident"}
 
 
-def test_words_of_a_log_are_one_printable_line() -> None:
+def test_log_text_becomes_one_printable_line() -> None:
     topic = of_incident(reason="bad\x1b[31m\nline " + "x" * 2000)
     assert topic.what.isprintable()
     assert len(topic.what) <= 700

@@ -1,4 +1,4 @@
-"""An executor that does not receive its orders: it recovers by itself, and until then it is unfit and says so."""
+"""An executor that does not receive its orders: it recovers by itself, and until then it is unfit and reports it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_malformed_answer_stops_no_delivery(etcd: EtcdServers, driver: EtcdClien
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         OrderState(KEYS, "a", "1") as orders,
     ):
-        proxy.garbage, proxy.spoils, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
+        proxy.garbage, proxy.corrupts, proxy.conduct = [LONG_LENGTH], first, Conduct.GARBAGE
         orders.follow(client)
         wait_until(lambda: not first.left, "each watch to be answered with garbage")
         part = RoundHost("a", "1", "127.0.0.1", 0, 1)
@@ -65,7 +65,7 @@ def test_malformed_answer_stops_no_delivery(etcd: EtcdServers, driver: EtcdClien
 
 
 def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, driver: EtcdClient) -> None:
-    """The watch of halts does not come back for a while, the watch of rounds does: so it was after an outage."""
+    """The watch of halts recovers late, the watch of rounds at once: this happened after an outage."""
     part = RoundHost("a", "1", "127.0.0.1", 0, 1)
     taken: list[int] = []
 
@@ -79,15 +79,15 @@ def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, dri
         OrderState(KEYS, "a", "1", max_unconfirmed_s=1.0) as orders,
     ):
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
-        proxy.spoils = lambda request: is_watch_of(FOLLOWED["halts"], request)
+        proxy.corrupts = lambda request: is_watch_of(FOLLOWED["halts"], request)
         orders.follow(client)
         wait_until(lambda: orders.unconfirmed_s > 1.0, "halts to be missed")
         driver.put(KEYS.round(1), encode(Round(1, 1, (part,), "127.0.0.1", 1, "a test", "d", 0.0)))
         wait_until(lambda: orders.view().named_in == 1, "the round to arrive")
         agent = threading.Thread(target=take, args=[orders])
         agent.start()
-        spoiled = proxy.num_spoiled
-        wait_until(lambda: proxy.num_spoiled > spoiled, "the watch of halts to fail again")
+        corrupted = proxy.num_corrupted
+        wait_until(lambda: proxy.num_corrupted > corrupted, "the watch of halts to fail again")
         assert (taken, orders.view().taken_round) == ([], 0)
         proxy.conduct = Conduct.PASS
         agent.join(DEADLINE_S)
@@ -116,7 +116,7 @@ def executor(client: EtcdClient, bound_s: float) -> Iterator[Membership]:
 
 
 def eligible_now(client: EtcdClient) -> Eligible:
-    """Return which hosts the driver would take now: it folds what etcd holds."""
+    """Return which hosts the driver would choose now: it folds the records in etcd."""
     answer = client.read_all(KeyRange.prefix(KEYS.prefix))
     began = ClusterState(keys=KEYS, observer="a", began=0.0)
     state = fold_all(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
@@ -132,7 +132,7 @@ def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, driver: EtcdC
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
     ):
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
-        proxy.spoils = lambda request: is_watch_of(FOLLOWED[followed], request)
+        proxy.corrupts = lambda request: is_watch_of(FOLLOWED[followed], request)
         with executor(client, bound_s=0.5) as membership:
             wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused")
             reason = eligible_now(driver).refused["a"]
@@ -143,16 +143,18 @@ def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, driver: EtcdC
 
             membership.set_unfit_reason(FitnessCheck.HEALTH, "disk: full")
             proxy.conduct = Conduct.PASS
-            wait_until(lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to hear again")
+            wait_until(
+                lambda: eligible_now(driver).refused.get("a") == "it is unfit: disk: full", "it to receive orders again"
+            )
             membership.set_unfit_reason(FitnessCheck.HEALTH, "")
-            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be taken")
+            wait_until(lambda: "a" in eligible_now(driver).available, "the host to be chosen")
 
 
 RECENT, LONG_AGO = 0.1, 60.0
 
 
 def test_time_without_orders_counts_while_etcd_answers() -> None:
-    """Each poll: the time, for how long no order was confirmed, and whether the lease is held."""
+    """Each poll: the time, how long no order has been confirmed, and whether the lease is held."""
     cases: dict[str, tuple[list[tuple[float, float, bool]], str]] = {
         "orders arrive": ([(100.0, RECENT, True)], ""),
         "not for long": ([(9.0, 9.0, True)], ""),
@@ -174,7 +176,7 @@ def test_time_without_orders_counts_while_etcd_answers() -> None:
 
 
 def test_etcd_outage_below_a_lease_makes_no_host_unfit() -> None:
-    """The lease is held all the while. When etcd is back, the watch is the last to recover."""
+    """The lease is held during all that time. When etcd is available again, the watch recovers last."""
     limits, ttl_s = WatchLimits(), 10.0
     delivery = OrderDelivery(unfit_after_s(ttl_s))
     back_s = 100.0 + ttl_s

@@ -1,4 +1,4 @@
-"""Output of other programs that is damaged: what the other lines say is kept, and the damage is named."""
+"""Damaged output of other programs: the content of the other lines is kept, and the damage is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatrain_launcher.hosts.slurm import SlurmPlatform
 
 
 class Others:
-    """Has each parser read its program's output. A result: (what was read, what is shown of the rest)."""
+    """Lets each parser read its program's output. A result: (the values, the part of the rest that is shown)."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self._root, self._monkeypatch, self._caplog = root, monkeypatch, caplog
@@ -121,7 +121,7 @@ CASES: list[tuple[Callable[[Others, str], tuple[Any, str]], str, Any, str]] = [
     (Others.slurm, "n1", {}, ""),
     (Others.slurm, "", {}, ""),
 ]
-"""The parser, its program's output, what is read of it, and what is shown of the rest."""
+"""The parser, its program's output, the parsed values, and the part of the rest that is shown."""
 
 
 def test_damaged_output_costs_only_its_lines_and_is_shown(

@@ -1,4 +1,4 @@
-"""The pair check that a command requests from an executor: who meets whom, with which limits, and what it reports."""
+"""The pair check that a command requests from an executor: the partner, the time limits, and the report."""
 
 from __future__ import annotations
 

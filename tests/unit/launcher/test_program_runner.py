@@ -1,4 +1,5 @@
-"""Which host runs the programs of a job: begun by the elected driver, ended by another one's election alone."""
+"""The host that runs the programs of a job: the elected driver's host starts them, and only the election of another one
+ends them."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _numbers = itertools.count()
 
 @dataclass
 class RunnerPrograms:
-    """What a program runner runs."""
+    """The programs of a program runner."""
 
     begun: int = 0
     is_running: threading.Event = field(default_factory=threading.Event)
@@ -55,7 +56,7 @@ class RunnerPrograms:
 
 
 class AskedEvent(threading.Event):
-    """Counts how often it is asked: the runner asks it once in each of its polls."""
+    """Counts its queries: the runner queries it once in each of its polls."""
 
     num_asked = 0
 
@@ -65,7 +66,7 @@ class AskedEvent(threading.Event):
 
 
 class AskedClient(EtcdClient):
-    """Counts how often a range was read: a runner that is closed reads the hosts until the others have left."""
+    """Counts how often a range was read: a closing runner reads the hosts until the others have left."""
 
     num_reads = 0
 
@@ -77,7 +78,7 @@ class AskedClient(EtcdClient):
 
 @dataclass
 class Kept:
-    """A program runner, and what a test changes."""
+    """A program runner, and the values that a test changes."""
 
     client: EtcdClient
     keys: JobKeys
@@ -91,14 +92,14 @@ class Kept:
         self.client.put(f"{self.keys.election}/{lease:x}", host, lease_id=lease)
 
     def await_poll(self) -> None:
-        """Return when the runner has polled once more, and has done what follows from it."""
+        """Return when the runner has polled once more, and has acted on the result."""
         before = self.leading.num_asked
         wait_until(lambda: self.leading.num_asked >= before + 2, "two polls")
 
 
 @contextmanager
 def keeping(client: EtcdClient, runner_client: EtcdClient | None = None) -> Iterator[Kept]:
-    """Have a program runner run. runner_client: the client that it asks, if that is another than the test's own."""
+    """Run a program runner during the block. runner_client: its client, if it differs from that of the test."""
     keys, leading, programs = JobKeys(f"kept-{next(_numbers)}"), AskedEvent(), RunnerPrograms()
     runner = ProgramRunner(ProgramRunnerParts(runner_client or client, keys, "host-0", leading, programs))
     try:
@@ -135,7 +136,7 @@ def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:
 def test_outage_of_etcd_ends_no_program(tmp_path: Path) -> None:
     with EtcdServers(tmp_path, 1) as servers:
         settings = EtcdSettings.of(servers.urls)
-        # it gives up soon, also while etcd is there: what it does not learn in time changes nothing
+        # It stops its attempts soon, even if etcd answers: late information has no effect.
         impatient = replace(settings, attempt_s=0.2, call_s=0.2)
         with EtcdClient(settings) as client, EtcdClient(impatient) as other, keeping(client, other) as kept:
             kept.elect("host-0")

@@ -1,4 +1,4 @@
-"""Agents' handlers against a real etcd: rounds, deaths, joins, lost leases, and errors where no round is possible."""
+"""Agents' handlers on a real etcd: rounds, deaths, joins, lost leases, and errors where no round is possible."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_id() -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(ROUND_VARIABLE, "0")  # put back at the end
+    monkeypatch.setenv(ROUND_VARIABLE, "0")  # restored at the end
     monkeypatch.setattr("megatrain_launcher.rendezvous.handler._LINGER_S", 0.1)
     yield
     assert not [one.name for one in threading.enumerate() if one.name.startswith(("etcd ", "rendezvous"))]
@@ -72,7 +72,7 @@ class HandlerAgents:
         return [self.threads.submit(handler.next_rendezvous) for handler in handlers]
 
     def meet(self, *handlers: MegatrainRendezvous) -> list[RendezvousInfo]:
-        """Let all ask, and return what each got."""
+        """Let all handlers wait for a round, and return the results."""
         return [future.result(DEADLINE_S) for future in self.ask(*handlers)]
 
     def end(self) -> None:
@@ -121,9 +121,9 @@ def test_two_agents_meet_and_meet_again(etcd: EtcdServers, run_id: str) -> None:
         assert [one.num_nodes_waiting(), other.num_nodes_waiting()] == [0, 0]
         assert os.environ[ROUND_VARIABLE] == "1"
 
-        # the workers of one have died: it asks, and the other hears of it
+        # The workers of one have died: it requests a round, and the other is informed.
         (asking,) = job.ask(one)
-        wait_until(is_over(other), "the other agent to hear")
+        wait_until(is_over(other), "the other agent to be informed")
         assert not asking.done()
         (of_other,) = job.meet(other)
         second = [asking.result(DEADLINE_S), of_other]
@@ -146,7 +146,7 @@ def test_an_agent_that_leaves_is_replaced_by_one_that_waited(etcd: EtcdServers, 
         rank = waiting[stays].result().rank
 
         trio[gone].shutdown()
-        wait_until(is_over(trio[stays]), "the survivor to hear")
+        wait_until(is_over(trio[stays]), "the survivor to be informed")
         (again,) = job.meet(trio[stays])
 
         taken = waiting[spare].result(DEADLINE_S)
@@ -159,8 +159,8 @@ def test_a_third_agent_joins_where_max_nodes_allows_it(etcd: EtcdServers, run_id
         one, other = job.new(), job.new()
         assert {info.world_size for info in job.meet(one, other)} == {2}
         (third,) = job.ask(job.new())
-        wait_until(is_over(one), "one to hear")
-        wait_until(is_over(other), "the other to hear")
+        wait_until(is_over(one), "one of them to be informed")
+        wait_until(is_over(other), "the other to be informed")
 
         infos = [*job.meet(one, other), third.result(DEADLINE_S)]
 
@@ -169,7 +169,7 @@ def test_a_third_agent_joins_where_max_nodes_allows_it(etcd: EtcdServers, run_id
 
 
 def test_lost_lease_is_replaced(etcd: EtcdServers, run_id: str) -> None:
-    """As after an etcd that was away for longer than the TTL: the round goes on, or a new one comes about."""
+    """As after an etcd outage that was longer than the TTL: the round continues, or a new one is formed."""
     with agents(etcd, run_id, 1, 1) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
         one = job.new()
         job.meet(one)
@@ -183,25 +183,25 @@ def test_lost_lease_is_replaced(etcd: EtcdServers, run_id: str) -> None:
             now = client.get(key)
             return now is not None and now.lease_id != before.lease_id
 
-        wait_until(is_back, "the key to be there again")
+        wait_until(is_back, "the key to exist again")
         after = client.get(key)
         assert after is not None
         assert after.value == before.value
-        # there was no leader meanwhile, and the new one gives the others time to come back
+        # There was no leader meanwhile, and the new one gives the others time to return.
         assert one.num_nodes_waiting() == 0
 
 
 @pytest.mark.slow
 def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str) -> None:
-    """All leases are gone, the leader's too: the cause is etcd, and the next leader waits for the other hosts."""
+    """All leases are gone, including the leader's: the cause is etcd, and the next leader waits for the other hosts."""
     with agents(etcd, run_id, 2, 2) as job, EtcdClient(EtcdSettings.of(etcd.urls)) as client:
-        # one is back, and leads, before the other has noticed
+        # One has returned, and leads, before the other has noticed.
         pair = [job.new(ttl="4", renew="0.1"), job.new(ttl="4", renew="1.3")]
         job.meet(*pair)
         keys = JobKeys(f"rdzv-{run_id}")
         before = [lease_of(one) for one in pair]
 
-        # etcd ends them one after the other, which neither of the two shall see
+        # etcd ends them one after another; neither of the two must see that.
         prefixes = [keys.directory(name) for name in ("hosts", "status", "driver")]
         client.txn([], [Delete(KeyRange.prefix(prefix)) for prefix in prefixes])
         for lease in before:
@@ -210,11 +210,11 @@ def test_a_round_outlives_the_loss_of_all_leases(etcd: EtcdServers, run_id: str)
         def are_back() -> bool:
             return all(lease_of(one) is not lease for one, lease in zip(pair, before, strict=True))
 
-        wait_until(are_back, "both hosts to be there again")
+        wait_until(are_back, "both hosts to be registered again")
         assert [one.num_nodes_waiting() for one in pair] == [0, 0]
-        # and one of them leads
+        # One of them leads.
         (asking,) = job.ask(pair[0])
-        wait_until(is_over(pair[1]), "the other agent to hear")
+        wait_until(is_over(pair[1]), "the other agent to be informed")
         job.meet(pair[1])
         assert asking.result(DEADLINE_S).world_size == 2
         assert os.environ[ROUND_VARIABLE] == "2"
@@ -296,7 +296,7 @@ def test_unreadable_keys_are_reported_and_skipped(
         one = job.new()
         job.meet(one)
         assert os.environ[ROUND_VARIABLE] == "2"
-        client.put(keys.halt(2), "garbage")  # who can say what it was
+        client.put(keys.halt(2), "garbage")  # by anyone who knows its cause
         wait_until(is_over(one), "the end of the round")
         job.meet(one)
         assert os.environ[ROUND_VARIABLE] == "3"
@@ -305,7 +305,7 @@ def test_unreadable_keys_are_reported_and_skipped(
 
 
 class MistakenHandler(logging.Handler):
-    """Fails of the first round that a leader tells of: a mistake in what the leader calls."""
+    """Fails at the first round that a leader announces, because of an error in code that the leader calls."""
 
     is_mistaken = True
 

@@ -1,4 +1,4 @@
-"""Who trains together under torchrun: the rule by tables, and its promises over any order of events."""
+"""The hosts that train together under torchrun: the rule in tables, and its guarantees for any order of events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record(host: str, joined_unix_s: float = 0.0, session: str = "s") -> HostRec
 def a_view(
     hosts: dict[str, tuple[HostPhase, int]], last: tuple[str, ...] = (), number: int = 1, is_halted=False
 ) -> View:
-    """Return a view: phase and round of each registered host, and who is in the last round."""
+    """Return a view: phase and round of each registered host, and the hosts of the last round."""
     parts = tuple(RoundHost(host, "s", "a", rank, 1) for rank, host in enumerate(last))
     round_ = Round(number, len(last), parts, "a", 1, "", "d", 0.0)
     return View(
@@ -70,7 +70,7 @@ def test_last_call_starts_over_when_a_host_leaves() -> None:
 
 def test_maximum_of_hosts_begins_at_once() -> None:
     view = a_view(dict.fromkeys("abcd", (PARKED, 0)))
-    # by revisions: the clock of the one that came last may be slow
+    # By revisions: the clock of the last host may be slow.
     view = replace(view, since={**dict.fromkeys("acd", 5), "b": 9})
     assert decided(view) == BeginRound(1, ("a", "c", "d"), "the first round")
 
@@ -78,7 +78,7 @@ def test_maximum_of_hosts_begins_at_once() -> None:
 def test_round_ends_when_a_host_leaves_restarts_or_joins() -> None:
     for hosts, decision in [
         ({"a": (RUNNING, 1), "b": (RUNNING, 1)}, None),
-        # it has not heard of the round yet
+        # It has not received the round yet.
         ({"a": (RUNNING, 1), "b": (PARKED, 0)}, None),
         ({"a": (RUNNING, 1)}, EndRound(1, "b is gone: its lease ended")),
         ({"a": (RUNNING, 1), "b": (PARKED, 1)}, EndRound(1, "b restarts its workers")),
@@ -120,14 +120,14 @@ def test_hosts_that_stay_keep_their_ranks() -> None:
     view = a_view(dict.fromkeys(("n1", "n2", "n10", "n3"), (PARKED, 0)), last=("n3", "gone", "n1"), is_halted=True)
     last = view.newest_round
     assert in_rank_order(["n1", "n2", "n3"], last, view, 3) == ("n3", "n2", "n1")
-    # rank 2 is no more
+    # Rank 2 is gone.
     assert in_rank_order(["n1", "n3"], last, view, 3) == ("n3", "n1")
-    # who was in the round before is taken before who was not
+    # Members of the previous round are chosen before others.
     assert in_rank_order(["n1", "n2", "n3", "n10"], last, view, 3) == ("n3", "n2", "n1")
 
 
 class Agents(RuleBasedStateMachine):
-    """Agents that do what the handler does, at any pace, come and die in any order, and leaders that change."""
+    """Agents that act as the handler does, at any speed, start and die in any order, and leaders that change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Agents(RuleBasedStateMachine):
             assert decision.number == self.view.newest_number + 1
             assert LIMITS.min_hosts <= len(decision.hosts) <= LIMITS.max_hosts
             assert len(set(decision.hosts)) == len(decision.hosts)
-            # no host has workers left, unless the time to stop them is over
+            # No host has workers left, unless the time to stop them is over.
             assert not self.workers or self.now_s - self.halted_s >= LIMITS.stop_timeout_s
             parts = tuple(
                 RoundHost(host, self.view.records[host].session, "a", rank, 1)
@@ -203,7 +203,7 @@ class Agents(RuleBasedStateMachine):
             self.act_as(host)
 
     def act_as(self, host: str) -> None:
-        """Do what an agent does with the current view."""
+        """Act as an agent with the current view."""
         if host in self.workers:
             if self.view.is_over(self.workers[host]):
                 self.put(host, PARKED, self.workers.pop(host))

@@ -1,4 +1,5 @@
-"""What torchrun passes on: endpoints, ids, --rdzv-conf; all mistakes at once, and never a password in sight."""
+"""The settings that torchrun passes on: endpoints, ids, --rdzv-conf; all errors at once, and no password in any
+text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage to the newest checkpoint is known before anybody needs it, and intact checkpoints are not reported as
+"""Damage to the newest checkpoint is detected before it is needed, and intact checkpoints are not reported as
 damaged."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEWEST = 20
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
-    """Two whole checkpoints, each of one file."""
+    """Two intact checkpoints, each with one file."""
     place = LocalLocation(tmp_path)
     put_resume(place, "main")
     branch = put_branch(place, "main")
@@ -47,7 +47,7 @@ def data_file(checkpoints: Path, step: int) -> Path:
 
 
 def verified(checkpoints: Path, step: int, problem: str, at_unix_s: float = 4e9) -> None:
-    """Keep what a verification found, as `megatrain ckpt verify` does."""
+    """Record the result of a verification, as `megatrain ckpt verify` does."""
     record_verifications(
         LocalLocation(checkpoints), [Verification.of("main", step, at_unix_s, [problem] if problem else [])]
     )
@@ -82,13 +82,13 @@ def test_damage_is_reported_until_the_next_checkpoint(
         assert all(part in watch.damage for part in reported), watch.damage
         (checkpoints / "main" / "BRANCH").write_bytes(branch)
         save(checkpoints, 30)
-        wait_until(lambda: not watch.damage, "the end of it")
+        wait_until(lambda: not watch.damage, "the end of the report")
 
 
 def test_normal_changes_of_checkpoints_are_no_damage(checkpoints: Path, tmp_path: Path) -> None:
-    """An old checkpoint that is removed, one that is being written, checkpoints of which there are none yet.
+    """An old checkpoint that is removed, one that is being written, and no checkpoint at the beginning.
 
-    And what was found wrong with a checkpoint that stood in the place of this one before.
+    The same for a problem of an earlier checkpoint in the same place.
     """
     polls: list[None] = []
 

@@ -1,4 +1,4 @@
-"""An agent runs the rounds that it is ordered to: real workers, orders and listener of the test."""
+"""An agent runs the rounds that it is ordered to run: real workers, with orders and listener of the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megatrain_launcher.interfaces import Assignment
 from megatrain_launcher.logs.worker_logs import WorkerLogs, rank_log_path
 from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.worker_environment import server_environment, worker_environment
-from tests.helpers.hand_given_orders import HandGivenOrders, Witness
+from tests.helpers.manual_orders import ManualOrders, ReportRecorder
 from tests.helpers.standby_workers import wait_until_gone
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -67,7 +67,7 @@ def fail_late():
 
 signal.signal(signal.SIGTERM, save)
 """
-"""Each test adds what its workers do."""
+"""Each test adds the actions of its workers."""
 
 
 def assignment_of(number: int, num_workers: int) -> Assignment:
@@ -81,10 +81,10 @@ def assignment_of(number: int, num_workers: int) -> Assignment:
 
 @dataclass
 class Bench:
-    """An agent in a thread, and all that it works with."""
+    """An agent in a thread, and its environment."""
 
-    orders: HandGivenOrders
-    witness: Witness
+    orders: ManualOrders
+    recorder: ReportRecorder
     logs: WorkerLogs
     agent: RoundAgent
     directory: Path
@@ -106,33 +106,33 @@ def running_agent(standby: StandbyClient, directory: Path, behaviour: str, grace
     """Run an agent of host-2 whose workers (ranks 2 and 3 of a round with two workers a host) do `behaviour`."""
     module = f"agent_program_{directory.name}"
     (directory / f"{module}.py").write_text(PROGRAM + behaviour)
-    orders, witness = HandGivenOrders(), Witness()
+    orders, recorder = ManualOrders(), ReportRecorder()
     with WorkerLogs(directory / "logs", tee="none") as logs:
         settings = AgentSettings("job-1", module, (), dict(os.environ), directory, grace_s)
-        agent = RoundAgent(settings, orders, witness, standby, logs)
+        agent = RoundAgent(settings, orders, recorder, standby, logs)
         thread = threading.Thread(target=agent.run)
         thread.start()
         try:
-            yield Bench(orders, witness, logs, agent, directory, thread)
+            yield Bench(orders, recorder, logs, agent, directory, thread)
         finally:
             orders.leave()
             agent.wake()
             thread.join(DEADLINE_S)
             assert not thread.is_alive()
-            wait_until_gone(*witness.pids)
+            wait_until_gone(*recorder.pids)
 
 
 def test_done_round_is_reported_and_the_agent_waits_for_the_next(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "end(0)") as bench:
         bench.orders.give(assignment_of(1, 2))
-        bench.witness.wait_for("stopped")
-        assert bench.witness.kinds == ["started", "ended", "ended", "stopping", "stopped"]
-        assert sorted((end.rank, end.local_rank, end.exit_code, end.log_verdict) for end in bench.witness.ends) == [
+        bench.recorder.wait_for("stopped")
+        assert bench.recorder.kinds == ["started", "ended", "ended", "stopping", "stopped"]
+        assert sorted((end.rank, end.local_rank, end.exit_code, end.log_verdict) for end in bench.recorder.ends) == [
             (2, 0, 0, None),
             (3, 1, 0, None),
         ]
         bench.orders.give(assignment_of(2, 2))
-        bench.witness.wait_for("stopped", 2)
+        bench.recorder.wait_for("stopped", 2)
         bench.orders.leave()
         bench.thread.join(DEADLINE_S)
         assert not bench.thread.is_alive()
@@ -140,7 +140,7 @@ def test_done_round_is_reported_and_the_agent_waits_for_the_next(standby: Standb
 
 @pytest.fixture
 def _no_wait_for_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that waits for the cause of a failure waits longer than any test does."""
+    """An agent that waits for the cause of a failure waits longer than any test."""
     monkeypatch.setattr("megatrain_launcher.agent.CAUSE_TIMEOUT_S", 3600.0)
 
 
@@ -148,14 +148,14 @@ def _no_wait_for_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exception_is_reported_with_its_cause(standby: StandbyClient, tmp_path: Path) -> None:
     with running_agent(standby, tmp_path, "fail() if rank == 3 and number == 1 else serve()") as bench:
         bench.orders.give(assignment_of(1, 2))
-        bench.witness.wait_for("stopped")
-        (end,) = bench.witness.ends
+        bench.recorder.wait_for("stopped")
+        (end,) = bench.recorder.ends
         assert (end.rank, end.exit_code) == (3, 1)
         assert end.log_verdict is not None
         assert end.log_verdict.label is Label.USER_CODE
         assert end.line == "ValueError: rank 3 is broken"
-        assert bench.witness.kinds == ["started", "ended", "stopping", "stopped"]
-        wait_until_gone(*bench.witness.pids)
+        assert bench.recorder.kinds == ["started", "ended", "stopping", "stopped"]
+        wait_until_gone(*bench.recorder.pids)
         log = rank_log_path(tmp_path / "logs", 1, 3)
         assert log.read_text().endswith("ValueError: rank 3 is broken\n")
         bench.orders.give(assignment_of(2, 2))
@@ -176,8 +176,8 @@ def test_signal_is_reported_at_once(standby: StandbyClient, tmp_path: Path, faul
     began_s = time.time()
     with running_agent(standby, tmp_path, behaviour) as bench:
         bench.orders.give(assignment_of(1, 2))
-        bench.witness.wait_for("stopped")
-        (end,) = bench.witness.ends
+        bench.recorder.wait_for("stopped")
+        (end,) = bench.recorder.ends
         assert (end.rank, end.exit_code) == (2, exit_code)
         assert began_s <= end.at_unix_s <= time.time()
 
@@ -187,12 +187,12 @@ def test_consequence_waits_for_its_cause_on_this_host(standby: StandbyClient, tm
     os.mkfifo(tmp_path / "late")
     with running_agent(standby, tmp_path, "lose_peer() if rank == 2 else fail_late()") as bench:
         bench.orders.give(assignment_of(1, 2))
-        bench.witness.wait_for("started")
+        bench.recorder.wait_for("started")
         (tmp_path / "go").write_text("")
-        bench.witness.wait_for("ended")
+        bench.recorder.wait_for("ended")
         (tmp_path / "late").write_text("")
-        bench.witness.wait_for("stopped")
-        first, second = bench.witness.ends
+        bench.recorder.wait_for("stopped")
+        first, second = bench.recorder.ends
         assert first.rank == 2
         assert first.log_verdict is not None
         assert first.log_verdict.is_cascade
@@ -205,8 +205,8 @@ def test_consequence_alone_ends_the_round(standby: StandbyClient, tmp_path: Path
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 3)
         (tmp_path / "go").write_text("")
-        bench.witness.wait_for("stopped")
-        assert [end.rank for end in bench.witness.ends] == [2]
+        bench.recorder.wait_for("stopped")
+        assert [end.rank for end in bench.recorder.ends] == [2]
 
 
 def test_halt_kills_stopped_workers_and_ones_that_ignore_signals(standby: StandbyClient, tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ os.kill(os.getpid(), signal.SIGSTOP) if rank == 2 else ctypes.PyDLL(None).pause(
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1)
-        bench.witness.wait_for("stopped")
-        assert bench.witness.kinds == ["started", "stopping", "stopped"]
+        bench.recorder.wait_for("stopped")
+        assert bench.recorder.kinds == ["started", "stopping", "stopped"]
 
 
 def test_saving_halt_lets_workers_save(standby: StandbyClient, tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ def test_saving_halt_lets_workers_save(standby: StandbyClient, tmp_path: Path) -
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
         bench.agent.wake()
-        bench.witness.wait_for("stopped")
-        assert [end.exit_code for end in bench.witness.ends] == [75, 75]
+        bench.recorder.wait_for("stopped")
+        assert [end.exit_code for end in bench.recorder.ends] == [75, 75]
         assert rank_log_path(tmp_path / "logs", 1, 2).read_text() == "saved\n"
 
 
@@ -242,8 +242,8 @@ def test_saving_halt_has_an_end(standby: StandbyClient, tmp_path: Path, monkeypa
         bench.orders.give(assignment_of(1, 2))
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
-        bench.witness.wait_for("stopped")
-        assert [(end.rank, end.exit_code) for end in bench.witness.ends] == [(3, 75)]
+        bench.recorder.wait_for("stopped")
+        assert [(end.rank, end.exit_code) for end in bench.recorder.ends] == [(3, 75)]
 
 
 def test_saving_halt_lasts_for_the_published_stop_time(
@@ -266,10 +266,10 @@ serve()
         bench.wait_up(1, 2, 3)
         bench.orders.halt(1, is_saving=True)
         wait_until((tmp_path / "saving").exists, "the save")
-        bench.witness.wait_for("ended")  # the other worker, while this one is beyond the usual grace
+        bench.recorder.wait_for("ended")  # the other worker, while this one exceeds the usual grace
         (tmp_path / "go").write_text("")
-        bench.witness.wait_for("stopped")
-        assert sorted((end.rank, end.exit_code) for end in bench.witness.ends) == [(2, 75), (3, 75)]
+        bench.recorder.wait_for("stopped")
+        assert sorted((end.rank, end.exit_code) for end in bench.recorder.ends) == [(2, 75), (3, 75)]
 
 
 def test_dead_standby_server_breaks_one_round_only(standby: StandbyClient, tmp_path: Path) -> None:
@@ -278,10 +278,10 @@ def test_dead_standby_server_breaks_one_round_only(standby: StandbyClient, tmp_p
         bench.wait_up(1, 2, 3)
         assert standby.pid is not None
         os.kill(standby.pid, signal.SIGKILL)
-        bench.witness.wait_for("stopped")
-        assert {end.exit_code for end in bench.witness.ends} == {-signal.SIGKILL}
+        bench.recorder.wait_for("stopped")
+        assert {end.exit_code for end in bench.recorder.ends} == {-signal.SIGKILL}
         note = "its standby server died, so all workers of the host were killed"
-        assert {end.line for end in bench.witness.ends} == {note}
+        assert {end.line for end in bench.recorder.ends} == {note}
         bench.orders.give(assignment_of(2, 2))
         bench.wait_up(2, 2, 3)
 
@@ -294,8 +294,8 @@ def test_halt_while_the_server_is_not_ready_starts_nothing(tmp_path: Path) -> No
     ):
         bench.orders.give(assignment_of(1, 2))
         bench.orders.halt(1)
-        bench.witness.wait_for("stopped")
-        assert bench.witness.kinds == ["stopping", "stopped"]
+        bench.recorder.wait_for("stopped")
+        assert bench.recorder.kinds == ["stopping", "stopped"]
 
 
 def test_workers_that_cannot_be_started_are_a_failure(
@@ -307,13 +307,13 @@ def test_workers_that_cannot_be_started_are_a_failure(
     with running_agent(standby, tmp_path, "serve()") as bench:
         monkeypatch.setattr(bench.logs, "open_rank", fail)
         bench.orders.give(assignment_of(1, 2))
-        bench.witness.wait_for("stopped")
-        (end,) = bench.witness.ends
+        bench.recorder.wait_for("stopped")
+        (end,) = bench.recorder.ends
         assert (end.pid, end.exit_code) == (0, 1)
         assert "Too many open files" in end.line
 
 
-def test_environment_is_what_the_trainer_reads() -> None:
+def test_environment_equals_the_one_that_the_trainer_reads() -> None:
     assignment = assignment_of(7, 2)
     environment = worker_environment({"PATH": "/bin", "RANK": "99"}, "job-1", assignment, 1)
     process = process_from_environment(environment)
@@ -324,7 +324,7 @@ def test_environment_is_what_the_trainer_reads() -> None:
     assert environment["TORCHELASTIC_RUN_ID"] == "job-1"
     assert environment["PATH"] == "/bin"
     assert process.rollback is None
-    # not one of the round that this executor itself may have come from
+    # not one of the round in which this executor may have been started
     rollback = Rollback("i-1", 40, 41, 43)
     after = replace(assignment, round=replace(assignment.round, rollback=rollback))
     inherited = worker_environment({}, "job-1", after, 1)

@@ -48,7 +48,7 @@ def test_only_the_driver_logs_a_loss(run: RunDirectory, caplog: pytest.LogCaptur
         shutil.rmtree(path)
         wait_until(lambda: bool(watch.problems), "the loss to be known")
         wait_until(path.is_dir, "the directory")
-    # only its own messages: threads that earlier tests started may still log
+    # only its own messages: threads of earlier tests may still log
     logged = [record.getMessage() for record in caplog.records if record.name == run_watch.__name__]
     assert (list(watch.problems) == logged) is is_driving
     assert bool(logged) is is_driving

@@ -1,4 +1,4 @@
-"""A job on one machine by one command, with stand-ins for executors: its etcd, its files, signals, and nothing left."""
+"""A job on one machine by one command, with stand-ins for executors: its etcd, its files, signals, and no leftovers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
 if code >= 0:
     signal.pause()
 """
-"""A program in place of `megatrain`: says that it runs, and ends with a code of its own when it is asked to."""
+"""A program in place of `megatrain`: reports that it runs, and ends with its own exit code on request."""
 
 
 def is_alive(pid: int) -> bool:
@@ -203,7 +203,7 @@ def test_signal_after_the_job_changes_nothing() -> None:
         early.set_callbacks(record_only)
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert early.name == "SIGTERM", "noted, and nothing raised"
+        assert early.name == "SIGTERM", "recorded, and nothing raised"
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_an_installed_daemon_runs_beside_the_job(
     assert reported == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
 
 
-def test_many_hosts_without_an_endpoint_get_a_hint_what_to_give(tmp_path: Path) -> None:
+def test_many_hosts_without_an_endpoint_get_a_hint(tmp_path: Path) -> None:
     plan = make_plan(small_flags(tmp_path, min_hosts=2, max_hosts=2), {})
     with pytest.raises(ConfigError, match=r"--nnodes=2:2 without --rdzv-endpoint: .* or add --standalone"):
         run_launch(plan, {}, lambda _: 0, lambda _: None)

@@ -1,4 +1,4 @@
-"""Workers forked from a standby server look and end like separate programs; each has a parent-death guard."""
+"""Workers forked from a standby server behave and end like separate programs; each has a parent-death guard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WITH_GRANDCHILD = """
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
-    """One server for all tests that leave it as it was."""
+    """One server for all tests that do not change it."""
     with programs(tmp_path_factory.mktemp("programs")) as made:
         yield made
 
@@ -78,7 +78,7 @@ def test_worker_has_its_own_environment_and_arguments(shared: Programs) -> None:
 
 
 def test_signals_and_garbage_collection_are_as_in_a_new_python(shared: Programs) -> None:
-    """The server switches the collection off while it loads modules; a worker would never free its cycles."""
+    """The server disables the collection while it loads modules; a worker would never free its cycles."""
     source = """
         import gc, signal
         print(gc.isenabled(), gc.get_threshold())
@@ -161,7 +161,7 @@ def test_exit_codes_are_those_of_the_program(shared: Programs) -> None:
 
 
 def test_worker_that_ended_before_a_kill_was_not_killed(own: Programs) -> None:
-    """The server is slow: the order to kill comes before it has seen the end."""
+    """The server is slow: the order to kill arrives before it has noticed the exit."""
     waits = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(9)); print('up'); signal.pause()"
     dying, read_fd = own.start(waits, rank=1)
     sleeping, other_fd = own.start(STAYS, rank=2)
@@ -238,7 +238,7 @@ def test_signal_reaches_a_worker_alone_and_kill_its_group(own: Programs) -> None
 def test_stuck_workers_are_killed(own: Programs) -> None:
     sources = [
         "import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)",
-        # a C call that never gives the interpreter lock back
+        # a C call that never releases the interpreter lock
         """
         import ctypes, signal
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -333,7 +333,7 @@ def test_worker_dies_with_its_server_without_help(tmp_path: Path) -> None:
         os.kill(server, signal.SIGKILL)
         wait_until_gone(worker)
         executor.send_signal(signal.SIGCONT)
-        wait_until_gone(inside)  # the executor swept it up
+        wait_until_gone(inside)  # The executor removed it.
     finally:
         executor.kill()
         executor.wait()

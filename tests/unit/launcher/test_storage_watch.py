@@ -1,4 +1,4 @@
-"""What an executor reports of its host's storage: the saves of its checkpoint writer, and the space on its disks."""
+"""An executor's reports about its host's storage: the saves of its checkpoint writer, and the space on its disks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def watching(plan: LaunchPlan, changed: threading.Event) -> Iterator[StorageWatc
 def test_changed_writer_status_is_reported(plan: LaunchPlan) -> None:
     changed = threading.Event()
     STATUS.write(arena_of(plan, "main", "host-1").writer_status)
-    # another host's of this machine, and the branch that the job has left
+    # another host's on this machine, and the branch that the job has left
     FAILING.write(arena_of(plan, "main", "host-2").writer_status)
     replace(FAILING, round=1).write(arena_of(plan, "before", "host-1").writer_status)
     with watching(plan, changed) as watch:

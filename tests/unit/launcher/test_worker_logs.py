@@ -1,4 +1,4 @@
-"""Logs of workers: files with bounds, lines shown to people, verdicts; and no worker ever waits for any of it."""
+"""Logs of workers: bounded files, lines shown to people, verdicts; and no worker ever waits for them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BROKEN_GPU = b"NVRM: Xid (PCI:0000:10:1c): 79, pid=1234, GPU has fallen off the 
 
 @pytest.fixture(autouse=True)
 def close_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give up soon on a stream without a reader."""
+    """Abandon a stream without a reader soon."""
     monkeypatch.setattr("megatrain_launcher.logs.worker_logs._TEE_CLOSE_S", 0.05)
 
 
 @contextmanager
 def logs_with_pipe(host_logs: Path, **options: object) -> Iterator[tuple[WorkerLogs, int]]:
-    """Make logs that show lines in a pipe."""
+    """Create logs that show lines in a pipe."""
     shown, show = os.pipe()
     try:
         with WorkerLogs(host_logs, tee_fd=show, **options) as logs:
@@ -69,7 +69,7 @@ class TestRotatingFile:
         assert [(tmp_path / name).stat().st_size for name in ("rank.log.2", "rank.log.1", "rank.log")] == [10, 10, 5]
 
     def test_replaced_log_file_is_not_written(self, tmp_path: Path) -> None:
-        """A link would lead anywhere; a pipe without a reader would keep all ranks waiting."""
+        """A link could lead anywhere; a pipe without a reader would block all ranks."""
         (tmp_path / "link.log").symlink_to(tmp_path / "elsewhere")
         os.mkfifo(tmp_path / "pipe.log")
         for name in ("link.log", "pipe.log"):
@@ -274,14 +274,14 @@ class TestWorkerLogs:
     def test_stopped_reader_stops_no_worker(self, tmp_path: Path) -> None:
         with logs_with_pipe(tmp_path, tee="all") as (logs, _):
             fd = logs.open_rank(1, 0)
-            write(fd, b"a line of a worker that talks much\n" * 200_000)  # the terminal is not read
+            write(fd, b"a line of a worker that talks much\n" * 200_000)  # The terminal is not read.
             logs.close_round(DEADLINE_S)
             os.close(fd)
             assert rank_log_path(tmp_path, 1, 0).stat().st_size == 200_000 * 35
 
     @pytest.mark.parametrize("writes_on", [True, False])
     def test_removed_logs_are_created_again(self, tmp_path: Path, writes_on: bool) -> None:
-        """Also that of a rank which says nothing more: no other part would notice."""
+        """Also the log of a rank that writes nothing more: no other part would notice."""
         host_logs = tmp_path / "logs" / "host-1"
         with WorkerLogs(host_logs, tee="none") as logs:
             fd = logs.open_rank(1, 0)

@@ -1,4 +1,4 @@
-"""Which tokens a hidden state depends on: causal, sliding window, documents, and never another sample.
+"""The tokens that a hidden state depends on: causal, sliding window, documents, and never another sample.
 
 The dependence is measured, not read from a mask: one token is changed and the hidden states that change are noted.
 """
@@ -43,7 +43,7 @@ def reach(model: Transformer, document_SB: Tensor | None) -> Tensor:
             changed = tokens.clone()
             changed[key, sample] = (changed[key, sample] + 1) % 50
             is_other = (model.hidden(changed, context) != before).any(-1)
-            assert not is_other[:, 1 - sample].any(), "samples see each other"
+            assert not is_other[:, 1 - sample].any(), "samples depend on each other"
             found[:, key, sample] = is_other[:, sample]
     return found
 
@@ -58,7 +58,7 @@ def expected_reach(num_layers: int, window: int, document_SB: Tensor | None) -> 
                     document_SB is None or bool(document_SB[query, sample] == document_SB[key, sample])
                 )
     found = one_layer
-    for _ in range(num_layers - 1):  # what one layer sees, the next one sees of it
+    for _ in range(num_layers - 1):  # The next layer sees the reach of the previous layer.
         found = torch.einsum("qmb,mkb->qkb", found.double(), one_layer.double()) > 0
     return found
 
@@ -87,7 +87,7 @@ def test_hidden_states_depend_on_the_tokens_in_reach(
 
 
 def test_packed_document_is_as_if_alone() -> None:
-    """Rotary positions are relative, so a document has the same hidden states wherever it lies."""
+    """Rotary positions are relative, so a document has the same hidden states at any position."""
     model = build(num_layers=2, positions="rope", num_kv_heads=1)
     tokens = torch.randint(0, 50, (S, B), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Serial and parallel blocks, in every mixture of norm, mlp, bias and positions, against the equations written out."""
+"""Serial and parallel blocks, with every combination of norm, mlp, bias and positions, compared with the explicit
+equations."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def plain_norm(x: Tensor, weights: dict[str, Tensor], config: ModelConfig, name:
 
 
 def turned(x_SBD: Tensor, theta: float) -> Tensor:
-    """Turn each pair by complex multiplication."""
+    """Rotate each pair by complex multiplication."""
     half = x_SBD.shape[-1] // 2
     frequency = theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(x_SBD.shape[0], dtype=torch.float64)[:, None, None] * frequency

@@ -1,6 +1,7 @@
-"""All implementations of FP8 products keep one contract: megatrain's own, Transformer Engine, and its stand-in.
+"""All implementations of FP8 products have one contract: megatrain's own, Transformer Engine, and its stand-in.
 
-Judged by the same product in fp64, by what the bits of two factors allow; tensorwise with current scaling.
+They are compared with the same product in fp64, within the error of the bits of two factors; tensorwise with current
+scaling.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SMALL: dict[str, Any] = {"vocab_size": 61, "seq_len": 16, "hidden_size": 64, "nu
 
 
 class Wide(Projection):
-    """Outputs in three dims of which one is cut by tensor parallel, with a bias: as attention's projection."""
+    """Outputs in three dims of which one is divided by tensor parallelism, with a bias: as in attention's
+    projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ class BackendCase:
     device: torch.device
 
     def product(self) -> Product:
-        """Return the product as a projection of a model gets it."""
+        """Return the product as a projection of a model computes it."""
         with torch.device("meta"):
             model = Transformer(ModelConfig(**SMALL))
         assert use_fp8(model, self.config, self.device) is None
@@ -90,7 +92,7 @@ def test_products_are_off_by_what_their_bits_allow(backend: BackendCase, has_bia
     assert relative(out, truth[0]) < 1.2 * (2 * INPUT_ERROR**2) ** 0.5
     assert relative(grad_x, truth[1]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
     assert relative(grad_weight, truth[2]) < 1.2 * (INPUT_ERROR**2 + GRADIENT_ERROR**2) ** 0.5
-    for bias in grad_bias:  # a backend may sum what was rounded to 8 bits
+    for bias in grad_bias:  # A backend may sum values that were rounded to 8 bits.
         assert bias.shape == (3, 32)
         assert relative(bias, truth[3]) < 1.2 * GRADIENT_ERROR
 
@@ -139,7 +141,7 @@ def test_gradients_of_the_weight_add_up_in_the_bucket(backend: BackendCase) -> N
     chunk = put_in_buckets(module, torch.bfloat16, backend.device)
     expected = {name: torch.zeros(one.shape, dtype=torch.float64) for name, one in module.named_parameters()}
     chunk.start_step()
-    for number in range(2):  # the first finds fresh memory, the second adds to it
+    for number in range(2):  # The first backward finds fresh memory, the second adds to it.
         x, grad = backend.draw(64, 2, 96, seed=number), backend.draw(64, 2, 96, seed=10 + number)
         module(x).backward(grad)
         wide = {name: one.detach().double().requires_grad_() for name, one in module.named_parameters()}

@@ -1,4 +1,4 @@
-"""The frequencies of rotary positions against those of transformers, for each way to stretch them."""
+"""The frequencies of rotary positions compared with those of transformers, for each way to stretch them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""megatrain's models against those of transformers on the same random weights: logits, loss and every gradient."""
+"""megatrain's models compared with those of transformers with the same random weights: logits, loss and every
+gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def draw_tokens(model: ModelConfig, num_tokens: int) -> Tensor:
     return torch.randint(0, model.vocab_size, (num_tokens + 1, 3), generator=torch.Generator().manual_seed(1))
 
 
-# whole samples: test_hf_import.py
+# whole directories: test_hf_import.py
 @pytest.mark.slow(kept=["gemma3-7"])
 @pytest.mark.parametrize("num_tokens", [7, 1])
 @pytest.mark.parametrize("case", CASES)
@@ -42,7 +43,7 @@ def test_logits_of_shorter_samples_in_fp32(case: str, num_tokens: int) -> None:
         found = ours.loss_head.logits(ours.hidden(tokens, context))
 
     assert found.shape == (num_tokens, 3, model.padded_vocab_size)
-    assert expected.std() > 0.5, "weights of this size tell nothing"
+    assert expected.std() > 0.5, "weights of this size show nothing"
     assert (found[..., : model.vocab_size] - expected).abs().max() < 1e-5 * expected.abs().max()
 
 

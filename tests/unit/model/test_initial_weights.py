@@ -1,4 +1,4 @@
-"""Initial weights: the table of deviations, what they depend on, and what they do not."""
+"""Initial weights: the table of deviations, and the values that they depend on."""
 
 from __future__ import annotations
 

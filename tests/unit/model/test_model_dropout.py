@@ -1,4 +1,4 @@
-"""Dropout in the model: where it acts, and that its masks belong to samples and tokens, not to calls."""
+"""Dropout in the model: its places, and that its masks belong to samples and tokens, not to calls."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_site_has_a_key_of_its_own(block: str, num_sites: int) -> None:
 
 
 def test_residual_stream_itself_is_never_dropped() -> None:
-    """With branches of zero output, the last hidden states are the embedding's, dropped once."""
+    """With branches whose output is zero, the last hidden states are the embedding's, dropped once."""
     model = build()
     assert model.embedding is not None
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The code of models and operations neither imports nor names anything of parallelism."""
+"""The code of models and operations neither imports nor names any part of parallelism."""
 
 from __future__ import annotations
 

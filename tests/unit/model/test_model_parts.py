@@ -1,4 +1,4 @@
-"""A model cut in parts computes, part after part, bitwise what the whole computes, backward included."""
+"""A model divided into parts computes, part after part, bitwise the same as the whole, backward included."""
 
 from __future__ import annotations
 

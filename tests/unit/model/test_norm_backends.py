@@ -1,6 +1,6 @@
-"""All implementations of the norms keep one contract: megatrain's own, NVIDIA apex, and its stand-in without a GPU.
+"""All implementations of the norms have one contract: megatrain's own, NVIDIA apex, and its stand-in without a GPU.
 
-Judged by plain torch under the relative rule, in the forms in which a block uses a norm.
+They are compared with plain torch by the relative rule, in the forms in which a block uses a norm.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def norms(request: pytest.FixtureRequest) -> Norms:
 
 
 def inputs(norms: Norms, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-    """Return x, what is added, weight and bias, and a gradient for each of two results."""
+    """Return x, the residual, weight and bias, and a gradient for each of two results."""
     x, added = (norms.draw(*shape, dtype=dtype, seed=seed) for seed in (0, 1))
     weight, bias = norms.draw(shape[-1], dtype=dtype, seed=2) + 1, norms.draw(shape[-1], dtype=dtype, seed=3)
     return [x, added, weight, bias], norms.draw(2, *shape, dtype=dtype, seed=4)
@@ -98,7 +98,7 @@ def test_the_sum_is_rounded_before_it_is_normed(norms: Norms, dtype: torch.dtype
         normed, total = normalize(x, *parameters, EPS, added)
         again, same = normalize(total, *parameters, EPS)
 
-        # bit by bit: recomputation norms the sum that was kept
+        # Bit by bit: recomputation normalizes the sum that was kept.
         assert torch.equal(total, x + added)
         assert torch.equal(same, total)
         assert torch.equal(again, normed)
@@ -145,7 +145,7 @@ def test_gradients_of_the_parameters_add_up_in_the_bucket(norms: Norms, kind: ty
     plain = eager_rms if kind is RmsNorm else plain_layer_norm
     expected = [torch.zeros(128, dtype=torch.float64, device=norms.device) for _ in norm.parameters()]
     chunk.start_step()
-    for number in range(2):  # the first finds fresh memory, the second adds to it
+    for number in range(2):  # The first backward finds fresh memory, the second adds to it.
         x, grad = (norms.draw(64, 2, 128, dtype=torch.bfloat16, seed=seed + number) for seed in (0, 10))
         norm(ResidualStream(x))[0].backward(grad)
         wide = [one.detach().double().requires_grad_() for one in norm.parameters()]

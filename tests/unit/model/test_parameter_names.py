@@ -1,4 +1,4 @@
-"""The names and sizes that are known without a model are those of the model."""
+"""The names and sizes that are known without a model equal those of the model."""
 
 from __future__ import annotations
 

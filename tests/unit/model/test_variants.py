@@ -1,4 +1,4 @@
-"""Variants that another package registers: found by name, built, counted, and refused where they are missing."""
+"""Variants that another package registers: found by name, built, counted, and refused if they are missing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_variants_are_built_and_counted(install: Install) -> None:
 def test_a_variant_is_what_is_computed(install: Install) -> None:
     install("one")
     torch.testing.assert_close(outputs(attention="capped"), outputs(attention_softcap=1.5), rtol=1e-12, atol=1e-12)
-    # angles of zero turn nothing, and without an order of its own a token sees a set
+    # Angles of zero rotate nothing, and without a position a token sees a set.
     still = {"positions": "rope", "rope_scaling": "still", "rope_scaling_factor": 2.0}
     assert not torch.equal(outputs(**still), outputs(positions="rope"))
     torch.testing.assert_close(outputs(**still), outputs(positions="none"), rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""gelu and swiglu, with and without the bias before them, against torch's own."""
+"""gelu and swiglu, with and without the bias before them, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_activations_lose_no_more_than_plain_torch(shape: tuple[int, ...], dtype
 def test_bias_is_not_rounded_before_the_activation() -> None:
     x, bias, _ = drawn_inputs((64, 4, 128), 1, torch.bfloat16)
 
-    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    # Equal to the rounded result of fp64, except where fp32 arithmetic is on the other side of a tie.
     exact = plain_gelu(x.double(), bias.double()).to(torch.bfloat16)
-    is_far = x.double() + bias.double() < -2  # there 1 + tanh cancels, in torch's own too
+    is_far = x.double() + bias.double() < -2  # 1 + tanh cancels there, in torch's own too.
     assert ((bias_gelu(x, bias) != exact) & ~is_far).double().mean().item() < 1e-3
 
 
@@ -140,7 +140,7 @@ def test_results_and_gradients_in_bf16_are_rounded_once(num_parts: int) -> None:
     found = forward_and_backward(operation, [x, bias], grad)
     exact = forward_and_backward(plain, [x.double(), bias.double()], grad.double())
     for mine, truth in zip(found, exact, strict=True):
-        is_large = truth.abs() > 0.05  # what cancels to less has lost digits of fp32 before it is rounded
+        is_large = truth.abs() > 0.05  # Values that cancel to less have lost digits of fp32 before they are rounded.
         assert (mine != truth.to(torch.bfloat16))[is_large].double().mean().item() < 1e-2
 
 
@@ -192,7 +192,7 @@ def test_activation_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
         torch.testing.assert_close(backward(misaligned(grad), x, bias), expected_grads)
 
 
-def test_activations_refuse_what_does_not_fit() -> None:
+def test_activations_refuse_wrong_inputs() -> None:
     x, bias, grad = drawn_inputs((4, 2, 8), 1, torch.float32)
     forward, backward = OPS.bias_gelu.default, OPS.bias_gelu_backward.default
     assert_refused(forward, (x, bias[:7]), r"bias must have shape \[8\], got \[7\]")

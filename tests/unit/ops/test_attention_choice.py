@@ -46,7 +46,7 @@ CHOICES: list[tuple[AttentionCase, Backend, str]] = [
     (AttentionCase("cpu", (0, 0), BF16, 64, True, True), Backend.CPU, "not flash: the device is cpu"),
     (AttentionCase("cpu", (0, 0), BF16, 64, True, True, has_softcap=True), Backend.BLOCKS, "not flash: the device"),
 ]
-"""Case, the kernel that is chosen for it, and part of the reason."""
+"""Case, the chosen kernel, and a part of the reason."""
 
 
 def test_first_kernel_that_supports_the_case_is_chosen() -> None:
@@ -72,12 +72,12 @@ def test_cpu_ignores_the_kernel_chosen_for_gpus() -> None:
 
 
 def slow_pattern(**options: bool) -> AttentionPattern:
-    """Return a case that an old GPU computes slowly, chosen for it whatever is here."""
+    """Return a case that an old GPU computes slowly, chosen for it whatever the present device is."""
     return AttentionPattern(6, 3, device_kind=DeviceKind("cuda", TURING), **options)
 
 
 def test_a_slow_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    q = draw(6, 1, 2, 56)  # no other test of this process has such heads
+    q = draw(6, 1, 2, 56)  # No other test of this process uses such heads.
     with caplog.at_level(logging.INFO, logger="megatrain.ops.attention"):
         for _ in range(3):
             causal_attention(q, q, q, slow_pattern())

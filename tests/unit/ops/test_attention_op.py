@@ -1,4 +1,4 @@
-"""Attention against a softmax written out, for every mask and head arrangement."""
+"""Attention compared with an explicit softmax, for every mask and head arrangement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters and stand-ins of NVIDIA's packages keep to the packages' own signatures, as their sources state them."""
+"""Adapters and stand-ins of NVIDIA's packages have the packages' own signatures, as in their sources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORDED = [(package, version) for package, versions in recorded().items() for v
 
 
 def of_stand_in(package: str, name: str) -> list[inspect.Parameter]:
-    """Return the parameters of what the stand-in has under this name, without annotations and without self."""
+    """Return the parameters of the stand-in's function with this name, without annotations and without self."""
     found: Any = STAND_INS[package]
     for part in name.split("."):
         found = getattr(found, part)
@@ -43,7 +43,7 @@ def of_stand_in(package: str, name: str) -> list[inspect.Parameter]:
 
 
 def checked(call: Callable[..., Any], parameters: str) -> Callable[..., Any]:
-    """Return `call`, which fails unless its arguments fit the parameters."""
+    """Return `call`, which fails unless its arguments match the parameters."""
     bound = signature(parameters)
 
     def checking(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The two passes of cross entropy, over a vocabulary in one or several parts, against torch's cross entropy."""
+"""The two passes of cross entropy, over a vocabulary in one or several parts, compared with torch's cross entropy."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ BOTH = LossTerms(z_loss=0.01, label_smoothing=0.1)
 all_terms = pytest.mark.parametrize("terms", TERMS, ids=["alone", "z_loss", "smoothing", "strong"])
 some_terms = pytest.mark.parametrize("terms", [TERMS[0], BOTH], ids=["alone", "both"])
 
-# (rows, columns, real columns): less than a pack; packs and a tail; what a block reads in one turn, and in several;
-# more padding than a block has threads
+# (rows, columns, real columns): less than a pack; packs and a tail; what a block reads in one iteration, and in
+# several; more padding than a block has threads
 SHAPES = [(1, 1, 1), (3, 7, 5), (T, PADDED, 21), (2, 123, 123), (2, 8191, 8190), (1, 9224, 9221), (2, 5128, 5120)]
 SHAPES += [(2, 1000, 301)]
 
@@ -52,7 +52,7 @@ def draw_labels(vocab_size: int, num: int = T) -> Tensor:
 def in_parts(
     logits: Tensor, labels: Tensor, vocab_size: int, num_parts: int, grad_T: Tensor, terms: LossTerms = TERMS[0]
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token and the gradient of the logits, combined by hand as ranks would."""
+    """Return the loss of each token and the gradient of the logits, combined explicitly as ranks would."""
     width = logits.shape[1] // num_parts
     parts = [part.clone(memory_format=torch.contiguous_format) for part in logits.split(width, dim=1)]
     firsts = [number * width for number in range(num_parts)]
@@ -114,7 +114,7 @@ def test_cross_entropy_of_rows_of_all_lengths(terms: LossTerms) -> None:
 
 
 def test_largest_logit_may_be_at_any_place() -> None:
-    """Far above the others, so that whatever is taken relative to another number overflows or is lost."""
+    """Far above the others, so that values relative to another number overflow or are lost."""
     logits, labels, grad_T = draw_logits(34, 2051, dtype=torch.float32), draw_labels(2051, 34), draw(34, seed=2)
     places = on_device(torch.tensor([*range(0, 2048, 64), 2047, 2050]))  # of each warp, and in a tail
     logits.scatter_(1, places[:, None], 200.0)
@@ -168,7 +168,7 @@ def test_summed_loss_of_each_part_is_that_of_the_whole(num_parts: int, terms: Lo
     for number in range(num_parts):
         part = logits[:, number * width : (number + 1) * width].clone().requires_grad_()
         loss = summed_cross_entropy(
-            # a product, because backward overwrites what it is given
+            # a product, because backward overwrites its input
             *(part * 1.0, labels, 20),
             first_column=number * width,
             combine=None if num_parts == 1 else lambda _: whole,
@@ -243,7 +243,7 @@ def test_large_logits_do_not_overflow(shift: float) -> None:
 
 def test_logits_of_minus_infinity_are_probability_zero() -> None:
     logits, labels = draw_logits(T, PADDED), draw_labels(20)
-    logits[:, 1:18] = float("-inf")  # whole packs of them, before there is any number
+    logits[:, 1:18] = float("-inf")  # whole packs of them, before the first number
     logits[:, 0] = 50.0
     labels[2:] = 0
     found = in_parts(logits, labels, 20, 2, draw(T, seed=2))
@@ -276,7 +276,7 @@ def test_gradient_in_bf16_is_rounded_once() -> None:
     exact = by_torch(logits.double(), labels, 500, ones_T.double(), BOTH)[1].to(torch.bfloat16)
     found = in_parts(logits, labels, 500, 1, ones_T, BOTH)[1]
 
-    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    # Equal to the rounded result of fp64, except where fp32 arithmetic is on the other side of a tie.
     assert (found != exact).double().mean().item() < 2e-3
 
 
@@ -315,7 +315,7 @@ def test_blocks_of_tokens_do_not_change_the_result(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_second_tensor_of_the_logits_size_is_made() -> None:
-    """The largest new tensor of both passes is a block of 2**20 elements, however many logits there are."""
+    """The largest new tensor of both passes is a block of 2**20 elements, for any number of logits."""
     largest = 0
 
     class Watch(TorchDispatchMode):
@@ -332,7 +332,7 @@ def test_no_second_tensor_of_the_logits_size_is_made() -> None:
         storage = logits.untyped_storage().data_ptr()
         labels, grad_T = on_device(torch.zeros(num_tokens, dtype=torch.int64)), on_device(torch.ones(num_tokens))
         with Watch():
-            # the references themselves: what an operator makes inside is not seen from without
+            # for the references themselves: temporaries inside an operator are not visible from outside
             lse_T = cross_entropy._reference_statistics(logits, labels, 0, vocab_size, True)[0]
             cross_entropy._reference_gradient_(logits, labels, lse_T, grad_T, 0, vocab_size, 0.1, 0.1)
 
@@ -370,7 +370,7 @@ def test_operators_keep_the_contract(shape: tuple[int, int, int], dtype: torch.d
         )
 
 
-def test_operators_refuse_what_does_not_fit() -> None:
+def test_operators_refuse_wrong_inputs() -> None:
     logits, labels = draw_logits(4, 8, dtype=torch.bfloat16), draw_labels(8, 4)
     lse, grad = draw(4, dtype=torch.float32), draw(4, dtype=torch.float32)
 
@@ -395,7 +395,7 @@ def test_operators_refuse_what_does_not_fit() -> None:
     refuse_gradient("lse must be float32, got bfloat16", logits, labels, lse.bfloat16(), grad)
     refuse_gradient(r"lse must have shape \[4\], got \[4, 1\]", logits, labels, lse[:, None], grad)
     refuse_gradient("grad must be float64, got float32", logits.double(), labels, lse.double(), grad)
-    # no fake: on the meta device a copy of these would be contiguous
+    # No fake: on the meta device a copy of these would be contiguous.
     with pytest.raises(RuntimeError, match="labels must be contiguous"):
         OPS.cross_entropy_statistics(logits, labels.repeat(2)[::2], 0, 8, False)
     with pytest.raises(RuntimeError, match="grad must be contiguous"):

@@ -1,4 +1,4 @@
-"""Dropout: the very mask of megatrain.rng, survivors scaled, bias before and residual after, and no mask kept."""
+"""Dropout: exactly the mask of megatrain.rng, survivors scaled, bias before and residual after, and no mask kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = [(1, 1), (3, 7), (5, 3, 16), (2, 2, 2, 10), (2, 8191), (70, 123), (5, 2
 
 
 def tokens_of(shape: tuple[int, ...]) -> Tensor:
-    """Return a number for each row of `shape`: far apart, far out, not in order."""
+    """Return a number for each row of `shape`: far apart, large, not in order."""
     numbers = torch.randint(0, 1 << 50, shape[:-1], generator=torch.Generator().manual_seed(5))
     return on_device(numbers)
 
@@ -67,11 +67,12 @@ def test_mask_of_every_token_number_and_key() -> None:
 
 
 def test_mask_at_the_very_threshold() -> None:
-    """What is drawn is 32 bits: equal to the threshold is kept; a probability between two goes to the nearer."""
+    """Random numbers have 32 bits: a number equal to the threshold is kept; a probability between two thresholds is
+    rounded."""
     token = on_device(torch.tensor([[3]]))
     ones = torch.ones(1, 1, 8, device=UNDER_TEST.device)
     low, high = 0, 1 << 32
-    while high - low > 1:  # the draw of unit 5 is the largest threshold at which it is kept
+    while high - low > 1:  # The draw of unit 5 is the largest threshold at which it is kept.
         middle = (low + high) // 2
         low, high = (middle, high) if keep_mask(KEY, middle / 2**32, token, 8)[0, 0, 5] else (low, middle)
     for threshold, is_kept in ((low, True), (low + 0.4, True), (low + 0.6, False), (low + 1, False)):
@@ -226,7 +227,7 @@ def test_dropout_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
         torch.testing.assert_close(OPS.residual_dropout(*moved, token, 0.3, *KEY), expected)
 
 
-def test_dropout_refuses_what_does_not_fit() -> None:
+def test_dropout_refuses_wrong_inputs() -> None:
     (x, y, bias), grad = drawn_inputs((4, 2, 8), torch.float32)
     token = tokens_of((4, 2, 8))
     forward, backward = OPS.residual_dropout.default, OPS.bias_dropout_backward.default

@@ -1,4 +1,4 @@
-"""Rows by token, and the embedding's gradient against torch's and an fp64 sum."""
+"""Rows by token, and the embedding's gradient compared with torch's and an fp64 sum."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.helpers.waiting import DEADLINE_S
 OPS = torch.ops.megatrain
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
-# (tokens, rows, hidden): one and many parts of 32 tokens; rows within one thread, one block, several
+# (tokens, rows, hidden): one and many parts of 32 tokens; rows within one thread, one block, several blocks
 SHAPES = [(1, 1, 1), (31, 5, 7), (32, 3, 16), (33, 40, 8), (200, 6, 123), (70, 9, 1032), (40, 4, 8191)]
 
 
 def draw_tokens(num: int, num_rows: int, *, has_absent: bool = True) -> Tensor:
-    """Return tokens of which the last row's is every third: its run goes over many parts."""
+    """Return tokens; every third one is of the last row, so that its run spans many parts."""
     tokens = torch.randint(-1 if has_absent else 0, num_rows, (num,), generator=torch.Generator().manual_seed(3))
     tokens[::3] = num_rows - 1
     return on_device(tokens)
@@ -86,7 +86,7 @@ def test_the_gradient_of_a_frequent_token_is_summed_in_fp32(dtype: torch.dtype) 
     grad = draw(3000, 1, 8, dtype=dtype, seed=1) + 1
     embedding(tokens, weight).backward(grad)
     assert weight.grad is not None
-    # one rounding to the type: half a unit in the last place, plus fp32's share
+    # one rounding to the type: half a unit in the last place, plus the error of fp32
     rounding = torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
     expected = summed_rows(torch.zeros_like(weight), tokens[:, 0], grad[:, 0])
     assert torch.allclose(weight.grad.double(), expected, rtol=rounding, atol=0.0)
@@ -114,7 +114,7 @@ def test_gradient_of_a_bf16_table_is_rounded_once() -> None:
     exact = summed_rows(table, tokens, grad).to(torch.bfloat16)
     embedding_gradient_(table, tokens, grad)
 
-    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    # Equal to the rounded result of fp64, except where fp32 arithmetic is on the other side of a tie.
     assert (table != exact).double().mean().item() < 2e-3
 
 
@@ -198,7 +198,7 @@ def test_gradient_or_table_at_an_odd_address(dtype: torch.dtype) -> None:
 
 def test_wrong_tokens_are_refused() -> None:
     if UNDER_TEST.kind != "reference":
-        return  # a kernel's own check ends the process
+        return  # A kernel's own check ends the process.
     for token in (-2, 4):
         with pytest.raises(IndexError):
             embedding(torch.tensor([0, token]), draw(4, 3))
@@ -217,7 +217,7 @@ tokens, rows = torch.tensor([0, {token}]), torch.ones(4, 3)
 
 def test_wrong_token_ends_the_process_of_a_kernel() -> None:
     if UNDER_TEST.kind != "emulated":
-        return  # plain torch raises; on a GPU no process could continue after such an error
+        return  # Plain torch raises; on a GPU no process could continue after such an error.
     for call in ("embedding(tokens, rows)", "embedding_gradient_(rows, tokens, rows[:2])"):
         for token in (-2, 4):
             done = run_forked(["-c", WRONG_TOKEN.format(call=call, token=token)], timeout_s=DEADLINE_S)
@@ -225,7 +225,7 @@ def test_wrong_token_ends_the_process_of_a_kernel() -> None:
             assert "Assertion" in done.stderr, (call, token)
 
 
-def test_operators_refuse_what_does_not_fit() -> None:
+def test_operators_refuse_wrong_inputs() -> None:
     weight, tokens, grad = draw(4, 8, dtype=torch.float32), draw_tokens(6, 4), draw(6, 8, dtype=torch.float32)
 
     def refuse(message: str, *arguments: Tensor) -> None:
@@ -247,7 +247,7 @@ def test_operators_refuse_what_does_not_fit() -> None:
     refuse("grad must be bf16, fp16, fp32 or fp64, got int64", weight, tokens, grad.long())
     refuse("grad_weight must be float32, got float64", weight.double(), tokens, grad)
     refuse("grad_weight must be float32, got float16", weight.half(), tokens, grad.bfloat16())
-    # no fake: on the meta device a copy of these would be contiguous
+    # No fake: on the meta device a copy of these would be contiguous.
     with pytest.raises(RuntimeError, match="tokens must be contiguous"):
         OPS.embedding(tokens.repeat(2)[::2], weight)
     with pytest.raises(RuntimeError, match="tokens must be contiguous"):

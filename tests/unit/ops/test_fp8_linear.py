@@ -1,4 +1,5 @@
-"""FP8 products against the same products in fp64: within what three bits allow, and unbiased enough to add up."""
+"""FP8 products compared with the same products in fp64: within the error of three bits, and unbiased enough for
+sums."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_fp8_products_are_off_by_what_their_bits_allow(name: str, dtype: torch.d
 
 def test_scales_of_rows_save_what_a_scale_of_the_tensor_loses() -> None:
     x, weight = draw(64, 96, dtype=torch.bfloat16), draw(32, 96, dtype=torch.bfloat16, seed=1)
-    x[0] *= 2.0**20  # with one scale, all other rows become subnormal numbers or zeros
+    x[0] *= 2.0**20  # With one scale, all other rows become subnormal numbers or zeros.
 
     truth = x.double() @ weight.double().t()
     lost, kept = ((product(x, weight).double() - truth)[1:].norm() for product in PRODUCTS.values())
@@ -81,7 +82,7 @@ def test_the_weights_gradient_goes_to_its_sink(name: str) -> None:
 
     assert taken == [True, False]
     assert weight.grad is None
-    assert relative(total, expected) < 4e-3  # the other way each gradient is rounded to bf16
+    assert relative(total, expected) < 4e-3  # In the other form each gradient is rounded to bf16.
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -91,7 +92,7 @@ def test_saved_tensors_have_eight_bits(name: str) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
         out = PRODUCTS[name](x, weight)
     del out
-    # the weight itself is there anyway: what is made of it must not be kept once for each micro-batch in flight
+    # The weight itself exists anyway: its derived forms must not be kept once for each micro-batch in flight.
     others = [one for one in kept if one.data_ptr() != weight.data_ptr()]
     assert len(others) < len(kept)
     assert sum(other.numel() * other.itemsize for other in others) <= 64 * 48 + 4 * (48 + 4)

@@ -15,7 +15,7 @@ def scaling(history_len: int = 3) -> DelayedScaling:
 
 
 def step(scales: DelayedScaling, *magnitudes: float) -> None:
-    """Let each slot see the numbers up to its magnitude, in two micro-batches, and end the step."""
+    """Let each slot record numbers up to its magnitude, in two micro-batches, and end the step."""
     for number, magnitude in enumerate(magnitudes):
         for part in (0.5, 1.0):
             scales.collect(number, on_device(torch.tensor([0.1, magnitude * part])))

@@ -1,4 +1,4 @@
-"""More than 2^31 elements: the end of a large tensor comes out as the same rows do alone, bit by bit.
+"""More than 2^31 elements: the end of a large tensor equals the same rows computed alone, bit by bit.
 
 On a GPU (--kernels=cuda) tensors are that large; elsewhere the same tests run on a few thousand elements.
 """
@@ -30,13 +30,14 @@ ADAM: dict[str, Any] = {
 
 
 def num_rows(columns: int) -> int:
-    """Return rows of `columns` columns for more than 2^31 elements on a GPU, and for some thousands elsewhere."""
+    """Return rows of `columns` columns for more than 2^31 elements on a GPU, and for a few thousand elsewhere."""
     elements = (1 << 31) + (1 << 20) if UNDER_TEST.kind == "cuda" else 1 << 13
     return elements // columns // TAIL * TAIL + TAIL
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return numbers that differ from row to row. They are made where they are needed: the CPU would take minutes."""
+    """Return numbers that differ from row to row. They are computed on the device under test: the CPU would take
+    minutes."""
     generator = torch.Generator(UNDER_TEST.device).manual_seed(0)
     return torch.empty(shape, dtype=dtype, device=UNDER_TEST.device).normal_(generator=generator)
 

@@ -1,4 +1,4 @@
-"""The product with a weight against torch's, and its gradient added to a sum in place."""
+"""The product with a weight compared with torch's, and its gradient added to a sum in place."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_gradients_of_micro_batches_add_up_in_the_sink(dtype: torch.dtype) -> No
 
     assert weight.grad is None
     assert main_grad.num_taken == 3
-    # products that are rounded to dtype and then added in the wider type are what eager offers
+    # Eager torch offers only products that are rounded to dtype and then added in the wider type.
     error, eager_error = ((total.double() - expected).abs().max().item() for total in (main_grad.memory, rounded))
     assert error <= 3 * eager_error + 1e-7
 
@@ -117,7 +117,7 @@ def test_a_fresh_sum_may_hold_anything() -> None:
         assert torch.isfinite(total).all()
 
 
-def test_add_product_refuses_what_does_not_fit() -> None:
+def test_add_product_refuses_wrong_inputs() -> None:
     operator, total, grad, x = OPS.add_product_.default, draw(5, 7), draw(3, 5, seed=1), draw(3, 7, seed=2)
 
     assert_refused(operator, (total[:4], grad, x, True), r"total must have shape \[5, 7\], got \[4, 7\]")

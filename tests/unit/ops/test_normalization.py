@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, alone and with the residual added, against torch's own."""
+"""LayerNorm and RMSNorm, alone and with the residual added, compared with torch's own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_norms_are_torchs(shape: tuple[int, ...]) -> None:
     assert_same(our_rms, torch_rms, [x, weight], grads[0], 1e-11)
     assert_same(our_add_rms, plain_add_rms, [x, residual, weight], grads, 1e-11)
     if shape[-1] == 1:
-        return  # what LayerNorm makes of one number is zero, and all that is left of it is rounding
+        return  # LayerNorm of a single number is zero, so only rounding errors remain.
     assert_same(our_layer_norm, plain_layer_norm, [x, weight, bias], grads[0], 1e-10)
     assert_same(our_add_layer_norm, plain_add_layer_norm, [x, residual, weight, bias], grads, 1e-10)
 
@@ -76,7 +76,8 @@ def test_rms_norm_of_zeros_is_finite() -> None:
 
 
 def test_layer_norm_far_from_zero_keeps_its_variance() -> None:
-    x = draw(4, 512, dtype=torch.float32) + 1000.0  # mean of squares minus square of mean would lose all digits
+    # The mean of squares minus the square of the mean would lose all digits.
+    x = draw(4, 512, dtype=torch.float32) + 1000.0
 
     expected = plain_layer_norm(x.double(), torch.ones_like(x[0]).double(), torch.zeros_like(x[0]).double())
     found = our_layer_norm(x, torch.ones_like(x[0]), torch.zeros_like(x[0]))
@@ -108,7 +109,7 @@ def test_norms_lose_no_more_than_plain_torch(shape: tuple[int, ...], dtype: torc
 def test_rms_norm_in_bf16_is_rounded_once() -> None:
     x, weight = draw(64, 4, 128, dtype=torch.bfloat16), 1 + draw(128, dtype=torch.bfloat16, seed=1)
 
-    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    # Equal to the rounded result of fp64, except where fp32 arithmetic is on the other side of a tie.
     exact = torch_rms(x.double(), weight.double()).to(torch.bfloat16)
     assert (our_rms(x, weight) != exact).double().mean().item() < 1e-3
 
@@ -132,7 +133,7 @@ def test_the_norm_of_a_sum_is_the_norm_of_its_rounded_sum(dtype: torch.dtype) ->
     rms, rms_sum = rms_norm(x, weight, EPS, residual)
     layer, layer_sum = layer_norm(x, weight, bias, EPS, residual)
 
-    # bit by bit: what is kept for backward is the sum, and recomputation must give the same again
+    # Bit by bit: backward keeps the sum, and recomputation must give the same result again.
     assert torch.equal(rms_sum, x + residual)
     assert torch.equal(layer_sum, x + residual)
     assert torch.equal(rms, our_rms(x + residual, weight))
@@ -187,7 +188,7 @@ def test_norm_without_added_sum_rounds_the_gradient_once() -> None:
         torch.autograd.backward(norm(alone, *parameters, EPS), list(grads))
         zeros = torch.zeros_like(x)
         torch.autograd.backward(norm(together, *parameters, EPS, zeros), list(grads))
-        # the same bits as where something was added: recomputation may leave the addition to another place
+        # The same bits as with an addition: recomputation may leave the addition to another operation.
         assert torch.equal(alone.grad, together.grad)
         assert torch.equal(norm(x, *parameters, EPS)[1], x)
 
@@ -231,7 +232,7 @@ def test_norm_of_an_input_at_an_odd_address(dtype: torch.dtype) -> None:
             torch.testing.assert_close(operator(*moved), expected)
 
 
-def test_norms_refuse_what_does_not_fit() -> None:
+def test_norms_refuse_wrong_inputs() -> None:
     (x, residual, weight, bias), grads = drawn_inputs((4, 2, 8), torch.float32)
     _, mean, rstd = OPS.layer_norm(x, weight, bias, EPS)
     backward = OPS.layer_norm_backward.default

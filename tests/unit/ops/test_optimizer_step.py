@@ -1,4 +1,4 @@
-"""AdamW and LAMB on flat shards, against torch.optim and the papers' formulas."""
+"""AdamW and LAMB on flat shards, compared with torch.optim and the papers' formulas."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_lamb_is_its_formula(layout: str, dtype: torch.dtype, tolerance: float) 
     assert sums.dtype == torch.float64
     assert sums.shape == (len(shard.runs), 2)
     for of_run, run in zip(sums.tolist(), shard.runs, strict=True):
-        # of the rounded numbers, which have all digits in fp64
+        # of the rounded numbers, all of whose digits fit in fp32
         exact = [one[run].double().square().sum().item() for one in (before.master, grad)]
         assert of_run == pytest.approx(exact, rel=1e-13)
 
@@ -301,7 +301,7 @@ def test_optimizer_operators_keep_the_contract(lengths: list[int], dtype: torch.
         assert_contract(OPS.adamw_.default, grad.bfloat16(), *state, shard.published, *table, 0.1, *SCALARS)
 
 
-def test_adamw_refuses_what_does_not_fit() -> None:
+def test_adamw_refuses_wrong_inputs() -> None:
     shard = make_shard([3, 5, 0], torch.float32, is_published=True)
     names = ("grad", "master", "exp_avg", "exp_avg_sq", "published", "run_borders", "is_decayed")
     state = (shard.master, shard.exp_avg, shard.exp_avg_sq, shard.published)
@@ -338,7 +338,7 @@ def test_a_shard_with_gaps_is_refused() -> None:
             OPS.adamw_.default(*arguments, 0.1, *SCALARS)
 
 
-def test_lamb_refuses_what_does_not_fit() -> None:
+def test_lamb_refuses_wrong_inputs() -> None:
     shard = make_shard([3, 5, 0], torch.float32, is_published=True)
     grad, ratios = draw(8, dtype=torch.float32), torch.ones(2, dtype=torch.float64, device=UNDER_TEST.device)
     state, table = (shard.master, shard.exp_avg, shard.exp_avg_sq), (shard.run_borders, shard.is_decayed)

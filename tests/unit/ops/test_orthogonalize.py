@@ -1,4 +1,4 @@
-"""The Newton-Schulz iteration against the singular value decomposition."""
+"""The Newton-Schulz iteration compared with the singular value decomposition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def by_singular_values(x: Tensor) -> Tensor:
-    """Return what the iteration makes of each singular value, with the vectors as they are."""
+    """Return the result with the iteration applied to each singular value, and unchanged vectors."""
     left, values, right = torch.linalg.svd(x / x.norm(), full_matrices=False)
     linear, cubic, quintic = COEFFICIENTS
     for _ in range(NUM_STEPS):
@@ -35,7 +35,7 @@ def test_result_is_close_to_the_nearest_orthogonal_matrix(dtype: torch.dtype) ->
     slack = 0.05 if dtype == torch.bfloat16 else 1e-4
     for shape in SHAPES:
         left, _, right = torch.linalg.svd(draw(*shape), full_matrices=False)
-        # the smallest is 0.02 of the norm, so that the published bounds hold
+        # The smallest is 0.02 of the norm, so the published bounds apply.
         values = torch.linspace(1.0, 0.1, len(right), dtype=torch.float64)
         found = orthogonalized((left @ torch.diag(values) @ right).to(dtype))
         on_vectors = left.t() @ found.double() @ right.t()

@@ -1,4 +1,4 @@
-"""Borders of packed documents against the ids themselves."""
+"""Borders of packed documents compared with the ids themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators without a kernel of their own: each against torch's autograd of its formula, in fp64 and in bf16."""
+"""Operators without their own kernel: each compared with torch's autograd of its formula, in fp64 and in bf16."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_activations_without_kernels_are_their_formulas(
     x, bias, grad = drawn(3, 2, num_parts, 10), drawn(num_parts, 10, seed=1), drawn(3, 2, 10, seed=2)
     assert_same(operator, formula, [x, bias], grad, 1e-12)
     assert_same(lambda x: operator(x, None), formula, [x], grad, 1e-12)
-    # the bias is added in fp32: one rounding, of the result
+    # The bias is added in fp32: one rounding, of the result.
     low = operator(x.bfloat16(), bias.bfloat16())
     wide = formula(x.bfloat16().float(), bias.bfloat16().float()).bfloat16()
     assert torch.equal(low, wide)
@@ -91,7 +91,7 @@ def test_small_zero_centered_weight_is_not_rounded_away() -> None:
 
 
 def plain_capped_attention(q: Tensor, k: Tensor, v: Tensor, scores: CappedScores) -> Tensor:
-    """Write out all scores. Shapes: as in capped_attention()."""
+    """Compute all scores explicitly. Shapes: as in capped_attention()."""
     length, repeats = q.shape[0], q.shape[2] // k.shape[2]
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)))
     capped = scores.cap * torch.tanh(scores.scale * (q @ k.transpose(-1, -2)) / scores.cap)
@@ -103,7 +103,7 @@ def plain_capped_attention(q: Tensor, k: Tensor, v: Tensor, scores: CappedScores
     return (capped.masked_fill(hidden, float("-inf")).softmax(-1) @ v).permute(2, 0, 1, 3)
 
 
-# lengths within a block, of some blocks, and with a rest
+# lengths within a block, of several blocks, and with a rest
 @pytest.mark.slow(kept=["False-0-7", "False-5-256", "True-5-600", "True-300-256"])
 @pytest.mark.parametrize("length", [7, 256, 600])
 @pytest.mark.parametrize("window_size", [0, 5, 300])

@@ -1,4 +1,4 @@
-"""FP8 quantization against torch's own conversion, value by value."""
+"""FP8 quantization compared with torch's own conversion, value by value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tests.helpers.kernels import draw, on_device
 from tests.helpers.operator_contract import assert_contract, assert_refused
 
 FORMATS = [E4M3, E5M2]
-# tiles that are whole, cut by one edge, by both; sizes that no pack fits, along one dim or both; several parts of rows
+# tiles that are whole, or cut by one or both edges; sizes that are no multiple of a pack, along one dim or both;
+# several parts of rows
 SHAPES = [(128, 256), (16, 16), (144, 48), (7, 123), (1, 1), (130, 129), (3, 1000), (16, 123), (123, 16), (600, 7)]
 
 
@@ -62,7 +63,7 @@ def test_the_largest_of_a_row_may_be_anywhere() -> None:
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 def test_each_row_and_each_column_has_its_own_scale(kind: torch.dtype) -> None:
     for shape in SHAPES:
-        x = draw(*shape, dtype=kind) * (10.0 ** draw(shape[0], 1, seed=1)).to(kind)  # rows of very different size
+        x = draw(*shape, dtype=kind) * (10.0 ** draw(shape[0], 1, seed=1)).to(kind)  # rows of very different magnitude
         q, inverse = fp8_quantize_rows(x, E4M3)
         q_t, inverse_t = fp8_quantize_columns(x, E4M3)
         assert torch.allclose(inverse[:, 0], x.abs().amax(1).float() / 448, rtol=1e-6, atol=0), shape
@@ -84,7 +85,7 @@ def test_zeros_stay_zeros(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_small_numbers_are_not_scaled_to_infinity(dtype: torch.dtype) -> None:
-    """An inactive unit has such numbers. The format's maximum divided by them is more than fp32 can hold."""
+    """An inactive unit has such numbers. The format's maximum divided by them exceeds the range of fp32."""
     for size in (1e-35, 1e-36, 1e-37):
         x = 1.0 + draw(16, 48, dtype=torch.float32).abs()
         x *= size
@@ -100,7 +101,7 @@ def test_small_numbers_are_not_scaled_to_infinity(dtype: torch.dtype) -> None:
 def test_quantization_at_an_address_that_is_no_multiple_of_32() -> None:
     base = draw(4 + 16 * 48, dtype=torch.float32)
     one = on_device(torch.ones(1))
-    x = base[4:].view(16, 48)  # a multiple of 16 bytes, and not of 32
+    x = base[4:].view(16, 48)  # a multiple of 16 bytes, but not of 32
 
     expected = x.to(E4M3)
     q, q_t, _ = fp8_quantize(x, one, E4M3, True, True)
@@ -142,7 +143,7 @@ def test_quantization_keeps_the_contract(shape: tuple[int, int], kind: torch.dty
     assert_contract(fp8_quantize_columns, x, dtype)
 
 
-def test_quantization_refuses_what_does_not_fit() -> None:
+def test_quantization_refuses_wrong_inputs() -> None:
     x, scale = draw(16, 16, dtype=torch.float32), on_device(torch.ones(2))
 
     assert_refused(fp8_quantize, (x.double(), scale, E4M3, True, True), "x must be bf16, fp16 or fp32, got float64")

@@ -1,4 +1,4 @@
-"""Rotary positions against transformers' Llama."""
+"""Rotary positions compared with transformers' Llama."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 
 OPS = torch.ops.megatrain
 
-# S, B, G, R, D. One query a key, and one group: in place. Then several of both. Halves that fill no pack, that are more
-# packs than a block has threads, and tokens of more heads than it treats at once.
+# S, B, G, R, D. One query per key, and one group: in place. Then several of both. Halves that are no multiple of a
+# pack, that are more packs than a block has threads, and tokens with more heads than it processes at once.
 IN_PLACE = [
     (1, 1, 1, 1, 2),
     (7, 2, 3, 1, 6),
@@ -79,7 +79,8 @@ def turned_by_llama(x_SBGRD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def joined(cos: Tensor, sin: Tensor):
-    """What is under test as a function of the product, which it leaves alone, with all results in one tensor."""
+    """The operator under test as a function of the product, which it does not change, with all results in one
+    tensor."""
     return lambda product: torch.cat(split_rotated_(product.clone(), cos, sin), dim=3)
 
 
@@ -135,7 +136,7 @@ def test_rotation_in_bf16_is_rounded_once(shape: tuple[int, ...]) -> None:
     product, (cos, sin) = drawn_product(shape, torch.bfloat16), tables(shape[0], shape[-1], torch.float32)
     exact = joined_by_llama(cos.double(), sin.double())(product.double()).to(torch.bfloat16)
 
-    # equal to fp64's result rounded, except where fp32 arithmetic falls on the other side of a tie
+    # Equal to the rounded result of fp64, except where fp32 arithmetic is on the other side of a tie.
     assert (joined(cos, sin)(product) != exact).double().mean().item() < 2e-3
 
 
@@ -181,7 +182,7 @@ def test_overwritten_product_cannot_be_used_in_backward() -> None:
 
 @pytest.mark.parametrize("shape", [(6, 2, 3, 1, 4), (6, 2, 2, 3, 4)])
 def test_product_of_a_projection(shape: tuple[int, ...]) -> None:
-    """As attention uses it: the product is a view of what a linear layer returned."""
+    """As attention uses it: the product is a view of the output of a linear layer."""
     cos, sin = tables(6, 4)
     heads = (shape[2], shape[3] + 2, shape[4])
     x, weight = draw(6, 2, 9), draw(math.prod(heads), 9, seed=1)
@@ -257,7 +258,7 @@ def test_rotation_with_an_odd_stride() -> None:
         torch.testing.assert_close(found, expected, msg=f"odd stride of dim {dim}")
 
 
-def test_rotary_operators_refuse_what_does_not_fit() -> None:
+def test_rotary_operators_refuse_wrong_inputs() -> None:
     product, (cos, sin) = drawn_product((4, 2, 3, 2, 8), torch.float32), tables(4, 8, torch.float32)
     q, k, v = (one.contiguous() for one in product.split((2, 1, 1), dim=3))
     for operator in (OPS.rotate_queries_and_keys_.default, OPS.split_rotated.default):
@@ -286,7 +287,7 @@ def test_rotary_operators_refuse_what_does_not_fit() -> None:
 
 def test_more_tokens_or_heads_than_a_kernel_counts_are_refused() -> None:
     if UNDER_TEST.kind == "reference":
-        return  # plain torch takes them
+        return  # Plain torch accepts them.
     cos, sin = tables(1 << 16, 2, torch.float32)
     for shape in ((1 << 16, 1 << 15, 0, 3, 2), (1 << 16, 0, 1, (1 << 23) + 1, 2)):
         with pytest.raises(RuntimeError, match=r"product must have less than 2\^31 tokens of less than 2\^23 heads"):

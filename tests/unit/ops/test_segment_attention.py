@@ -1,4 +1,4 @@
-"""Attention by segments against a softmax over all pairs, for documents and windows of many sizes."""
+"""Attention by segments compared with a softmax over all pairs, for documents and windows of many sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sum of squares in fp64, against torch's and against exact sums."""
+"""The sum of squares in fp64, compared with torch's and with exact sums."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_parts_of_more_tiles_than_threads_are_added() -> None:
 
 
 def test_large_and_small_elements_lose_nothing() -> None:
-    flat = torch.tensor([1e20, -3e-25, 4097.0], device=UNDER_TEST.device)  # fp32, whose squares it does not have
+    flat = torch.tensor([1e20, -3e-25, 4097.0], device=UNDER_TEST.device)  # fp32, which cannot represent their squares
 
     assert square_sum(flat[:1]).item() == flat[0].item() ** 2
     assert square_sum(flat[1:2]).item() == flat[1].item() ** 2
@@ -74,7 +74,7 @@ def test_square_sum_keeps_the_contract(length: int, dtype: torch.dtype) -> None:
         assert square_sum(flat).item() == 0.0
 
 
-def test_square_sum_refuses_what_does_not_fit() -> None:
+def test_square_sum_refuses_wrong_inputs() -> None:
     assert_refused(SUM, (draw(2, 3),), r"flat must have one dim, got \[2, 3\]")
     with pytest.raises(RuntimeError, match="flat must be contiguous"):
         SUM(draw(6)[::2])

@@ -1,4 +1,4 @@
-"""Keys that a query must not see change nothing, also if they are NaN or infinite, in forward and in backward."""
+"""Keys that a query must not see change nothing, even if they are NaN or infinite, in forward and in backward."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def pattern_of(lengths: str, window: int) -> AttentionPattern:
 
 
 def attend(pattern: AttentionPattern, changed: dict[str, slice | Tensor], value: float, rows: slice) -> Found:
-    """Return what attention finds when `value` is in some positions of heads (q, k, v) and of the gradient (grad), of
-    which the others have zeros beside `rows`."""
+    """Return the results of attention with `value` in some positions of heads (q, k, v) and of the gradient (grad),
+    whose other positions are zero outside of `rows`."""
     generator = torch.Generator().manual_seed(1)
     heads = {
         name: torch.randn(SEQ_LEN, 1, number, 8, generator=generator, dtype=torch.float64)
@@ -60,12 +60,13 @@ def attend(pattern: AttentionPattern, changed: dict[str, slice | Tensor], value:
 
 @functools.cache
 def unchanged(lengths: str, window: int, start: int, stop: int) -> Found:
-    """Return what attention finds if no position is changed; the gradient has zeros beside rows `start` to `stop`."""
+    """Return the results of attention without a changed position; the gradient is zero outside of rows `start` to
+    `stop`."""
     return attend(pattern_of(lengths, window), {}, 0.0, slice(start, stop))
 
 
 def some_of(starts: list[int]) -> list[tuple[int, int]]:
-    """Return the bounds of some documents, the first and the last included."""
+    """Return the bounds of some documents, including the first and the last."""
     bounds = list(itertools.pairwise(starts))
     return [*bounds[:: max(1, len(bounds) // 7)], bounds[-1]]
 
@@ -119,7 +120,7 @@ def test_keys_before_the_window_change_nothing(lengths: str, window: int, name: 
         found, expected = attend(pattern, {name: unseen}, value, row), unchanged(lengths, window, query, query + 1)
         assert torch.equal(found.out[row], expected.out[row]), query
         assert torch.equal(found.grad_q[row], expected.grad_q[row]), query
-        # NaN is in the results of other rows of the document, and their gradients reach the keys that they share
+        # NaN is in the results of other rows of the document, and their gradients reach the keys that they share.
         if seen.start == start:
             assert torch.equal(found.grad_k[seen], expected.grad_k[seen]), query
             assert torch.equal(found.grad_v[seen], expected.grad_v[seen]), query

@@ -1,4 +1,4 @@
-"""AdamW against torch.optim.AdamW, whole and in shards, and which state it does not change."""
+"""AdamW compared with torch.optim.AdamW, whole and in shards, and the state that it does not change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatrain.ops import optimizer_step
-from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 
 STEPS = 20
 
@@ -93,7 +93,7 @@ def test_gradient_scale_multiplies_the_gradients() -> None:
 
 
 def test_updates_are_counted_from_one() -> None:
-    """The first step's bias correction makes it lr * sign(gradient), whatever the betas."""
+    """The first step's bias correction makes it lr * sign(gradient), for any betas."""
     rank = build_rank(weight_decay=0.0, eps=1e-30)
     assert rank.optimizer.num_updates == 0
     rank.set_gradients(draw(5))

@@ -1,4 +1,4 @@
-"""LAMB against the algorithm written out for whole parameters, also where parameters are spread over ranks."""
+"""LAMB compared with the explicit algorithm for whole parameters, also where parameters are spread over ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.hand_made_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import CUT, DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 from tests.helpers.thread_groups import on_all, thread_meshes
 
 STEPS = 6
@@ -63,7 +63,8 @@ def test_sharded_parameter_has_the_ratio_of_the_whole(dp_size: int, bucket_size:
 
 @pytest.mark.parametrize("dp_size", [1, 2])
 def test_tensor_parallel_parameter_has_the_ratio_of_the_whole(dp_size: int) -> None:
-    """What is cut adds up over tp; what every tp rank holds, a matrix too, has the ratio it has on each of them."""
+    """The norms of divided parameters are summed over tp; a parameter that every tp rank holds, even a matrix, has the
+    same ratio on each."""
     ranks = make_ranks(dp_size, tp_size=2, weight_decay=0.1)
     gradients = [draw(100 + step) for step in range(STEPS)]
     run(ranks, gradients)
@@ -75,7 +76,7 @@ def test_tensor_parallel_parameter_has_the_ratio_of_the_whole(dp_size: int) -> N
 
 
 def test_lamb_scales_gradients_first() -> None:
-    # another factor each step: a trust ratio hides a factor that is always the same
+    # another factor each step: a trust ratio hides a constant factor
     ranks, scales = make_ranks(1, weight_decay=0.1), [1.0, 0.25, 3.0, 0.5, 2.0, 0.125]
     gradients = [draw(100 + step) for step in range(STEPS)]
     run(ranks, gradients, scales=scales)

@@ -1,4 +1,5 @@
-"""What the sharded optimizer keeps: fp32 master weights under bf16 parameters, clean padding, and shards for saving."""
+"""The state of the sharded optimizer: fp32 master weights under bf16 parameters, clean padding, and shards for
+saving."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import pytest
 import torch
 
 from megatrain.parallel.placement import ShardHolders
-from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import SHAPES, build_rank, draw, whole_state
 from tests.helpers.single_rank_buckets import give_holders
 
 
 def test_tiny_updates_accumulate_under_bf16() -> None:
-    """Each update is far below bf16's resolution at 1; a hundred of them must still arrive."""
+    """Each update is far below bf16's resolution at 1; the sum of a hundred updates must be visible."""
     ones = {name: torch.ones(shape) for name, shape in SHAPES.items()}
     rank = build_rank(dtype=torch.bfloat16, weights=ones, weight_decay=0.0)
     for _ in range(100):
@@ -146,7 +147,7 @@ def test_changed_shards_are_gathered_before_use() -> None:
 
 
 class _NotingGroup:
-    """A group of one that notes what is gathered."""
+    """A group of one that records the gathers."""
 
     size = 1
 

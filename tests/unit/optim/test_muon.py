@@ -1,4 +1,4 @@
-"""Muon against the algorithm written out with singular values, and against torch's own, also spread over ranks."""
+"""Muon compared with the explicit algorithm by singular values, and with torch's own, also spread over ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megatrain.ops.orthogonalize import COEFFICIENTS, NUM_STEPS
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.logical_matrices import matrices_of
 from megatrain.parallel.placement import row_of
-from tests.helpers.hand_made_optimizer import HIDDEN, SHAPES, Rank, box_slices, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import HIDDEN, SHAPES, Rank, box_slices, build_rank, draw, whole_state
 from tests.helpers.single_rank import (
     gradients_by_name,
     make_config,
@@ -27,7 +27,7 @@ STEPS, LR = 3, 0.05
 
 
 def plain_muon(gradients: list[dict[str, Tensor]], weight_decay: float, *, has_nesterov: bool) -> dict[str, Tensor]:
-    """Return the hidden weights after some steps. Singular values take the place of the iteration's products."""
+    """Return the hidden weights after some steps. Singular values replace the iteration's products."""
     found = {name: draw(0)[name] for name in HIDDEN}
     momentum = {name: torch.zeros_like(one) for name, one in found.items()}
     for step in gradients:
@@ -57,7 +57,7 @@ def run(ranks: list[Rank], gradients: list[dict[str, Tensor]], scale: float = 1.
 @pytest.mark.parametrize("bucket_size", [1, 10**6])
 @pytest.mark.parametrize(("dp_size", "tp_size"), [(1, 1), (3, 1), (1, 2), (2, 2)])
 def test_matrices_spread_over_ranks_move_as_whole_ones(dp_size: int, tp_size: int, bucket_size: int) -> None:
-    """A weight that tp cuts, and one that each tp rank holds."""
+    """A weight that tp divides, and one that each tp rank holds."""
     options = {"name": "muon", "weight_decay": 0.1, "bucket_size": bucket_size}
     ranks = [build_rank(mesh=mesh, **options) for mesh in thread_meshes(dp_size, tp_size)]
     adam = build_rank(weight_decay=0.1)
@@ -94,7 +94,7 @@ def test_hidden_weights_keep_one_moment_and_the_others_two() -> None:
 
 
 def test_a_step_of_the_model_is_that_of_torch() -> None:
-    """In bf16, as torch's own is: q, k and v apart, gate and up apart; all other parameters as torch's AdamW."""
+    """In bf16, as in torch: q, k and v separately, gate and up separately; all other parameters as in torch's AdamW."""
     config = make_config(
         model={"mlp": "swiglu", "num_kv_heads": 2},
         train={"precision": "fp32", "steps": 2},

@@ -1,4 +1,4 @@
-"""Parameters with a learning rate or a weight decay of their own, for every update rule."""
+"""Parameters with a separate learning rate or weight decay, for every update rule."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megatrain.config.optimizer import ParameterGroupConfig
-from tests.helpers.hand_made_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 
 LR, STEPS = 0.05, 3
 GROUPS = (
@@ -45,7 +45,7 @@ def test_parameter_groups_equal_runs_with_their_rate_and_decay(name: str) -> Non
 
 
 def test_lamb_keeps_its_trust_ratios_in_groups() -> None:
-    """A norm that decays keeps a ratio of 1, and a matrix that does not decay has its own."""
+    """A norm that decays keeps a ratio of 1, and a matrix that does not decay has a separate ratio."""
     plain = after_steps(build_rank(name="lamb", weight_decay=0.1))
     groups = (ParameterGroupConfig(pattern="*", lr_scale=0.5),)
     halved = after_steps(build_rank(name="lamb", weight_decay=0.1, groups=groups), 2.0)

@@ -1,4 +1,4 @@
-"""SGD against torch.optim.SGD, whole and in shards, with decoupled weight decay."""
+"""SGD compared with torch.optim.SGD, whole and in shards, with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.hand_made_optimizer import DECAYED, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import DECAYED, build_rank, draw, whole_state
 
 STEPS = 6
 

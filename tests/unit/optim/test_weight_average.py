@@ -1,11 +1,11 @@
-"""The moving average of the weights follows every update rule, in shards too, and takes part in none."""
+"""The moving average of the weights follows every update rule, in shards too, and influences none."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.helpers.hand_made_optimizer import SHAPES, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import SHAPES, build_rank, draw, whole_state
 
 STEPS, DECAY = 4, 0.75
 

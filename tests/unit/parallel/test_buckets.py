@@ -56,7 +56,7 @@ def build(parameters: Sequence[LogicalParameter], *groups: Group, dtype: torch.d
 
 
 def fill(bucket: Bucket) -> None:
-    """Give every element of every parameter a number of its own, through the parameters."""
+    """Give every element of every parameter a different number, through the parameters."""
     with torch.no_grad():
         first = 1
         for parameter in bucket.parameters:
@@ -237,7 +237,7 @@ def test_a_bucket_has_the_groups_of_its_parameters() -> None:
 @pytest.mark.parametrize(
     ("row", "group"),
     [
-        # the axis is listed only with ep_size above 1
+        # The axis is listed only with ep_size above 1.
         (PlacementRow("experts", Cut("ep", 0), replica_axes=("edp",)), "edp"),
         (PlacementRow("experts", sum_groups=("ep",)), "ep"),
     ],
@@ -276,7 +276,7 @@ def test_a_shard_is_slices_of_values_with_the_same_holders(dp_size: int) -> None
         shards = [shard.holders for shard in bucket.flat_shards(bucket.values[bucket.shard])]
         assert set(shards) <= {holders, SOLE_HOLDER}
 
-    # of each tensor the own two queries, then key and value; padding has no other holder
+    # of each tensor its own two queries, then key and value; padding has no other holder
     expected = [False] * 70 + [True] * 70 + [False] * 22 + [True] * 22
     assert is_shared == expected + [False] * (len(is_shared) - len(expected))
 

@@ -1,4 +1,4 @@
-"""Accumulation of gradients in the buckets of a single rank: over micro-batches and steps, in both ZeRO stages."""
+"""Accumulation of gradients in the buckets of a single rank: over micro-batches and steps, with both ZeRO stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Net(nn.Module):
-    """Two layers of which the second can be left out, so that it gets no gradient."""
+    """Two layers; the second one can be left out, so that it gets no gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_gradients_that_are_not_sent_are_not_rounded(zero_stage: int) -> None:
 
 @dataclass(eq=False)
 class StartedExchange:
-    """An exchange that a group was asked for, and how often it was awaited."""
+    """An exchange that a group was requested to do, and how often it was awaited."""
 
     operation: Operation
     result: Tensor
@@ -182,7 +182,7 @@ class StartedExchange:
 
 
 class NotingGroup:
-    """A group of one that notes its exchanges, and whether one starts before the last was awaited."""
+    """A group of one that records its exchanges, and whether one starts before the last was awaited."""
 
     size, rank = 1, 0
 
@@ -210,7 +210,7 @@ class NotingGroup:
 
 
 def noting(chunk: ChunkDataParallel) -> tuple[list[StartedExchange], NotingGroup]:
-    """Let all of the chunk's exchanges go over a noting group, sums over tp too."""
+    """Let all of the chunk's exchanges use a recording group, including sums over tp."""
     exchanges: list[StartedExchange] = []
     group = NotingGroup("tp", exchanges)
     for bucket in chunk.buckets:

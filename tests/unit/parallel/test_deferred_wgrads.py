@@ -1,4 +1,4 @@
-"""Deferred wgrads: what runs when, in which order, and what is kept until then."""
+"""Deferred wgrads: which computes run when, in which order, and which tensors are kept until then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRODUCTS, SMALL = {"first", "second"}, {"table", "bias"}
 
 
 class DeferredNet(nn.Module):
-    """A table, and two products of which the first has a bias and is followed by what keeps its output."""
+    """A table, and two products; the first one has a bias and is followed by an operation that keeps its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_deferred_wgrads_are_bitwise_equal() -> None:
     net, chunk = build()
     same_net, same = build()
-    for step in range(2):  # the second one overwrites what the first one left
+    for step in range(2):  # The second one overwrites the result of the first one.
         chunk.start_step()
         same.start_step()
         waiting = [backward(net, chunk, 10 * step + microbatch) for microbatch in range(3)]
         for microbatch in range(3):
             same_net(tokens(10 * step + microbatch)).backward()
-        # small gradients are there at once
+        # Small gradients are complete at once.
         assert_equal(sums(chunk, SMALL), sums(same, SMALL))
         for products in waiting:
             products.carry_out()
@@ -141,7 +141,7 @@ def test_deferred_wgrad_keeps_only_its_factors() -> None:
             loss = net(tokens(0))
         loss.backward()
     del loss
-    # [4, 2, 8] and [4, 2, 6] are inputs of products; [4, 2, 3] is what the square kept, and (4, 2) the tokens
+    # [4, 2, 8] and [4, 2, 6] are inputs of products; [4, 2, 3] is saved by the square, and (4, 2) are the tokens.
     alive = {shape for shape, storage in saved.items() if storage() is not None}
     assert {"(4, 2, 8)", "(4, 2, 6)"} <= alive
     assert not {"(4, 2, 3)", "(4, 2)"} & alive

@@ -25,7 +25,7 @@ from tests.helpers.single_rank import gradients_by_name, make_config, microbatch
 
 
 def buckets_of(*num_writes: list[int]) -> list[list[LogicalParameter]]:
-    """Return buckets of parameters that are declared to be written so often."""
+    """Return buckets of parameters with the declared number of writes."""
     placement = Placement("w", (3,), Box((0,), (3,)))
     return [
         [LogicalParameter(nn.Parameter(torch.zeros(3)), (placement,), count) for count in write] for write in num_writes
@@ -33,7 +33,7 @@ def buckets_of(*num_writes: list[int]) -> list[list[LogicalParameter]]:
 
 
 def whole_after(counts: WriteCounts, writes: list[tuple[int, int]], num_microbatches: int) -> list[bool]:
-    """Note writes of a window; return after each whether the first bucket is whole."""
+    """Record the writes of a window; return after each whether the first bucket is complete."""
     counts.begin(num_microbatches)
     found = []
     for bucket, index in writes:
@@ -57,15 +57,16 @@ def test_undeclared_gradient_write_is_an_error() -> None:
 
 
 def test_bucket_that_may_lack_a_gradient_does_not_start_early() -> None:
-    """An expert that no token chose in a step must not keep its own bucket, or later buckets, waiting."""
+    """An expert that no token chose in a step must not delay its own bucket or later ones."""
     counts = WriteCounts(buckets_of([1], [1, 0], [1]))
     assert (counts.order, counts.num_early) == ((0, 2, 1), 2)
-    assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is right"
+    assert whole_after(counts, [(1, 1), (1, 1), (0, 0), (1, 0)], 1)[-2:] == [True, True], "any number is valid"
     assert not counts.is_complete(1)
 
 
 class OrderNotingGroup:
-    """The group of a single rank: notes when an exchange starts and is awaited; a gather lands when it is awaited."""
+    """The group of a single rank: records when an exchange starts and is awaited; a gather completes when it is
+    awaited."""
 
     name, size, rank = "dp", 1, 0
 
@@ -139,7 +140,7 @@ def test_buckets_start_in_one_order_if_a_write_is_missing(zero_stage: int) -> No
 
 
 def noting(rank_model: RankModel) -> list[str]:
-    """Let the buckets' exchanges take notes, and forward and backward of each part of the model."""
+    """Record the buckets' exchanges, and forward and backward of each part of the model."""
     notes: list[str] = []
     for number, chunk in enumerate(rank_model.data_parallel):
         for index, bucket in enumerate(chunk.buckets):
@@ -230,8 +231,8 @@ def test_early_buckets_start_in_order_and_are_bitwise_equal(case: str, monkeypat
         for number, chunk in enumerate(early.data_parallel):
             in_order = [f"reduce {number}.{index}" for index in range(len(chunk.buckets))]
             assert of_chunks[number] == in_order * times
-        # nothing is left to complete, but for the bucket of an embedding whose other write came before the chunk's own
-        # backward, and the one after it
+        # No exchange is left to complete, except for the bucket of an embedding whose other write came before the
+        # chunk's own backward, and the one after it.
         left = [0, 2] if case == "zero 2, chunks, tied" else [0] * num_chunks
         assert completed == left * times
 
@@ -256,7 +257,7 @@ def test_gradient_after_the_last_reduction_is_an_error() -> None:
 
 
 def _completed(notes: list[str], completed: list[int], complete: Callable[[], None]) -> None:
-    """Note how many buckets had not started early."""
+    """Record how many buckets had not started early."""
     num_notes = len(notes)
     complete()
     completed.append(len(notes) - num_notes)
@@ -287,14 +288,14 @@ def test_parameters_are_gathered_before_their_use(case: str) -> None:
     run_step(rank_model, 1)
     run_step(plain, 1)
 
-    # what had not landed was nan
+    # Parameters that had not arrived were NaN.
     gradients = gradients_by_name(rank_model)
     assert all(torch.equal(gradients[name], one) for name, one in gradients_by_name(plain).items())
     landed = [note for note in notes if note.startswith("landed")]
     gathers = [note for note in notes if note.startswith("gather")]
     assert len(landed) == len(set(landed)) == len(gathers)
-    assert notes.index("forward 0") < notes.index(landed[-1]), "some land during the forward"
-    # they are gathered as the forward needs them
+    assert notes.index("forward 0") < notes.index(landed[-1]), "some arrive during the forward"
+    # They are gathered when the forward needs them.
     for number, chunk in enumerate(rank_model.data_parallel):
         expected = [f"gather {number}.{index}" for index in reversed(range(len(chunk.buckets)))]
         assert [note for note in gathers if note.startswith(f"gather {number}.")] == expected
@@ -309,7 +310,7 @@ def test_a_parameter_that_no_part_waits_for_is_refused() -> None:
 
 
 def test_without_the_wait_of_a_part_its_output_would_be_wrong() -> None:
-    """The break that the other tests would see."""
+    """The fault that the other tests would detect."""
     rank_model = make_rank_model("one chunk")
     noting(rank_model)
     block = rank_model.pipeline.chunks[0].module.blocks["3"]

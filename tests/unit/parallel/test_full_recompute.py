@@ -1,4 +1,4 @@
-"""Full recompute: the same loss and gradients bit by bit, dropout included, and only block inputs kept."""
+"""Full recompute: the same loss and gradients bit by bit, dropout included, and only block inputs are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What captured graphs refuse, and how CUDA graphs are made."""
+"""The operations that captured graphs refuse, and how CUDA graphs are captured."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_documents_are_not_recorded() -> None:
 
 
 def test_a_forward_before_the_last_backward_is_refused(recorded: RankModel) -> None:
-    """As in gpipe: the second forward would overwrite what the first backward needs."""
+    """As in gpipe: the second forward would overwrite tensors that the first backward needs."""
     inputs = 2 * microbatches(recorded, random_tokens(recorded.config, seed=0))
 
     with pytest.raises(RuntimeError, match="ran before the backward of the last one"):
@@ -92,14 +92,14 @@ def test_a_forward_before_the_last_backward_is_refused(recorded: RankModel) -> N
 
 
 def test_stand_in_refuses_work_that_waits_for_the_device() -> None:
-    """The stand-in refuses what CUDA would: else these tests would prove less than they say."""
+    """The stand-in refuses what CUDA would refuse: otherwise these tests would prove less."""
     for work in (lambda: torch.ones(3).sum().item(), lambda: torch.ones(3).nonzero(), lambda: torch.tensor([1.0])):
         with pytest.raises(RuntimeError, match="waits for the device"):
             ReplayedOperations().capture(work)
 
 
 def test_stand_in_replays_work_and_records_without_effect() -> None:
-    """What the stand-in promises: memory from before is put back, and Python runs once."""
+    """The contract of the stand-in: earlier memory is restored, and Python runs once."""
     total, seen = torch.ones(3), []
 
     def work() -> None:
@@ -115,7 +115,7 @@ def test_stand_in_replays_work_and_records_without_effect() -> None:
 
 
 def test_graphed_chunk_frees_gradient_accumulation_nodes() -> None:
-    """They belong to the stream on which they were made: a capture must make its own, on its own stream."""
+    """They belong to the stream on which they were created: a capture must create its own, on its own stream."""
     rank_model = single_rank_model(make_config())
     (chunk,) = rank_model.pipeline.chunks
     parameters = list(chunk.module.parameters())

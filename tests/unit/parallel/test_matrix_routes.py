@@ -30,7 +30,7 @@ def cost(matrix: LogicalMatrix) -> float:
 
 
 def weights_on(num_parts: int, num_replicas: int, bucket_of: dict[str, int]) -> list[PlacedWeight]:
-    """Return the four weights of a block, in two buckets whose shards end anywhere."""
+    """Return the four weights of a block, in two buckets with arbitrary shard borders."""
     layout = Layout(tp_size=num_parts)
     placed, ends = [], [0, 0]
     for name, shape in SHAPES.items():
@@ -64,7 +64,7 @@ def shards_of(weights: list[PlacedWeight], whole: dict[str, Numbers], place: tup
 
 
 def swapped(sent: list[Numbers], sizes: list[tuple[int, ...]]) -> list[Numbers]:
-    """Return what each member of a group gets of what all send."""
+    """Return what each member of a group receives when all have sent."""
     parts = [np.split(one, np.cumsum(of_one)[:-1]) for one, of_one in zip(sent, sizes, strict=True)]
     return [np.concatenate([of_one[member] for of_one in parts]) for member in range(len(sent))]
 
@@ -109,7 +109,7 @@ def test_owners_get_whole_matrices(grid: tuple[int, int], is_one_bucket: bool) -
 
 
 def test_weight_whose_parts_are_not_whole_is_refused() -> None:
-    """The ranks along the axis that is asked hold one half: a matrix put together from it would have random values."""
+    """The ranks along the requested axis hold one half: a matrix assembled from it would have random values."""
     name, shape = "blocks.0.mlp.up.weight", (2, 8, 5)
     fused = row_of(name, decoder_table()).fused
     half = Box((0, 0, 0), (2, 4, 5))
@@ -130,7 +130,7 @@ def packed_of(routes: MatrixRoutes, shards: list[Numbers]) -> Numbers:
 
 
 def assert_alike(hops: list) -> None:
-    """What one rank says that it sends to another is what that one says that it gets."""
+    """Check that what one rank sends to another is what the other receives."""
     for one, other in product(range(len(hops)), repeat=2):
         assert hops[one].sent[other] == hops[other].received[one]
 
@@ -149,7 +149,7 @@ def test_fused_weights_are_split_into_matrices() -> None:
 def test_matrices_are_assigned_evenly_to_owners() -> None:
     matrices = [*matrices_of("w", (4, 5, 7), Fused(0, ("a", "b", "c", "d"))), *matrices_of("v", (30, 7), None)]
 
-    # the largest goes first; the others follow where there is least work
+    # The largest goes first; the others go to the rank with the least work.
     assert owners_of(matrices, cost, 3) == (1, 2, 1, 2, 0)
     assert owners_of(matrices, cost, 1) == (0,) * 5
     assert owners_of([], cost, 3) == ()

@@ -1,7 +1,7 @@
 """Activations in host memory: the same numbers bit by bit, device memory really released, in time and in order.
 
-Copies here are made at the last moment that a GPU's streams would allow: results are NaN until they are waited
-for, and released memory is overwritten at once.
+Copies here run at the last moment that a GPU's streams would allow: results are NaN until they are awaited, and
+released memory is overwritten at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatrain.training import rank_model as rank_model_module
 from tests.helpers.single_rank import gradients_by_name, make_config, random_tokens, run_gradients, single_rank_model
 
 NOT_A_NUMBER = 0xFF
-"""A byte of which every floating type makes not-a-number."""
+"""A byte that is part of a NaN in every floating-point type."""
 STYLES: dict[str, dict[str, Any]] = {
     "gpt": {"dropout": 0.2},
     "llama": {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "has_bias": False, "num_kv_heads": 2},
@@ -31,7 +31,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 class LateCopies:
-    """Makes copies when they are waited for and not before. `story` has what happened, with numbers of bytes."""
+    """Copies when a copy is awaited and not before. `story` has the events, with numbers of bytes."""
 
     def __init__(self) -> None:
         self.story: list[tuple[str, tuple[int, ...]]] = []
@@ -89,7 +89,7 @@ def test_offload_changes_no_bit(style: str, recompute: str, schedule: str, monke
         assert found_loss == loss
         assert all(torch.equal(found[name], gradient) for name, gradient in gradients.items())
         assert copies.times("leave") == 4 * num_offloaded, "two steps of two micro-batches"
-        # of a chunk that offloads all, the last block of the last micro-batch has no time to leave
+        # In a chunk that offloads all blocks, the last block of the last micro-batch has no time to be copied out.
         stays = {"1f1b": 4, "gpipe": 2}[schedule] if num_offloaded == 4 else 0
         assert copies.times("come back") == 4 * num_offloaded - stays
         copies.story.clear()
@@ -113,7 +113,7 @@ def test_offload_changes_no_bit_in_bf16_and_fp8(monkeypatch: pytest.MonkeyPatch)
 
 
 class Doubling(nn.Module):
-    """y = x + (tanh(x W))^2, which saves x, tanh's result twice, and W. Notes its backward."""
+    """y = x + (tanh(x W))^2, which saves x, tanh's result twice, and W. Records its backward."""
 
     def __init__(self, number: int, story: list[tuple[str, tuple[int, ...]]]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Doubling(nn.Module):
 
 
 class Chunk(nn.Module):
-    """Blocks in a row, of which the first offload."""
+    """A sequence of blocks; the first ones offload."""
 
     def __init__(self, num_blocks: int, num_offloaded: int) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_copies_run_beside_neighbouring_blocks_where_useful() -> None:
 
     names = [name for name, _ in chunk.copies.story[2:]]
     assert names == ["backward 3", "come back", "backward 2", "come back", "backward 1", "backward 0"], (
-        "a block's activations start to come back when the backward of the block after it begins"
+        "a block's activations start to be copied back when the backward of the next block begins"
     )
 
 
@@ -178,7 +178,7 @@ def test_each_storage_travels_once_and_weights_stay(device: str) -> None:
     chunk(rows().to(device) * 1).sum().backward()
 
     nbytes = 16 * 8 * 4
-    # x, tanh's result and its transposed copy; views of the same storage are not another one
+    # x, tanh's result and its transposed copy; views of the same storage do not count again
     assert chunk.copies.story[0] == ("leave", (nbytes,) * 3)
 
 

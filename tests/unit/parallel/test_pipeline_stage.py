@@ -1,6 +1,6 @@
-"""One stage of a pipeline between invented neighbours: what it sends, when it lets go of it, what it keeps.
+"""One stage of a pipeline between simulated neighbours: what it sends, when it frees it, and what it keeps.
 
-The stage's model is one scaled tensor, its links and buckets only take notes: order and memory are what is asked for.
+The stage's model is one scaled tensor, and its links and buckets only record calls: the test is about order and memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ScaleModule(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, token: Token, is_loss: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.token = token
-        # as a real chunk may: not contiguous
+        # as a real chunk may be: not contiguous
         return (x * weight).sum() if is_loss else (x * weight).transpose(0, 2).contiguous().transpose(0, 2)
 
     @staticmethod
@@ -50,7 +50,7 @@ class ScaleModule(torch.autograd.Function):
 
 
 class Module(nn.Module):
-    """The model part of one chunk. Notes whether a gradient will be wanted, and how many graphs are alive."""
+    """The model part of one chunk. Records whether a gradient is required, and how many graphs are alive."""
 
     def __init__(self, losses: Sequence[float] = ()) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class StageLink:
 
 
 class NotingRecorder:
-    """Notes the spans."""
+    """Records the spans."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[Operation, int, int]] = []
@@ -120,7 +120,7 @@ class NotingRecorder:
 
 
 class StageUnderTest:
-    """A pipeline whose surroundings take notes in `log`."""
+    """A pipeline whose environment records calls in `log`."""
 
     def __init__(
         self, stage: int, pp_size: int = 2, num_chunks: int = 1, *, is_fast: bool = True, losses: Sequence[float] = ()
@@ -184,12 +184,12 @@ def test_a_message_is_whole_contiguous_and_without_a_graph() -> None:
     for stage in (first, last):
         stage.train(build_schedule("1f1b", 2, 1, COUNT))
 
-    # the link itself checks that they are contiguous and want no gradient
+    # The link itself checks that they are contiguous and require no gradient.
     for microbatch, sent in enumerate(first.links.forward_to_next.sent):
         expected = 2.0 * (torch.arange(8).view(4, 2) + microbatch)[:, :, None].expand(SHAPE)
         assert torch.equal(sent, expected)
     assert [sent.tolist() for sent in last.links.backward_to_previous.sent] == [torch.full(SHAPE, 2.0).tolist()] * COUNT
-    # every received gradient is micro-batch + 1 everywhere, as is every received input
+    # Every received gradient is micro-batch + 1 everywhere, as is every received input.
     tokens = torch.tensor([float((torch.arange(8) + microbatch).sum()) * 3 for microbatch in range(COUNT)])
     assert first.modules[0].weight.grad == (tokens * (torch.arange(COUNT) + 1)).sum()
     assert last.modules[0].weight.grad == 24 * (1 + 2 + 3)
@@ -213,7 +213,7 @@ def test_an_evaluation_makes_no_graph() -> None:
         assert module.is_grad_enabled == [False] * COUNT
         assert not total.requires_grad
         assert stage.wanted("backward") == []
-        # parameters may still be on their way when it begins
+        # Parameters may still be in flight when it begins.
         assert stage.wanted("await_parameters") == ["await_parameters 0"] * COUNT
     assert torch.is_grad_enabled()
 
@@ -259,7 +259,7 @@ def test_deferred_wgrad_runs_where_the_schedule_has_it(stage_number: int) -> Non
     stage = StageUnderTest(stage_number)
     (chunk,), (module,) = stage.pipeline.chunks, stage.modules
     module.weight.register_hook(
-        # as an operation does that leaves its product to the main_grad: with what it knows in backward
+        # As an operation that leaves its product to the main_grad, with the state of its backward.
         lambda gradient: chunk.data_parallel.wgrads.run(lambda: stage.log.append(f"product {gradient:g}"))
     )
     schedule = build_schedule("zero_bubble", 2, 1, COUNT)
@@ -280,7 +280,7 @@ def test_deferred_wgrad_runs_where_the_schedule_has_it(stage_number: int) -> Non
     assert len(products) == COUNT
     assert stage.log.index(products[-1]) < stage.log.index("reduce 0")
     if stage_number == 1:
-        # the gradient leaves before the deferred wgrad: here, another two backwards later
+        # The gradient is sent before the deferred wgrad: here, another two backwards later.
         gone = [stage.log.index(f"backward-send 0.{microbatch}") for microbatch in range(COUNT)]
         made = [stage.log.index(product) for product in products]
         assert gone[0] < gone[1] < made[0] < gone[2] < made[1]

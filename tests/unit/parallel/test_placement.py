@@ -1,4 +1,5 @@
-"""Placements by rows and layouts: the ranks' boxes are the parameter, and one rank counts each value of the state."""
+"""Placements by rows and layouts: the ranks' boxes are the parameter, and each value of the state is counted on one
+rank."""
 
 from __future__ import annotations
 
@@ -59,11 +60,11 @@ HOLDERS = {
     "two ranks a key-value head": Holders("tp", 2),
     "one key-value head": Holders("tp", 1),
 }
-"""Of the cases that need any."""
+"""The holders in the cases that need them."""
 
 
 def placed(case: str) -> dict[int, tuple[Placement, ...]]:
-    """Return what each rank holds that holds any."""
+    """Return the parts of all ranks that hold one."""
     row, shape, layout, stages = CASES[case]
     ranks = [rank for rank in range(layout.world_size) if layout.index("pp", rank) in stages]
     return {rank: placements_of(row.pattern, shape, row, layout, rank) for rank in ranks}
@@ -98,7 +99,7 @@ def test_placements_cover_the_parameter_and_its_state(case: str) -> None:
                 shifted = box.shifted(placement.box.offsets)
                 counted[part_of(shifted.offsets, shifted.sizes)] += 1
     for box in {placement.box for _, placement in boxes_of(case)}:
-        assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box sticks out"
+        assert held[part_of(box.offsets, box.sizes)].shape == box.sizes, "the box exceeds the tensor"
         held[part_of(box.offsets, box.sizes)] += 1
     assert (held == 1).all(), "the boxes tile the parameter"
     assert (counted == 1).all(), "each value of the state counts on one rank"
@@ -121,7 +122,7 @@ def test_groups_and_tensors_are_those_of_the_placements(case: str) -> None:
         for ranks in (ranks_of[group] for group in same.groups):
             index, count = index * len(ranks) + ranks.index(rank), count * len(ranks)
         assert (index, count) == (same.index, same.count)
-    # the boxes of a rank follow each other in its tensor
+    # The boxes of a rank are consecutive in its tensor.
     whole = np.arange(np.prod(CASES[case][1])).reshape(CASES[case][1])
     for placements in found.values():
         parts = [whole[part_of(one.box.offsets, one.box.sizes)] for one in placements]
@@ -143,7 +144,7 @@ def test_a_rank_has_the_queries_that_its_key_and_value_serve() -> None:
     assert [len(placements) for placements in placed("a key-value head a rank").values()] == [1] * 8
 
 
-def test_the_table_says_what_each_rank_holds() -> None:
+def test_the_table_lists_the_state_of_each_rank() -> None:
     head = row_of("loss_head.weight", decoder_table(has_two_ends=True))
     layout = Layout(tp_size=2, pp_size=2)
     (copy,) = placements_of("loss_head.weight", (6, 5), head, layout, 3)

@@ -1,4 +1,4 @@
-"""Tensors recomputed instead of saved: the same gradients bit by bit, and the memory really given back."""
+"""Tensors recomputed instead of saved: the same gradients bit by bit, and the memory really freed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_se
 
 
 class CountedModule:
-    """A function that notes its calls."""
+    """A function that records its calls."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self.function = function
@@ -146,7 +146,7 @@ def test_recomputed_output_is_dropped_after_its_last_use() -> None:
         selective_recompute.register(y, x.detach(), recompute)
         loss = (y @ w1).sum() + (y @ w2).sum()
     del y
-    torch.autograd.grad(loss, [w1, w2], retain_graph=True)  # the graph, and with it the function, lives on
+    torch.autograd.grad(loss, [w1, w2], retain_graph=True)  # The graph, and with it the function, stays alive.
 
     assert len(made) == 1
     assert made[0].expired()
@@ -168,7 +168,7 @@ def test_outputs_are_registered_only_inside_and_with_gradients() -> None:
 
 
 def test_recomputing_makes_no_graph() -> None:
-    """A recomputation that uses a parameter, as a norm does, runs without gradients even where backward is recorded."""
+    """A recomputation that uses a parameter, as a norm does, runs without gradients even if backward is recorded."""
     scale = W1[:1].clone().requires_grad_()
     w = W1.clone().requires_grad_()
     made: list[Tensor] = []
@@ -201,7 +201,7 @@ def test_a_registered_output_dies_with_its_last_tensor() -> None:
 
 
 def test_outputs_without_memory_are_distinguished() -> None:
-    """On meta every tensor has address 0: each is known by its storage all the same."""
+    """On meta every tensor has address 0: each is nevertheless identified by its storage."""
     used: list[str] = []
 
     def recompute(name: str) -> Callable[[Tensor], Tensor]:
@@ -245,7 +245,7 @@ def test_address_used_again_is_not_mistaken() -> None:
         values = torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         with selective_recompute:
             selective_recompute.register(values.exp(), values, torch.exp)
-            other = values.cos()  # takes the memory that was just given back, as allocators like to
+            other = values.cos()  # Takes the memory that was just freed, as allocators often do.
             loss = (other @ w).sum()
         del other
         (gradient,) = torch.autograd.grad(loss, w)
@@ -325,7 +325,7 @@ def test_selective_recompute_is_bitwise_equal_with_less_memory(style: str) -> No
     assert all(torch.equal(a, b) for a, b in zip(whole, selective, strict=True))
     tokens, hidden_size, ffn_size, num_layers = 16 * 2, 32, 128, 2
     num_norms = num_layers * (1 if style == "parallel" else 2) + 1
-    # what is not kept: each norm's output and each activation's output
+    # The tensors that are not kept: the output of each norm and of each activation function.
     saved = 4 * tokens * (num_norms * hidden_size + num_layers * ffn_size)
     assert whole_bytes - selective_bytes == saved
 
@@ -333,6 +333,6 @@ def test_selective_recompute_is_bitwise_equal_with_less_memory(style: str) -> No
 def test_counter_of_kept_bytes_counts_storages_once() -> None:
     x = X.clone().requires_grad_()
 
-    # exp saves its output, which is also what sin saves; cos saves the output of sin
+    # exp saves its output, which sin saves too; cos saves the output of sin
     assert storage_bytes_kept(lambda: x.exp().sin().cos().sum()) == 2 * X.numel() * 8
     assert storage_bytes_kept(lambda: functional.linear(x, nn.Parameter(W1)).sum()) == (X.numel() + W1.numel()) * 8

@@ -1,5 +1,4 @@
-"""Exchanges of a branch in chunks: which exchange overlaps with which product, the order of rows, and what stays
-alive."""
+"""Exchanges of a branch in chunks: which exchange overlaps with which product, the order of rows, and live tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ GATHER, SCATTER = Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER
 
 
 class Log(TorchDispatchMode):
-    """What was started, awaited and multiplied, in order."""
+    """The started and awaited exchanges and the products, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class Log(TorchDispatchMode):
 
 
 class LoggedGroup:
-    """A group whose other ranks bring what this one does."""
+    """A group whose other ranks contribute the same as this rank."""
 
     name, size, rank, ranks = "tp", TP, 0, tuple(range(TP))
 
@@ -74,7 +73,7 @@ class LoggedGroup:
 
 
 class LoggedExchange:
-    """Its result is there when it was awaited, and not before."""
+    """Its result exists when it was awaited, and not before."""
 
     def __init__(self, group: LoggedGroup, kind: str, finish: Any) -> None:
         self._what = f"{kind} {group.num_started}"
@@ -107,7 +106,7 @@ def branch_of(
 
 
 def run(branch: ResidualBranch, log: Log) -> tuple[Tensor, list[str], list[str]]:
-    """Return the output and what happened in forward and in backward."""
+    """Return the output and the events of forward and of backward."""
     x = torch.randn(LOCAL_ROWS, B, H, dtype=torch.float64, requires_grad=True)
     with log:
         stream = branch(ResidualStream(x), TokenContext(torch.arange(B), S), AttentionPattern(S), None)
@@ -157,18 +156,18 @@ def test_chunked_attention_overlaps_with_its_exchanges(attention: bool, mlp: boo
         assert CountedExchanges(lines).scatters == K
     products = [line for line in forward if line == "product"]
     assert len(products) == 2 * K * num_products
-    # the products of a chunk, all of them, lie between the start of the next chunk's exchange and its end
+    # All products of a chunk are between the start of the next chunk's exchange and its end.
     first = forward[forward.index("start gather 2") : forward.index("wait gather 1") + 1]
     assert first == ["start gather 2", "wait gather 0", *["product"] * num_products, "wait gather 1"]
     last = forward[forward.index("start scatter 3") : forward.index("start scatter 4") + 1]
     assert last == ["start scatter 3", *["product"] * num_products, "start scatter 4"]
-    # the second gather of the input overlaps with all that attention does
+    # The second gather of the input overlaps with all of attention's products.
     started, awaited = (backward.index(f"{what} gather {3 * K}") for what in ("start", "wait"))
     assert CountedExchanges(backward[started:awaited]).products >= num_products * (1 + K + 1)
 
 
 class CountedExchanges:
-    """How many lines of each kind."""
+    """The number of lines of each kind."""
 
     def __init__(self, lines: list[str]) -> None:
         self.gathers = sum(line.startswith("start gather") for line in lines)
@@ -215,7 +214,7 @@ def test_rows_that_are_no_equal_chunks_are_refused() -> None:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Cycles stay: what is freed, is freed because nothing refers to it."""
+    """Cycles are not collected: freed tensors are freed because nothing refers to them."""
     gc.collect()
     gc.disable()
     yield

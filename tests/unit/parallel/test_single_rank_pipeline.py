@@ -1,4 +1,5 @@
-"""The pipeline runtime with one stage against plain autograd: loss, gradients, evaluation, what it leaves behind."""
+"""The pipeline runtime with one stage compared with plain autograd: loss, gradients, evaluation, and the final
+state."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def test_evaluation_gives_the_loss_and_touches_no_gradient() -> None:
 
 
 def test_graphs_are_freed_when_the_pass_ends() -> None:
-    """What a forward keeps dies with its backward: no more than the schedule has in flight is ever alive."""
+    """The saved tensors of a forward are freed with its backward: no more graphs are ever alive than the schedule has
+    in flight."""
     config = make_config(batch={"micro_batch_size": 1, "global_batch_size": 6})
     rank_model = single_rank_model(config)
     kept: list[StorageWeakRef] = []

@@ -107,7 +107,7 @@ def test_boxes_of_all_ranks_tile_every_parameter(style: tuple[Any, ...], tp_size
                 box = placement.box
                 assert placement.global_shape == whole[one.name]
                 part = tuple(slice(at, at + size) for at, size in zip(box.offsets, box.sizes, strict=True))
-                assert counts[one.name][part].shape == box.sizes, "the box sticks out"
+                assert counts[one.name][part].shape == box.sizes, "the box exceeds the tensor"
                 assert not (counts[one.name][part] != placement.holders.index).any(), "a copy out of its turn"
                 counts[one.name][part] += 1
 
@@ -163,7 +163,7 @@ def test_chunked_branches_replace_both_submodules(block: str) -> None:
     assert len(styles) == 2 * (2 if block == "serial" else 1)
     assert {(style.chunks.num_chunks, style.chunks.has_overlap) for style in styles} == {(4, False)}
     assert all(style.keeps_rows for style in styles)
-    # embedding and head exchange all rows at once
+    # Embedding and head exchange all rows at once.
     kinds = Counter(type(module).__name__ for module in model.modules())
     assert kinds[GatherSequence.__name__] == kinds[ReduceScatterSequence.__name__] == 1
     assert [one.name for one in found] == [one.name for one in whole]
@@ -190,7 +190,7 @@ def test_vocabulary_parallel_loss_adds_terms_in_training_only() -> None:
     style = model.loss_head.cross_entropy
     logits, labels = torch.randn(5, 30, dtype=torch.float64), torch.arange(5)
 
-    # each of two ranks has half of the vocabulary; a simulated group leaves the sums to this one
+    # Each of two ranks has half of the vocabulary; a simulated group computes only the sums of this rank.
     style.vocab_size = 30
     smoothed = functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.2)
     added = 0.01 * torch.logsumexp(logits, -1).square().sum()
@@ -318,9 +318,9 @@ OVER_EP = PlacementRow("blocks.*.mlp.up.weight", Cut("ep", 1), replica_axes=("ed
 
 
 def test_part_of_a_rank_follows_from_its_whole_coordinate() -> None:
-    """With each axis above 1: a part is on as many ranks as the axes that do not cut it have places.
+    """With each axis above 1: a part is on as many ranks as the axes that do not divide it have places.
 
-    Each rank knows all parts of a hidden weight: those of the ranks along the axis that cuts it.
+    Each rank knows all parts of a hidden weight: those of the ranks along the axis that divides it.
     """
     assert all(EVERY_AXIS.size(axis.name) > 1 for axis in AXES)
     config = replace(config_of(STYLES[0]), num_kv_heads=4)

@@ -1,4 +1,4 @@
-"""Connections between ranks: strangers and forged messages are refused, and every wait ends."""
+"""Connections between ranks: unauthenticated peers and forged messages are refused, and every wait ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
 LIMITS = PeerLimits(authentication_s=10.0, call_s=10.0, total_s=20.0)
-HASTY = PeerLimits(authentication_s=0.2, call_s=0.2, total_s=0.5)
+SHORT_LIMITS = PeerLimits(authentication_s=0.2, call_s=0.2, total_s=0.5)
 HELLO_BYTES = 8 + 32
 
 
@@ -92,10 +92,10 @@ def test_empty_and_longest_messages_are_received() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"x" * 100_000])
-def test_a_stranger_is_dropped_and_others_are_served(data: bytes) -> None:
+def test_an_unauthenticated_peer_is_dropped_others_are_served(data: bytes) -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
     with serving(serve) as (server, address), raw_connection(address) as stranger:
-        with suppress(OSError):  # it may be dropped before it is through
+        with suppress(OSError):  # It may be dropped before it has finished.
             stranger.sendall(data)
             stranger.shutdown(socket.SHUT_WR)
         assert is_dropped(stranger)
@@ -148,7 +148,7 @@ def test_changed_bytes_are_noticed() -> None:
     client, server, wire = authenticated_pair()
     with client, server:
         client.send(b"0123")
-        wire.sendall(b"!")  # not from the rank: it never entered the client's HMAC
+        wire.sendall(b"!")  # not from the rank: it never computed the client's HMAC
         client.send(b"567")
         client.send_tag()
         server.receive_into(memoryview(bytearray(8)))
@@ -217,20 +217,20 @@ def test_a_dripping_peer_is_given_up_at_the_deadline() -> None:
         thread.join(DEADLINE_S)
 
 
-def test_silent_strangers_are_dropped_in_time_and_never_many() -> None:
+def test_silent_peers_are_dropped_in_time_and_bounded_in_number() -> None:
     serve, outcomes = outcome_of(lambda connection: connection.receive_message())
-    with serving(serve, HASTY) as (server, address):
+    with serving(serve, SHORT_LIMITS) as (server, address):
         strangers = [raw_connection(address) for _ in range(12)]
         try:
             assert all(is_dropped(stranger) for stranger in strangers)
         finally:
             for stranger in strangers:
                 stranger.close()
-        # those beyond the eighth were not even listened to
+        # The connections beyond the eighth were not even read.
         wait_until(lambda: server.num_rejected >= 8, "the strangers")
 
         def is_served() -> bool:
-            # a busy machine may be too slow for limits like these
+            # A busy machine may be too slow for such limits.
             with suppress(CommunicationError), connect_peer(address, SECRET, LIMITS) as connection:
                 connection.send_message(b"still here")
                 return bool(outcomes.get(timeout=DEADLINE_S) == b"still here")

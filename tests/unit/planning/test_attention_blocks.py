@@ -1,4 +1,4 @@
-"""Attention in blocks, planned on meta with only some of them, needs the memory of all of them."""
+"""Attention in blocks, planned on meta with only some of the blocks, needs the memory of all of them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tests.helpers.waiting import DEADLINE_S
 CONFIG = ROOT / "configs" / "megascale_175b.toml"
 STANDING = ["parameters", "gradients", "optimizer", "inputs"]
 PASSING = ["activations", "working", "messages", "travelling"]
-# In a process of its own: a process has one world group at a time, and this one is of 12,288 ranks.
+# In a separate process: a process has one world group at a time, and this one has 12,288 ranks.
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_plan_has_stages_and_parameters_of_175b(output: dict[str, Any]) -> None:
     assert stages["head"]["layers"][0] == [14, 15]
     assert stages["head"]["layers"][-1] == [94, 95]
     assert plan["num_parameters"] == size.total
-    # 12 blocks a rank: the matrices are cut in 8; norm and output biases (4 vectors of hidden_size) are not
+    # 12 blocks a rank: the matrices are divided by 8; norm and output biases (4 vectors of hidden_size) are not
     vectors = 4 * 12288
     blocks = 12 * ((size.block - vectors) // 8 + vectors)
     assert stages["middle"]["num_parameters"] == blocks
@@ -111,7 +111,8 @@ def test_plan_has_the_memory_of_a_rank(output: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_zero_2_sends_gradients_once_a_micro_batch(output: dict[str, Any]) -> None:
     """A reduce-scatter of n ranks sends (n - 1) / n of the sum; ZeRO-2 does one for each of 32 micro-batches."""
-    # 12 blocks a stage, 12 hidden_size^2 weights each besides biases and norms, cut in 8; sums in fp32 over 192 ranks
+    # 12 blocks a stage, 12 hidden_size^2 weights each besides biases and norms, divided by 8; sums in fp32 over 192
+    # ranks
     formula = 12 * 12 * 12288**2 // 8 * 4 * 191 // 192
     sent = {}
     for name in ("plan", "zero_2"):
@@ -163,7 +164,7 @@ def test_plan_shows_the_fullest_middle_stage(schedule: str, fullest: int) -> Non
 
 
 def test_holders_of_a_key_value_head_have_their_group_planned() -> None:
-    """A rank's parameters are the product's rows it has: half of its head's queries, the head's key and value."""
+    """A rank's parameters are its rows of the product: half of its head's queries, the head's key and value."""
     changes = {"parallel.tp_size": 4, "parallel.dp_size": 2, "model.num_heads": 4, "model.has_bias": False}
     one_each, shared = (
         plan_run(Config.from_dict(with_changes({**changes, "model.num_kv_heads": heads}))) for heads in (4, 2)
@@ -174,7 +175,7 @@ def test_holders_of_a_key_value_head_have_their_group_planned() -> None:
     assert [(group.name, group.size, group.num_groups) for group in shared.groups if group not in one_each.groups] == [
         ("tp-in-2", 2, 4)
     ]
-    # the whole model is two heads of keys and two of values smaller a layer, but a rank has one of each as before
+    # The whole model is smaller by two heads of keys and two of values per layer, but a rank has one of each as before.
     assert one_each.num_parameters - shared.num_parameters == 4 * head * model.num_layers
     assert one_each.stages[0].num_parameters == shared.stages[0].num_parameters
     assert one_each.stages[0].memory == shared.stages[0].memory
@@ -216,7 +217,7 @@ def test_each_stage_of_the_data_is_planned_with_its_batch() -> None:
     assert [(one.after_tokens, one.plan) for one in plan.later] == [(5000, alone[24]), (20_000, alone[8])]
     assert alone[24].largest_stage.memory.total > alone[8].largest_stage.memory.total
     rows = render(plan).partition("Batch by stage of the data")[2].splitlines()[2:5]
-    # samples have 256 tokens: the steps at samples 0, 8 and 16 come before sample 20, those at 24, 48 and 72 before 79
+    # Samples have 256 tokens: the steps at samples 0, 8 and 16 come before sample 20, those at 24, 48 and 72 before 79.
     assert [row.split()[:5] for row in rows] == [
         ["0", "1", "8", "256", "2,048"],
         ["5,000", "4", "24", "256", "6,144"],
@@ -230,7 +231,7 @@ def test_each_length_of_the_data_is_planned() -> None:
     stages = {"data.seq_len": 64, "data_stage.after_tokens": 5000, "data_stage.seq_len": 256}
     plan = plan_run(Config.from_dict(with_changes({**changes, **stages})))
     (later,) = plan.later
-    # samples have at most 256 tokens, so without stages all have as many
+    # Samples have at most 256 tokens, so without stages all have the same number.
     assert later.plan == plan_run(Config.from_dict(with_changes(changes)))
     assert (plan.seq_len, plan.num_tokens_per_step, later.first_step) == (64, 512, 10)
     assert plan.flops_per_token < later.plan.flops_per_token
@@ -239,7 +240,7 @@ def test_each_length_of_the_data_is_planned() -> None:
 
 
 def test_middle_stages_of_other_layers_are_distinguished() -> None:
-    """An end that is a chunk of its own, and middle stages of two kinds: the fullest stage is one of them."""
+    """An end stage that is a separate chunk, and middle stages of two kinds: the fullest stage is one of them."""
     changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}
     config = Config.from_dict(with_changes(changes))
     plan = plan_run(config)

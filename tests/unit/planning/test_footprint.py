@@ -1,6 +1,6 @@
-"""What one layer keeps for backward, against the sum by hand: a tensor that it begins to save shows here.
+"""The tensors that one layer keeps for backward, compared with a manual sum: an additional saved tensor changes it.
 
-The estimate follows the code, so comparing it with a real step does not say whether the code keeps too much.
+The estimate follows the code, so comparing it with a real step does not show whether the code keeps too much.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FP8 = {**LLAMA, **BF16, "model.num_kv_heads": N, "fp8.recipe": "tensorwise"}
 # norm's input and output, twice; queries, keys, values; attention's output; both sides of the activation function
 GPT_WIDTH = 2 * 2 * H + 3 * H + H + 2 * 4 * H
 GPT_NUMBERS = 4 + N
-"""Mean and deviation of two norms, and a sum a head: in the type of sums."""
+"""Mean and deviation of two norms, and a sum per head: in the type of sums."""
 LLAMA_WIDTH = 2 * 2 * H + 2 * H + H + 3 * 3 * H
 LLAMA_NUMBERS = 2 + N
 CASES: dict[str, tuple[dict[str, Any], float]] = {
-    # changes, bytes a token
+    # changes, bytes per token
     "GPT": ({}, 4 * (GPT_WIDTH + GPT_NUMBERS)),
     "GPT, bf16": (BF16, 2 * GPT_WIDTH + 4 * GPT_NUMBERS),
     "GPT, fp64": ({"train.precision": "fp64"}, 8 * (GPT_WIDTH + GPT_NUMBERS)),
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     ),
     "documents on a GPU": (
         {**LLAMA, **BF16, "data.has_document_mask": True, "runtime.device": "cuda"},
-        # samples are calls of their own, and their outputs are put together
+        # Samples are separate calls, and their outputs are concatenated.
         2 * (LLAMA_WIDTH + H) + 4 * LLAMA_NUMBERS,
     ),
     "apex norms": (

@@ -1,8 +1,9 @@
-"""The estimate for a GPU, counted without one: a step on fake tensors, where an operation makes what a kernel would.
+"""The estimate for a GPU, counted without one: a step on fake tensors, where an operation allocates what a kernel
+would.
 
-On fake tensors an operation of ours makes its results and nothing else, as a kernel does; on a CPU's real tensors its
-plain form makes temporaries, which are inside the operation and do not count. So what is compared here is what a GPU's
-code path keeps and when it lets go. What torch's own kernels for GPUs need inside is not in it.
+On fake tensors an operation of ours allocates only its results, as a kernel does; on a CPU's real tensors its plain
+form allocates temporaries, which are internal and do not count. So this compares the tensors that a GPU's code path
+keeps, and when it frees them. The internal memory of torch's own kernels for GPUs is not included.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def test_gpu_estimate_equals_a_step_on_fake_tensors(changes: dict[str, Any]) -> 
 
 
 def peak_of_a_pass(rank_model: RankModel) -> int:
-    """Return the most bytes of tensors in one forward and backward, with all that stands beside it."""
+    """Return the maximum bytes of tensors in one forward and backward, including all other live tensors."""
     config, device = rank_model.config, rank_model.device
     samples = torch.arange(config.batch.micro_batch_size)
     tokens = torch.zeros(config.model.seq_len, len(samples), dtype=torch.int64)
@@ -76,7 +77,7 @@ def peak_of_a_pass(rank_model: RankModel) -> int:
     for _, state in rank_model.optimizer.states:
         standing += [state.bucket.values, state.bucket.gradients, *state.tensors().values()]
     with FakeTensorMode(allow_non_fake_inputs=True) as fakes, PeakTensorBytes() as memory:
-        alive = [fakes.from_tensor(x) for x in standing]  # those of one storage share a storage
+        alive = [fakes.from_tensor(x) for x in standing]  # Tensors of one storage share a storage.
         memory.include(alive)
         for chunk in rank_model.data_parallel:
             chunk.start_step()

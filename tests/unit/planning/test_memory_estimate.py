@@ -1,4 +1,4 @@
-"""The estimate is what a real step holds, counted in this process."""
+"""The estimate equals the memory of a real step, counted in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = {
     "model.seq_len": 128,
     "model.hidden_size": 128,
     "model.vocab_size": 1024,
-    # enough sequences that activations are most of the memory
+    # so many sequences that activations take most of the memory
     "batch.micro_batch_size": 4,
     "batch.global_batch_size": 8,
 }
@@ -88,7 +88,7 @@ def test_estimate_is_the_memory_of_a_step(changes: dict[str, Any]) -> None:
 
 
 class NumpyCopies:
-    """Host memory that the counter of tensor bytes does not see, as it would not see it beside a GPU's."""
+    """Host memory that the counter of tensor bytes does not see, as it would not see it beside a GPU."""
 
     def start_copy_to_host(self, sources: Sequence[Tensor]) -> tuple[list[Any], None]:
         return [source.numpy().copy() for source in sources], None
@@ -112,8 +112,8 @@ def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, m
     for num_offloaded in (0, 2, 6):
         changes = LLAMA | {
             "model.num_layers": 6,
-            "train.precision": "fp32",  # processors without bf16 take a minute for what fp32 does in seconds
-            "parallel.schedule": "gpipe",  # two micro-batches wait at once
+            "train.precision": "fp32",  # CPUs without bf16 take a minute for what fp32 does in seconds.
+            "parallel.schedule": "gpipe",  # Two micro-batches wait at once.
             "parallel.recompute": recompute,
             "parallel.offload_layers": num_offloaded,
         }

@@ -1,4 +1,4 @@
-"""A mesh that is cut along cp and ep too: its groups, who keeps whose copies, and what a checkpoint says of it."""
+"""A mesh that is also divided along cp and ep: its groups, the holders of copies, and its record in a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_rank_of_a_dry_run_has_a_group_along_every_axis() -> None:
 
 
 def test_a_dry_run_lists_every_axis_and_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    # no option of [parallel] gives these sizes yet; the dry run is ready for one
+    # No option of [parallel] gives these sizes yet; the dry run supports them.
     monkeypatch.setattr(Config, "layout", lambda *_: LAYOUT)
     changes = {"parallel.pp_size": 2, "parallel.tp_size": 2}
     plan = plan_run(Config.from_dict(with_changes(SMALL | changes)))

@@ -1,4 +1,4 @@
-"""Results on meta that are made again have the sizes, the memory and the aliases of those that torch computes."""
+"""Results on meta that are created again have the sizes, the memory and the aliases of those that torch computes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def turned(*shape: int) -> Tensor:
 
 
 OPERATIONS: dict[str, tuple[Any, Sequence[Sequence[Any]]]] = {
-    # each with several arguments that must not be mistaken for one another
+    # each with several arguments that must not be confused
     "broadcast": (aten.mul.Tensor, [(empty(3, 4), empty(4)), (empty(3, 1), empty(4)), (empty(4), empty(4))]),
     "strides": (aten.mul.Tensor, [(empty(3, 3), 2.0), (turned(3, 3), 2.0)]),
     "dtypes of numbers": (

@@ -1,4 +1,4 @@
-"""The counter of tensor bytes sees what torch's own allocator reports: forward, backward and custom functions."""
+"""The counter of tensor bytes equals the report of torch's own allocator: forward, backward and custom functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 class Doubled(torch.autograd.Function):
-    """Makes a tensor of 1 MiB in each direction that only it knows."""
+    """Allocates a hidden tensor of 1 MiB in each direction."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def test_peak_is_that_of_the_allocator() -> None:
         (y * y.detach().exp()).sum().backward()
         linear.zero_grad()
 
-    step()  # what is made once and kept, as the kernels' own state
+    step()  # allocated once and kept, as the kernels' own state
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         step()
     with PeakTensorBytes().include(linear) as memory:

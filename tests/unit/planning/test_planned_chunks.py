@@ -1,4 +1,4 @@
-"""The chunks of all stages are the model, cut as the trainer cuts it, and their buckets are the trainer's."""
+"""The chunks of all stages are the model, divided as in the trainer, and their buckets are the trainer's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_stages_together_are_the_model(path: Path) -> None:
         for chunk in build_meta_chunks(config, layout, tp_group(layout.tp_size), rank=layout.first_rank_of(stage)):
             layers += chunk.part.layers
             total += sum(
-                # the other tp ranks hold the rest of it, or the same
+                # The other tp ranks hold the rest of it, or the same.
                 math.prod(parameter.placements[0].global_shape)
                 for parameter in chunk.parameters
                 if parameter.placements[0].holders.index == 0
@@ -62,7 +62,8 @@ def test_stages_together_are_the_model(path: Path) -> None:
 
 @pytest.mark.parametrize("num_kv_heads", [4, 1])
 def test_ranks_of_every_axis_hold_each_part_alike(num_kv_heads: int) -> None:
-    """Each part is on as many ranks of a stage as the axes that do not cut it have places; a tied head on two stages.
+    """Each part is on as many ranks of a stage as the axes that do not divide it have places; a tied head on two
+    stages.
 
     Each shard is counted once: the copies that hold it have different indices.
     """
@@ -87,7 +88,7 @@ def test_ranks_of_every_axis_hold_each_part_alike(num_kv_heads: int) -> None:
         assert set(counted[name].values()) == {layout.replica_group_size}, name
         num_copies = layout.stride("pp") * (2 if name == "embedding.word.weight" else 1)
         is_cut = row_of(name, decoder_table()).cut is not None
-        # with one key-value head all tp ranks hold its key and its value, in the last two places of dim 1
+        # With one key-value head all tp ranks hold its key and its value, in the last two places of dim 1.
         is_shared = num_kv_heads == 1 and "qkv" in name
         for box, count in boxes.items():
             is_whole = not is_cut or (is_shared and box.offsets[1] == shapes[name][1] - 2)
@@ -121,7 +122,7 @@ def test_buckets_are_those_of_the_trainer() -> None:
 
 
 def test_default_size_of_buckets_counts_all_replicas() -> None:
-    """Each rank of the replica group has a shard of 65,536 elements at least, whichever axes the replicas lie along."""
+    """Each rank of the replica group has a shard of at least 65,536 elements, for any axes of the replicas."""
     config = Config.from_dict(with_changes({"parallel.bucket_size": 0, "model.hidden_size": 32}))
     found = {}
     for layout in (Layout(), Layout(dp_size=2), Layout(cp_size=2), Layout(dp_size=2, cp_size=2)):

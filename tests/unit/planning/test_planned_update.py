@@ -46,7 +46,7 @@ def test_the_plan_lists_groups_and_what_muon_sends() -> None:
     assert plan.checkpoint_bytes == 4 * (3 * plan.num_parameters - hidden)
     assert plain.checkpoint_bytes == 4 * 3 * plan.num_parameters
     assert sent(plan) == {group: 2 * num_bytes for group, num_bytes in sent(of_bf16).items()}
-    # a rank has a quarter of the weights, in fp32: it sends that at most, and the results of another quarter
+    # A rank has a quarter of the weights, in fp32: it sends at most that, and the results of another quarter.
     assert all(0 < num_bytes <= 2 * hidden for num_bytes in sent(plan).values())
     assert sent(plan).keys() == {"dp", "tp"}
     assert not sent(plain)

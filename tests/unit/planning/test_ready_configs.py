@@ -1,4 +1,4 @@
-"""The configurations that are ready to run fit GPUs of 80 GiB, with the command lines in their comments."""
+"""The ready-made configurations fit GPUs of 80 GiB, with the command lines in their comments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.source_tree import ROOT
 READY = ("llama3_8b", "qwen3_8b", "gemma3_4b", "olmo2_7b")
 GIB = 1 << 30
 LARGEST = 75 * GIB
-"""What the tensors of one rank may need: an allocator and libraries need a part of the 80 GiB."""
+"""The limit for the tensors of one rank: the allocator and libraries need a part of the 80 GiB."""
 
 
 def comment_of(name: str) -> str:
@@ -32,7 +32,7 @@ def overrides_of(name: str, num_gpus: int) -> list[str]:
 
 
 @pytest.mark.slow(kept=["llama3_8b-8"])
-@pytest.mark.timeout(900)  # the plan of a long sequence with windows has many operations
+@pytest.mark.timeout(900)  # The plan of a long sequence with windows has many operations.
 @pytest.mark.parametrize("num_gpus", [64, 8])
 @pytest.mark.parametrize("name", READY)
 def test_ready_configs_need_the_memory_they_state(name: str, num_gpus: int) -> None:

@@ -1,4 +1,4 @@
-"""The walk over a stage's actions holds what is alive at each of them."""
+"""The walk over a stage's actions counts the live tensors at each of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_factors_of_deferred_wgrads_are_held_until_they_run(stage: int, num_kept
 
 
 def test_the_fullest_moment_may_be_that_of_weights_gradients() -> None:
-    """Where products keep more than backward did: all that was deferred is there before the first one runs."""
+    """If products keep more than backward did: all deferred work is present before the first one runs."""
     chunk = ChunkMemory(footprint(0, 0, 0, deferred=300), 0, 0, 0, 0, 0)
     moment = walked("zero_bubble", 4, 1, 3, chunk, parallel__schedule="zero_bubble")
 
@@ -61,13 +61,13 @@ def test_the_fullest_moment_may_be_that_of_weights_gradients() -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 def test_undelivered_messages_are_few(name: str) -> None:
-    # on the first stage of two, when most is in flight: the last output, and the gradient that is awaited next
+    # on the first stage of two, with the most in flight: the last output, and the gradient that is awaited next
     assert walked(name, 2, 1, 0, PLAIN).messages <= 3 * MESSAGE
 
 
 @pytest.mark.parametrize(("overlap", "num_ahead"), [(True, 1), (False, 0)])
 def test_without_overlap_no_message_is_awaited_ahead(overlap: bool, num_ahead: int) -> None:
-    """The estimate walks the trainer's own schedule, which posts receives late where nothing overlaps."""
+    """The estimate walks the trainer's own schedule, which posts receives late if nothing overlaps."""
     changes = {"parallel.pp_size": 2, "parallel.overlap": overlap, "runtime.device": "cuda"}
     config, layout = Config.from_dict(with_changes(changes)), Layout(pp_size=2)
     with planned_mesh(config, layout, 1) as mesh:
@@ -113,7 +113,7 @@ def test_copy_in_another_dtype_is_held_briefly() -> None:
 
 
 def test_each_bucket_is_exchanged_among_its_own_replicas() -> None:
-    """Experts may have one holder each where all other parameters have several."""
+    """Experts may have one holder each although all other parameters have several."""
     changes = {"train.precision": "bf16", "parallel.grad_reduce_dtype": "bf16", "parallel.dp_size": 2}
     config = Config.from_dict(with_changes(changes))
     buckets = {}
@@ -136,7 +136,7 @@ def test_each_bucket_is_exchanged_among_its_own_replicas() -> None:
     [("gpipe", "forward of chunk 0", 7 * 100 + 30 + 300), ("1f1b", "backward of chunk 0", 380)],
 )
 def test_activations_not_yet_offloaded_are_of_the_newest(name: str, moment: str, total: int) -> None:
-    """Where all blocks are offloaded: the last block's activations leave with the next forward."""
+    """If all blocks are offloaded: the last block's activations are copied out during the next forward."""
     offloaded = Footprint(kept=100, forward=150, backward=220, kept_of_newest=30, forward_after_newest=300,
                           backward_of_newest=380)  # fmt: skip
     found = walked(name, 1, 1, 0, ChunkMemory(offloaded, 0, 0, 0, 0, 0))

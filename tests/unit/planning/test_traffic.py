@@ -13,7 +13,7 @@ EMBEDDING_BYTES = 1024 * 128 * 4
 
 
 def sums_of(group: str, **changes: Any) -> list[list[int]]:
-    """Return for each kind of stage how many bytes of gradients a rank sends over this group."""
+    """Return, for each kind of stage, how many bytes of gradients a rank sends over this group."""
     tables = with_changes(
         MODEL | {"parallel.pp_size": 3} | {key.replace("__", "."): one for key, one in changes.items()}
     )
@@ -24,7 +24,7 @@ def sums_of(group: str, **changes: Any) -> list[list[int]]:
 
 
 def test_the_ends_of_a_pipeline_sum_a_tied_embedding() -> None:
-    """A rank of two sends half of the gradient twice; with replicas and tp only its shard of it."""
+    """Each of two ranks sends half of the gradient twice; with replicas and tp only its shard of it."""
     assert sums_of("embedding", model__has_tied_head=True) == [[EMBEDDING_BYTES], [], [EMBEDDING_BYTES]]
     shards = sums_of("embedding", model__has_tied_head=True, parallel__tp_size=2, parallel__dp_size=2)
     assert shards == [[EMBEDDING_BYTES // 4], [], [EMBEDDING_BYTES // 4]]

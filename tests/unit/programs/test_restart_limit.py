@@ -1,4 +1,4 @@
-"""Which failures are restarted how often."""
+"""The failures that are followed by a restart, and the limit on restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_last_of_equal_failures_reaches_the_limit(code: int) -> None:
     assert failures.number == len(ends)
 
 
-def test_another_error_and_a_life_that_worked_count_anew() -> None:
+def test_another_error_or_a_successful_start_resets_the_count() -> None:
     failures = RepeatedFailures()
     for code, error, number in [(74, "a", 1), (74, "b", 1), (74, "b", 2), (1, "b", 1), (-11, "c", 1), (-11, "d", 2)]:
         failures.count(code, error)
@@ -53,4 +53,4 @@ def test_another_error_and_a_life_that_worked_count_anew() -> None:
     failures.forget()
     assert not failures.count(-11, "d")
     assert failures.number == 1
-    assert [failures.count(0, "") or failures.number for _ in range(3)] == [1, 1, 1], "exit code 0 is no failure"
+    assert [failures.count(0, "") or failures.number for _ in range(3)] == [1, 1, 1], "exit code 0 is not a failure"

@@ -1,6 +1,6 @@
 """Signals request a stop; a second interrupt is raised; the earlier handlers are restored.
 
-A command that a signal ends cleans up first, and no second signal interrupts that.
+A command that is ended by a signal cleans up first, and no second signal interrupts that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_close_restores_the_handlers() -> None:
 
 
 def test_a_worker_that_has_saved_ends_with_its_own_exit_code() -> None:
-    # The interpreter gives handlers back long before the process is gone, and then destroys its objects.
+    # The interpreter restores handlers long before the process ends, and then destroys its objects.
     script = """
 import os, signal, sys
 from megatrain.programs.stop_signals import STOP_SIGNALS, StopSignals
@@ -164,7 +164,7 @@ print("in order")
 
 
 def send(number: int) -> None:
-    """Send a signal to this very process; its handler runs before the next statement."""
+    """Send a signal to this process; its handler runs before the next statement."""
     os.kill(os.getpid(), number)
 
 
@@ -206,7 +206,7 @@ def staging_directories(place: Path) -> list[Path]:
 
 @pytest.fixture
 def start_build(tmp_path: Path) -> Iterator[StartBuild]:
-    """Return a function that starts a build, which waits for text once its staging directory is there."""
+    """Return a function that starts a build, which waits for text once its staging directory exists."""
     require_module("tokenizers")
     os.mkfifo(tmp_path / "never.txt")  # no process writes
     started: list[subprocess.Popen[str]] = []

@@ -1,4 +1,4 @@
-"""A program that is supervised: started again when it ends, and left alone when starting it again cannot help."""
+"""A supervised program: started again when it ends, and left alone if another start cannot help."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def supervised(log: Path, program: str, argument: object, max_reports: int) -> tuple[Supervisor, list[str]]:
-    """Run a program of the shell until it is not started again, or has ended so often; return what was reported."""
+    """Run a program of the shell until it is not started again, or has ended this often; return the reports."""
     reports: list[str] = []
     closed = threading.Event()
 
@@ -68,7 +68,7 @@ CRASHES = 'echo "$(wc -l < "$1" | tr 0-9 a-j)"; kill -SEGV $$'
 
 @pytest.mark.slow
 def test_signal_each_time_ends_the_restarts(tmp_path: Path) -> None:
-    """Whatever the program wrote before."""
+    """For any earlier output of the program."""
     log = tmp_path / "diagnostics.log"
     found, reports = supervised(log, CRASHES, log, 11)
     assert len(log.read_text().splitlines()) == 10 == len(reports)

@@ -1,4 +1,4 @@
-"""A small configuration, reports with round numbers, a clock that stands still, and streams that are terminals."""
+"""A small configuration, reports with round numbers, a frozen clock, and streams that are terminals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatrain.run_files.run_directory import RunDirectory
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """Seconds that pass when a test advances them."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Stream(io.StringIO):
-    """A stream that says whether it is a terminal."""
+    """A stream that reports whether it is a terminal."""
 
     def __init__(self, is_terminal: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The reporter: which steps get a line, what it says, and that neither sinks nor a broken pipe stop a run."""
+"""The reporter: which steps get a line, its content, and that neither sinks nor a broken pipe stop a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_first_every_third_and_last_step_have_a_line(
 ) -> None:
     with make_reporter() as reporter:
         run(reporter, clock, [make_step(step) for step in range(1, 11)])
-    # another start begins at step 5 and is stopped after step 8
+    # Another start begins at step 5 and is stopped after step 8.
     with make_reporter() as reporter:
         run(reporter, clock, [make_step(step) for step in range(5, 9)])
 
@@ -77,7 +77,7 @@ def test_line_of_an_interval_has_all_figures(
         )
 
     per_rank = 24000 / 3 / 4
-    # samples of 1,000 tokens, whatever the model takes
+    # Samples have 1,000 tokens, whatever the length of the model.
     flops = per_rank * training_flops_per_token(replace(make_config().model, seq_len=1000))
     # Loss by tokens: (2 * 16000 + 3 * 8000) / 24000; the gradient norm by steps.
     assert step_lines(stream)[1] == (
@@ -142,7 +142,7 @@ def test_an_interval_has_the_mean_of_each_source_over_its_tokens(
 ) -> None:
     web, code = (SourceReport(name=name, loss=2.0, num_tokens=100) for name in ("web", "code"))
     steps = [
-        # all samples of a source may be bad
+        # All samples of a source may be bad.
         make_step(2, num_replaced=2, sources=(web, replace(code, loss=math.nan, num_tokens=0, num_replaced=2))),
         make_step(3, sources=(replace(web, loss=5.0, num_tokens=50), code)),
     ]
@@ -197,7 +197,7 @@ def test_evaluations_are_printed_and_stored(
 
 
 class BrokenStream(Stream):
-    """A pipe whose reader has gone."""
+    """A pipe whose reader has closed it."""
 
     def write(self, _text: str) -> int:
         raise BrokenPipeError(32, "Broken pipe")

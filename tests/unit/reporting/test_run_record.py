@@ -1,4 +1,4 @@
-"""`megatrain.read_run`: tables against what each file says, read by other means."""
+"""`megatrain.read_run`: tables compared with the content of each file, read by other means."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
 
 
 def write_metrics(run: Path, *lines: object) -> Path:
-    """Write lines of metrics, objects or texts that are none."""
+    """Write lines of metrics, as objects or as invalid texts."""
     file = RunDirectory(run).metrics_file
     file.parent.mkdir(parents=True)
     file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     return run
 
 
-def test_a_column_holds_what_the_lines_say() -> None:
+def test_a_column_equals_the_values_of_the_lines() -> None:
     lines = map(json.loads, RunDirectory(SAMPLE).metrics_file.read_text().splitlines())
     last = {record["step"]: record for record in lines if record["kind"] == "step"}
     table = read_run(SAMPLE).metrics()
@@ -69,7 +69,7 @@ def test_last_report_of_a_repeated_step_counts(tmp_path: Path) -> None:
     ]
     assert table.column("is_skipped").to_pylist() == [None, None, True]
     assert table.column("world_size").to_pylist() == [None] * 3
-    # the one of step 3 is of the steps that the run went back before
+    # The record of step 3 belongs to the steps before the rollback.
     assert read_run(run).metrics("evaluation").select(["step", "loss"]).to_pylist() == [{"step": 1, "loss": 50.0}]
     assert read_run(run).metrics("interval").num_rows == 0
 

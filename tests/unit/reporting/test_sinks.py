@@ -37,7 +37,7 @@ def test_a_line_holds_every_field(tmp_path: Path, make_step: MakeStep) -> None:
     sink = JsonLinesSink(path, unix_time=lambda: 1.5)
     sink.write(make_step(7, loss=math.nan, sources=SOURCES))
 
-    # Read before close: nothing is held back.
+    # Read before close: no record is held back.
     assert json.loads(path.read_text()) == {
         "version": 1,
         "kind": "step",
@@ -98,7 +98,7 @@ def test_a_resumed_run_appends(tmp_path: Path, make_step: MakeStep) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 3, 4]
 
 
-def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path, make_step: MakeStep) -> None:
+def test_a_line_that_was_cut_off_does_not_corrupt_the_next(tmp_path: Path, make_step: MakeStep) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"version": 1, "kind": "st')
     sink = JsonLinesSink(path)
@@ -110,7 +110,9 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path, make_st
     assert [json.loads(line)["step"] for line in lines[1:]] == [1, 2]
 
 
-def test_a_full_disk_spoils_one_line_only(tmp_path: Path, make_step: MakeStep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_damages_one_line_only(
+    tmp_path: Path, make_step: MakeStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "metrics.jsonl"
     sink = JsonLinesSink(path)
     write = os.write
@@ -135,7 +137,7 @@ def test_removed_metrics_are_created_again(tmp_path: Path, make_step: MakeStep) 
     sink.write(make_step(2))
     path.unlink()
     path.parent.rmdir()
-    path.parent.touch()  # it cannot be made again
+    path.parent.touch()  # It cannot be created again.
     with pytest.raises(OSError, match="exists"):
         sink.write(make_step(3))
     path.parent.unlink()
@@ -166,7 +168,7 @@ def test_tensorboard_reads_what_was_written(
                 reporter.step(make_step(step, loss=loss, sources=SOURCES))
             reporter.evaluation(EVALUATION)
 
-    # In the order of their names, which begin with the time; of two within a second the later has the larger number.
+    # In the order of their names, which begin with the time; of two within a second, the later has the larger number.
     events = accumulator.EventAccumulator(str(run_directory.metrics / "tensorboard"))
     events.Reload()
     assert {"step/loss", "step/memory_bytes", "interval/tokens_per_s", "evaluation/loss"} <= set(
@@ -184,12 +186,12 @@ def test_tensorboard_reads_what_was_written(
         for source in ("web", "code") for name in ("loss", "num_tokens", "num_replaced")
     }  # fmt: skip
     assert events.Scalars("step/web/loss")[-1].value == events.Scalars("interval/web/loss")[-1].value == 2.25
-    # The second start went back to step 2: TensorBoard hides what the first had written beyond step 1.
+    # The second start went back to step 2: TensorBoard hides the records of the first start beyond step 1.
     assert [(event.step, event.value) for event in events.Scalars("step/loss")] == [(1, 3.0), (2, 1.0), (3, 1.0)]
 
 
 class FakeRun:
-    """What wandb.init returns."""
+    """The result of wandb.init."""
 
     def __init__(self, run_id: str) -> None:
         self.id = run_id
@@ -211,7 +213,7 @@ class FakeRun:
 
 
 class FakeWandb(ModuleType):
-    """As much of wandb as the sink uses. `is_reachable` says whether there is a network."""
+    """The part of wandb that the sink uses. `is_reachable` sets whether there is a network."""
 
     class Error(Exception):
         """wandb's own base class of errors."""
@@ -239,7 +241,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandb]:
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.delitem(sys.modules, "megatrain.reporting.wandb_sink", raising=False)
     yield fake
-    # It holds the double.
+    # It contains the double.
     sys.modules.pop("megatrain.reporting.wandb_sink", None)
 
 

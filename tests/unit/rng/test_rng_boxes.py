@@ -1,4 +1,4 @@
-"""A rank that draws its box of a parameter gets the numbers that the whole parameter has there, bit by bit."""
+"""A rank that draws its box of a parameter gets the numbers of the whole parameter in that box, bit by bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatrain.rng import box_indices, derive_key, fill_normal_
 
 CPU = torch.device("cpu")
 BLOCK = 1 << 20
-"""Elements that are drawn at once."""
+"""The number of elements that are drawn at once."""
 KEY = derive_key("weights", 3, "blocks.0.attention.qkv.weight")
 
 
@@ -52,7 +52,7 @@ def test_indices_of_a_box_are_flat_positions(box: Any) -> None:
 
 
 class Temporaries(TorchDispatchMode):
-    """Records the size of the largest int64 or fp64 tensor that is made. Blocks limit the size of these."""
+    """Records the size of the largest int64 or fp64 tensor that is allocated. Blocks limit the size of these."""
 
     def __init__(self) -> None:
         super().__init__()

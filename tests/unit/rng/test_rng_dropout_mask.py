@@ -1,4 +1,4 @@
-"""Dropout masks: a pure function of (key, token, hidden unit), with the asked rate and no pattern."""
+"""Dropout masks: a pure function of (key, token, hidden unit), with the requested rate and no pattern."""
 
 from __future__ import annotations
 

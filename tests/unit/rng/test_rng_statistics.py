@@ -33,7 +33,7 @@ def correlation(x: Tensor, y: Tensor) -> float:
 
 
 def test_numbers_are_those_of_earlier_versions() -> None:
-    """Another number would change the dropout of a run that resumes, and the weights that a seed stands for."""
+    """Another number would change the dropout of a run that resumes, and the weights of a seed."""
     key = KEYS[0]
     assert key == (-262873377373217033, 5174984049623498604)
     drawn = hash_indices(key, torch.tensor([0, 1, 2**40]))
@@ -50,7 +50,7 @@ def test_numbers_are_those_of_earlier_versions() -> None:
 def test_every_bit_is_set_half_of_the_time(key: tuple[int, int]) -> None:
     bits = (hashes(key)[:, None] >> torch.arange(64)) & 1
 
-    # standard error of a share of NUM fair draws: 0.5 / sqrt(NUM) = 0.001
+    # standard error of a fraction of NUM fair draws: 0.5 / sqrt(NUM) = 0.001
     assert (bits.double().mean(0) - 0.5).abs().max() < 5 * 0.5 / math.sqrt(NUM)
 
 

@@ -1,4 +1,4 @@
-"""Where a run's files are, and black-box names that are safe and never meet."""
+"""The paths of a run's files, and black-box names that are safe and never collide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write to a run directory: one job, and of that job its newest round."""
+"""The writers of a run directory: one job, and only the newest round of that job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_run_directory_has_one_job_at_a_time(run: RunDirectory) -> None:
 
 
 def test_a_checkpoint_directory_of_its_own_has_one_job_at_a_time(tmp_path: Path) -> None:
-    """Two runs may name the same place although each has a run directory of its own."""
+    """Two runs may name the same place although each has a separate run directory."""
     place = str(tmp_path / "a" / "checkpoints")
     refused = rf"^1. checkpoint.directory='{place}': {PROCESS} is training in it; .* another checkpoint"
     with checkpoints_locked(place), pytest.raises(ConfigError, match=refused), checkpoints_locked(place):
@@ -72,7 +72,7 @@ def locked_by(run: RunDirectory, stack: ExitStack, *rounds: JobRound) -> list[Ru
 
 
 def test_round_takes_a_higher_number_only_after_its_own_claim(tmp_path: Path) -> None:
-    """Checkpoints of before there were claims may have higher numbers, which is known only when they are read."""
+    """Checkpoints from before there were claims may have higher numbers, which are known only when they are read."""
     claims = Claims(LocalLocation(tmp_path))
     first = claims.take(OLD)
     assert claims.take(OLD, 13, own=first.content()).number == 13
@@ -81,7 +81,7 @@ def test_round_takes_a_higher_number_only_after_its_own_claim(tmp_path: Path) ->
 
 
 def test_a_newer_round_takes_over_from_one_that_is_frozen(run: RunDirectory) -> None:
-    """The older one has the lock for as long as its process is there, and it is there."""
+    """The older round has the lock as long as its process exists, and it exists."""
     with ExitStack() as stack:
         old, new = locked_by(run, stack, OLD, NEW)
         assert "frozen or cut off and still has the lock; this round takes over" in new.lock.note
@@ -109,7 +109,7 @@ def test_lock_goes_to_the_newer_round_after_the_frozen_one(run: RunDirectory) ->
 
 @pytest.mark.parametrize("late", [OLD, NEW])
 def test_late_round_is_fenced_and_changes_nothing(run: RunDirectory, late: JobRound) -> None:
-    """It was held up between its start and its claim. That the newer one has just ended makes no difference."""
+    """It was delayed between its start and its claim. It makes no difference that the newer round has just ended."""
     with run.locked(NEW) as new:
         before = run.holder()
         is_late = rf"the holder is {PROCESS}, round 2 of demo .*, and round .* is not newer"
@@ -133,7 +133,7 @@ def test_round_overtaken_twice_is_fenced(run: RunDirectory) -> None:
 
 
 def test_two_rounds_that_claim_at_once(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The older one has seen that the directory is free, and is delayed before its claim."""
+    """The older round has found the directory free, and is delayed before its claim."""
     link, stack = os.link, ExitStack()
 
     def held_up(source: Path, target: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_damaged_claim_is_reported(run: RunDirectory) -> None:
 
 
 def test_round_killed_in_its_claim_does_not_block_the_next(tmp_path: Path) -> None:
-    """Before each of its changes of the directory."""
+    """Killed before each of its changes of the directory."""
     number, is_killed = 0, True
     while is_killed:
         run = RunDirectory(tmp_path / str(number))

@@ -1,4 +1,4 @@
-"""Which stage holds which part of the model; and that the checker proves schedules of V-shaped placements, too."""
+"""The parts of the model on each stage; the checker also proves schedules of V-shaped placements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 LOOPED, V = ChunkPlacement(3, 4), ChunkPlacement(3, 4, is_v_shaped=True)
 
 
-def test_chunks_are_dealt_in_turns() -> None:
+def test_chunks_are_assigned_in_turns() -> None:
     assert [LOOPED.stage_and_chunk(number) for number in range(6)] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
     assert [V.stage_and_chunk(number) for number in range(9)] == [
         (0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (0, 1), (0, 2), (1, 2), (2, 2),
@@ -34,7 +34,7 @@ def test_stage_and_chunk_and_model_chunk_are_each_others_inverse(placement: Chun
 
 
 def v_schedule(num_microbatches: int = 4) -> Schedule:
-    """Return all forwards, first those of chunk 0, then all backwards the other way round, on 3 stages in a V."""
+    """Return all forwards, first those of chunk 0, then all backwards in the reverse order, on 3 stages in a V."""
     placement = ChunkPlacement(3, 2, is_v_shaped=True)
     order: ComputeOrder = [Action(F, chunk, micro) for chunk in (0, 1) for micro in range(num_microbatches)]
     order += [Action(B, chunk, micro) for chunk in (1, 0) for micro in range(num_microbatches)]
@@ -45,9 +45,9 @@ def test_a_v_shaped_schedule_is_proved_right() -> None:
     schedule = v_schedule()
     assert check_schedule(schedule) == []
     assert check_schedule(forward_only(V, 5)) == []
-    # the forward that gives the loss is on stage 0, once the first micro-batch has come back to it
+    # The forward that computes the loss is on stage 0, after the first micro-batch has returned to it.
     assert render(schedule).splitlines()[0].startswith("stage 0 | F0a F1a F2a F3a .   .   .   .   F0b F1b")
-    # stage 0 gets no message about its own next action, and the last stage sends the turning point to itself
+    # Stage 0 gets no message about its own next action, and the last stage sends the turning point to itself.
     sent = [action for action in schedule.stages[0] if action.kind is ActionKind.SEND_FORWARD]
     assert {action.chunk for action in sent} == {0}
     assert Action(ActionKind.RECV_FORWARD, 1, 0) in schedule.stages[2]

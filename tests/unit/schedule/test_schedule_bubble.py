@@ -14,14 +14,14 @@ from tests.helpers.timed_schedules import TimedSchedules
 DURATIONS = [
     (1, 1, 1),
     (2, 1, 1),
-    # the shortest is each of the three in turn; weights may cost nothing
+    # Each of the three is the shortest in turn; weights may cost nothing.
     (1, 3, 2),
     (3, 1, 2),
     (3, 2, 1),
     (2, 3, 0),
     *(tuple(random.Random(n).choices(range(1, 1000), k=3)) for n in range(2)),
 ]
-"""Forward, dgrad and wgrad of a model chunk, as integers so that equality means equality."""
+"""Durations of forward, dgrad and wgrad of a model chunk, as integers so that equality is exact."""
 
 MICROBATCHES = (*range(1, 18), 23, 24, 27, 31, 32)
 """Fewer than stages, as many, and every remainder in two groups of them; then three and four groups of eight."""
@@ -38,7 +38,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def makespans() -> dict[tuple[str, int, int, int], NDArray[np.int64]]:
-    """The time of a step of every schedule, for each of the durations."""
+    """The duration of a step of every schedule, for each of the durations."""
     schedules = TimedSchedules()
     parts = {sizes: schedules.add(build_schedule(*sizes)) for sizes in SIZES}
     kinds = np.array(schedules.kinds)
@@ -68,7 +68,7 @@ def test_bubble_without_durations_is_that_of_equal_ones() -> None:
 def test_four_times_the_batch_has_a_quarter_of_the_bubble(
     makespans: dict[tuple[str, int, int, int], NDArray[np.int64]],
 ) -> None:
-    # LAMB allows it. The paper's own figure for the same case is 87.5 % less; counting the steps gives 75 %.
+    # LAMB permits it. The paper's own figure for the same case is 87.5 % less; counting the steps gives 75 %.
     for num_chunks in (2, 3):
         per_step = num_chunks * np.array([sum(durations) for durations in DURATIONS])
         four_small_steps = 4 * (makespans["interleaved", 4, num_chunks, 8] - 8 * per_step)

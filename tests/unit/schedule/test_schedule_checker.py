@@ -1,4 +1,4 @@
-"""A broken schedule of each kind is reported with stage, position and action; deadlocks have an oracle."""
+"""An invalid schedule of each kind is reported with stage, position and action; deadlocks have an oracle."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_activations_are_held_until_their_wgrad(split: Schedule) -> None:
 
 
 def test_wgrad_delays_a_later_message(split: Schedule) -> None:
-    # the message that the next stage waits for leaves before it, not after
+    # The message for which the next stage waits is sent before it, not after.
     late = swapped(split, 1, act(ActionKind.SEND_BACKWARD, 4), act(WEIGHT, 3))
     assert check_schedule(late) == []
     assert execute(late).slots[0][-1] > execute(split).slots[0][-1]
@@ -269,7 +269,7 @@ def test_deadlock_of_compute_orders_is_reported() -> None:
 
 
 def test_a_larger_group_after_a_smaller_one_is_wrong() -> None:
-    # Why interleaved.py puts the largest group first. Here the warm-up is that of the first, as there.
+    # Why interleaved.py puts the largest group first. Here the warm-up is that of the first group, as there.
     groups = (range(3), range(3, 7))
     forwards = [act(FORWARD, microbatch, chunk) for group in groups for chunk in (0, 1) for microbatch in group]
     backwards = [act(BACKWARD, microbatch, chunk) for group in groups for chunk in (1, 0) for microbatch in group]

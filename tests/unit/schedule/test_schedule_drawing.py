@@ -1,4 +1,4 @@
-"""The text drawing, and the drawings and lists of the guide, which must be what the code says."""
+"""The text drawing, and the drawings and lists of the guide, which must agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every schedule for all pp_size <= 8, num_chunks <= 4, num_microbatches <= 32 is proved right by the checker."""
+"""The checker proves every schedule valid for all pp_size <= 8, num_chunks <= 4, num_microbatches <= 32."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def feasible_sizes(name: str, pp_size: int, most: int = 32) -> Iterator[tuple[in
 @pytest.mark.parametrize("pp_size", range(1, 9))
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_schedule_is_right_and_its_memory_bound_is_reached(name: str, pp_size: int) -> None:
-    # the steady state lasts longer with more micro-batches than these, and is the same
+    # With more micro-batches than these, the steady state is longer and otherwise the same.
     for num_chunks, num_microbatches in feasible_sizes(name, pp_size, most=2 * pp_size + 3):
         schedule = build_schedule(name, pp_size, num_chunks, num_microbatches)
         assert check_schedule(schedule) == []
@@ -76,8 +76,8 @@ def test_every_pipeline_with_enough_microbatches_is_feasible() -> None:
 
 
 def exchanges_of_replicas(actions: Sequence[Action]) -> list[Action]:
-    """Return what a stage does with other replicas, in order: gathers, reductions, and the last backwards, during which
-    reductions of buckets may start."""
+    """Return a stage's exchanges with other replicas, in order: gathers, reductions, and the last backwards, during
+    which reductions of buckets may start."""
     last = {action.chunk: action for action in actions if action.kind in (ActionKind.BACKWARD, ActionKind.WGRAD)}
     return [
         replace(action, microbatch=-1)
@@ -98,7 +98,7 @@ def test_replicas_meet_in_one_order_for_any_microbatches(name: str, has_aligned_
             )
             for stage, actions in enumerate(schedule.stages):
                 found = exchanges_of_replicas(actions)
-                if has_aligned_reductions:  # then no reduction starts before its action
+                if has_aligned_reductions:  # Then no reduction starts before its action.
                     found = [action for action in found if action.kind in (ActionKind.GATHER, ActionKind.REDUCE)]
                 assert found == orders.setdefault((num_chunks, stage), found), (pp_size, num_chunks, num_microbatches)
 
@@ -169,7 +169,8 @@ def test_zero_bubble_delays_wgrads_by_the_stage() -> None:
         computes = [pair for pair in rest if pair[0] in COMPUTES]
         assert computes == [pair for pair in expected if pair[0] in COMPUTES]
         assert actions[-2:] == (Action(ActionKind.WGRAD, 0, 8), Action(ActionKind.REDUCE, 0, -1))
-        # wgrads in the order of the micro-batches, each as many computes late as stages lie before this one
+        # wgrads in the order of the micro-batches, each deferred by as many computes as there are stages before this
+        # one
         done = [action for action in actions if action.kind in (ActionKind.DGRAD, ActionKind.WGRAD)]
         weights = [position for position, one in enumerate(done) if one.kind is ActionKind.WGRAD]
         assert [done[position].microbatch for position in weights] == list(range(9))

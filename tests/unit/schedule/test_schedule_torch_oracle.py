@@ -1,4 +1,4 @@
-"""The compute orders are those of torch.distributed.pipelining, where it has the same schedule.
+"""The compute orders equal those of torch.distributed.pipelining, where it has the same schedule.
 
 torch draws idle slots as None and lists a gradient reduction; both are left out here. Known differences: its drawing of
 1F1B is wrong for fewer micro-batches than stages (not compared) and numbers the forwards of the last stage from 1 (only
@@ -50,7 +50,7 @@ def torch_order(schedule: Any) -> list[list[tuple[int, str, int]]]:
 
 
 def torch_stage(pp_size: int, num_chunks: int, chunk: int) -> SimpleNamespace:
-    """Return what a torch schedule asks of a stage before it runs; the order it makes is that of all ranks."""
+    """Return the inputs that a torch schedule requires of a stage before it runs; its order is that of all ranks."""
     return SimpleNamespace(
         num_stages=pp_size * num_chunks,
         group_size=pp_size,

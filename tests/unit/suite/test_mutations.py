@@ -1,4 +1,4 @@
-"""The mutations that show whether tests find faults: what can be changed, what is drawn, and what counts as lost."""
+"""The mutations that show whether tests detect faults: what can be changed, what is drawn, and what counts as lost."""
 
 from __future__ import annotations
 

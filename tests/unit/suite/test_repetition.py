@@ -1,4 +1,4 @@
-"""Repetition of failures: which are repeated, how often, and what the run says at its end."""
+"""Repetition of failures: which are repeated, how often, and the last lines of the run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def pytest_configure(config):
 
 
 class FakePytest:
-    """Stands in for pytest: the first run has these failures; each later run takes the next exit code."""
+    """Replaces pytest: the first run has these failures; each later run takes the next exit code."""
 
     def __init__(self, code: int, failed: Sequence[FailedTest], codes: Sequence[int]) -> None:
         self.calls: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""One job for several tests: which of them have the same, and what a test that fails leaves to the next."""
+"""One job for several tests: which tests share a job, and what a failing test leaves to the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.shared_jobs import SharedJobs
 
 
 class Launches:
-    """Jobs that are numbers, and how each of them ended."""
+    """Jobs that are numbers, and the end of each of them."""
 
     def __init__(self) -> None:
         self.ends: dict[int, str] = {}

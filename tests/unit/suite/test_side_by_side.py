@@ -1,4 +1,4 @@
-"""Which tests stay together in one process, and which a free process runs next."""
+"""The tests that stay together in one process, and the tests that a free process runs next."""
 
 from __future__ import annotations
 

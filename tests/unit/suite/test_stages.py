@@ -23,7 +23,7 @@ from tests.stages import clocks_s, make_target, run_stages, summary
 
 
 class FakeMake:
-    """Stands in for make: each target takes seconds on a clock of its own, and has runs of pytest and an exit code."""
+    """Replaces make: each target takes seconds on a separate clock, and has runs of pytest and an exit code."""
 
     def __init__(self, targets: dict[str, tuple[float, Sequence[dict[str, Any]], int]]) -> None:
         self.now_s, self.cpu_s = 100.0, 7.0

@@ -1,4 +1,4 @@
-"""Recorders whose black box lies in the test's own directory, read back with the reader of contracts."""
+"""Recorders whose black box is in the test's own directory, read back with the reader of contracts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDENTITY = Identity(
 
 
 class Boxed:
-    """A recorder and the file it writes."""
+    """A recorder and its file."""
 
     def __init__(self, directory: Path, num_records: int, timer: DeviceTimer | None) -> None:
         self.path = black_box_path(directory, "demo", "key", "main", 1, 2)

@@ -1,4 +1,4 @@
-"""The black box file: created whole or not at all, readable while it is written and after kill -9."""
+"""The black box file: created completely or not at all, readable while it is written and after kill -9."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.telemetry.conftest import IDENTITY, Boxed
 
 ROOT = Path(__file__).parents[3]
 
-# Records in which every field has the same number, so that a mixture of two records is detected.
+# Every field of a record has the same number, so a mixture of two records is detected.
 SPINNER = """
 import signal
 import sys
@@ -90,7 +90,7 @@ def assert_whole(record: Record) -> None:
 @pytest.mark.parametrize("num_records", [256, 4096])
 def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_records: int) -> None:
     process, path = spinner(num_records)
-    wait_until(lambda: has_completed(path, num_records // 10), "the ring to come round")
+    wait_until(lambda: has_completed(path, num_records // 10), "the ring to wrap around")
     for _ in range(10):
         box = read_black_box(path)
         assert box.state is State.RUNNING
@@ -99,20 +99,20 @@ def test_records_are_whole_beside_the_writer_and_after_kill_9(spinner, num_recor
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=DEADLINE_S)
     box = read_black_box(path)
-    assert box == read_black_box(path), "there is no writer any more"
+    assert box == read_black_box(path), "the writer is gone"
     assert box.state is State.RUNNING
     assert box.ended_ns is None
     assert box.num_torn <= 1
     numbers = sorted([record.sequence for record in box.records] + [total.sequence for total in box.totals])
     assert numbers[-1] >= box.cursor - 1
-    # the slot that it wrote when it was killed may still be all zeros, like one that was never used
+    # The slot that was being written when it was killed may still be all zeros, like an unused one.
     assert num_records - 1 <= len(numbers) + box.num_torn <= num_records
     for record in box.records:
         assert_whole(record)
     assert box.progress.current_step is not None
     assert box.progress.completed_step is not None
     assert box.progress.current_step - box.progress.completed_step in (0, 1)
-    # The step and the forward in it; nothing else is ever open, and a step has not 30 records.
+    # The step and the forward in it; no other span is ever open, and a step has fewer than 30 records.
     assert len(box.in_flight) <= 2
     assert all(record.sequence > box.cursor - 30 for record in box.in_flight)
     group = box.groups[1]
@@ -168,7 +168,7 @@ def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]
         for thread in threads:
             thread.join(timeout=DEADLINE_S)
     write_control(box.path, ControlPage(round=1))
-    assert box.recorder.read_control().round == 1, "the page heals with the next write"
+    assert box.recorder.read_control().round == 1, "the next write repairs the page"
 
 
 def test_the_file_is_complete_and_allocated_from_the_start(

@@ -24,7 +24,7 @@ Print = Callable[..., str]
 
 @pytest.fixture
 def show(capsys: pytest.CaptureFixture[str]) -> Print:
-    """Return a function that runs the verb and returns what it printed."""
+    """Return a function that runs the command and returns its output."""
 
     def run(*arguments: str | Path) -> str:
         parser = argparse.ArgumentParser()
@@ -121,7 +121,7 @@ def test_a_dead_rank_is_not_called_running(hung: Boxed, show: Print) -> None:
     assert ", failed" in show(hung.path)
     document = json.loads(show(hung.path, "--json"))
     assert (document["state"], document["is_running"]) == ("failed", False)
-    # The age of what was open is counted to the last sign of life, not to now.
+    # The age of open spans is measured up to the last sign of life, not up to now.
     assert document["now_ns"] == document["ended_ns"]
 
 

@@ -1,4 +1,4 @@
-"""The device timer on a simulated device: a queue that runs later than the host launches, with its own clock."""
+"""The device timer on a simulated device: a queue that runs later than the host launches, with a separate clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FakeDevice:
         self.queue: list[FakeEvent | int] = []
         self.num_synchronized = 0
         self.error: Exception | None = None
-        """What the query of an event raises."""
+        """The error of an event's query."""
 
     def event(self) -> FakeEvent:
         self.events.append(FakeEvent(self))
@@ -39,7 +39,7 @@ class FakeDevice:
         self.queue.append(duration_ns)
 
     def run(self) -> None:
-        """Carry out all queued work."""
+        """Execute all queued work."""
         for item in self.queue:
             if isinstance(item, int):
                 self.now_ns += item
@@ -146,7 +146,7 @@ def test_device_times_stay_right_with_a_drifting_clock(drift: float) -> None:
         worst = max(worst, abs(start_ns - launched))
         assert abs(duration_ns - MS) < 1000
     assert device.now_ns > 3600 * 10**9, "an hour: the resolution of a float is then 0.25 ms"
-    assert worst < MS, "the bounds of what was seen hold the clock"
+    assert worst < MS, "the observed bounds contain the clock"
 
 
 def test_floats_stay_precise_when_the_host_runs_far_ahead() -> None:

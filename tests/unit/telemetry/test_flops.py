@@ -1,4 +1,4 @@
-"""FLOPs a token against a brute-force count and against published numbers; MFU; the table of peaks."""
+"""FLOPs per token compared with a brute-force count and with published numbers; MFU; the table of peaks."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_llama_3_8b_as_published() -> None:
 
 
 def test_megascale_175b_as_published() -> None:
-    # MegaScale table 2: PFlop/s over tokens/s of the Megatron-LM rows, within what rounding there leaves.
+    # MegaScale table 2: PFlop/s over tokens/s of the Megatron-LM rows, within their rounding.
     assert training_flops_per_token(MEGASCALE_175B, "full") == pytest.approx(1.0766e12, rel=1e-3)
     length, width, layers, vocab = 2048, 12_288, 96, 64_000
     formula = 72 * layers * width**2 * (1 + length / (6 * width) + vocab / (12 * layers * width))
@@ -144,5 +144,5 @@ def test_peaks_by_device_name() -> None:
 
 
 def test_mfu_of_megascale_table_2() -> None:
-    # 12,288 GPUs, 1984.0k tokens/s, 312 TFLOP/s peak: 55.2 % printed, with the attention window that is not printed.
+    # 12,288 GPUs, 1984.0k tokens/s, 312 TFLOP/s peak: 55.2 % is printed, with an attention window that is not printed.
     assert mfu(1_984_000 / 12_288, training_flops_per_token(MEGASCALE_175B), 312e12) == pytest.approx(0.552, rel=0.01)

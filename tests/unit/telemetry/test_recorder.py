@@ -118,7 +118,7 @@ def test_progress_of_steps_and_phases(boxed: Boxes) -> None:
     progress = box.read().progress
     assert (progress.current_step, progress.completed_step) == (100, 100)
     assert progress.last_step_ns is not None
-    assert progress.median_step_ns is None, "a first step is not learned from"
+    assert progress.median_step_ns is None, "a first step does not count for the limit"
 
     for step in (101, 102, 103):
         recorder.set_step(step)
@@ -167,14 +167,14 @@ def test_a_larger_batch_does_not_count_as_a_hang(boxed: Boxes, monkeypatch: pyte
     now_ns = 0
     monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", lambda: now_ns)
     typical: list[int | None] = []
-    # micro-batches of a step, and its time; the last batch is smaller, and its steps are as fast
+    # micro-batches of a step, and its time; the last batch is smaller, and its steps take as long per micro-batch
     for work, duration_ns in ((2, 900), (2, 10), (2, 12), (32, 170), (32, 160), (32, 180), (2, 10)):
         box.recorder.set_step(0)
         box.recorder.set_work(work)
         typical.append(box.read().progress.median_step_ns)
         now_ns += duration_ns
         box.recorder.complete_step()
-    # times with 2 micro-batches count 16 times with 32; times with 32 count as they are
+    # Times with 2 micro-batches count 16 times with 32; times with 32 count unchanged.
     assert typical == [None, None, 10, 192, 170, 170, 160]
     limits = PhaseTimeouts(init_s=1.0, first_step_s=1.0, checkpoint_s=1.0, evaluation_s=1.0, floor_s=0.0, factor=10.0)
     assert limits.limit_s(box.read().progress) == pytest.approx(10 * 160e-9)
@@ -204,7 +204,7 @@ def test_span_of_another_process_is_in_the_step_it_ended(boxed: Boxes, monkeypat
     now_ns = 1000
     monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", lambda: now_ns)
     found = []
-    # reads that ended before the first step, in it, and in the next one, which are recorded at the begin of a step
+    # Reads that ended before the first step, in it, and in the next one, which are recorded at the beginning of a step.
     for step, begin, spans in ((7, 1000, [(900, 50)]), (8, 2000, [(1500, 400), (1990, 15)]), (9, 3000, [(2100, 7)])):
         now_ns = begin
         box.recorder.set_step(step)
@@ -314,7 +314,7 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
     assert [value.value for value in found.values[:2]] == [2.5, math.inf]
     assert math.isnan(found.values[2].value)
     assert all(before <= value.at_ns <= time.monotonic_ns() for value in found.values)
-    assert [record.operation for record in found.records] == ["forward-compute"], "a value is no span"
+    assert [record.operation for record in found.records] == ["forward-compute"], "a value is not a span"
     assert found.in_flight == ()
     write_control(box.path, ControlPage(span_mask=0))
     recorder.set_step(5)
@@ -323,7 +323,7 @@ def test_values_of_a_step_are_reported_beside_its_spans(boxed: Boxes) -> None:
 
 
 def test_garbage_collection_during_a_sum_is_counted_later(boxed: Boxes) -> None:
-    """The collector may interrupt the code that adds up spans: its own span then ends there, and must not wait."""
+    """The collector may interrupt the code that sums spans: its own span then ends there, and must not wait."""
     recorder = boxed().recorder
     recorder.set_step(0)
     with recorder._totals._lock:
@@ -373,7 +373,7 @@ def test_without_a_black_box_spans_are_still_summed() -> None:
     recorder = open_recorder(IDENTITY, directory="", run_key="", num_records=256)
     recorder.add_group("tp", [2, 3])
     recorder.set_step(1)
-    for _ in range(10_000):  # more than the memory behind it holds at once
+    for _ in range(10_000):  # more than the allocated buffer holds at once
         with recorder.span(FORWARD):
             pass
     assert recorder.complete_step().totals[FORWARD].count == 10_000

@@ -33,7 +33,7 @@ def test_the_span_mask_is_obeyed_from_the_next_step_on(boxed: Boxes) -> None:
     assert one_step(1) == ["forward-compute", "tp-all-reduce"]
     open_across_the_change = recorder.begin(Operation.TP_ALL_REDUCE)
     write_control(box.path, ControlPage(span_mask=mask_of(FORWARD), round=3))
-    assert recorder.control.round == 0, "the page is looked at once a step"
+    assert recorder.control.round == 0, "the page is read once a step"
     assert one_step(2) == ["forward-compute"]
     recorder.end(open_across_the_change)
     assert not box.read().in_flight
@@ -43,7 +43,7 @@ def test_the_span_mask_is_obeyed_from_the_next_step_on(boxed: Boxes) -> None:
     assert set(summary.totals) == {FORWARD}
     write_control(box.path, ControlPage(span_mask=0))
     assert one_step(3) == []
-    assert box.read().totals[-1].step == 2, "nothing at all is recorded when all is off"
+    assert box.read().totals[-1].step == 2, "nothing is recorded when recording is off"
     assert box.read().progress.completed_step == 3, "but the heartbeat is"
     write_control(box.path, ControlPage())
     assert one_step(4) == ["forward-compute", "tp-all-reduce"]

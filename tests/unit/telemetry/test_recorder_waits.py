@@ -1,4 +1,4 @@
-"""What a rank records for hang detection: the exchange it waits for, how long phases take, signs of life."""
+"""The records of a rank for hang detection: the exchange it waits for, how long phases take, signs of life."""
 
 from __future__ import annotations
 
@@ -178,4 +178,4 @@ def test_attended_part_of_a_span_is_recorded_to_one_percent(attended: int, durat
     assert record.attended_ns is not None
     assert abs(record.attended_ns - min(attended, duration)) <= 0.004 * duration + 1
     assert record.flags & 0xFF == 0
-    assert int(record.flags) < 2**15, "a column of events holds so much"
+    assert int(record.flags) < 2**15, "a column of events can hold this value"

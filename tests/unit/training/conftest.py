@@ -1,4 +1,4 @@
-"""Trainers that are alone, closed when their test ends."""
+"""Trainers without peers, closed when their test ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.single_rank_trainer import SingleRankTrainer, single_rank_tra
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SingleRankTrainer]]:
-    """Return a function that makes a trainer of the small configuration, changed by tables."""
+    """Return a function that creates a trainer of the small configuration, changed by tables."""
     made: list[SingleRankTrainer] = []
 
     def make(*changes: dict[str, dict[str, Any]]) -> SingleRankTrainer:

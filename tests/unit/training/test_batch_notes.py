@@ -1,4 +1,4 @@
-"""What a run says about its batches before its first step."""
+"""The log lines of a run about its batches before its first step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SEQ_LEN = 16
 IDLE_8 = "11.1% of the slots are idle: 8 micro-batches for 3 replicas, 2 to 3 each"
 IDLE_4 = "33.3% of the slots are idle: 4 micro-batches for 3 replicas, 1 to 2 each"
 TO_4, TO_12 = f"from step 3 on, the global batch is 4; {IDLE_4}", "from step 4 on, the global batch is 12"
-# (train.steps, completed steps, cursor, left out) and the notes; steps of 8, 8, 4, 12, 12 samples
+# (train.steps, completed steps, cursor, skipped) and the notes; steps of 8, 8, 4, 12, 12 samples
 NOTES: list[tuple[tuple[int, int, int, SampleRanges], list[str]]] = [
     ((6, 0, 0, ()), [IDLE_8, TO_4, TO_12]),
     ((3, 0, 0, ()), [IDLE_8, TO_4]),
     ((2, 0, 0, ()), [IDLE_8]),
     ((6, 2, 16, ()), [IDLE_4, TO_12]),
     ((6, 3, 20, ()), []),
-    # the first stage lies within samples that the run leaves out
+    # The first stage is within samples that the run skips.
     ((6, 1, 8, ((8, 24),)), []),
 ]
 
@@ -50,10 +50,10 @@ def test_notes_name_idle_slots_and_the_stages_ahead() -> None:
 
 def test_notes_count_samples_of_sources_that_go_on() -> None:
     mixture = Mixture(7, (MixtureStage(0, (1, 1), 4), MixtureStage(8, (1, 1), 8), MixtureStage(24, (1, 0), 16)), 2)
-    dataset = cast(IndexedDataset, None)  # notes read no tokens
+    dataset = cast(IndexedDataset, None)  # Computing the notes reads no tokens.
     sources = [TrainingSource(StreamSource(name, 1000), dataset, SampleOrder(1000, 4, 7)) for name in ("web", "code")]
     reader = BatchReader.of(sources, mixture)
-    # the stages are gone from this configuration, as for samples that the run leaves out
+    # The stages were removed from this configuration, as for samples that the run skips.
     config = Config.from_dict(
         {
             "model": {"vocab_size": 90, "seq_len": 16, "hidden_size": 32, "num_layers": 1, "num_heads": 4},

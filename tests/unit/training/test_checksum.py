@@ -12,7 +12,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.uint8]
 
 
 def flip(x: torch.Tensor, bit: int) -> torch.Tensor:
-    """Return a copy of `x` with one bit of its memory turned, by its number."""
+    """Return a copy of `x` with one bit of its memory flipped, by its number."""
     raw = x.clone().view(torch.uint8)
     raw[bit // 8] ^= 1 << bit % 8
     return raw.view(x.dtype)

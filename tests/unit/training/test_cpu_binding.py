@@ -30,7 +30,7 @@ THREADED = HostCores(
     nodes={0: (0, 1, 2, 3, 8, 9, 10, 11), 1: (4, 5, 6, 7, 12, 13, 14, 15)},
     physical={core: (core % 8 // 4, core % 4) for core in range(16)},
 )
-# Node 2 has memory only; of node 1 the container may use one core.
+# Node 2 has memory only; the container may use one core of node 1.
 CONTAINER = HostCores(allowed=(0, 1, 5), nodes={0: (0, 1, 2, 3), 1: (4, 5, 6, 7), 2: ()})
 FOUR_NODES = HostCores(allowed=tuple(range(8)), nodes={node: (2 * node, 2 * node + 1) for node in range(4)})
 
@@ -89,7 +89,7 @@ def test_core_list_is_parsed() -> None:
 
 @pytest.fixture
 def sys_root(tmp_path: Path) -> Path:
-    """A host of two nodes; this process's first core has its own place, and a GPU sits at node 1."""
+    """A host of two nodes; this process's first core has a separate place, and a GPU is attached to node 1."""
     first = min(os.sched_getaffinity(0))
     files = {
         "devices/system/node/node0/cpulist": "0-63\n",

@@ -1,4 +1,4 @@
-"""A run with data of several tokenizers: refused when it opens them, and data of an unknown tokenizer are named."""
+"""A run with data of several tokenizers is refused when it opens them; data of an unknown tokenizer are named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB_SIZE = 300
 
 
 def write_set(directory: Path, name: str, tokenizer: str | None) -> str:
-    """Write 200 tokens of their own, with the digest of their tokenizer if it is known; return their prefix."""
+    """Write 200 separate tokens, with the digest of their tokenizer if it is known; return their prefix."""
     prefix = write_corpus(directory / name / "train", 200, VOCAB_SIZE, seed=sum(name.encode()))
     if tokenizer is not None:
         split = SplitMeta(1, 200, 200, "", "")
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[dict[str, dict[str, str]], tuple[str, str] | None, tuple[
 
 
 def configured(root: Path, tokenizers: Mapping[str, Mapping[str, str]]) -> Config:
-    """Return a configuration with a data set in place of each tokenizer, and a file for data.tokenizer."""
+    """Return a configuration with one data set for each tokenizer, and a file for data.tokenizer."""
     file = root / "tokenizer.json"
     byte_tokenizer().save(file)
     digests = {BYTES: hashlib.sha256(file.read_bytes()).hexdigest(), "": None}

@@ -1,4 +1,4 @@
-"""A GPU's memory, by torch's counters: what is logged about it, and when."""
+"""A GPU's memory, by torch's counters: which values are logged, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings before a GPU is used: growing segments and a hardware queue per stream, unless the user has their own."""
+"""Settings before a GPU is used: growing segments and a hardware queue per stream, unless the user has set them."""
 
 from __future__ import annotations
 

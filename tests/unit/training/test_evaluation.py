@@ -24,10 +24,10 @@ from megatrain.training.training_data import open_validation
 from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
 
 LENGTHS = (11, 5, 1, 9, 6)
-"""32 tokens in windows of 8: three whole ones and one of seven labels."""
+"""32 tokens in windows of 8: three full windows and one with seven labels."""
 NUM_LABELS = sum(LENGTHS) - 1
 ENDS_INSIDE = len(LENGTHS) - 1
-"""The last token of each document but the last would have to predict an unrelated one."""
+"""The last token of each document except the last would have to predict an unrelated token."""
 TEXT_BYTES = 77
 
 
@@ -71,7 +71,7 @@ def several(directory: Path, *lengths: int, **tables: object) -> Config:
 
 
 def plain_loss_sum(config: Config, weights: dict[str, Tensor]) -> float:
-    """Return the summed loss of all labels, window by window, with the model alone."""
+    """Return the summed loss of all labels, window by window, computed with the model alone."""
     model = Transformer(config.model).double().eval()
     model.load_state_dict(weights, strict=False)
     tokens, total = tokens_of(config), 0.0

@@ -39,7 +39,7 @@ def test_a_loss_and_its_gradient_are_the_functions() -> None:
     assert ours.grad is not None
     assert theirs.grad is not None
     assert torch.allclose(ours.grad, theirs.grad)
-    assert ours.grad[:, VOCAB_SIZE:].count_nonzero() == 0, "padding is not the function's"
+    assert ours.grad[:, VOCAB_SIZE:].count_nonzero() == 0, "padding is not passed to the function"
 
 
 def test_evaluation_has_cross_entropy() -> None:

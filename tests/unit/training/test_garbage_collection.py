@@ -1,4 +1,4 @@
-"""Planned garbage collection: cycles live until the planned step, and Python's collector comes back."""
+"""Planned garbage collection: cycles live until the planned step, and Python's collector is restored."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.helpers.single_rank import SilentRecorder
 
 
 class CyclicNode:
-    """An object in a cycle with itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.me = self
 
 
 class GarbageRecorder(SilentRecorder):
-    """Notes the spans it is asked for."""
+    """Records the requested spans."""
 
     def __init__(self) -> None:
         self.spans: list[Operation] = []
@@ -56,7 +56,7 @@ def test_a_cycle_lives_until_the_planned_step() -> None:
 
 @pytest.mark.slow
 def test_earlier_objects_are_collected_once_and_frozen() -> None:
-    gc.disable()  # else Python's own collector might come first
+    gc.disable()  # Otherwise Python's own collector might run first.
     alive = weakref.ref(CyclicNode())
     gc.unfreeze()
     with PlannedGarbageCollection(3, SilentRecorder()):
@@ -79,7 +79,7 @@ def test_a_collection_is_a_span() -> None:
 def test_unplanned_full_collection_is_a_span_too() -> None:
     recorder = GarbageRecorder()
     with PlannedGarbageCollection(0, recorder):
-        gc.collect(0)  # of young objects: Python does that all the time
+        gc.collect(0)  # A collection of young objects: Python does that all the time.
         gc.collect(1)
         assert recorder.spans == []
         gc.collect()
@@ -98,7 +98,7 @@ def test_interval_zero_leaves_the_collector_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_collector_that_was_off_stays_off() -> None:
+def test_a_disabled_collector_stays_disabled() -> None:
     gc.disable()
     with PlannedGarbageCollection(5, SilentRecorder()):
         pass

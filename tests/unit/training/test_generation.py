@@ -1,4 +1,4 @@
-"""Choosing tokens: greedy, temperature, top-k and top-p against what the rules say."""
+"""Choosing tokens: greedy, temperature, top-k and top-p compared with their definitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOGITS = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))
 
 
 TOLERANCE = 0.04
-"""Of the fraction of 1500 draws: more than three standard deviations."""
+"""The tolerance of the fraction of 1500 draws: more than three standard deviations."""
 
 
 def drawn(sampling: Sampling, count: int = 1500) -> torch.Tensor:

@@ -27,13 +27,13 @@ STORIES: list[tuple[list[tuple[float, bytes]], float, str]] = [
     ([(5, USR1)], 15, "SIGUSR1"),
     ([(5, INT)], 15, "SIGINT"),
     ([(5, CHILD), (6, LAST_SIGNAL)], math.inf, ""),
-    # Asking again neither hastens nor delays.
+    # Another request neither shortens nor extends it.
     ([(5, TERM), (7, TERM), (9, USR1)], 15, "SIGTERM"),
     ([(5, CHILD + USR1 + TERM)], 15, "SIGUSR1"),
-    # The grace period begins when the announced time is over, whichever came first.
+    # The grace period begins when the announced time is over, in either order of the two.
     ([(5, extend(100)), (6, TERM)], 115, "SIGTERM"),
     ([(5, TERM), (6, extend(100))], 116, "SIGTERM"),
-    # Done before the announced time: the grace period begins now.
+    # The work ended before the announced time: the grace period begins now.
     ([(5, extend(100)), (6, TERM), (40, extend(0))], 50, "SIGTERM"),
     ([(5, extend(3)), (9, TERM)], 19, "SIGTERM"),
     ([(5, TERM), (6, DISARM)], math.inf, ""),
@@ -41,7 +41,7 @@ STORIES: list[tuple[list[tuple[float, bytes]], float, str]] = [
     ([(5, TERM + DISARM + extend(2) + INT)], 17, "SIGINT"),
     ([(5, extend(math.inf) + TERM)], math.inf, "SIGTERM"),
 ]
-"""Messages by time, the deadline that follows, and the name of the signal."""
+"""Messages by time, the resulting deadline, and the name of the signal."""
 
 
 def test_deadline_follows_from_signals_and_extensions() -> None:
@@ -53,8 +53,8 @@ def test_deadline_follows_from_signals_and_extensions() -> None:
 
 
 def test_grace_clock_accepts_bytes_in_any_pieces() -> None:
-    # The double 2.5000000000000018 holds bytes that would be signals by themselves.
-    # So does the path.
+    # The bytes of the double 2.5000000000000018 contain values that are signals on their own.
+    # So do those of the path.
     busy = extend(struct.unpack("<d", b"\x0a\x0f\x02\x00\x00\x00\x04\x40")[0])
     follow = struct.pack("<BdH", 0x83, 0.0, 4) + b"/\x0f\x82\x02"
     data = CHILD + busy + TERM + follow + DISARM + USR1

@@ -1,4 +1,4 @@
-"""The host waits for its device once in a step. The device is simulated by tensors on meta, which nobody can read."""
+"""The host waits for its device once in a step. The device is simulated by tensors on meta, which cannot be read."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_step_of_several_ranks_waits_for_their_sums_too(monkeypatch: pytest.Mo
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a piece of work is given: values on the device, and memory of the host."""
+    """The inputs of a piece of work: values on the device, and memory of the host."""
 
     on_device: torch.Tensor
     of_host: torch.Tensor

@@ -1,4 +1,4 @@
-"""The run directory keeps the configuration of each round, and its differences from the round before."""
+"""The run directory keeps the configuration of each round, and its differences from the previous round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_changed_keys_of_a_round_are_reported(config: Config, tmp_path: Path) ->
     path = run.diagnosis / CHANGES_NAME
     _keep_config(config, run, reporter, 1, 0)
     _keep_config(config, run, reporter, 2, 40)
-    assert read_changes(path) == (), "the first one, and the same one again, are no change"
+    assert read_changes(path) == (), "the first value, and a repetition of it, are not a change"
     warmer = replace(config, optimizer=replace(config.optimizer, lr=config.optimizer.lr * 2))
     _keep_config(warmer, run, reporter, 3, 50)
     (change,) = read_changes(path)

@@ -1,4 +1,4 @@
-"""The training loss of each source of a mixture: the numbers of torch's own cross entropy, and nothing else changes."""
+"""The training loss of each source of a mixture: equal to torch's own cross entropy, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def parameters(rank_model: RankModel) -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_losses_by_source_are_those_of_torch(case: Tables, tmp_path: Path) -> None:
     mixed = mixture(tmp_path, case)
-    # a recording has no place for documents
+    # A captured graph has no place for documents.
     capture = None if mixed.config.data.has_document_mask else ReplayedOperations()
     rank_model = single_rank_model(mixed.config, capture=capture)
     for number in range(4):
@@ -150,7 +150,7 @@ def test_a_disputed_step_changes_nothing_until_it_is_agreed(
         own = ReplacedSamples(0.0, (0.0, 2.0))
         with monkeypatch.context() as patch:
             patch.setattr(Mesh, "is_alone", False)
-            # another rank of the replica has replaced other samples
+            # Another rank of the replica has replaced other samples.
             patch.setattr(Mesh, "sum_over_all", lambda mesh, x: sum_over_all(mesh, x) + is_last(x))
             outcome = step(disputed, batch, own)
         assert (outcome.is_disputed, outcome.is_skipped) == (True, True)

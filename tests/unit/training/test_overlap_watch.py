@@ -24,7 +24,7 @@ TP_GATHER, TP_REDUCE = Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER
 MS = 10**6
 Tables = dict[str, dict[str, Any]]
 Totals = dict[Operation, tuple[float, float | None]]
-"""By operation: ms in all, and ms of these that the host waited."""
+"""By operation: ms in total, and ms of these during which the host waited."""
 
 
 def dp_config(*changes: Tables) -> Config:
@@ -32,7 +32,7 @@ def dp_config(*changes: Tables) -> Config:
 
 
 def step(number: int, totals: Totals, step_ms: float = 100) -> StepSummary:
-    """Return a step which spent its time on `totals`."""
+    """Return a step that spent its time on `totals`."""
     spent = {
         operation: OperationTotals(
             round(total * MS), round(total * MS), 1, 1000, None if attended is None else round(attended * MS)
@@ -65,13 +65,13 @@ def test_warning_names_both_exchanges() -> None:
 def test_there_is_no_false_alarm() -> None:
     cases: list[tuple[Totals, float]] = [
         ({}, 100),
-        ({REDUCE: (20, 18)}, 100),  # a tenth may be overlapped
+        ({REDUCE: (20, 18)}, 100),  # A tenth may be overlapped.
         ({REDUCE: (2, 2)}, 100),  # too little to matter
         ({REDUCE: (20, 20)}, 1000),
-        ({GATHER: (20, None)}, 100),  # on a device it is not known what the host waited for
+        ({GATHER: (20, None)}, 100),  # On a device it is unknown what the host waited for.
         ({REDUCE: (20, None)}, 100),
         ({Operation.FORWARD_RECV: (60, 60)}, 100),  # the bubble
-        ({TP_GATHER: (60, 60)}, 100),  # not in chunks, so not meant to overlap
+        ({TP_GATHER: (60, 60)}, 100),  # not in chunks, so not intended to overlap
     ]
     for totals, step_ms in cases:
         assert warned(dp_config(), totals, step_ms) == "", totals

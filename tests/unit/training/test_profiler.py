@@ -1,4 +1,4 @@
-"""The profiler: the chosen steps of the chosen ranks, nothing else."""
+"""The profiler records the chosen steps of the chosen ranks, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts, log lines and limit of replaced samples, and how ranks agree on them, without a process for each."""
+"""The counts, log lines and limit of replaced samples, and how ranks agree on them, without a process for each rank."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_address_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_source_that_is_bad_throughout_ends_the_run() -> None:
     samples = BadSamples(single_rank_mesh(), ["web", "code"])
-    # a sample that can be used starts the count again
+    # A usable sample resets the count.
     for used in (("web",), ("web", "code"), ("web",)):
         samples.after_step(batch(), outcome((0, REPLACED_IN_A_ROW_LIMIT - 1), *used))
     with pytest.raises(DataError, match=f"code: {REPLACED_IN_A_ROW_LIMIT} samples in a row cannot be used"):
@@ -80,7 +80,7 @@ def rank_batch(rank: int, bad: set[int]) -> StepBatch:
 
 @pytest.mark.parametrize("rank", [None, 0, 1, 6, 7])
 def test_peers_that_differ_replace_what_any_cannot_read(rank: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank can read samples 20 and 25; one rank cannot read the second of its replica either."""
+    """No rank can read samples 20 and 25; one rank also cannot read the second sample of its replica."""
     ranks = range(LAYOUT.world_size)
     bad = [{20, 25} | ({REPLICAS[LAYOUT.sample_share(one)[0]][1]} if one == rank else set()) for one in ranks]
     batches = [rank_batch(one, bad[one]) for one in ranks]

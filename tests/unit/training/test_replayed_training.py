@@ -44,7 +44,7 @@ CASES: dict[str, Tables] = {
     "tied head and z-loss": {"model": {"has_tied_head": True}, "train": {"z_loss": 1e-2, "label_smoothing": 0.1}},
     "llama": {"model": LLAMA},
     "llama, one query a key": {"model": LLAMA | {"num_kv_heads": 4}},
-    # with a soft cap, because the CPU's kernels for windows ask whether all keys are finite, which waits for a device
+    # with a soft cap, because the CPU's kernels for windows check whether all keys are finite, which waits for a device
     "parallel block with a window": {
         "model": LLAMA | {"block": "parallel", "window_size": 3, "attention_softcap": 5.0}
     },
@@ -63,7 +63,7 @@ CASES: dict[str, Tables] = {
 
 @dataclass
 class LossTrace:
-    """What a run came to, to the bit: numbers as text, because what is no number is not equal to itself."""
+    """The results of a run, to the bit: numbers as text, because NaN is not equal to itself."""
 
     losses: list[str]
     norms: list[str]
@@ -94,7 +94,7 @@ def run(
         between(rank_model, number)
         tokens = random_tokens(config, seed=number)
         inputs = microbatches(rank_model, tokens, first_sample=number * tokens.shape[1])
-        inputs = [replace(one, labels_SB=one.labels_SB.clone()) for one in inputs]  # they shared memory with tokens
+        inputs = [replace(one, labels_SB=one.labels_SB.clone()) for one in inputs]  # They shared memory with tokens.
         for one in inputs:
             one.labels_SB[: number % 3] = IGNORED_LABEL
         schedule = build_schedule("1f1b", 1, 1, len(inputs))
@@ -111,7 +111,7 @@ def run(
 
 
 def require_same_training(config: Config, between: Between = lambda rank_model, number: None) -> list[int]:
-    """Return how often each graph was replayed, forwards and backwards in turn."""
+    """Return how often each graph was replayed, forwards and backwards alternately."""
     capture = ReplayedOperations()
     run(config, capture, between).require_same(run(config, None, between))
     return capture.num_replays
@@ -127,7 +127,7 @@ def test_replayed_training_is_bitwise_the_same(case: str) -> None:
 @pytest.mark.slow(kept=["1"])
 @pytest.mark.parametrize("num_microbatches", [1, 3])
 def test_delayed_scales_are_recorded_once_they_are_there(num_microbatches: int) -> None:
-    """The first step takes scales from tensors: nothing that is recorded may go on doing so."""
+    """The first step takes scales from tensors, which no recorded work may continue to do."""
     replays = require_same_training(config_of(DELAYED, num_microbatches))
 
     assert replays == ([4, 4] if num_microbatches == 1 else [4, 4, 8, 8])
@@ -135,7 +135,7 @@ def test_delayed_scales_are_recorded_once_they_are_there(num_microbatches: int) 
 
 @pytest.mark.slow
 def test_steps_with_another_number_of_microbatches() -> None:
-    """Batches that ramp up: what was recorded goes on to serve."""
+    """The batches ramp up: the recorded graphs are still used."""
     config = config_of({"model": {"dropout": 0.1}}, 3)
     capture = ReplayedOperations()
     traces = []
@@ -188,11 +188,12 @@ def test_a_step_in_evaluation_mode_has_no_dropout() -> None:
 @pytest.mark.parametrize("bad_steps", [(0, 1), (4,)], ids=str)
 @pytest.mark.parametrize("tables", [{}, DELAYED], ids=["plain", "fp8"])
 def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ...]) -> None:
-    """Its gradients are not finite; those of the next step overwrite them. Delayed scales are as long away."""
+    """Its gradients are not finite; those of the next step overwrite them. Delayed scales are affected for a limited
+    time."""
     config = config_of(tables, 2)
     kept: list[Tensor] = []
 
-    def spoil(rank_model: RankModel, number: int) -> None:
+    def corrupt(rank_model: RankModel, number: int) -> None:
         (chunk,) = rank_model.pipeline.chunks
         weight = chunk.module.get_parameter("loss_head.norm.weight").data
         if number - 1 in bad_steps:
@@ -201,8 +202,8 @@ def test_a_skipped_step_leaves_no_trace(tables: Tables, bad_steps: tuple[int, ..
             kept.append(weight.clone())
             weight[0] = torch.inf
 
-    replays = require_same_training(config, spoil)
-    trace = run(config, ReplayedOperations(), spoil)
+    replays = require_same_training(config, corrupt)
+    trace = run(config, ReplayedOperations(), corrupt)
     assert trace.skipped == [number in bad_steps for number in range(STEPS)]
     assert min(replays) > 0
 

@@ -1,6 +1,6 @@
 """Text from a trained checkpoint: the function and the command sample the tokens that the model predicts.
 
-The oracle is the model with the master weights that the job itself held at the end.
+The oracle is the model with the job's own final master weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GREEDY = Sampling(max_tokens=40, temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class TrainedRun:
-    """A run directory with one checkpoint, and the model that it holds."""
+    """A run directory with one checkpoint, and its model."""
 
     root: Path
     config: Config
@@ -54,7 +54,7 @@ class TrainedRun:
     tokenizer: Tokenizer
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Return the likeliest next tokens, each from the last SEQ_LEN before it."""
+        """Return the most likely next tokens, each from the last SEQ_LEN tokens before it."""
         tokens = list(prompt)
         for _ in range(count):
             context = torch.tensor(tokens[-SEQ_LEN:])[:, None]
@@ -80,7 +80,7 @@ def train(root: Path, tokenizer: Path | None) -> TrainedRun:
     model = Transformer(config.model).eval()
     with torch.no_grad():
         for piece in record.final_state["master"]:
-            # of a rank that is alone, a piece is a run of whole rows; the offsets say which
+            # For a single rank, a piece is a run of whole rows; the offsets identify them.
             box = tuple(slice(at, at + size) for at, size in zip(piece.offsets, piece.values.shape, strict=True))
             model.get_parameter(piece.name)[box] = torch.from_numpy(piece.values)
     return TrainedRun(root / "run", config, model, load_tokenizer(tokenizer) if tokenizer else None)  # type: ignore
@@ -131,7 +131,7 @@ def test_context_is_the_last_tokens_of_the_prompt(run: TrainedRun, loaded: Loade
 
 def test_the_end_of_a_document_ends_the_text(loaded: LoadedModel) -> None:
     tokens = list(loaded.tokens_after([1], GREEDY))
-    assert tokens.index(tokens[5]) == 5, "the one that is to be the end comes for the first time"
+    assert tokens.index(tokens[5]) == 5, "the final record arrives for the first time"
     ending: Any = SimpleNamespace(end="<end>", eod_id=tokens[5])
 
     assert list(replace(loaded, read_tokenizer=lambda: ending).tokens_after([1], GREEDY)) == tokens[:5]
@@ -148,7 +148,7 @@ def test_padding_rows_of_the_vocabulary_are_never_chosen(loaded: LoadedModel) ->
     assert head is not None
     assert head.weight.shape[0] == VOCAB_SIZE + 4
     with torch.no_grad():
-        # one of the two is the likeliest of all, whatever the hidden state
+        # One of the two is the most likely of all, for any hidden state.
         head.weight[VOCAB_SIZE] = 1e3 * torch.randn(head.weight.shape[1], generator=torch.Generator().manual_seed(0))
         head.weight[VOCAB_SIZE + 1] = -head.weight[VOCAB_SIZE]
 
@@ -183,7 +183,7 @@ def test_the_command_takes_what_ckpt_takes(run: TrainedRun, capfd: pytest.Captur
 
 
 def saved_tokenizer(checkpoint: Location) -> Location:
-    """Return where a checkpoint has its tokenizer: under the name that its round gave it."""
+    """Return the path of a checkpoint's tokenizer: under the name that its round gave it."""
     return checkpoint / read_manifest(checkpoint).name_of(TOKENIZER_NAME)
 
 
@@ -236,7 +236,7 @@ def test_the_command_prints_text_or_json(run: TrainedRun, capfd: pytest.CaptureF
 
     assert main(arguments) == 0
     printed = capfd.readouterr().out
-    # what cannot be printed as it is may be written otherwise
+    # Unprintable text may be written in another form.
     assert printed.startswith(PROMPT)
     assert printed.endswith("\n")
 

@@ -1,4 +1,4 @@
-"""A worker ends itself: with real black boxes, and in real workers whose executor (this test) is silent."""
+"""A worker ends itself: tested with real black boxes, and in real workers whose executor (this test) is silent."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def start() -> Iterator[Callable[[Path], tuple[subprocess.Popen[str], int, int]]
     def begin(
         path: Path, *, has_own_group: bool = True, stderr: int = subprocess.PIPE
     ) -> tuple[subprocess.Popen[str], int, int]:
-        """Return a worker, and the numbers of its watchdog and of its child."""
+        """Return a worker, and the process ids of its watchdog and of its child."""
         process = subprocess.Popen(
             [sys.executable, "-c", WORKER, str(path)], stdout=subprocess.PIPE, stderr=stderr, text=True,
             cwd=ROOT, process_group=0 if has_own_group else None,
@@ -184,7 +184,7 @@ def test_watchdog_requests_a_save_after_long_without_a_lease(
     box: tuple[Recorder, Path], start: Callable[..., tuple[subprocess.Popen[str], int, int]]
 ) -> None:
     recorder, path = box
-    recorder.set_phase(Phase.STOPPING)  # where no step has to come
+    recorder.set_phase(Phase.STOPPING)  # in phases without steps
     process, _, _ = start(path)
     lease_gone(path, 480.0)
     assert process.stdout is not None

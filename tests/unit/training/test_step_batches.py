@@ -1,4 +1,4 @@
-"""What delivers the batches of a run, and that a host which cannot share a ring is refused before the first step."""
+"""The source of a run's batches; a host that cannot share a ring is refused before the first step."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ FIRST_STEP, STEP = ("timeout", 11.0), ("timeout", 12.0)
 
 
 def around(seconds: float, phase: Phase, *inside: Note) -> list[Note]:
-    """Return what is to happen around a phase that has a timeout of its own."""
+    """Return the expected calls around a phase that has a separate timeout."""
     return [("timeout", seconds), ("grace", seconds), ("phase", phase), *inside, ("grace", 0.0), STEP]
 
 
@@ -141,7 +141,7 @@ def test_profiler_and_collector_are_called_every_step(make_trainer: MakeTrainer)
     made = make_trainer({"checkpoint": {"interval": 1}, "train": {"steps": 2}, "optimizer": {"lr_warmup_steps": 1}})
     made.run()
 
-    # the collector comes before a save, which is a step boundary of all ranks
+    # The collector runs before a save, which is a step boundary of all ranks.
     assert made.noted("before step", "after step", "garbage", "take") == [
         *(("before step", 0), ("after step", 0), ("garbage", 1), ("take", 1)),
         *(("before step", 1), ("after step", 1), ("garbage", 2), ("take", 2)),
@@ -180,10 +180,10 @@ def test_each_phase_of_a_step_is_a_span(make_trainer: MakeTrainer, tmp_path: Pat
         assert spans_by_step(box, operation) == {0: 1, 1: 1}, operation
     for operation in (Operation.GC, Operation.EVALUATION):
         assert spans_by_step(box, operation) == {1: 1}, operation
-    # the snapshot, and at the end the wait for storage
+    # The snapshot, and at the end the wait for storage.
     assert spans_by_step(box, Operation.CHECKPOINT) == {1: 2}
     assert box.in_flight == ()
-    # data is awaited outside of the step's computation, which has clipping and update in it
+    # Data is awaited outside of the step's computation, which contains clipping and update.
     for wait, step, update in zip(
         *(spans(box, one) for one in (Operation.DATA_WAIT, Operation.STEP, Operation.OPTIMIZER)), strict=True
     ):
@@ -224,7 +224,7 @@ def test_reports_have_time_tokens_and_memory(make_trainer: MakeTrainer) -> None:
         assert (report.step, report.consumed_samples, report.consumed_tokens) == (number, 4 * number, 64 * number)
         assert (report.num_tokens, report.global_batch_size, report.world_size) == (64, 4, 1)
         assert 0.0 < report.data_wait_s < report.duration_s
-        # Python and torch alone are more, and no machine that runs tests has a terabyte
+        # Python and torch alone take more, and no test machine has a terabyte.
         assert 50 << 20 < report.memory_bytes < 1 << 40
 
 
@@ -340,7 +340,7 @@ def test_checkpoints_by_time_are_limited_by_their_cost(make_trainer: MakeTrainer
     made = make_trainer({"checkpoint": {"interval_s": 0.001}})
     made.run()
 
-    # a millisecond is over after the first step; one that costs 0.25 s must not come again for 12.5 s
+    # A millisecond has passed after the first step; a snapshot that costs 0.25 s must not be repeated within 12.5 s.
     assert made.noted("take") == [("take", 1)]
     assert made.recorder.progress().save_interval_ns == 12.5e9
 

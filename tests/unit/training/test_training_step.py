@@ -1,4 +1,4 @@
-"""Edge cases of a step of a single rank: no label at all, a loss that is not finite, and gradient clipping."""
+"""Edge cases of a step of a single rank: no label in the batch, a loss that is not finite, and gradient clipping."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.helpers.single_rank import (
 
 
 def step(rank_model: RankModel, tokens: Tensor, *, grad_clip: float = 0.0, **options: Any) -> StepOutcome:
-    """Train on [S + 1, B] token ids, where negative ones are labels that do not count."""
+    """Train on [S + 1, B] token ids; negative ones are labels that do not count."""
     labels = tokens[1:].where(tokens[1:] >= 0, IGNORED_LABEL)
     inputs = [
         rank_model.pipeline_input(
@@ -52,7 +52,7 @@ def masters(rank_model: RankModel) -> list[Tensor]:
 
 @pytest.fixture
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The factors of the gradients that the optimizer is given."""
+    """The factors of the gradients that the optimizer receives."""
     given: list[float] = []
     update = ShardedOptimizer.step
 
@@ -114,7 +114,7 @@ def test_gradients_are_scaled_to_the_norm_allowed(grad_clip: float, scales: list
     outcome = step(single_rank_model(config), random_tokens(config, seed=1), grad_clip=grad_clip)
 
     assert 0.1 < outcome.grad_norm < 1e9
-    # the usual 1e-6, so that a norm of 0 divides nothing by 0
+    # the usual 1e-6, so that a norm of 0 causes no division by 0
     assert scales == [1e-3 / (outcome.grad_norm + 1e-6) if grad_clip == 1e-3 else 1.0]
 
 
@@ -127,7 +127,7 @@ def test_requests_are_agreed() -> None:
 
 
 def test_executed_actions_are_those_of_the_schedule() -> None:
-    """And the gathers at the start of the list of a step start while its batch is fetched: before the step begins."""
+    """And the gathers at the start of a step's list start while its batch is fetched: before the step begins."""
     config = make_config(
         model={"num_layers": 4, "vocab_size": 61, "seq_len": 8, "hidden_size": 16, "num_heads": 4},
         parallel={"num_chunks": 4, "schedule": "interleaved", "bucket_size": 500},
@@ -154,12 +154,12 @@ KINDS = ("GATHER", "FORWARD", "REDUCE")
 
 
 def without_repeats(notes: list[str]) -> list[str]:
-    """Return the notes, of several buckets in a row the first one's."""
+    """Return the notes; of several consecutive buckets, only the first one's."""
     return [note for note, before in itertools.pairwise([*notes, ""]) if note != before]
 
 
 class SumNotingGroup:
-    """The group of a single rank, which notes of which chunk something is gathered or reduced."""
+    """The group of a single rank; records of which chunk a tensor is gathered or reduced."""
 
     name, size, rank = "dp", 1, 0
 

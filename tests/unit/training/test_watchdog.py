@@ -1,4 +1,4 @@
-"""The watchdog with real workers in separate processes: free ones, stuck ones, groups and forks."""
+"""The watchdog with real workers in separate processes: running ones, stuck ones, groups and forks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 LONG_S = 600.0
 
-# Every worker says its watchdog's process number, then does what its test is about.
+# Every worker prints its watchdog's process id, then runs the test's code.
 START = """
 import ctypes, os, select, signal, sys, time
 from megatrain.training.stopping.watchdog import start_watchdog
@@ -50,7 +50,7 @@ say(watchdog.pid)
 
 
 class Worker:
-    """A worker process in a group of its own."""
+    """A worker process in a separate group."""
 
     def __init__(self, body: str, grace_s: float, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -70,7 +70,8 @@ class Worker:
         return self.process.stdout.readline().strip()
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end and return exit status and stderr. Ends only when the watchdog has closed stderr as well."""
+        """Wait for the end and return exit status and stderr. Returns only when the watchdog has closed stderr as
+        well."""
         _, errors = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, errors
 
@@ -115,7 +116,7 @@ def test_a_stuck_worker_is_killed_after_the_grace_period() -> None:
 
 
 def test_worker_with_long_steps_gets_twice_a_step(tmp_path: Path) -> None:
-    """The step that it measured is in its black box, which the watchdog follows."""
+    """The duration of its step is in its black box, which the watchdog follows."""
     body = f"""
 from pathlib import Path
 from megatrain.contracts.black_box.encoding import Word
@@ -142,7 +143,7 @@ get_stuck()
 def test_stuck_worker_without_a_signal_is_left_alone() -> None:
     with worker("get_stuck()", grace_s=0.0) as stuck:
         assert stuck.line() == "stuck"
-        # Meant for the worker, it would be; sent to the watchdog alone, it is nothing.
+        # The signal affects a worker; sent to the watchdog alone, it has no effect.
         os.kill(stuck.watchdog_pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             stuck.process.wait(0.1)
@@ -291,7 +292,7 @@ def test_watchdog_keeps_no_file_of_the_worker_open() -> None:
         assert os.readlink(directory / "2") == os.readlink(f"/proc/{stuck.pid}/fd/2")
 
 
-def test_a_dead_watchdog_does_not_hurt_the_worker() -> None:
+def test_a_dead_watchdog_does_not_affect_the_worker() -> None:
     body = """
 os.kill(watchdog.pid, 9)
 os.waitpid(watchdog.pid, 0)

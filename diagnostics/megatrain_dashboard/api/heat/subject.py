@@ -1,4 +1,4 @@
-"""What the heat map can show: a measure of an operation, or a reading of the GPUs or links of hosts."""
+"""The subjects of the heat map: a measure of an operation, or a reading of the GPUs or links of hosts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject(ABC):
-    """What is shown. `least_spread`: lower limit of the spread of peers, in `unit`; it hides tiny differences."""
+    """The shown quantity. `least_spread`: lower limit of the spread of peers, in `unit`; it hides tiny differences."""
 
     name: str
     measure: str
@@ -56,7 +56,7 @@ class _OperationSubject(Subject):
     number: int
     aggregate: Aggregate
     per_unit: float
-    """How many stored units make one `unit`."""
+    """The number of stored units in one `unit`."""
 
     def cells(self, events: StoredEvents, roster: Roster, steps: range) -> Floats:
         found = step_cells(events, roster.round, self.number, self.aggregate, steps, roster.layout.world_size)

@@ -1,1 +1,1 @@
-"""Incidents: what went wrong, what was done about it, and what it cost."""
+"""Incidents: causes, responses and lost time."""

@@ -1,4 +1,4 @@
-"""Types of incidents and verdicts: what went wrong, what was done and why, and what it cost."""
+"""Types of incidents and verdicts: the failure, the response with its reason, and the cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PhaseDocument(Document):
 
 
 class FailureDocument(Document):
-    """How one rank ended."""
+    """The end of one rank."""
 
     rank: int
     host: str
@@ -125,7 +125,7 @@ class StoryDocument(Document):
     notifications: tuple[HappenedDocument, ...]
     """Attempts to notify receivers of the incident, in order of time."""
     why_not_notified: str
-    """Why no receiver was notified, as far as that is known; empty if `notifications` has entries."""
+    """The reason why no receiver was notified, as far as that is known; empty if `notifications` has entries."""
     actions: tuple[OfferedActionDocument, ...]
     runbooks: tuple[str, ...]
     """The first one is the runbook to begin with; empty: no action is needed."""
@@ -155,6 +155,6 @@ class IncidentLogsDocument(Document):
     cause_line: str
     cause_rank: int | None
     problem: str
-    """Why there are no lines, or none of the culprit; empty where there are."""
+    """The reason why there are no lines, or none of the culprit; empty where there are."""
     log_file: str
     """The culprit's log file in the run directory; empty: there is no culprit, or its host is not known."""

@@ -1,5 +1,4 @@
-"""Makes the story of an incident: what happened, who was notified, what can be done. Pure functions: no I/O and no
-clock.
+"""Makes the story of an incident: its events, its notifications, and the possible actions. Pure functions.
 
 The actions are those that make sense given the job's current state. The handler checks each action again.
 """

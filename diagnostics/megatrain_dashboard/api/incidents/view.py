@@ -1,4 +1,4 @@
-"""Makes the documents of /incidents and /verdicts: what went wrong, what was done, and what it cost."""
+"""Makes the documents of /incidents and /verdicts: the failure, the response, and the cost."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ Severity = Literal["red", "amber", "green", "ended"]
 
 
 class RowReason(Document):
-    """Why a job is not green, as in its overview."""
+    """The reason why a job is not green, as in its overview."""
 
     code: str
     level: Literal["green", "amber", "red"]
@@ -62,7 +62,7 @@ class JobRow(Document):
     ended_unix_s: float | None
     run_directory: str
     why_not_opened: str
-    """Why jobs/NAME/ does not show the job, as a sentence; empty where it does."""
+    """The reason why jobs/NAME/ does not show the job, as a sentence; empty where it does."""
     url: str
     """The address of the page that the launch of the job serves; empty: not known."""
 

@@ -14,7 +14,7 @@ Level = Literal["green", "amber", "red"]
 
 
 class ReasonDocument(Document):
-    """Why a job is not green. `code` never changes its meaning; `runbook`: a page below docs/runbooks."""
+    """The reason why a job is not green. `code` never changes its meaning; `runbook`: a page below docs/runbooks."""
 
     code: str
     level: Level
@@ -43,7 +43,7 @@ class CheckpointAge(Document):
 
 
 class NextAction(Document):
-    """What happens next if no person acts."""
+    """The next event if no person acts."""
 
     what: str
     """"nothing", or what the driver or the job is about to do."""
@@ -53,7 +53,7 @@ class NextAction(Document):
 
 
 class DiagnosisState(Document):
-    """How complete the shown state is: the daemon, silent ranks, and rows that were lost or rejected."""
+    """The completeness of the shown state: the daemon, silent ranks, and rows that were lost or rejected."""
 
     is_daemon_alive: bool | None
     silent_ranks: tuple[int, ...]
@@ -75,7 +75,7 @@ class OverviewDocument(Document):
     level: Level
     """The health of the job, as `megatrain status` and /metrics report it."""
     reasons: tuple[ReasonDocument, ...]
-    """Why it is not green; the red reasons come first."""
+    """The reason why it is not green; the red reasons come first."""
     headline: str
     since_unix_s: float | None
     round: int | None

@@ -82,7 +82,7 @@ class HangDocument(Document):
     confidence: str
     reason: str
     incident_id: str
-    """The incident that blames the suspects; empty: only their positions do."""
+    """The incident that names the suspects; empty: only their positions indicate them."""
     suspects: tuple[HangSuspectDocument, ...]
     missing: tuple[HangMissingDocument, ...]
     silent: tuple[int, ...]

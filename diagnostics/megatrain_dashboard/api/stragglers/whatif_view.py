@@ -23,7 +23,7 @@ _MAX_ACTIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class RemedyCost:
-    """What a remedy costs, which is a restart, and the number of steps over which its gain counts; None: not known."""
+    """The cost of a remedy, which is a restart, and the number of steps over which its gain counts; None: not known."""
 
     remaining_steps: int | None
     cost_s: float

@@ -21,13 +21,13 @@ from megatrain_job.jobs.own_etcd import read_own_etcd
 from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 
 _CALL_S = 1.0
-"""How long a call waits for etcd, the same as in `megatrain status`."""
+"""The time that a call waits for etcd, the same as in `megatrain status`."""
 _MAX_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """How to reach a job's etcd."""
+    """The address and the credentials of a job's etcd."""
 
     settings: EtcdSettings
     job: str

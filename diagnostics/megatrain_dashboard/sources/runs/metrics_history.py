@@ -60,7 +60,7 @@ class MetricsHistory:
 
     @property
     def begin_s(self) -> float | None:
-        """When the first step that counts began, in unix seconds."""
+        """The time at which the first step that counts began, in unix seconds."""
         return None if not len(self) else float(self.column("at")[0] - np.nan_to_num(self.column("step_s")[0]))
 
     @property

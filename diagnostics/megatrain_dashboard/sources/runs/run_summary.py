@@ -56,7 +56,7 @@ class RunSummary:
     """The newest hundred, by id."""
     num_incidents: int = 0
     written_unix_s: float | None = None
-    """When any of the watched files was last written."""
+    """The time of the last write to any of the watched files."""
     ended_unix_s: float | None = None
     problems: tuple[str, ...] = ()
     """One sentence for each problem of the directory."""

@@ -51,7 +51,7 @@ class Decomposition:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """How much of the slowdown a part of the job explains. Units: seconds per step."""
+    """The part of the slowdown that a part of the job explains. Units: seconds per step."""
 
     trem: float
     """Step time with measured durations, and this part ideal."""

@@ -21,7 +21,9 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
         yield Reason(ReasonCode.FILES_REMOVED, problem.text, problem.since_unix_s)
     if snapshot.etcd_alarms:
         names = names_text(snapshot.etcd_alarms)
-        yield Reason(ReasonCode.ETCD_ALARM, f"etcd raises {names}: nothing can be decided until this is fixed")
+        yield Reason(
+            ReasonCode.ETCD_ALARM, f"etcd raises {names}: the driver can store no decision until the alarm is cleared"
+        )
     if snapshot.hosts and not snapshot.driver:
         text = "no driver is elected: failures are not handled until a host takes over"
         yield Reason(ReasonCode.NO_DRIVER, text)

@@ -1,4 +1,4 @@
-"""`megatrain annotate`, the incidents that tell of its notes, and the record of a configuration that changed."""
+"""`megatrain annotate`, the incidents that show its notes, and the record of a changed configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a command line finds a job, and what it trusts in a directory that another user may have made."""
+"""The search for the job of a command line, and limited trust in a directory that another user may have created."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_file_cannot_name_the_password(server: socket.socket, place: Path, key
 
 
 def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place: Path, key: Path) -> None:
-    """The file is the attacker's when it is read, and ours when its owner is checked."""
+    """The file belongs to the attacker when it is read, and to us when its owner is checked."""
     endpoint = place / "endpoint"
     os.mkfifo(endpoint)
 
@@ -98,13 +98,13 @@ def test_a_fifo_and_then_a_link_send_no_key_of_ours(server: socket.socket, place
         with pytest.raises(JobLocationError, match="endpoint: is not a regular file"):
             job_location(parsed(str(place.parent)))
     finally:
-        reader = os.open(endpoint, os.O_RDONLY | os.O_NONBLOCK)  # let the attacker go, who waits, or will
+        reader = os.open(endpoint, os.O_RDONLY | os.O_NONBLOCK)  # Release the attacker, which waits now or soon.
         attacker.join()
         os.close(reader)
 
 
 def test_another_users_run_is_not_followed(server: socket.socket, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its owner chooses the server: what is sent there would be theirs."""
+    """Its owner chooses the server, and would receive everything that is sent there."""
     monkeypatch.setenv(PASSWORD_VARIABLE, "mine")
     place.chmod(0o777)
     as_other_user(lambda: write(place / "endpoint", reported(server, user="u"), 0o644))
@@ -116,7 +116,7 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    ("corrupt", "problem"),
     [
         (lambda place, key: place.chmod(0o777), r"coordination: can be written by others .*mode 777"),
         (lambda place, key: replaced_by_link(place, place.parent / "aside"), "coordination: is a symbolic link"),
@@ -132,11 +132,11 @@ def test_another_users_run_is_not_followed(server: socket.socket, place: Path, m
     ],
 )
 def test_run_of_another_user_is_refused(
-    server: socket.socket, place: Path, key: Path, spoil: Callable[[Path, Path], object], problem: str
+    server: socket.socket, place: Path, key: Path, corrupt: Callable[[Path, Path], object], problem: str
 ) -> None:
     write(place / "endpoint", reported(server, user="megatrain"))
     write(place / "password", PASSWORD)
-    spoil(place, key)
+    corrupt(place, key)
     with pytest.raises(JobLocationError, match=problem) as caught:
         job_location(parsed(str(place.parent)))
     assert "PRIVATE KEY" not in str(caught.value)
@@ -148,7 +148,7 @@ def replaced_by_link(path: Path, aside: Path) -> None:
 
 
 def emptied(place: Path) -> Path:
-    """Return where the password was."""
+    """Return the file from which the password was removed."""
     (place / "password").unlink()
     return place / "password"
 

@@ -23,7 +23,7 @@ def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
 
 @pytest.fixture
 def prefix() -> str:
-    """Keys that are no other test's."""
+    """Keys that no other test uses."""
     return f"test-{next(_numbers)}/"
 
 

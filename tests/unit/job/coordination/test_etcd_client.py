@@ -1,4 +1,4 @@
-"""Calls against a real etcd: values of every kind, ranges, transactions, and what etcd refuses."""
+"""Calls to a real etcd: values of every kind, ranges, transactions, and the requests that etcd refuses."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_operations_of_a_transaction_are_answered_in_order(client: EtcdClient, p
     client.put(prefix + "a", "")
     keys = KeyRange.prefix(prefix)
 
-    # what a transaction writes it may not delete as well
+    # A transaction must not delete a key that it also writes.
     operations = [Put(prefix + "b", "x"), Range(keys), Delete(KeyRange.key(prefix + "a")), Range(keys, limit=1)]
     response = client.txn([], operations)
 
@@ -262,7 +262,7 @@ def test_unreachable_etcd_is_named_within_the_deadline() -> None:
     assert caught.value.exit_code is ExitCode.COORDINATION
 
 
-def test_closed_client_says_so(etcd: EtcdServers) -> None:
+def test_closed_client_raises_an_error(etcd: EtcdServers) -> None:
     client = EtcdClient(EtcdSettings.of(etcd.urls))
     client.put("a", "")
     client.close()
@@ -272,9 +272,7 @@ def test_closed_client_says_so(etcd: EtcdServers) -> None:
         client.get("a")
 
 
-def test_members_of_another_cluster_are_not_believed(
-    etcd: EtcdServers, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_members_of_another_cluster_are_refused(etcd: EtcdServers, tmp_path_factory: pytest.TempPathFactory) -> None:
     with EtcdServers(tmp_path_factory.mktemp("other"), token="other") as other:
         both = EtcdSettings.of([*etcd.urls, *other.urls], call_s=2.0)
         with EtcdClient(both) as client:
@@ -282,7 +280,7 @@ def test_members_of_another_cluster_are_not_believed(
             first = client.gateway.ring.best()
             client.gateway.ring.failed(first)
 
-            # the other member answers, but it is of another cluster: the client goes back to the first member
+            # The other member answers, but it belongs to another cluster: the client returns to the first member.
             item = client.get("where")
 
             assert item is not None

@@ -1,4 +1,4 @@
-"""Elections: one leader, in the order of candidacy; no write of a leader that is none; tokens that only rise."""
+"""Elections: one leader, in the order of candidacy; no write after leadership is lost; tokens that only rise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 class ElectionCandidate:
-    """A campaign in a thread of its own."""
+    """A campaign in a separate thread."""
 
     def __init__(self, client: EtcdClient, name: str, value: str, ttl_s: int = 30) -> None:
         self.keeper = LeaseKeeper(client, ttl_s=ttl_s, period_s=0.1)
@@ -111,7 +111,7 @@ def test_cancelled_campaigns_leave_no_key(client: EtcdClient, prefix: str) -> No
         assert election.campaign(second, "b", is_cancelled=lambda: True) is None
 
         assert [item.value for item in client.read_all(KeyRange.prefix(prefix)).items] == [b"a"]
-        # with the same lease it is the same candidacy
+        # With the same lease it is the same candidacy.
         again = election.campaign(first, "a2")
         assert again is not None
         assert again.token == leadership.token
@@ -124,7 +124,7 @@ def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) 
         old = Election(client, prefix + "driver").campaign(old_keeper, "old")
         assert old is not None
         assert old.txn([Put(key, "1")]).succeeded
-        # the leader's own condition that is not met is no loss of leadership
+        # A failed condition of the leader itself is not a loss of leadership.
         assert not old.txn([Put(key, "2")], [Compare.is_absent(key)]).succeeded
         assert old.is_certain
 
@@ -141,11 +141,12 @@ def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) 
         assert item is not None
         assert item.value == b"3"
         assert Election(client, prefix + "driver").leader() == Leader(new.key, b"new", new.token)
-        wait_until(lambda: not old.is_certain, "the old leader to know")
+        wait_until(lambda: not old.is_certain, "the old leader to notice")
 
 
 def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdClient, prefix: str) -> None:
-    """Candidates come, lead, write guarded numbers and lose their leases without notice: each write is its leader's."""
+    """Candidates start, lead, write guarded numbers and lose their leases without notice: each write is its
+    leader's."""
     key, history = prefix + "written", []
     client.put(key, "0")
 
@@ -173,7 +174,7 @@ def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdCli
     assert start is not None
     assert len(history) == 12
     assert len(set(history)) == 12
-    # etcd's own history of the key: tokens rise, nothing stale is among them
+    # etcd's own history of the key: tokens rise, and no write is stale
     item, written = client.get(key), []
     while item is not None and item.version > 1:
         written.append(int(item.value))
@@ -192,7 +193,7 @@ def test_etcdctl_takes_part(etcd: EtcdServers, client: EtcdClient, prefix: str) 
                 wait_for_candidates(client, prefix, 2)
                 ours.resign()
                 assert process.stdout is not None
-                # it prints its key when it leads
+                # It prints its key when it leads.
                 assert process.stdout.readline().startswith(name)
                 leader = Election(client, name).leader()
                 assert leader is not None

@@ -1,4 +1,5 @@
-"""Members that die, freeze and come back, and proxies that lie: calls go on in seconds, or fail with a clear reason."""
+"""Members that die, freeze and return, and proxies that falsify traffic: calls continue within seconds, or fail with a
+clear reason."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
 
 def client_of(servers: EtcdServers, first: EtcdMember) -> EtcdClient:
-    """Return a client that asks `first` first."""
+    """Return a client that tries `first` first."""
     client = EtcdClient(EtcdSettings.of(servers.urls, attempt_s=ATTEMPT_S))
     ring = client.gateway.ring
     for endpoint in ring.endpoints:
@@ -50,7 +51,7 @@ def bring_back(servers: EtcdServers, member: EtcdMember, *, was_killed: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "is_leader"), [("kill", True), ("freeze", True), ("freeze", False)])
 def test_calls_go_on_through_another_member(cluster: EtcdServers, fault: str, is_leader: bool) -> None:
-    """The member that everything of a client hangs on goes: puts, lease, watch and leadership outlive it."""
+    """The member that serves everything of a client is killed: puts, lease, watch and leadership survive."""
     leader = cluster.leader()
     victim = leader if is_leader else next(member for member in cluster.members if member is not leader)
     limits = WatchLimits(silence_s=0.5)
@@ -105,7 +106,8 @@ def test_etcd_without_majority_neither_writes_nor_reads_stale(cluster: EtcdServe
 
 @pytest.mark.slow
 def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdServers) -> None:
-    """A member that lost touch with the others serves watches as if nothing were wrong; asked for proof, it cannot."""
+    """A member that lost contact with the others serves watches as if it were healthy; it cannot give the requested
+    proof."""
     leader = cluster.leader()
     lonely = next(member for member in cluster.members if member is not leader)
     rest = [member for member in cluster.members if member is not lonely]
@@ -115,7 +117,8 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
         Watch(client, KeyRange.key("faults/c"), limits=WatchLimits(silence_s=0.3)) as watch,
     ):
         assert isinstance(watch.next(DEADLINE_S), Snapshot)
-        # those two go, the lonely one stays with the watch; then it goes, and they come back with news
+        # Those two are stopped, the isolated member keeps the watch; then it is stopped, and they return with new
+        # events.
         for member in rest:
             member.kill()
         try:
@@ -129,7 +132,7 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
             written = writer.put("faults/c", "news", deadline_s=DEADLINE_S)
             event = watch.next(DEADLINE_S)
             assert isinstance(event, Changes)
-            # a put whose answer is late is made again
+            # A put whose answer is late is repeated.
             assert event.revision <= written
         finally:
             lonely.thaw()
@@ -155,7 +158,7 @@ def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, condu
     with proxied(etcd) as bad, proxied(etcd) as good:
         bad.conduct = conduct
         with EtcdClient(EtcdSettings.of(bad.url, attempt_s=0.25, call_s=0.5)) as client:
-            # the proxy gives no better answer, however long one waits
+            # The proxy never gives a better answer.
             with pytest.raises(CoordinationError, match=f"within 0.5 s: .*{bad.url} \\(.*({reason})") as caught:
                 client.get(prefix + "a")
             assert "applied" not in str(caught.value)
@@ -226,7 +229,7 @@ def test_repeatable_put_is_repeated(etcd: EtcdServers, prefix: str) -> None:
 
 
 def test_connection_closed_while_idle_fails_no_call(etcd: EtcdServers, prefix: str) -> None:
-    """The server may close what it has not heard of for long. That is no unknown outcome of the next transaction."""
+    """The server may close an idle connection. The outcome of the next transaction is nevertheless known."""
     with proxied(etcd) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
         for number in range(5):
             key = f"{prefix}{number}"

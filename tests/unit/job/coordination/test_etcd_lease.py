@@ -37,7 +37,7 @@ def test_absent_lease_is_lost(client: EtcdClient) -> None:
 
 
 def test_repeated_grant_gives_one_lease(etcd: EtcdServers) -> None:
-    # the answer of the first try is cut in half, the second finds the lease there
+    # The answer of the first try is truncated, the second try finds that the lease exists.
     with EtcdProxy(etcd.members[0].client_port) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
         proxy.conduct = Conduct.HALF_ANSWER
         threading.Timer(0.1, lambda: setattr(proxy, "conduct", Conduct.PASS)).start()
@@ -54,7 +54,7 @@ def test_keeper_renews_its_lease_beyond_the_first_end(client: EtcdClient, prefix
     with LeaseKeeper(client, ttl_s=2, period_s=0.1) as keeper:
         client.put(prefix + "a", "", lease_id=keeper.lease_id)
         started_with = keeper.valid_s
-        # past its first end: only renewals can have done that
+        # Past its first end, so it must have been renewed.
         assert not keeper.wait_until_lost(2.2)
         assert keeper.state is LeaseState.HELD
         assert 0.0 < keeper.valid_s <= keeper.lease.ttl_s
@@ -63,7 +63,7 @@ def test_keeper_renews_its_lease_beyond_the_first_end(client: EtcdClient, prefix
     assert client.get(prefix + "a") is None
 
 
-def test_keeper_revokes_its_lease_unless_told_not_to(client: EtcdClient, prefix: str) -> None:
+def test_keeper_revokes_its_lease_unless_disabled(client: EtcdClient, prefix: str) -> None:
     with LeaseKeeper(client, ttl_s=30) as keeper:
         client.put(prefix + "a", "", lease_id=keeper.lease_id)
         assert keeper.state is LeaseState.HELD
@@ -78,7 +78,7 @@ def test_keeper_revokes_its_lease_unless_told_not_to(client: EtcdClient, prefix:
     client.revoke_lease(keeper.lease_id)
 
 
-def test_revoked_lease_is_lost_for_good(client: EtcdClient) -> None:
+def test_revoked_lease_stays_lost(client: EtcdClient) -> None:
     reported: list[LeaseState] = []
     with LeaseKeeper(client, ttl_s=30, period_s=0.05, on_change=reported.append) as keeper:
         client.revoke_lease(keeper.lease_id)
@@ -100,13 +100,13 @@ def test_silent_etcd_means_doubt_not_loss(etcd: EtcdServers) -> None:
         LeaseKeeper(client, ttl_s=2, period_s=0.2, on_change=reported.append) as keeper,
     ):
         proxy.conduct = Conduct.SWALLOW
-        # another client keeps it alive, as a new etcd leader would by extending all leases
+        # Another client renews it, as a new etcd leader would by extending all leases.
         wait_until(lambda: other.renew_lease(keeper.lease_id) > 0 and keeper.state is LeaseState.DOUBTFUL, "doubt")
-        wait_until(lambda: reported == [LeaseState.DOUBTFUL], "the report of the doubt")
+        wait_until(lambda: reported == [LeaseState.DOUBTFUL], "the report of the doubtful lease")
         kept = keeper.lease_id
         proxy.conduct = Conduct.PASS
         proxy.cut()
-        wait_until(lambda: len(reported) == 2, "the end of doubt")
+        wait_until(lambda: len(reported) == 2, "the end of the doubtful state")
         assert reported == [LeaseState.DOUBTFUL, LeaseState.HELD]
         assert keeper.lease_id == kept, "the same lease: it was never lost"
 
@@ -119,7 +119,7 @@ def test_frozen_etcd_ends_in_doubt_and_then_in_loss(tmp_path_factory: pytest.Tem
             client.put("a", "", lease_id=keeper.lease_id)
             servers.members[0].freeze()
             wait_until(lambda: keeper.state is LeaseState.DOUBTFUL, "doubt")
-            # etcd counts from its answer, the keeper from its question; etcd's clock goes on while it stands still
+            # etcd counts from its answer, the keeper from its request; etcd's clock continues while etcd is suspended.
             wait_until(lambda: keeper.valid_s < -0.5, "the end of the lease by etcd's clock")
             servers.members[0].thaw()
             assert keeper.wait_until_lost(10.0)
@@ -137,7 +137,7 @@ def test_lease_survives_a_killed_and_restarted_etcd(tmp_path_factory: pytest.Tem
         servers.members[0].kill()
         servers.members[0].start()
 
-        item = client.get("a")  # waits until it is up again
+        item = client.get("a")  # waits until etcd runs again
 
         assert item is not None
         assert item.lease_id == keeper.lease_id

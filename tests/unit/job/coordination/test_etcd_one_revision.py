@@ -26,7 +26,7 @@ def proxy(etcd: EtcdServers) -> Iterator[EtcdProxy]:
 
 
 def before_page(proxy: EtcdProxy, number: int, act: Callable[[], object]) -> None:
-    """Have something happen between the pages of a read: page 0 is the first."""
+    """Call a function between the pages of a read: page 0 is the first."""
     pages = itertools.count()
 
     def watch(request: bytes) -> None:
@@ -86,10 +86,10 @@ def test_parts_begin_again_when_their_revision_is_compacted(
 
 
 def give_future_revisions(etcd: EtcdServers, proxy: EtcdProxy, count: int) -> None:
-    """Let the first `count` reads without a revision get one that etcd does not have, as if it was emptied since."""
+    """Give the first `count` reads without a revision one that etcd does not have, as if it was emptied since."""
 
     def is_first_part(request: bytes) -> bool:
-        return b"/v3/kv/range" in request and b'"revision"' not in request and proxy.num_spoiled < count
+        return b"/v3/kv/range" in request and b'"revision"' not in request and proxy.num_corrupted < count
 
     def make_answer(request: bytes) -> None:
         if is_first_part(request):
@@ -98,7 +98,7 @@ def give_future_revisions(etcd: EtcdServers, proxy: EtcdProxy, count: int) -> No
             content = json.dumps(answer).encode()
             proxy.garbage = [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)]
 
-    proxy.before, proxy.spoils, proxy.conduct = make_answer, is_first_part, Conduct.GARBAGE
+    proxy.before, proxy.corrupts, proxy.conduct = make_answer, is_first_part, Conduct.GARBAGE
 
 
 @in_each_way
@@ -116,7 +116,7 @@ def test_parts_begin_again_when_etcd_was_emptied(
         else:
             with pytest.raises(FutureRevisionError, match="required revision is a future revision"):
                 read(reader, prefix)
-    assert proxy.num_spoiled == count
+    assert proxy.num_corrupted == count
 
 
 def test_revision_of_one_part_alone_is_refused(client: EtcdClient, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Writes of a key's only writer: none that was given up comes after a later one."""
+"""Writes of a key's only writer: no abandoned write is applied after a later one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_own_key_replaces_another_and_is_rewritten_when_lost(etcd: EtcdServers) 
 
 
 def test_a_second_writer_is_reported(etcd: EtcdServers) -> None:
-    """Who writes before each of its transactions, also before the one that knows better."""
+    """The second writer writes before each transaction of the first one, including the one that detects it."""
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(etcd.urls)) as other,

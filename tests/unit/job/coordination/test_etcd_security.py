@@ -1,4 +1,4 @@
-"""Users and passwords, tokens that etcd forgets, unix sockets, TLS both ways; and no password in any text."""
+"""Users and passwords, tokens that etcd forgets, unix sockets, TLS in both directions; and no password in any text."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_watch_of_what_is_not_allowed_ends_with_the_reason(guarded: EtcdServers)
 
 
 def test_watch_of_a_partly_allowed_range_is_refused(guarded: EtcdServers) -> None:
-    """The proof that the member is alive reads one key, which is allowed; only the watch itself is refused."""
+    """The proof that the member is alive reads one permitted key; only the watch itself is refused."""
     with (
         as_bob(guarded) as client,
         Watch(client, KeyRange(b"jobs/", b"k"), start_revision=1) as watch,
@@ -100,7 +100,7 @@ def test_user_without_authentication_is_reported(etcd: EtcdServers) -> None:
 
 @pytest.mark.slow
 def test_token_that_etcd_forgot_is_renewed_unseen(guarded: EtcdServers) -> None:
-    """Tokens live in the memory of etcd: a restart is the fastest way to lose one."""
+    """Tokens are in the memory of etcd: a restart is the fastest way to lose one."""
     with as_bob(guarded) as client, LeaseKeeper(client, ttl_s=10, period_s=0.2) as keeper:
         first = client.put("jobs/c", "1")
         with Watch(client, KeyRange.key("jobs/c"), start_revision=first) as watch:
@@ -126,7 +126,7 @@ def test_token_is_fetched_once(guarded: EtcdServers) -> None:
             for _ in range(5):
                 client.put("jobs/d", "")
             with EtcdClient(EtcdSettings.of(guarded.urls, credentials=Credentials("root", "root password"))) as root:
-                # a new password, though it is the same, ends the tokens of before
+                # Setting a password, even the same one, invalidates the earlier tokens.
                 root.gateway.call("/v3/auth/user/changepw", {"name": "bob", "password": PASSWORD}, dict, what="users")
             client.put("jobs/d", "")
 
@@ -135,7 +135,7 @@ def test_token_is_fetched_once(guarded: EtcdServers) -> None:
 
 @pytest.mark.slow
 def test_everything_goes_through_a_unix_socket() -> None:
-    """A directory with a short name: a socket's path has at most 107 characters."""
+    """The directory has a short name: a socket's path has at most 107 characters."""
     with TemporaryDirectory() as directory, EtcdServers(Path(directory), has_sockets=True) as servers:
         (member,) = servers.members
         enable_users(member.url, "root password", {"bob": PASSWORD}, "jobs/")

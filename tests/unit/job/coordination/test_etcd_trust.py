@@ -1,4 +1,5 @@
-"""What may be trusted, and for how long: signs of progress, deadlines of many threads, names that are no hosts."""
+"""The validity of answers, and its duration: progress notifications, deadlines of many threads, names that are not
+hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @pytest.mark.slow
 def test_signs_of_progress_are_no_proof_of_a_majority(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A member that lost touch with the others goes on to send them: a watch that believes them is deaf for ever."""
+    """A member that lost contact with the others continues to send them: a watch that trusts them would never get
+    events again."""
     often = ["--experimental-watch-progress-notify-interval", "100ms"]
     with (
         EtcdServers(tmp_path_factory.mktemp("minority"), num_members=3, arguments=often) as cluster,
@@ -57,7 +59,7 @@ def _expect_failure(client: EtcdClient, deadline_s: float, reason: str) -> None:
 
 
 def test_hasty_call_leaves_the_watches_alone(etcd: EtcdServers, prefix: str) -> None:
-    """That etcd did not answer within what a caller could spare says nothing about the member."""
+    """A call with a short deadline that etcd missed proves nothing about the member."""
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,

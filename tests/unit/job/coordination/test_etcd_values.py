@@ -1,4 +1,4 @@
-"""Endpoints, key ranges, conditions, the shapes of errors in three versions of etcd, and the queue of a watch."""
+"""Endpoints, key ranges, conditions, the forms of errors in three versions of etcd, and the queue of a watch."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_prefix_range_holds_exactly_the_keys_that_begin_so(prefix: bytes, key: b
 
 
 def test_reads_are_linearizable() -> None:
-    """A serializable read may be of a member without a majority, so it may be stale."""
+    """A serializable read may be served by a member without a quorum, so it may be stale."""
     assert "serializable" not in Range(KeyRange.key("a")).to_json()
 
 
@@ -123,7 +123,7 @@ def test_conditions_name_their_target() -> None:
 def test_field_of_another_kind_is_malformed() -> None:
     for raw in ({"key": 1}, {"key": "%%"}, {"key": "YQ==", "mod_revision": "x"}, {"key": "YQ==", "lease": True}):
         assert refusal(MalformedError, KeyValue.from_json, raw), raw
-    # base64 with other letters
+    # base64 with another alphabet
     assert "is not base64" in refusal(MalformedError, bytes_field, {"key": "\u00e4"}, "key")
 
 

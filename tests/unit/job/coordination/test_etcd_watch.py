@@ -1,4 +1,5 @@
-"""Watches deliver each revision once and in order despite faults, and the whole range again if history is gone."""
+"""Watches deliver each revision once and in order despite faults, and the whole range again if history was
+compacted."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def take_snapshot(watch: Watch) -> Snapshot:
 
 
 def revisions(watch: Watch, last: int) -> list[int]:
-    """Take changes up to revision `last`."""
+    """Receive changes up to revision `last`."""
     found: list[int] = []
     while not found or found[-1] < last:
         event = take(watch)
@@ -46,7 +47,7 @@ def revisions(watch: Watch, last: int) -> list[int]:
 
 
 def write_some(client: EtcdClient, prefix: str, randomness: random.Random, count: int) -> int:
-    """Make `count` revisions, all below the prefix: puts, deletes and transactions. Return the last one."""
+    """Write `count` revisions, all below the prefix: puts, deletes and transactions. Return the last one."""
     last = 0
     for number in range(count):
         key = f"{prefix}{randomness.randrange(4)}"
@@ -172,7 +173,7 @@ def test_killed_and_restarted_etcd_loses_and_doubles_nothing(own: EtcdServers) -
                 wait_until(lambda: own.members[0].num_commits() > num_commits, "etcd to commit its database")  # noqa: B023
                 own.members[0].kill()
                 own.members[0].start()
-                # a put is repeated until etcd is back
+                # A put is repeated until etcd is available.
                 client.put("w/back", "")
                 last = write_some(client, "w/", randomness, 30)
 
@@ -182,7 +183,7 @@ def test_killed_and_restarted_etcd_loses_and_doubles_nothing(own: EtcdServers) -
 @pytest.mark.slow(kept=["0"])
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_cut_anywhere_lose_and_double_nothing(own: EtcdServers, seed: int) -> None:
-    """The oracle is etcd's numbering: all keys are watched, so each revision must come, and once."""
+    """The oracle is etcd's numbering: all keys are watched, so each revision must arrive exactly once."""
     randomness = random.Random(seed)
     with (
         EtcdClient(EtcdSettings.of(own.urls)) as writer,
@@ -192,8 +193,8 @@ def test_connections_cut_anywhere_lose_and_double_nothing(own: EtcdServers, seed
         start = writer.put("w/0", "")
         with Watch(client, KeyRange.prefix("w/"), start_revision=start) as watch:
             found, last = [], 0
-            while proxy.num_connections <= 6:  # a hard way
-                # more would not go through any of these connections as the one message that etcd makes of a backlog
+            while proxy.num_connections <= 6:  # a difficult case
+                # A larger message, which etcd creates from a backlog, would not pass through any of these connections.
                 last = write_some(writer, "w/", randomness, 10)
                 found += revisions(watch, last)
 
@@ -255,7 +256,7 @@ def test_compaction_behind_a_broken_watch_gives_a_snapshot(own: EtcdServers) -> 
 
 
 def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All that happens is outside the range; yet the watch knows how far it has come when history is dropped."""
+    """All events are outside the range; yet the watch knows its revision when history is compacted."""
     often = ["--experimental-watch-progress-notify-interval", "100ms"]
     with (
         EtcdServers(tmp_path_factory.mktemp("progress"), arguments=often) as servers,
@@ -275,7 +276,8 @@ def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: p
 
 
 def test_earlier_changes_are_not_reported_again(fake: FakeGateway) -> None:
-    """etcd does not do that; a watch does not depend on it. Messages are as etcd 3.6 writes them, two in one packet."""
+    """etcd does not repeat them, but a watch does not rely on that. Messages are as etcd 3.6 writes them, two in one
+    packet."""
     header = {"cluster_id": "1", "member_id": "2", "revision": "7"}
     events = [{"kv": {"key": "YQ==", "mod_revision": str(revision)}} for revision in (4, 5, 6, 7)]
     created = {"result": {"header": header, "created": True}}
@@ -307,7 +309,7 @@ def test_history_that_went_back_gives_a_snapshot(own: EtcdServers) -> None:
 
 
 def test_stream_that_is_swallowed_is_replaced(own: EtcdServers) -> None:
-    """The proxy keeps the stream open and says nothing, while new connections work: only time tells."""
+    """The proxy keeps the stream open and sends nothing, while new connections work: only a timeout detects this."""
     with (
         EtcdClient(EtcdSettings.of(own.urls)) as writer,
         EtcdProxy(own.members[0].client_port) as proxy,
@@ -328,7 +330,7 @@ def test_stream_that_is_swallowed_is_replaced(own: EtcdServers) -> None:
 def test_quiet_watch_of_a_dead_member_moves_on(
     is_frozen: bool, tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServers
 ) -> None:
-    """Two ways to one etcd; the way that the watch takes goes dark without a word."""
+    """Two proxies to one etcd; the one that the watch uses stops forwarding without an error."""
     port = etcd.members[0].client_port
     with EtcdProxy(port) as first, EtcdProxy(port) as second:
         proxies = {first.url: first, second.url: second}
@@ -347,7 +349,8 @@ def test_quiet_watch_of_a_dead_member_moves_on(
 
 
 def test_failed_call_wakes_the_watches_of_that_member(etcd: EtcdServers) -> None:
-    """A frozen member leaves a watch silent; the first call that it fails tells the watch long before its own limit."""
+    """A watch of a frozen member receives nothing; the first failed call to that member notifies the watch long before
+    its own limit."""
     port = etcd.members[0].client_port
     with EtcdProxy(port) as first, EtcdProxy(port) as second:
         proxies = {first.url: first, second.url: second}
@@ -398,7 +401,7 @@ def test_watch_survives_garbage(etcd: EtcdServers, garbage: bytes, prefix: str) 
 
 
 def test_endless_errors_cost_few_connections(etcd: EtcdServers, prefix: str) -> None:
-    """A proxy that cuts every stream after its first message must not make the watch spin."""
+    """A proxy that cuts every stream after its first message must not make the watch reconnect without a pause."""
     with (
         EtcdProxy(etcd.members[0].client_port, budget=lambda: 300) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,

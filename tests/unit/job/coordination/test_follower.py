@@ -49,7 +49,7 @@ def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.
         thread = RestartingThread("watchman", run, closed)
         assert began.wait(DEADLINE_S)
         assert thread.problem == "watchman failed: another"
-        wait_until(lambda: thread.problem == "", "it to be well for a while")
+        wait_until(lambda: thread.problem == "", "it to work for a while")
         closed.set()
         thread.join(DEADLINE_S)
 
@@ -58,7 +58,7 @@ def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.
     assert reported == [
         "watchman failed: ValueError: the same; it starts again", "watchman failed: another; it starts again",
     ]  # fmt: skip
-    assert [bool(record.exc_info) for record in caplog.records] == [True, False], "where, of a mistake of ours"
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False], "the place of our error"
 
 
 def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
@@ -74,7 +74,7 @@ def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
 
 
 class FollowingConsumer:
-    """Takes events; fails on those that `fails` selects."""
+    """Receives events; fails on those that `fails` selects."""
 
     def __init__(self) -> None:
         self.seen: list[WatchEvent] = []
@@ -99,7 +99,7 @@ def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix
         wait_until(lambda: len(consumer.seen) == 1, "the beginning")
         client.put(prefix + "a", "")
 
-        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be taken")
+        wait_until(lambda: consumer.has(prefix + "a"), "the key that could not be processed")
         assert [type(event) for event in consumer.seen] == [Snapshot, Snapshot]
         client.put(prefix + "b", "")
         wait_until(lambda: consumer.has(prefix + "b"), "what comes later")
@@ -113,13 +113,13 @@ def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, clie
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
         began = time.monotonic()
-        wait_until(lambda: "KeyError" in follower.problem, "the mistake to be reported")
-        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be taken for a second")
+        wait_until(lambda: "KeyError" in follower.problem, "the error to be reported")
+        wait_until(lambda: follower.unconfirmed_s > 1.0, "no event to be processed for a second")
         elapsed_s = time.monotonic() - began
-        assert follower.unconfirmed_s >= elapsed_s, "failed tries do not count as taken"
+        assert follower.unconfirmed_s >= elapsed_s, "failed tries do not count as processed"
         assert not consumer.seen
         consumer.fails = itertools.repeat(False)
-        wait_until(lambda: follower.unconfirmed_s < 1.0, "something to be heard")
+        wait_until(lambda: follower.unconfirmed_s < 1.0, "an event to arrive")
         wait_until(lambda: follower.problem == "", "the problem to be over")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
@@ -130,19 +130,19 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
 
         def is_deaf() -> bool:
-            client.get(prefix)  # proves that the member is up to date, and says nothing of who takes events
+            client.get(prefix)  # proves that the member is up to date, and does not depend on the receivers of events
             return follower.unconfirmed_s > 0.4
 
         wait_until(is_deaf, "the event to be stuck for a while")
         assert not consumer.seen
         consumer.may_go_on.set()
-        wait_until(lambda: follower.unconfirmed_s < 0.4, "it to go on")
+        wait_until(lambda: follower.unconfirmed_s < 0.4, "it to continue")
         assert [type(event) for event in consumer.seen][:1] == [Snapshot]
 
 
 @pytest.mark.slow
 def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: str) -> None:
-    """Each stream is opened as it should be and breaks at its first event: the problem lasts until one gets through."""
+    """Each stream is opened correctly and breaks at its first event: the problem lasts until an event gets through."""
     created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'
     broken = b'{"result":{"header":{"revision":"999999999"},"events":[7]}}\n'
     with (
@@ -151,14 +151,14 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, KeyRange.prefix(prefix)) as watch,
     ):
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
-        proxy.spoils = lambda request: b"/v3/watch" in request
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
+        proxy.corrupts = lambda request: b"/v3/watch" in request
         proxy.garbage, proxy.conduct = [created + broken], Conduct.GARBAGE
         proxy.cut()
-        wait_until(lambda: proxy.num_spoiled == 1, "the watch to break")
+        wait_until(lambda: proxy.num_corrupted == 1, "the watch to break")
         confirmed_at = watch.confirmed_at
-        wait_until(lambda: proxy.num_spoiled > 4, "a few more tries")
-        client.get(prefix)  # etcd answers calls all the while
+        wait_until(lambda: proxy.num_corrupted > 4, "a few more tries")
+        client.get(prefix)  # etcd answers calls during all this time.
 
         assert (watch.confirmed_at, "not a list of objects" in watch.problem) == (confirmed_at, True)
         proxy.conduct = Conduct.PASS
@@ -170,19 +170,20 @@ def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: 
 
 
 def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -> None:
-    """The streams of a frozen member are broken, so that others are asked. One that answers garbage is not frozen."""
-    spoilt, whole = KeyRange.prefix(prefix + "spoilt/"), KeyRange.prefix(prefix + "whole/")
-    mark = base64.b64encode(spoilt.start)
+    """The streams of a frozen member are closed, so that other members are used. A member that answers garbage is not
+    frozen."""
+    corrupted, whole = KeyRange.prefix(prefix + "corrupted/"), KeyRange.prefix(prefix + "whole/")
+    mark = base64.b64encode(corrupted.start)
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
         EtcdClient(EtcdSettings.of(proxy.url)) as client,
         Watch(client, whole) as watch,
     ):
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
-        proxy.spoils = lambda request: b"/v3/watch" in request and mark in request
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
+        proxy.corrupts = lambda request: b"/v3/watch" in request and mark in request
         proxy.conduct = Conduct.GARBAGE
-        with Watch(client, spoilt) as broken:
-            wait_until(lambda: proxy.num_spoiled > 2, "a few tries")
+        with Watch(client, corrupted) as broken:
+            wait_until(lambda: proxy.num_corrupted > 2, "a few tries")
             assert (broken.confirmed_at, watch.problem) == (None, "")
             client.put(prefix + "whole/a", "")
             assert [type(watch.next(DEADLINE_S)) for _ in range(2)] == [Snapshot, Changes]
@@ -190,14 +191,14 @@ def test_garbage_for_one_watch_breaks_no_other(etcd: EtcdServers, prefix: str) -
 
 def test_idle_watch_is_current_as_long_as_its_member_answers(client: EtcdClient, prefix: str) -> None:
     with Watch(client, KeyRange.prefix(prefix)) as watch:
-        wait_until(lambda: watch.confirmed_at is not None, "the watch to stand")
+        wait_until(lambda: watch.confirmed_at is not None, "the watch to be open")
         before = watch.confirmed_at
         client.get(prefix)
         assert watch.confirmed_at != before
 
 
 class MistakenClient(EtcdClient):
-    """Fails of `mistakes` of ours, not of etcd, while there are any."""
+    """Raises our own errors, not etcd's, as long as `mistakes` has any."""
 
     def __init__(self, settings: EtcdSettings) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""Answers that etcd never gives: each is a CoordinationError, in bounded time and memory; the next good one counts."""
+"""Answers that etcd never gives: each is a CoordinationError, in bounded time and memory; the next valid one counts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def repeated(piece: bytes) -> Iterator[bytes]:
 
 
 FRAMES: dict[str, tuple[bytes, bytes]] = {
-    # what comes once, and what comes again and again behind it
+    # the part that comes once, and the part that is repeated after it
     "a length of 5,000 digits": (OK + b"Content-Length: " + LONG.encode() + b"\r\n\r\n", b""),
     "a negative length": (OK + b"Content-Length: -1\r\n\r\n", b""),
     "two lengths": (OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", b""),
@@ -168,7 +168,7 @@ CREATED = b"HTTP/1.0 200 OK\r\n\r\n" + b'{"result":{"created":true}}\n'
 
 
 def all_at_once(check: Callable[[str], None], names: Iterable[str]) -> dict[str, BaseException]:
-    """Return what went wrong, by name: one after the other would take a minute."""
+    """Return the errors, by name: sequentially, this would take a minute."""
     with ThreadPoolExecutor(32) as pool:
         asked = {name: pool.submit(check, name) for name in names}
     return {name: error for name, one in asked.items() if (error := one.exception()) is not None}
@@ -186,11 +186,11 @@ def test_hostile_answer_to_a_call_is_an_error_of_coordination(etcd: EtcdServers)
         with EtcdProxy(etcd.members[0].client_port) as proxy:
             proxy.garbage, proxy.conduct = garbage, Conduct.GARBAGE
             with EtcdClient(EtcdSettings.of(proxy.url, attempt_s=1.0, call_s=1.0)) as client:
-                # one answer after the other would be the same: the call has time for few
+                # Sequential answers would be equivalent: the call has time for few of them.
                 with pytest.raises(CoordinationError) as caught:
                     call(client)
                 assert len(str(caught.value)) < 600, "an error of a readable length"
-                assert proxy.num_spoiled
+                assert proxy.num_corrupted
                 proxy.conduct = Conduct.PASS
 
                 assert client.get("hostile/none") is None, "the next good answer is understood"
@@ -200,7 +200,7 @@ def test_hostile_answer_to_a_call_is_an_error_of_coordination(etcd: EtcdServers)
 
 @pytest.mark.slow
 def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
-    """Only the watch gets it, and once: it continues, and receives what is written then."""
+    """Only the watch gets it, and once: it continues, and receives later events."""
 
     def check(name: str) -> None:
         prefix = f"a{name}/"
@@ -209,15 +209,15 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
             EtcdProxy(etcd.members[0].client_port) as proxy,
             EtcdClient(EtcdSettings.of(proxy.url, attempt_s=1.0)) as client,
         ):
-            proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled
+            proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
             if name in FRAMES:
                 proxy.garbage = pieces(*FRAMES[name])
-            else:  # events of key "a" become events of the key that is written here
+            else:  # Events of key "a" become events of the key that is written here.
                 message = MESSAGES[name].replace(b"YQ==", base64.b64encode(f"{prefix}a".encode()))
                 proxy.garbage = [CREATED + message + b"\n"]
             proxy.conduct = Conduct.GARBAGE
             with Watch(client, KeyRange.prefix(prefix)) as watch:
-                wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
+                wait_until(lambda: proxy.num_corrupted == 1, "the watch to be answered")
                 writer.put(prefix + "a", "reported")
                 heard: set[tuple[bytes, bytes]] = set()
 
@@ -230,17 +230,17 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                         heard.update((item.key, item.value) for item in items)
                     return bool(heard)
 
-                wait_until(is_heard, "what was written to be heard")
+                wait_until(is_heard, "the written change to arrive")
                 assert heard == {(prefix.encode() + b"a", b"reported")}, "only what is in etcd"
 
     assert all_at_once(check, [*FRAMES, *MESSAGES]) == {}
 
 
 def test_event_of_a_future_revision_gives_a_snapshot(etcd: EtcdServers, prefix: str, proxy: EtcdProxy) -> None:
-    """An event that is wrong only in its revision is received; what is written after it must be received too."""
+    """An event with only a wrong revision is received; what is written after it must be received too."""
     key = prefix + "a"
     kv = {**A, "key": base64.b64encode(key.encode()).decode(), "mod_revision": str(2**62)}
-    proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled
+    proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
     proxy.garbage = [CREATED + json.dumps({"result": event(kv, revision=str(2**62))}).encode() + b"\n"]
     with (
         EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
@@ -294,7 +294,8 @@ def error_of(call: Call, client: EtcdClient) -> str:
 
 
 def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: EtcdProxy) -> None:
-    """Something comes all the time and nothing is ever complete: that is silence, and no stream may be silent long."""
+    """Data arrive all the time and no message is ever complete: that counts as silence, and no stream may be silent
+    long."""
 
     def drip() -> Iterator[bytes]:
         yield CREATED
@@ -302,7 +303,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
             yield b" "
 
     is_over = threading.Event()
-    proxy.spoils = lambda request: b"/v3/watch" in request and not proxy.num_spoiled
+    proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
     proxy.garbage = drip()
     with (
         EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
@@ -310,7 +311,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
         Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=0.2, renew_s=0.5)) as watch,
     ):
         assert isinstance(watch.next(DEADLINE_S), Snapshot)
-        wait_until(lambda: proxy.num_spoiled == 1, "the watch to be answered")
+        wait_until(lambda: proxy.num_corrupted == 1, "the watch to be answered")
         writer.put(prefix + "a", "")
 
         assert isinstance(watch.next(DEADLINE_S), Changes)
@@ -318,7 +319,7 @@ def test_watch_that_drips_is_replaced(etcd: EtcdServers, prefix: str, proxy: Etc
 
 
 def test_contradictory_transaction_answer_is_an_error(proxy: EtcdProxy) -> None:
-    """The key is not absent, and is not there: as an answer it is well-formed."""
+    """The key is neither absent nor present: the answer is well-formed."""
     proxy.garbage = http(answer(responses=[{"response_range": {"header": HEADER}}]))
     with EtcdClient(EtcdSettings.of(proxy.url)) as client, pytest.raises(CoordinationError, match="contradicts itself"):
         claim(client)
@@ -338,7 +339,7 @@ def proxy(etcd: EtcdServers) -> Iterator[EtcdProxy]:
     ids=["lists", "objects", "texts", "numbers", "depth"],
 )
 def test_memory_is_bounded(proxy: EtcdProxy, piece: bytes, end: bytes) -> None:
-    """48 MB that would be gigabytes of Python's objects."""
+    """48 MB that would become gigabytes of Python's objects."""
     body = b'{"kvs":[' + piece * (48_000_000 // len(piece)) + end + b"]}"
     proxy.garbage = http(body)
     with EtcdClient(EtcdSettings.of(proxy.url, attempt_s=20.0, call_s=20.0)) as client:

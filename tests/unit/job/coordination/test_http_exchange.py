@@ -1,4 +1,5 @@
-"""Reading HTTP from bytes: however they are cut, the same as the standard library's reader, or a clear error."""
+"""Parsing HTTP from bytes: for any division into packets, the same as the standard library's reader, or a clear
+error."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ GARBAGE = [
 ]
 
 
-def test_malformed_answer_is_an_error_that_says_why() -> None:
+def test_malformed_answer_is_an_error_with_the_reason() -> None:
     for data, message in GARBAGE:
         reason = refusal(InvalidResponseError, read, [data])
         assert message in reason, data[:80]

@@ -19,7 +19,7 @@ class SilentEtcd:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.silent_s = dict.fromkeys((FIRST, SECOND), ATTEMPT_S)
-        """How long a client waits in vain at each endpoint; 0: it is answered."""
+        """The time that a client waits at each endpoint until its timeout; 0: it is answered."""
         self.asked_at_s: list[float] = []
         self.failed: list[Endpoint] = []
         self.token: object = "t"
@@ -29,7 +29,7 @@ class SilentEtcd:
         )  # fmt: skip
 
     def log_in(self, endpoint: Endpoint) -> str:
-        """Return the token, or why there is none; a new one is needed each time."""
+        """Return the token, or the reason why there is none; a new one is needed each time."""
         self.client.drop()
         try:
             return self.client.token(endpoint, "a test", Deadline(DEADLINE_S)) or ""
@@ -58,7 +58,7 @@ def test_pauses_double_up_to_a_minute() -> None:
         etcd.log_in(FIRST)
         etcd.now_s += 0.1
     pauses_s = [second - first - ATTEMPT_S for first, second in zip(etcd.asked_at_s, etcd.asked_at_s[1:], strict=False)]
-    # each is drawn between half of it and all of it, so that hosts do not come at the same moment
+    # Each pause is drawn between half of it and all of it, so that hosts do not retry at the same moment.
     longest_s = [3.0, 6.0, 12.0, 24.0, 48.0, *[60.0] * len(pauses_s)]
     assert len(pauses_s) >= 7
     assert all(0.5 * most <= found <= most + 0.2 for found, most in zip(pauses_s, longest_s, strict=False)), pauses_s
@@ -69,7 +69,7 @@ def test_another_endpoint_is_asked_during_a_pause() -> None:
     etcd.silent_s[SECOND] = 0.0
     assert etcd.log_in(FIRST) == "no answer in time"
     assert etcd.log_in(FIRST).startswith("no answer in time to the last log-in; the next is in")
-    assert etcd.failed == [FIRST]  # the others come first from here on
+    assert etcd.failed == [FIRST]  # The other endpoints come first from here on.
     assert etcd.log_in(SECOND) == "t"
     assert len(etcd.asked_at_s) == 2
 

@@ -1,4 +1,4 @@
-"""GPUs read through NVIDIA's own binding and a library that says what NVML's documentation says it would."""
+"""GPUs read through NVIDIA's own binding and a library that behaves as NVML's documentation describes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def nvml(tmp_path: Path) -> FakeNvml:
     return fake_nvml(tmp_path)
 
 
-def test_each_field_is_what_the_library_says(nvml: FakeNvml) -> None:
+def test_each_field_equals_that_of_the_library(nvml: FakeNvml) -> None:
     nvml.say({0: {"retired_single": 2, "retired_double": 1, "page_pending": 0, "field.52": 5, "field.38": 2}})
     (sample,), _ = samples(nvml)
     assert (sample.driver.source, sample.driver.version, sample.driver.error) == ("nvml", "580.65.06", "")

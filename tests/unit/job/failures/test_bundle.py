@@ -1,4 +1,4 @@
-"""The logs of several ranks: where it began."""
+"""The logs of several ranks: where the failure began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every log: chunks, order, noise around it, bounded memory; the index finds every rule that matches."""
+"""Properties for every log: chunks, order, surrounding noise, bounded memory; the index finds every matching rule."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.slow
 def test_the_shape_leads_to_every_rule_that_matches() -> None:
-    # the oracle: each rule on each line that holds its words, without any index
+    # The oracle: each rule is applied to each line that contains its words, without any index.
     index = ShapeIndex(ALL_RULES)
     rng = random.Random(5)
     lines = []

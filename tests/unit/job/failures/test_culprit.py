@@ -1,4 +1,4 @@
-"""Whose fault a broken round was, and what the other failures are to it."""
+"""The culprit of a broken round, and the relation of the other failures to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
 @pytest.mark.parametrize(
     ("incident", "wanted"),
     [
-        # killed: the others lost it, and one of them says so only by its exit code
+        # Killed: the others lost it, and one of them shows it only by its exit code.
         (
             broken(
                 culprit_ranks=(2,),
@@ -51,7 +51,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(2, FailureRole.ROOT), (0, FailureRole.FOLLOWS), (3, FailureRole.FOLLOWS)],
         ),
-        # two failed by themselves: one is blamed, the other one did not follow from it
+        # Two failed by themselves: one is the culprit, the other one did not follow from it.
         (
             broken(
                 culprit_ranks=(1,),
@@ -64,7 +64,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(1, FailureRole.ROOT), (3, FailureRole.CAUSE), (2, FailureRole.FOLLOWS)],
         ),
-        # stopped: a rank that gave up waiting for it is no cause, whatever its log calls that
+        # Stopped: a rank that gave up waiting for it is not a cause, whatever its log indicates.
         (
             broken(
                 IncidentKind.HANG,
@@ -77,7 +77,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(0, FailureRole.FOLLOWS), (1, FailureRole.FOLLOWS)],
         ),
-        # a host is gone: no rank is named, and its own are to blame with it
+        # A host is gone: no rank is named, and its ranks belong to the culprit.
         (
             broken(
                 IncidentKind.HOST_LOST,
@@ -86,7 +86,7 @@ def roles(incident: Incident) -> list[tuple[int, FailureRole]]:
             ),
             [(2, FailureRole.ROOT), (0, FailureRole.FOLLOWS)],
         ),
-        # no rank is blamed: victims say so themselves
+        # No rank is the culprit: the victims identify themselves.
         (
             broken(failures=(make_failure(0, 69, **CASCADE), make_failure(1, 1, **LOST))),
             [(1, FailureRole.CAUSE), (0, FailureRole.FOLLOWS)],
@@ -104,23 +104,23 @@ def test_the_newest_incident_that_broke_the_round_is_the_answer() -> None:
     found = recorded_culprit([newer, older, asked], 2)
     assert found is not None
     assert (found.ranks, found.incident, found.confidence) == ((3,), "20260101-2", "certain")
-    assert recorded_culprit([asked], 2) is None, "it was requested: nothing broke"
+    assert recorded_culprit([asked], 2) is None, "it was requested, not a failure"
     assert recorded_culprit([older], 3) is None
 
 
 def test_open_incident_blames_the_rank_that_is_no_victim() -> None:
     open_ = broken(moments=Moments(1.0, 1.1), failures=(make_failure(0, 69, **CASCADE),))
-    assert culprit_of_incident(open_) is None, "victims alone do not tell"
+    assert culprit_of_incident(open_) is None, "victims alone do not show the cause"
     reported = replace(open_, failures=(*open_.failures, make_failure(2, 1, label="data")))
     found = culprit_of_incident(reported)
     assert found is not None
     assert (found.ranks, found.label) == ((2,), "data")
 
 
-def test_judged_incident_without_a_culprit_says_so() -> None:
-    found = culprit_of_incident(broken(reason="a victim; no log names the culprit"))
+def test_judged_incident_without_a_culprit_is_marked() -> None:
+    found = culprit_of_incident(broken(reason="because of another rank; no log names the culprit"))
     assert found is not None
-    assert (found.is_named, found.reason) == (False, "a victim; no log names the culprit")
+    assert (found.is_named, found.reason) == (False, "because of another rank; no log names the culprit")
 
 
 def test_the_root_is_the_earliest_that_is_no_victim() -> None:

@@ -1,4 +1,4 @@
-"""Who holds up a hanging job."""
+"""The rank that blocks a hung job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_hang_without_a_waiting_rank() -> None:
 
 
 def test_several_collectives_of_one_group() -> None:
-    # rank 1 is one behind, rank 0 has gone on: both of the others wait, in different collectives
+    # Rank 1 is one behind, rank 0 has continued: both of the others wait, in different collectives.
     report = hang_suspects({0: at(6, 5), 1: at(5, 4), 2: at(4, 4), 3: at(5, 4)}, DP)
 
     assert report.suspects == (2,)
@@ -88,7 +88,7 @@ def test_several_collectives_of_one_group() -> None:
 
 @given(st.integers(2, 24), st.integers(0, 23), st.integers(0, 1000))
 def test_late_rank_in_a_grid_is_found(num_ranks: int, late: int, step: int) -> None:
-    # a grid of rows and columns: a rank that waits for the late one in a row never enters its column's collective
+    # A grid of rows and columns: a rank that waits for the late one in a row never enters its column's collective.
     late %= num_ranks
     width = 4
     groups = {f"row{row}": range(row, min(row + width, num_ranks)) for row in range(0, num_ranks, width)}
@@ -109,7 +109,7 @@ def test_late_rank_in_a_grid_is_found(num_ranks: int, late: int, step: int) -> N
 
 
 def test_unawaited_exchange_delays_no_rank() -> None:
-    # rank 1 computes; its reduction is on its way, and rank 0, which waits for what rank 1 computes, never came to it
+    # Rank 1 computes; its reduction is in progress, and rank 0, which waits for the result of rank 1, never entered it.
     groups = {"dp": [0, 1], "pp": [0, 1]}
     positions = {
         0: {"dp": Position(4, 4, awaited=0), "pp": Position(8, 7, awaited=8)},
@@ -162,7 +162,7 @@ def test_reason_is_the_collective_with_the_fewest_suspects() -> None:
 
 
 def test_busy_rank_breaks_a_cycle_of_waits() -> None:
-    # rank 1 reads data; what it launched before waits on its device for rank 0, which waits for rank 1's next launch
+    # Rank 1 reads data; its earlier launch waits on its device for rank 0, which waits for rank 1's next launch.
     groups = {"dp": [0, 1], "pp": [0, 1]}
     positions = {
         0: {"dp": Position(4, 4, awaited=0), "pp": Position(8, 7, awaited=8)},
@@ -171,7 +171,7 @@ def test_busy_rank_breaks_a_cycle_of_waits() -> None:
     assert hang_suspects(positions, groups).confidence is Confidence.WEAK
     report = hang_suspects(positions, groups, busy=[1])
     assert (report.suspects, report.confidence) == ((1,), Confidence.LIKELY)
-    # where the counts tell, what a rank is in changes nothing: the last stage waits for a sum within its forward
+    # If the counts decide, the activity of a rank changes nothing: the last stage waits for a sum within its forward.
     plain = {0: {"dp": Position(4, 4, awaited=4)}, 1: {"dp": Position(5, 4, awaited=5)}}
     assert hang_suspects(plain, {"dp": [0, 1]}, busy=[1]).suspects == (0,)
 
@@ -193,7 +193,7 @@ def test_stopped_process_in_a_collective_is_no_network_fault() -> None:
 
 
 def test_dead_process_is_blamed_not_the_ranks_that_wait() -> None:
-    # rank 1 never came to the reduction, because it waits for rank 0, whose process is gone
+    # Rank 1 never entered the reduction, because it waits for rank 0, whose process is gone.
     groups = {"dp": [1, 2], "tp": [0, 1]}
     positions = {0: {"tp": at(7, 7)["dp"]}, 1: {"tp": at(8, 7)["dp"], "dp": at(4, 4)["dp"]}, 2: at(5, 4)}
     report = hang_suspects(positions, groups, states={0: ""})

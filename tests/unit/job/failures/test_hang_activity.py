@@ -1,4 +1,4 @@
-"""Where a rank is: on its device if the host has run ahead, else on the host (ADR 0061), and who is the suspect."""
+"""The position of a rank: on its device if the host has run ahead, else on the host (ADR 0061), and the suspect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = {
     STRANGE: GroupRecord(STRANGE, "strange", 0, 0, 3, entered=7, left=6),
 }
 ENTERED = {TP: 40, DP: 5, LINK: 9}
-"""By the host."""
+"""Timed by the host."""
 LAST_LAUNCH_NS = 100
 FORWARD, GATHER, REDUCE, SUM, RECEIVE = (
     Operation.FORWARD_COMPUTE, Operation.PARAMS_ALL_GATHER, Operation.GRADS_REDUCE_SCATTER, Operation.TP_ALL_REDUCE,
@@ -51,7 +51,7 @@ def progress_of(seen_ns: int | None = None, group: int = 0, place: int = 0) -> P
 
 @dataclass(frozen=True)
 class Case:
-    """What a rank has recorded, and where it is. `awaited`: (group, sequence); on a device, (0, 0) waits for none."""
+    """The records of a rank, and its position. `awaited`: (group, sequence); on a device, (0, 0) waits for none."""
 
     records: tuple[Record, ...]
     in_flight: str
@@ -172,7 +172,7 @@ JOBS: dict[str, tuple[list[Seen], dict[int, str], tuple[int, ...], Confidence]] 
     "one waits for a disk or driver": ([WAITS] * 4, {3: "D"}, (), Confidence.WEAK),
     "one is stopped, and another one computes": ([WAITS, COMPUTING, WAITS, WAITS], {3: "T"}, (3,), Confidence.CERTAIN),
 }
-"""Of four ranks of a group: what they have recorded, the states of their processes, the suspects."""
+"""For four ranks of a group: their records, the states of their processes, the suspects."""
 
 
 @pytest.mark.parametrize("name", JOBS)

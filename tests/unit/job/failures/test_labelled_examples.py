@@ -1,4 +1,4 @@
-"""Logs that others labelled: how many verdicts agree, and that no rule knows one of them by heart."""
+"""Logs with external labels: how many verdicts agree, and that no rule contains one of them verbatim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from a label stands in one table."""
+"""All consequences of a label are in one table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_the_runbook_of_each_label_is_there() -> None:
 
 
 def test_unknown_label_counts_against_no_host() -> None:
-    # A failure without a label counts: its log shows no cause, as when a process is killed. A label that the table
-    # lacks is a cause that some program did find, and nothing shows that the host is at fault.
+    # A failure without a label counts: its log shows no cause, as when a process is killed. A label that is missing
+    # from the table is a cause that some program did find, and nothing shows that the host is at fault.
     assert label_row("") is LABELS[Label.BENIGN]
     assert label_row("").counts_against_host
     for label in ("unknown", "a_label_of_a_later_version"):

@@ -117,9 +117,9 @@ def test_logs_of_any_encoding_and_compression(tmp_path: Path, capsys: pytest.Cap
 NO_LOGS = [
     (b"PK\x03\x04 and more", "is that of a .zip file, not of a log; unpack it first"),
     (gzip.compress(OOM.encode() * 99)[:60], "is damaged or cut short"),
-    (bytes(range(1, 32)) * 9, "are control characters, so it is no log"),
-    (random.Random(0).randbytes(500), "are control characters, so it is no log"),
-    (random.Random(1).randbytes(5000), "are control characters, so it is no log"),
+    (bytes(range(1, 32)) * 9, "are control characters, so it is not a text log"),
+    (random.Random(0).randbytes(500), "are control characters, so it is not a text log"),
+    (random.Random(1).randbytes(5000), "are control characters, so it is not a text log"),
     (b"\x7fELF\x02\x01\x01" + bytes(9) + bytes(range(1, 9)) * 99, "are control characters"),
 ]
 """Content, and the error."""

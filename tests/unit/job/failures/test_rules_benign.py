@@ -1,4 +1,4 @@
-"""Lines that look like a failure and are none, and verdicts on several lines."""
+"""Lines that resemble a failure but are none, and verdicts on several lines."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_cause_beats_its_consequences_wherever_it_stands() -> None:
         assert classify("\n".join(lines)).label == "cuda_oom"
 
 
-def test_hardware_beats_what_the_program_says() -> None:
+def test_hardware_fault_outranks_the_programs_message() -> None:
     log = "RuntimeError: CUDA error: an illegal memory access was encountered\nNVRM: Xid (PCI:0000:3b:00): 79, lost\n"
 
     assert classify(log).label == "gpu_hardware"

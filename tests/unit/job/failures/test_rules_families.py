@@ -1,4 +1,4 @@
-"""Messages that no rule knows: the kind of failure shows in what befell which thing."""
+"""Messages that no specific rule matches: the kind of failure follows from the thing and what happened to it."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ HARMLESS = [
 ]
 
 
-def test_unknown_messages_are_classified_by_their_words() -> None:
+def test_unknown_messages_are_classified_by_their_terms() -> None:
     verdicts = [(label, classify(line)) for label, line in FAILURES]
 
     assert [verdict for label, verdict in verdicts if verdict.label != label or verdict.action == "none"] == []
 
 
-def test_harmless_messages_with_words_of_failures_raise_no_alarm() -> None:
+def test_harmless_messages_with_failure_terms_raise_no_alarm() -> None:
     assert [line for line in HARMLESS if classify(line).action != "none"] == []
 
 

@@ -1,4 +1,4 @@
-"""Rules about GPUs, CUDA, the host's memory and its driver: what each line is, and what is done about it."""
+"""Rules about GPUs, CUDA, the host's memory and its driver: the label of each line, and the action."""
 
 from __future__ import annotations
 
@@ -159,5 +159,5 @@ def test_an_xid_is_read_by_its_number() -> None:
     assert classify(line.format(31)).label == "cuda_illegal_access"
     assert classify(line.format(74)).label == "gpu_hardware"
     assert classify(line.format(45)).is_cascade
-    # the same letters, another number, in one log: the heavier one decides
+    # the same letters, another number, in one log: the rule with the higher weight decides
     assert classify("\n".join(line.format(number) for number in [13] * 100 + [79] + [13] * 100)).label == "gpu_hardware"

@@ -1,4 +1,4 @@
-"""The one table of Xid numbers, and the runbook that shows it."""
+"""The table of Xid numbers, and the runbook that shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health of a job: a level and reasons, from made-up snapshots. One row for each thing that can go wrong."""
+"""The health of a job: a level and reasons, from invented snapshots. There is one row for each possible problem."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def saves(**reported: Any) -> HostSaves:
 
 
 def statuses(*, number: int = 1, **changes: Any) -> Mapping[str, HostStatus]:
-    """Return the statuses of a job that trains, one host's with changes."""
+    """Return the statuses of a training job, with changes to those of one host."""
     before = make_snapshot().statuses
     return {**before, f"host-{number}": make_status(number, **changes)}
 
@@ -63,7 +63,7 @@ def disk_space(free_gb: float, full_in_s: float | None = None) -> Mapping[str, H
 
 
 def restarts(count: int, *, at_step: int | None = None) -> tuple[Any, ...]:
-    """Return restarts within the hour, each after a step more than the one before, or all after one step."""
+    """Return restarts within the hour, each after one more step than the previous one, or all after the same step."""
     return tuple(
         make_incident(f"{number:04d}", last_step=1000 + number if at_step is None else at_step)
         for number in range(count)
@@ -71,7 +71,7 @@ def restarts(count: int, *, at_step: int | None = None) -> tuple[Any, ...]:
 
 
 def old(seconds: float, **status: Any) -> dict[str, Any]:
-    """Return a job that has trained for long, whose newest checkpoint is so old."""
+    """Return a job that has trained for long, with a newest checkpoint of this age."""
     began = Milestones(NOW_S - 9000, NOW_S - 9000, NOW_S - 9000, NOW_S - 9000)
     of_host = {
         "host-1": make_status(1, milestones=began, saves=replace(saves(), saved_unix_s=NOW_S - seconds), **status),
@@ -96,7 +96,7 @@ GREEN = {
     "a checkpoint is due soon": old(1200),
     "checkpoints come more seldom, for they cost much": old(2000, save_interval_s=1000.0),
     "of a run without a daemon": {"daemon_session": ""},
-    "the daemon hears all": streamed(report()),
+    "the daemon receives all": streamed(report()),
     "one restart": {"incidents": restarts(1), "record": make_record(config=LIMITS)},
     "first start": {
         "incidents": (), "statuses": {
@@ -331,7 +331,7 @@ def test_every_code_is_in_the_table_and_has_its_page() -> None:
     assert len(re.findall(r"^\| `", page, re.M)) == len(ReasonCode)
 
 
-def test_an_etcd_that_is_away_is_red_whatever_was_known() -> None:
+def test_an_unreachable_etcd_is_red() -> None:
     health = assess(make_snapshot(), NOW_S, Unreachable("etcd is out of reach: refused", NOW_S - 9)).health
     (reason,) = health.reasons
     assert (health.level, reason.code, reason.since_unix_s) == (HealthLevel.RED, ReasonCode.UNREACHABLE, NOW_S - 9)
@@ -345,7 +345,7 @@ def test_the_red_reasons_come_first() -> None:
 
 
 def dead_host(**changes: Any) -> JobSnapshot:
-    """Return a job whose driver has found host-2 dead; its lease has seconds yet."""
+    """Return a job whose driver has found host-2 dead; its lease is valid for some more seconds."""
     return make_snapshot(incidents=(LOST,), halts={2: Halt(2, LOST.reason, False, NOW_S - 1)}, **changes)
 
 
@@ -355,10 +355,10 @@ def test_dead_host_is_shown_with_its_proof() -> None:
     states = {view.host: (str(view.state), view.is_in_order) for view in answer.hosts}
     assert states["host-2"] == ("lost", False)
     assert any("its port refuses" in reason.text for reason in answer.health.reasons)
-    # in the next round's first seconds its lease may be there yet: it is no spare
+    # In the first seconds of the next round its lease may still exist: it is not a spare.
     later = dead_host(rounds={2: make_round(2), 3: make_round(3, hosts=(make_round().hosts[0],))})
     assert {view.host: str(view.state) for view in assess(later, NOW_S).hosts}["host-2"] == "gone"
-    # another life of it is a host like any other
+    # Another session of it is a normal host.
     back = dead_host(hosts={**make_snapshot().hosts, "host-2": make_host(2, session="new")})
     assert {view.host: str(view.state) for view in assess(back, NOW_S).hosts}["host-2"] == "returned"
 

@@ -1,4 +1,5 @@
-"""Notes on a run: written once, by several at a time, past torn lines and strangers' files, and retracted once."""
+"""Notes on a run: written once, by several writers concurrently, past torn lines and foreign files, and retracted
+once."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ def test_after_a_line_that_was_cut_short_notes_go_on(notes_writer: Writer, tmp_p
         file.write(b'{"schema_version":1,"at_unix_s":1.0,"stage":"res')
     notes_writer.add("after", ADA)
     assert [text for _, text, *_ in reported(tmp_path)] == ["before", "after"]
-    assert read_actions(log_path(tmp_path)).problem.endswith(":2 is damaged")  # reported, and not repaired
+    assert read_actions(log_path(tmp_path)).problem.endswith(":2 is damaged")  # reported, but not repaired
 
 
 def _write_some(run: str, name: str, barrier: Any) -> None:
@@ -188,7 +189,7 @@ def test_second_concurrent_retraction_fails(notes_writer: Writer, tmp_path: Path
 
     thread = threading.Thread(target=late)
     thread.start()
-    assert held.arrived.wait(DEADLINE_S)  # the note was there when the late one came
+    assert held.arrived.wait(DEADLINE_S)  # The note existed when the late writer arrived.
     notes_writer.retract(wrong.note_id, "first", ADA)
     held.go_on.set()
     thread.join()

@@ -1,4 +1,4 @@
-"""How a run is whose etcd does not answer: pure rules, and real directories with a real lock."""
+"""The state of a run whose etcd does not answer: pure rules, and real directories with a real lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STANDINGS = [
         (RunFacts(is_run=True, exit_code=66), RunKind.ENDED, "it failed, with exit code 66"),
         (RunFacts(is_run=True, has_launch=True, holder=HERE), RunKind.KILLED, r"its launch \(process 17 on .*is gone"),
         (RunFacts(is_run=True, has_launch=True, is_held=True), RunKind.UNREACHABLE, "launch is running"),
-        # what the launch before left says nothing of one that lives
+        # The records of the previous launch prove nothing about a running one.
         (RunFacts(is_run=True, has_launch=True, is_held=True, exit_code=0), RunKind.UNREACHABLE, "launch is running"),
         (
             RunFacts(is_run=True, has_launch=True, holder="process 17 on elsewhere", is_of_here=False),
@@ -78,7 +78,7 @@ WITH_RECORDS = [
         "failed",
         "exit code 66; its last incident: rank",
     ),
-    # of one that lives the past proves nothing
+    # For a running launch, the past proves nothing.
     (replace(ELSEWHERE, is_held=True), AT_ITS_END, "unreachable", "launch is running"),
     # its last checkpoint may be missing
     (replace(ELSEWHERE, has_launch=True), AT_ITS_END, "killed", "is gone"),
@@ -95,7 +95,7 @@ def test_the_last_records_of_a_run_count_without_a_launch() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that was launched with an etcd of its own by a process that is gone."""
+    """A run that was launched with its own etcd by a process that is gone."""
     place = tmp_path / "run" / "coordination"
     place.mkdir(parents=True)
     (place / "lock").write_text(f"{HERE}\n")

@@ -1,4 +1,4 @@
-"""Command lines in a run directory that says where etcd is."""
+"""Command lines in a run directory with the address of etcd."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path, etcd: EtcdServers, keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run directory, runs/demo below the working directory, which says where etcd is."""
+    """A run directory, runs/demo below the working directory, with the address of etcd."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "runs" / "demo" / "coordination" / "endpoint"
     path.parent.mkdir(parents=True)
@@ -36,7 +36,7 @@ def run(tmp_path: Path, etcd: EtcdServers, keys: JobKeys, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def megatrain(capfd: pytest.CaptureFixture[str], run: Path) -> Run:
-    """Run a command line; return its output, parsed where it is JSON. `notes` has its stderr."""
+    """Run a command line; return its output, parsed if it is JSON. `notes` has its stderr."""
 
     def call(*arguments: object, code: int = 0) -> Any:
         capfd.readouterr()

@@ -1,4 +1,5 @@
-"""Is the job healthy, and if not: what, where, since when. Tables over made-up jobs, and golden texts."""
+"""Whether the job is healthy, and if not: what is wrong, where, since when. Tables over invented jobs, and golden
+texts."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_waiting_job_names_present_and_uncounted_hosts() -> None:
     assert answer.headline == ("waiting for hosts: 1 of at least 2 can be used (host-1, host-2, host-3 and host-9)")
     assert states(answer) == {"host-1": "waiting", "host-2": "unfit", "host-3": "cordoned", "host-9": "drives"}
     assert "host-2 is unfit: GPU 3 has ECC errors" in texts(answer)
-    assert level(answer) == "red"  # for longer than hosts may take
+    assert level(answer) == "red"  # for longer than hosts are allowed
 
     enough = answer_of(rounds={}, halts={}, statuses={}, incidents=())
     assert enough.headline == "about to start: 3 hosts can be used, and the job needs 2"
@@ -220,7 +221,7 @@ def test_the_drivers_report_shows_its_activity_and_what_to_fix() -> None:
 
     # no reason is listed twice
     assert texts(answer) == [
-        "etcd raises NOSPACE: nothing can be decided until this is fixed",
+        "etcd raises NOSPACE: the driver can store no decision until the alarm is cleared",
         "held 12 min ago, no host evicted: 2 leases vanished",
         "the driver reports: rounds/3 cannot be read",
     ]

@@ -1,4 +1,4 @@
-"""`megatrain host check`: reports of hosts and of pairs are gathered, and who says nothing is named."""
+"""`megatrain host check`: reports of hosts and of pairs are collected, and hosts without a report are named."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def test_a_host_that_reports_nothing_is_named(client: EtcdClient, keys: JobKeys,
     with AnsweringDriver(client, keys, reply):
         found = megatrain("host", "check", "--timeout", "0.5", "--json", code=1)
     assert (found["is_fit"], found["missing"]) == (False, ["host-2", "host-3"])
-    why = "host-2 left; host-3 left" if is_last else f"job '{keys.job}': check was asked for 500 ms ago and accepted"
+    why = "host-2 left; host-3 left" if is_last else f"job '{keys.job}': check was requested 500 ms ago and accepted"
     assert f"no report from host-2 and host-3: {why}" in megatrain.notes

@@ -1,4 +1,4 @@
-"""Numbers, names and sentences of the launcher's verbs."""
+"""Numbers, names and sentences of the launcher's commands."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ from tests.unit.launcher.cli.conftest import Run
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
-    """One of its own: a test here fills it up."""
+    """A separate etcd, because a test fills it here."""
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
 
@@ -49,7 +49,7 @@ def test_an_earlier_launch_is_distinguished(client: EtcdClient, keys: JobKeys, m
     fill(client, keys)
     record = make_snapshot().record
     assert record is not None
-    client.put(keys.record, encode(record))  # launched again: what was there is of the launch before
+    client.put(keys.record, encode(record))  # launched again: these records are of the previous launch
     found = read_job(client, keys)
     assert (found.newest_round, found.incidents, len(found.earlier_incidents)) == (None, (), 1)
     assert megatrain("status").startswith(f"{keys.job}: green, about to start: 3 hosts can be used")
@@ -64,7 +64,7 @@ def test_an_etcd_out_of_space_is_reported(client: EtcdClient, keys: JobKeys, etc
     try:
         text = megatrain("status", code=StatusCode.RED)
         assert text.startswith(f"{keys.job}: red, training: ")
-        assert "!! etcd-alarm: etcd raises NOSPACE: nothing can be decided until this is fixed" in text
+        assert "!! etcd-alarm: etcd raises NOSPACE: the driver can store no decision until the alarm is cleared" in text
     finally:
         post(etcd.urls[0], "/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
     assert megatrain("status", "--json")["health"] == {"level": "green", "reasons": []}
@@ -88,7 +88,7 @@ def test_status_finds_its_job_by_directory_name_or_endpoint(
     fill(client, keys)
     by_endpoint = ("--rdzv_endpoint", etcd.urls[0].removeprefix("http://"))
     for arguments in ((), ("demo",), ("runs/demo",), by_endpoint):
-        text = megatrain("status", *arguments)  # the only job that this etcd knows
+        text = megatrain("status", *arguments)  # the only job in this etcd
         expected = f"{keys.job}: green, training: step 1,240, 80 ms a step, 4 ranks on 2"
         assert text.startswith(expected), arguments
     assert list_jobs(client) == (keys.job,)
@@ -104,7 +104,7 @@ def test_jobs_are_distinguished(client: EtcdClient, keys: JobKeys, etcd: EtcdSer
     try:
         assert set(list_jobs(client)) == {keys.job, *(other.job for other in others)}
         megatrain("status", "--rdzv-endpoint", etcd.urls[0], code=2)
-        assert re.search(rf"which job\? etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
+        assert re.search(rf"no job is named, and etcd at http.* has {keys.job}, .* and .*; name one", megatrain.notes)
         for other in others:
             assert megatrain("status", other.job, "--rdzv-endpoint", etcd.urls[0]).startswith(f"{other.job}: ")
     finally:
@@ -135,7 +135,7 @@ def test_job_that_is_not_found_is_named(keys: JobKeys, etcd: EtcdServers, megatr
     (run.parent / "other" / "coordination").mkdir(parents=True)
     (run.parent / "other" / "coordination" / "endpoint").write_text('{"endpoints": []}')
     megatrain("status", code=2)
-    assert "There are runs/demo and runs/other; name one" in megatrain.notes
+    assert "there are runs/demo and runs/other; name one" in megatrain.notes
     megatrain("status", "other", code=StatusCode.UNREACHABLE)
     assert 'other/coordination/endpoint: expected {"endpoints"' in megatrain.notes
 
@@ -150,7 +150,7 @@ def test_incidents_of_a_run_are_shown_without_etcd(megatrain: Run, run: Path) ->
     (run / "incidents" / "3.json").write_bytes(b"torn")
 
     done = in_a_process("status", "demo", at=run.parent.parent)
-    # one note, and nothing of the client's log
+    # one note, and no line of the client's log
     assert done.stderr.startswith("megatrain: the job of runs/demo is not running, or its etcd is out of reach: ")
     assert (done.returncode, done.stderr.count("\n")) == (StatusCode.UNREACHABLE, 1)
     assert "runs/demo: unreachable: it was launched with an etcd elsewhere" in done.stdout
@@ -183,7 +183,7 @@ def test_incidents_are_listed_and_shown_by_id(client: EtcdClient, keys: JobKeys,
 
 
 def test_cordons_are_written_directly(client: EtcdClient, keys: JobKeys, megatrain: Run) -> None:
-    megatrain("host", "cordon", "--host", "host-9", "--reason", "ECC")  # nothing runs yet
+    megatrain("host", "cordon", "--host", "host-9", "--reason", "ECC")  # No process runs yet.
     assert f"etcd has no job '{keys.job}' yet" in megatrain.notes
     fill(client, keys)
     assert "host-2 is cordoned" in megatrain("host", "cordon", "--host", "host-2")
@@ -224,7 +224,7 @@ def test_an_accepted_request_stands_without_its_asker(client: EtcdClient, keys: 
         first = megatrain("job", "checkpoint", "--no-wait", "--json")
         assert (first["is_done"], first["text"]) == (False, "taken up")
         megatrain("job", "restart", "--timeout", "0.3", code=68)
-        assert "restart was asked for 300 ms ago and accepted, but is not done yet" in megatrain.notes
+        assert "restart was requested 300 ms ago and accepted, but is not done yet" in megatrain.notes
     left = client.read(Range(KeyRange.prefix(keys.directory("requests")))).items
     assert [(item.key.decode(), item.lease_id) for item in left] == [
         (keys.request(request.request_id), 0) for request in driver.requests
@@ -310,7 +310,7 @@ def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> 
 
 
 def _accept(client: EtcdClient, keys: JobKeys, request: JobRequest) -> None:
-    """Accept a request as a driver would, and wait until the requester has heard of it."""
+    """Accept a request as a driver would, and wait until the requester has received the answer."""
     key = keys.request(request.request_id)
     wait_until(lambda: client.get(key) is not None, "the request")
     client.put(keys.answer(request.request_id), encode(answer(request, "saving", is_done=False)))
@@ -341,7 +341,7 @@ def test_a_password_comes_from_a_file(tmp_path: Path, megatrain: Run) -> None:
 
 
 def in_a_process(*arguments: str, at: Path, script: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command line, or a script, as a program of its own."""
+    """Run a command line, or a script, as a separate program."""
     program = ["-c", script] if script else ["-m", "megatrain", *arguments]
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'launcher'}"}
     command = [sys.executable, *program]

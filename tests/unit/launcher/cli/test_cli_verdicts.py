@@ -1,4 +1,4 @@
-"""Verdicts on the command line of the launcher: what waits for a person is shown, and can be approved or dismissed."""
+"""Verdicts on the command line of the launcher: waiting verdicts are shown, and can be approved or dismissed."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_verdict_is_approved_and_dismissed_with_a_reason(
 
 def test_a_verdict_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "approve"]) == 2
-    assert "which verdict? write megatrain job approve [JOB] --verdict ID" in capsys.readouterr().err
+    assert "no verdict is named; write megatrain job approve [JOB] --verdict ID" in capsys.readouterr().err
 
 
 def test_audit_has_each_outcome_once_after_a_takeover(tmp_path: Path) -> None:
-    """A driver that takes over says all that it finds in etcd again."""
+    """A driver that takes over writes all outcomes in etcd to the audit again."""
     acted = VerdictOutcome("v-1", OutcomeKind.ACTED, "done", "host-1", NOW_S, "i-1", "me@login")
     entries = [AuditEntry(WAITING, STRAGGLER), AuditEntry(acted, STRAGGLER)]
     for _ in range(2):

@@ -57,7 +57,7 @@ def test_watching_draws_changes_until_the_end(client: EtcdClient, keys: JobKeys,
     assert f"{keys.job}: green, finished: all steps are done" in text
     assert ("\x1b[H" in text) == is_terminal
     if not is_terminal:
-        assert text.count(f"\n{keys.job}: ") == 3  # a picture for each change, none for a second that passes
+        assert text.count(f"\n{keys.job}: ") == 3  # one frame for each change, none for a second that passes
 
 
 def test_watching_ends_when_its_reader_is_gone(client: EtcdClient, keys: JobKeys) -> None:
@@ -76,14 +76,14 @@ def test_watching_ends_when_its_reader_is_gone(client: EtcdClient, keys: JobKeys
         thread = threading.Thread(target=watch, name="etcd view")
         thread.start()
         assert os.read(reading, 100)
-        os.close(reading)  # as `head` does, and nothing changes from now on
+        os.close(reading)  # as `head` does, and nothing changes afterwards
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
     assert len(errors) == 1
 
 
 @pytest.mark.slow
-def test_watching_says_that_etcd_does_not_answer(tmp_path: Path) -> None:
+def test_watching_reports_that_etcd_does_not_answer(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as servers:
         keys = JobKeys("demo")
         impatient = EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.4)

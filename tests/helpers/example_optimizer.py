@@ -1,4 +1,4 @@
-"""A sharded optimizer over parameters made by hand, as any rank would hold it, with gradients by name."""
+"""A sharded optimizer over parameters that a test defines, as any rank would hold it, with gradients by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "blocks.0.mlp_bias": (8,),
 }
 CUT = {"embedding.word.weight", "blocks.0.mlp.up.weight"}
-"""What tensor-parallel ranks share, along the last dim; of the rest each of them holds all."""
+"""The parameters that tensor-parallel ranks divide, along the last dim; each rank holds the others completely."""
 HIDDEN = {"blocks.0.mlp.up.weight", "blocks.0.mlp.down.weight"}
 """The matrices between hidden states."""
 DECAYED = {name for name in SHAPES if name.endswith("weight") and "norm" not in name}
@@ -51,7 +51,7 @@ class Rank:
     chunk: ChunkDataParallel
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Put this rank's part of whole gradients where a finished reduction leaves them."""
+        """Write this rank's part of whole gradients to the place of a finished reduction."""
         self.chunk.start_step()
         for bucket in self.chunk.buckets:
             for index, logical in enumerate(bucket.parameters):
@@ -66,7 +66,7 @@ def box_slices(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...
 
 
 def whole_state(ranks: list[Rank], kind: str = "master") -> dict[str, Tensor]:
-    """Join the ranks' pieces; replicas must agree bit by bit, and nothing may be missing."""
+    """Join the ranks' pieces; replicas must agree bit by bit, and no element may be missing."""
     found: dict[str, Tensor] = {}
     for rank in ranks:
         for one, shard, _ in rank.optimizer.flat_shards():
@@ -91,10 +91,8 @@ def build_rank(
     groups: Sequence[ParameterGroupConfig] = (),
     **options: Any,
 ) -> Rank:
-    """Return rank `dp_rank` of `dp_size`, or that of `mesh`, with the weights `draw(0)`, or those given.
-
-    `options` are the optimizer's.
-    """
+    """Return rank `dp_rank` of `dp_size`, or that of `mesh`, with the weights `draw(0)`, or the given ones. `options`
+    are the optimizer's."""
     mesh = mesh or single_rank_mesh(dp=simulated_group("dp", dp_size, dp_rank))
     config = OptimizerConfig(**({"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8} | options))
     logical = [_logical(name, shape, mesh.tp, config, groups) for name, shape in SHAPES.items()]
@@ -124,7 +122,7 @@ def _logical(
     last = shape[-1] // tp.size if is_cut else shape[-1]
     boxes = [Box((*(0 for _ in shape[1:]), rank * last * is_cut), (*shape[:-1], last)) for rank in range(tp.size)]
     parameter = nn.Parameter(torch.empty((*shape[:-1], last), device="meta"))
-    # without tensor parallel all is alike, so that one bucket may hold anything
+    # Without tensor parallelism all parameters are alike, so one bucket may hold any of them.
     holders = SOLE_HOLDER if is_cut or tp.size == 1 else ShardHolders(("tp",), tp.rank, tp.size)
     hidden = (
         HiddenWeight(matrices_of(name, shape, None), tuple((box,) for box in boxes), "tp") if name in HIDDEN else None

@@ -1,4 +1,4 @@
-"""Those who have no business with a job's etcd, and what they try: other users of the machine, and web pages."""
+"""Attackers on a job's etcd, and their attempts: other users of the machine, and web pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tcp_ports(pid: int) -> set[int]:
 
 
 def _listed(directory: Path) -> list[Path]:
-    """Return what is in a directory of /proc, nothing where its process has ended."""
+    """Return the entries of a directory of /proc; none if its process has ended."""
     try:
         return list(directory.iterdir())
     except OSError:
@@ -40,7 +40,7 @@ def _listed(directory: Path) -> list[Path]:
 
 
 def asked(port: int, path: str, body: Mapping[str, Any], **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
-    """Post to a port as anybody may; return status, content and headers. Raises: OSError, HTTPException."""
+    """Send a request to a port as any user may; return status, content and headers. Raises: OSError, HTTPException."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ATTEMPT_S)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
@@ -51,7 +51,7 @@ def asked(port: int, path: str, body: Mapping[str, Any], **headers: str) -> tupl
 
 
 class Racer:
-    """An attacker on this machine that tries all the time to become root of every etcd that a test starts."""
+    """An attacker on this machine that tries continuously to become root of every etcd that a test starts."""
 
     def __init__(self) -> None:
         self._others = set(descendants(os.getpid()))
@@ -79,7 +79,7 @@ class Racer:
 
 @contextmanager
 def racing() -> Iterator[Racer]:
-    """Have a racer run during the block."""
+    """Run an attacker during the block."""
     racer = Racer()
     racer._thread.start()
     try:

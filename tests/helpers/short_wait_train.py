@@ -1,4 +1,4 @@
-"""`python -m megatrain.train`, in which a later worker waits less long until it tells of an error of its own."""
+"""`python -m megatrain.train`, in which a later worker waits less long before it reports an error of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for an agent's interfaces: orders that a test gives, and a record of what the agent reports."""
+"""Stand-ins for an agent's interfaces: orders that a test sets, and a record of the agent's reports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.helpers.waiting import wait_until
 
 
 @dataclass
-class HandGivenOrders:
-    """Orders that a test gives."""
+class ManualOrders:
+    """Orders that a test sets."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     assignments: list[Assignment] = field(default_factory=list)
@@ -61,37 +61,37 @@ class HandGivenOrders:
 
 
 @dataclass
-class Witness:
-    """Keeps the agent's reports, in order."""
+class ReportRecorder:
+    """Records the agent's reports, in order."""
 
-    heard: list[tuple[str, Any]] = field(default_factory=list)
+    reports: list[tuple[str, Any]] = field(default_factory=list)
 
     def workers_started(self, assignment: Assignment, pids: dict[int, int]) -> None:
-        self._hear("started", pids)
+        self._record("started", pids)
 
     def worker_ended(self, assignment: Assignment, end: WorkerEnd) -> None:
-        self._hear("ended", end)
+        self._record("ended", end)
 
     def workers_stopping(self, assignment: Assignment) -> None:
-        self._hear("stopping", assignment.round.number)
+        self._record("stopping", assignment.round.number)
 
     def workers_stopped(self, assignment: Assignment) -> None:
-        self._hear("stopped", assignment.round.number)
+        self._record("stopped", assignment.round.number)
 
-    def _hear(self, kind: str, value: Any) -> None:
-        self.heard.append((kind, value))
+    def _record(self, kind: str, value: Any) -> None:
+        self.reports.append((kind, value))
 
     @property
     def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.heard]
+        return [kind for kind, _ in self.reports]
 
     @property
     def ends(self) -> list[WorkerEnd]:
-        return [value for kind, value in self.heard if kind == "ended"]
+        return [value for kind, value in self.reports if kind == "ended"]
 
     @property
     def pids(self) -> list[int]:
-        return [pid for kind, value in self.heard if kind == "started" for pid in value.values()]
+        return [pid for kind, value in self.reports if kind == "started" for pid in value.values()]
 
     def wait_for(self, kind: str, count: int = 1) -> None:
-        wait_until(lambda: self.kinds.count(kind) >= count, f"{count} x {kind} in {self.heard}")
+        wait_until(lambda: self.kinds.count(kind) >= count, f"{count} x {kind} in {self.reports}")
