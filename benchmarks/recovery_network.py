@@ -72,7 +72,7 @@ def _partition(job: OutageJob, *, is_driver: bool) -> tuple[float, float]:
     job.wait_until_stopped(victim)
     job.wait_for_round(2)
     job.view.wait_recovered(0)
-    return began, job.mend([victim], TRAIN, MANAGEMENT)
+    return began, job.reconnect([victim], TRAIN, MANAGEMENT)
 
 
 def _restart_etcd(job: OutageJob, away_s: float) -> tuple[float, float]:
@@ -100,7 +100,7 @@ def _lose_management(job: OutageJob, *, is_everyone: bool) -> tuple[float, float
     hosts: Sequence[str] = HOSTS if is_everyone else [next(host for host in HOSTS[:2] if host != driver)]
     began = job.cut(hosts, MANAGEMENT)
     job.wait_seconds(began, 2.0 * TTL_S)
-    return began, job.mend(hosts, MANAGEMENT)
+    return began, job.reconnect(hosts, MANAGEMENT)
 
 
 OUTAGES = (

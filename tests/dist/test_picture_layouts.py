@@ -69,7 +69,8 @@ ROWS = covering_array(FACTORS, seed=3)
 def test_pictures_give_the_numbers_of_one_process(row: dict[str, Any], jobs: TrainingJobs) -> None:
     sizes = LAYOUTS[row["layout"]]["parallel"]
     pp, dp = sizes["pp_size"], sizes["dp_size"]
-    least = pp if sizes["num_chunks"] > 1 else 1
+    is_zero_bubble = sizes["schedule"] == "zero_bubble"
+    least = pp if sizes["num_chunks"] > 1 or is_zero_bubble else 1
     num_microbatches = pp + 1 if row["accumulation"] == "more" else least
     common: Tables = {
         "model": PICTURES["model"] | {key: row[key] for key in MODEL_KEYS},
@@ -81,7 +82,9 @@ def test_pictures_give_the_numbers_of_one_process(row: dict[str, Any], jobs: Tra
         },
     }
     options = {"parallel": {key: row[key] for key in ("recompute", "zero_stage", "overlap", "offload_layers")}}
-    if sizes["tp_size"] > 1:
+    if is_zero_bubble:
+        options["parallel"]["zero_stage"] = 1
+    elif sizes["tp_size"] > 1:
         options["parallel"]["num_sequence_chunks"] = row["num_sequence_chunks"]
     reference = jobs.run(make_config(TWO_STEPS, common))
     run = jobs.run(make_config(TWO_STEPS, LAYOUTS[row["layout"]], common, options))

@@ -28,6 +28,9 @@ class EventStore(SegmentStore):
     def read(self, kind: type[TableType], where: Where = ALL) -> TableType:
         return self._reader.read(kind, where)
 
+    def problems(self) -> tuple[str, ...]:
+        return self._reader.problems()
+
     def maintain(self, retention: Retention) -> None:
         """Remove old files, then merge small ones: on a full disk, removal frees the space that merging needs."""
         try:
