@@ -184,5 +184,5 @@ def test_a_recorded_run_takes_no_note_and_no_action(tmp_path: Path) -> None:
     with served(tmp_path, replace(SETTINGS, enable_actions=True), source=recorded) as server:
         NotesPage(recorded.run, server).note().assert_refused(403, "history of a run")
         headers = bearer(OPERATOR_TOKEN) | JSON
-        ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "history")
+        ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "recorded run")
     assert not (tmp_path / "diagnosis").exists()

@@ -291,8 +291,8 @@ def test_stop_request_is_agreed_on_in_the_same_step(
     owner, name = places[moment]
     call = getattr(owner, name)
 
-    def ask_in_the_third(*arguments: Any) -> Any:
-        found = call(*arguments)
+    def ask_in_the_third(*arguments: Any, **options: Any) -> Any:
+        found = call(*arguments, **options)
         if made.trainer.step == 2:
             made.stop.set()
         return found
