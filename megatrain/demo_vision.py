@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NUM_PROCESSES = 4
 NUM_UNSEEN = 512
-MARGIN = 0.3
+MARGIN = 0.5
 """The share of right answers must be this far above chance for each question."""
 
 
