@@ -10,7 +10,7 @@ Shapes: N samples, P patches, C bytes of a patch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -38,9 +38,9 @@ _BRIGHTEST_BACKGROUND, _NOISE, _SHIFT = 60, 24, 0.6
 
 
 class Scene(NamedTuple):
-    """What a picture shows. count: from 1; colour and shape: indices of COLOURS and SHAPES. key: of its details."""
+    """What a picture shows. colour and shape: indices of COLOURS and SHAPES. key: of its details."""
 
-    count: int
+    num_objects: int
     colour: int
     shape: int
     key: np.uint64
@@ -48,7 +48,7 @@ class Scene(NamedTuple):
     @property
     def caption(self) -> tuple[int, ...]:
         """The tokens of the caption."""
-        words = (COUNTS[self.count - 1], tuple(COLOURS)[self.colour], SHAPES[self.shape])
+        words = (COUNTS[self.num_objects - 1], tuple(COLOURS)[self.colour], SHAPES[self.shape])
         return (0, *(WORDS.index(word) for word in words), 0)
 
 
@@ -64,8 +64,8 @@ def drawn(scene: Scene, size: int) -> Patches:
     background, *cell_draws = _draws(scene.key, 3, 1 + GRID**2).tolist()
     noise = (_draws(scene.key, 32, size**2) % np.uint64(_NOISE)).astype(np.int64).reshape(size, size, 1)
     picture = np.broadcast_to(background % _BRIGHTEST_BACKGROUND, (size, size, 3)) + noise
-    cells = sorted(range(GRID**2), key=cell_draws.__getitem__)[: scene.count]
-    places = _draws(scene.key, 20, 3 * scene.count).reshape(-1, 3) % np.uint64(1 << 20) / (1 << 20)
+    cells = sorted(range(GRID**2), key=cell_draws.__getitem__)[: scene.num_objects]
+    places = _draws(scene.key, 20, 3 * scene.num_objects).reshape(-1, 3) % np.uint64(1 << 20) / (1 << 20)
     cell_size = size / GRID
     colour = np.array(tuple(COLOURS.values())[scene.colour])
     for cell, (right, down, larger) in zip(cells, places.tolist(), strict=True):
@@ -145,7 +145,7 @@ class DrawnCaptions:
         """Return where captions begin, from `first` to before `last`."""
         return np.arange(-(-first // CAPTION_TOKENS) * CAPTION_TOKENS, last, CAPTION_TOKENS, dtype=np.int64)
 
-    def remote_blocks(self, start: int, length: int) -> Sequence[RemoteBlock]:
+    def remote_blocks(self, start: int, length: int) -> Iterable[RemoteBlock]:
         """Return no blocks: captions are in no file."""
         return ()
 
@@ -166,6 +166,10 @@ class DrawnOrder:
         firsts = [change.first_index for change in self.changes]
         found = np.searchsorted(firsts, indices, side="right") - 1
         return np.array([change.seq_len for change in self.changes], dtype=np.int64)[found]
+
+    def num_assembled(self, index: int) -> int:
+        """Return 0: a sample is a caption, whatever its length."""
+        return 0
 
     def epochs_after(self, num_samples: int) -> float:
         """Return how often the pictures are shown."""

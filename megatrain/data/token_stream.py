@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -42,7 +42,7 @@ class TokenStream(Protocol):
     def document_starts_between(self, first: int, last: int) -> Int64:
         """Return the positions p of documents' first tokens with first <= p < last, in order."""
 
-    def remote_blocks(self, start: int, length: int) -> Sequence[RemoteBlock]:
+    def remote_blocks(self, start: int, length: int) -> Iterable[RemoteBlock]:
         """Return the blocks of remote files that hold these tokens."""
 
 
@@ -57,6 +57,9 @@ class SourceOrder(Protocol):
 
     def lengths(self, indices: Int64) -> Int64:
         """Return the number of positions of each sample. Shapes: all [N]."""
+
+    def num_assembled(self, index: int) -> int:
+        """Return how many samples of the length that sample `index` has are put together from windows of another."""
 
     def epochs_after(self, num_samples: int) -> float:
         """Return how many passes over the stream the first samples are."""

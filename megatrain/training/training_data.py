@@ -65,7 +65,8 @@ def open_reader(config: Config) -> BatchReader:
             check_tokenizer(Path(config.data.tokenizer), prefix, metas[key], config.model.vocab_size)
     replaces_bad_samples = config.data.bad_samples == "replace"
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(config.data_sources))
-    sources, opened = [], []
+    sources: list[TrainingSource] = []
+    opened: list[tuple[str, IndexedDataset, str]] = []
     for key, source in config.data_sources.items():
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)

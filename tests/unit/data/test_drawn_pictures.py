@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from megatrain.checkpoint.continuation import TrainingProgress
 from megatrain.config.config import Config
 from megatrain.contracts.errors import DataError
 from megatrain.data.drawn_pictures import (
@@ -23,6 +24,7 @@ from megatrain.data.drawn_pictures import (
 )
 from megatrain.data.patches import Patches, patchify
 from megatrain.data.reader import StepBatch
+from megatrain.training.batch_notes import length_notes
 from megatrain.training.training_data import open_reader
 from tests.helpers.training_case import make_config
 
@@ -138,6 +140,18 @@ def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
         assert micro.document_SB[:, 0].tolist() == [0] * 20 + [1] * 4
         assert micro.num_labels_B.tolist() == [num_labels]
         assert (micro.patches_PBC[:, 0] == patchify(drawn(scene_of(5, number), SIZE), PATCH)).all()
+
+
+def test_length_change_adds_padding_only() -> None:
+    lengths = {"data": PICTURES["data"] | {"seq_len": 20}, "data_stage": {"after_tokens": 8 * 20, "seq_len": 24}}
+    config = make_config(PICTURES, lengths)
+    (note,) = length_notes(config, open_reader(config), TrainingProgress(), ())
+    assert "from step 2 on, samples have 24 tokens: at sample 8, after 160 tokens" in note
+    assert "; 0 of them consist of windows of the length before" in note
+
+    changed, whole = (samples_of(read(one, 1)) for one in (config, make_config(PICTURES)))
+    assert list(changed) == list(range(8, 16))
+    assert changed == whole
 
 
 def test_patches_are_read_for_the_first_stage_alone() -> None:
