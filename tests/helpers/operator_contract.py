@@ -14,6 +14,8 @@ from tests.helpers.guarded_memory import guarded
 from tests.helpers.kernels import UNDER_TEST, num_launches, thread_orders, use_thread_order
 
 Operator = Callable[..., Any]
+_LAUNCHES_OF_FEW_ROWS = {"megatrain::embedding_gradient_": 1}
+"""For operators that launch fewer kernels for small inputs: the sum of up to 32 tokens has one part."""
 
 
 def assert_contract(operator: Operator, *arguments: Any) -> None:
@@ -106,7 +108,11 @@ def _assert_launches(operator: Operator, arguments: Sequence[Any]) -> None:
     before = num_launches()
     _run_poisoned(operator, arguments, 0)
     name = operator._schema.name
-    assert num_launches() - before == OWN_LAUNCHES.get(name, 1), f"launches of {name}"
+    most = OWN_LAUNCHES.get(name, 1)
+    # without elements there is nothing to compute
+    has_elements = all(x.numel() for x in arguments if isinstance(x, Tensor))
+    least = _LAUNCHES_OF_FEW_ROWS.get(name, most) if has_elements else 0
+    assert least <= num_launches() - before <= most, f"launches of {name}"
 
 
 def _assert_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
