@@ -51,9 +51,9 @@ def sites_in(strike: Callable[[str, int], None]) -> None:
             strike(site, at[0])
         return token
 
-    def noted_read(reader: BatchReader, *arguments: Any) -> Any:
+    def noted_read(reader: BatchReader, *arguments: Any, **options: Any) -> Any:
         strike(READ, at[0])
-        return read_step(reader, *arguments)
+        return read_step(reader, *arguments, **options)
 
     Recorder.begin = noted_begin  # type: ignore[method-assign]
     Recorder.set_step = noted_step  # type: ignore[method-assign]

@@ -185,8 +185,8 @@ def main() -> int:
         pacer.cost = 0.5 + 0.5 * batch.squared_lengths / longest if pacer.has("lengths") else 1.0
         return train_step(trainer, batch)
 
-    def paced_read_step(reader: Any, *arguments: Any) -> Any:
-        batch = read_step(reader, *arguments)
+    def paced_read_step(reader: Any, *arguments: Any, **options: Any) -> Any:
+        batch = read_step(reader, *arguments, **options)
         extra_s = (pacer.factor("data") - 1.0) * (pacer.pace.forward_s + pacer.pace.backward_s)
         pause_until(time.monotonic() + extra_s * len(batch.microbatches))
         if pacer.has("lengths"):

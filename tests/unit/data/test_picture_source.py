@@ -10,14 +10,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatrain.contracts.errors import DataError, UnreachableError
+from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_format import REFUSE, REPLACE, PictureFormat
 from megatrain.data.pictures.picture_index import PictureIndex, build_index
@@ -161,9 +161,10 @@ def wrong_at_first(directory: Path, num_wrong: int, head: dict[str, object]) -> 
         connection.send_message(b'{"decoder": "Pillow"}')
         usual = {"number": 1, "digest": "", "is_bad": False, "text_bytes": 0}
         connection.send_message(json.dumps({**usual, **head}).encode())
-        if "is_bad" not in head:
-            connection.send(bytes(FORMAT.num_bytes))
-        connection.send_tag()
+        with suppress(CommunicationError):  # the source closes the connection as soon as the head is wrong
+            if "is_bad" not in head:
+                connection.send(bytes(FORMAT.num_bytes))
+            connection.send_tag()
 
     listener = listen("127.0.0.1")
     with PeerServer(listener, SECRET, serve, PRODUCER_LIMITS, has_low_priority=False):
