@@ -61,6 +61,7 @@ def got(url: str) -> str:
 def test_an_xid_and_a_lost_gpu_are_red_while_the_job_trains(job: TrainJob, nvml: FakeNvml) -> None:
     run = job.files.root
     wait_until(lambda: status(run).get("state") == "training", "the first step")
+    wait_until(lambda: bool(status(run).get("dashboard_url")), "the dashboard, which may start later")
     api = f"{status(run)['dashboard_url'].rstrip('/')}/api/v1"
     host = status(run)["hosts"][0]["host"]
 
