@@ -28,6 +28,7 @@ from megatrain.data.balance import balanced_order
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
 from megatrain.data.patches import Patches
+from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
 from megatrain.data.token_stream import SamplePieces, SourceOrder, TokenStream
@@ -73,7 +74,8 @@ class StepBatch:
 
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
-    `loader`: of the data loader of the host; None if this rank has read the batch.
+    `loader`: of the data loader of the host; None if this rank has read the batch. `producers`: what each producer of
+    pictures did for this batch, where it was read.
     """
 
     cursor: int
@@ -85,6 +87,7 @@ class StepBatch:
     sources: SampleSources | None = None
     bad_samples: tuple[BadSample, ...] = ()
     loader: LoaderReport | None = None
+    producers: ProducerWorks = ()
 
     @property
     def num_bytes(self) -> int:

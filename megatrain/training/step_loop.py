@@ -31,6 +31,7 @@ from megatrain.training.extensions import Callback
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.phases import Phases
 from megatrain.training.rank_model import RankModel
+from megatrain.training.read_records import record_reads
 from megatrain.training.replica_check import ReplicaCheck
 from megatrain.training.saving import Saving
 from megatrain.training.step import Requests, StepOutcome, train_step
@@ -142,8 +143,7 @@ class StepLoop:
                     observer.before_step(self.step)
                 with recorder.span(Operation.DATA_WAIT):
                     batch = batches.next()
-                for read in batch.loader.reads if batch.loader is not None else ():
-                    recorder.record_span(Operation.DATA_READ, read.start_ns, read.duration_ns, read.num_bytes)
+                record_reads(recorder, batch)
                 slots = config.num_microbatches(layout, batch.global_batch_size)
                 recorder.set_work(slots * sample_cost(document_cost(config.model), batch.seq_len))
                 with recorder.span(Operation.STEP):

@@ -16,7 +16,7 @@ import errno
 import mmap
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import CheckpointError, DataError, UnreachableError
 from megatrain.contracts.step_plan import StepPlan
-from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.loader.ring_layout import PRODUCER_WORDS, RingLayout
 from megatrain.data.loader.slot_content import SlotContent
 from megatrain.data.loader_report import LoaderRead
+from megatrain.data.producer_work import ProducerWork
 from megatrain.data.reader import StepBatch
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
@@ -83,9 +84,11 @@ class Ring:
         self._words[self._layout.count(share, slot)] = count
 
     def put_read(self, share: int, step: int, read: LoaderRead) -> None:
-        """Store how a slot was read, before `publish`."""
-        words = self._layout.read(share, step % self._layout.depth)
-        self._words[words] = read.start_ns, read.duration_ns, read.num_bytes
+        """Store how a slot was read, before `publish`. A read that failed has no numbers of producers."""
+        layout, slot = self._layout, step % self._layout.depth
+        self._words[layout.read(share, slot)] = read.start_ns, read.duration_ns, read.num_bytes
+        works = read.producers or (ProducerWork(),) * layout.num_producers
+        self._words[layout.producers(share, slot)] = [number for work in works for number in astuple(work)]
 
     def publish(self, share: int, step: int) -> None:
         """Store that the slot of a step is complete."""
@@ -106,7 +109,11 @@ class Ring:
 
     def read_of(self, share: int, step: int) -> LoaderRead:
         """Return how a step that is filled was read."""
-        return LoaderRead(*self._words[self._layout.read(share, step % self._layout.depth)].tolist())
+        layout, slot = self._layout, step % self._layout.depth
+        works = self._words[layout.producers(share, slot)].reshape(layout.num_producers, PRODUCER_WORDS)
+        return LoaderRead(
+            *self._words[layout.read(share, slot)].tolist(), tuple(ProducerWork(*work) for work in works.tolist())
+        )
 
     def num_ready(self, share: int, step: int) -> int:
         """Return how many steps from `step` on are filled without a gap."""

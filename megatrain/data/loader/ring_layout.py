@@ -1,7 +1,7 @@
 """The offsets of the words and slots in the ring of a host's data loader. Pure functions of the loader's plan.
 
 The file begins with words, 64-bit integers in native order. Words that different processes store lie in different cache
-lines. Then come the slots, each on its own pages: `depth` of them for each share. Step n of a share is in slot
+lines. A line for each slot and producer of pictures follows. Then come the slots, each on its own pages: `depth` of them for each share. Step n of a share is in slot
 n % depth.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.data.loader.plan import LoaderPlan, shares_of
+from megatrain.data.producer_work import ProducerWork
 
 WORD_BYTES = 8
 _LINE_BYTES = 64
@@ -22,13 +23,15 @@ _LEAST_CONTENT_BYTES = 4096
 """Enough for the text of an error."""
 _NUM_COMMON_LINES = 2
 _SLOT_LINE_WORDS = _LINE_BYTES // WORD_BYTES
+PRODUCER_WORDS = len(fields(ProducerWork))
 
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
     """The sizes of a ring.
 
-    max_microbatches: the most of any step and replica, with empty ones. seq_len: of the longest samples.
+    max_microbatches: the most of any step and replica, with empty ones. seq_len: of the longest samples. num_producers:
+    of the producers of pictures that the loader asks; 0 if it asks none.
     Legend: M max_microbatches, B micro-batch, S sequence.
     """
 
@@ -39,6 +42,7 @@ class RingLayout:
     micro_batch_size: int
     seq_len: int
     has_document_mask: bool
+    num_producers: int = 0
 
     STARTS = 0
     """Word: how often ranks have started a loader since the last slot was filled."""
@@ -92,13 +96,24 @@ class RingLayout:
         first = self.filled(share, slot) + 2
         return slice(first, first + 3)
 
+    def producers(self, share: int, slot: int) -> slice:
+        """Return the words about what each producer did for the read of a slot, PRODUCER_WORDS for each."""
+        first = self._num_lines * _SLOT_LINE_WORDS
+        num_words = self.num_producers * PRODUCER_WORDS
+        first += (share * self.depth + slot) * num_words
+        return slice(first, first + num_words)
+
     def exit_code(self, share: int, slot: int) -> int:
         """Return the word with the exit code of the error in a slot."""
         return self.filled(share, slot) + 5
 
     @property
     def num_words(self) -> int:
-        return (_NUM_COMMON_LINES + self.num_readers + self.num_shares * self.depth) * _SLOT_LINE_WORDS
+        return self._num_lines * _SLOT_LINE_WORDS + self.num_shares * self.depth * self.num_producers * PRODUCER_WORDS
+
+    @property
+    def _num_lines(self) -> int:
+        return _NUM_COMMON_LINES + self.num_readers + self.num_shares * self.depth
 
     @property
     def content_words(self) -> int:

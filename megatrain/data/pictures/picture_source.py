@@ -23,6 +23,7 @@ from megatrain.data.pictures.picture_format import REFUSE, PictureFormat
 from megatrain.data.pictures.preparation import PreparedPicture
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
 from megatrain.data.pictures.requests import PictureRequests, TakenNumbers
+from megatrain.data.producer_work import ProducerWork, ProducerWorks
 from megatrain.peers.link import PeerAddress, connect_peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -50,12 +51,13 @@ class Pictures:
     """The pictures of some samples, in the order of their numbers.
 
     Shapes: patches [N, patches, patch_values]. bad: the samples that were replaced: their patches are 0 and their
-    captions are empty, so that they have no labels.
+    captions are empty, so that they have no labels. works: what each producer did, in the order of their addresses.
     """
 
     patches_NPV: NDArray[np.uint8]
     captions: tuple[str, ...]
     bad: tuple[BadPicture, ...]
+    works: ProducerWorks
 
 
 class PictureSource:
@@ -71,7 +73,11 @@ class PictureSource:
         self._format = picture_format
         self._producers = producers
         self._bad_pictures = bad_pictures
-        self._asked = [_AskedProducer(address) for address in producers.addresses for _ in range(_REQUESTS_OF_PRODUCER)]
+        self._asked = [
+            _AskedProducer(number, address)
+            for number, address in enumerate(producers.addresses)
+            for _ in range(_REQUESTS_OF_PRODUCER)
+        ]
         self._decoders = _SameDecoder()
         self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
 
@@ -83,8 +89,8 @@ class PictureSource:
         """
         shape = (len(numbers), self._format.num_patches, self._format.patch_values)
         patches_NPV = np.empty(shape, np.uint8)
-        work = PictureRequests(numbers)
-        asking = [self._threads.submit(self._ask, asked, work, patches_NPV) for asked in self._asked]
+        work, counts = PictureRequests(numbers), _Counts(len(self._producers.addresses))
+        asking = [self._threads.submit(self._ask, asked, work, counts, patches_NPV) for asked in self._asked]
         try:
             for one in asking:
                 one.result()
@@ -94,7 +100,7 @@ class PictureSource:
         bad = tuple(picture.bad for picture in pictures if picture.bad is not None)
         if bad and self._bad_pictures == REFUSE:
             raise BadPictureError(bad[0])
-        return Pictures(patches_NPV, tuple(picture.caption for picture in pictures), bad)
+        return Pictures(patches_NPV, tuple(picture.caption for picture in pictures), bad, counts.works())
 
     def close(self) -> None:
         """End the threads."""
@@ -106,14 +112,20 @@ class PictureSource:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _ask(self, asked: _AskedProducer, work: PictureRequests, patches_NPV: NDArray[np.uint8]) -> None:
+    def _ask(
+        self, asked: _AskedProducer, work: PictureRequests, counts: _Counts, patches_NPV: NDArray[np.uint8]
+    ) -> None:
         """Send one producer the requests that no other one works on, until all are answered."""
         try:
             while (taken := work.take(asked.ready_s)) is not None:
+                started_ns = time.monotonic_ns()
                 try:
-                    work.store(taken, self._answer(asked.address, taken, patches_NPV))
+                    pictures, num_waiting = self._answer(asked.address, taken, patches_NPV)
+                    counts.add_answer(asked.number, started_ns, pictures, num_waiting)
+                    work.store(taken, pictures)
                     asked.has_answered()
                 except CommunicationError as error:
+                    counts.add_failure(asked.number, started_ns)
                     asked.has_failed()
                     work.give_back(taken)
                     self._check_hope(work, error)
@@ -132,13 +144,17 @@ class PictureSource:
                 "producers, or correct their addresses"
             )
 
-    def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> _Answer:
+    def _answer(
+        self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]
+    ) -> tuple[_Answer, int]:
+        """Return the pictures of a request, and how many requests waited in the producer."""
         request = PictureRequest(self._data, self._format, taken.numbers)
         with connect_peer(address, self._producers.secret, PRODUCER_LIMITS) as connection:
             connection.send_message(request.encode())
             answer = AnswerReader(connection, request)
-            self._decoders.check(address, answer.decoder)
-            return answer.read_into(patches_NPV[taken.first : taken.first + len(taken.numbers)])
+            self._decoders.check(address, answer.head.decoder)
+            pictures = answer.read_into(patches_NPV[taken.first : taken.first + len(taken.numbers)])
+            return pictures, answer.head.num_waiting
 
 
 class _AskedProducer:
@@ -148,7 +164,8 @@ class _AskedProducer:
     answer.
     """
 
-    def __init__(self, address: PeerAddress) -> None:
+    def __init__(self, number: int, address: PeerAddress) -> None:
+        self.number = number
         self.address = address
         self.ready_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -159,6 +176,36 @@ class _AskedProducer:
     def has_failed(self) -> None:
         self.ready_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+class _Counts:
+    """What each producer has done in a call of `patches`. Thread-safe."""
+
+    def __init__(self, num_producers: int) -> None:
+        self._lock = threading.Lock()
+        self._works = [ProducerWork()] * num_producers
+
+    def works(self) -> ProducerWorks:
+        with self._lock:
+            return tuple(self._works)
+
+    def add_answer(self, number: int, started_ns: int, pictures: _Answer, num_waiting: int) -> None:
+        """Count a request that was sent at `started_ns` and is answered now."""
+        patches = [picture.patches_PV for picture in pictures if picture.patches_PV is not None]
+        num_bytes = sum(one.nbytes for one in patches) + sum(len(picture.caption.encode()) for picture in pictures)
+        duration_ns = time.monotonic_ns() - started_ns
+        self._add(
+            number,
+            ProducerWork(started_ns, duration_ns, len(pictures), num_bytes, 1, 0, duration_ns, num_waiting),
+        )
+
+    def add_failure(self, number: int, started_ns: int) -> None:
+        """Count a request that was sent at `started_ns` and has failed now."""
+        self._add(number, ProducerWork(started_ns, time.monotonic_ns() - started_ns, num_failed=1))
+
+    def _add(self, number: int, work: ProducerWork) -> None:
+        with self._lock:
+            self._works[number] = self._works[number].joined(work)
 
 
 class _SameDecoder:

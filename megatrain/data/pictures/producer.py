@@ -26,7 +26,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.data.pictures.decoder import DaliDecoder, PictureDecoder
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.preparation import PreparedPicture, prepared_pictures
-from megatrain.data.pictures.protocol import PRODUCER_LIMITS, PictureRequest, send_answer, send_refusal
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerHead, PictureRequest, send_answer, send_refusal
 from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerConnection
 from megatrain.peers.server import PeerServer
@@ -69,8 +69,9 @@ class Producer:
                 send_refusal(connection, str(error))
                 return
             job = _Job(request)
+            head = AnswerHead(self._decoder.identity, self._jobs.qsize())
             self._jobs.put(job)
-            send_answer(connection, request, self._decoder.identity, job.pictures())
+            send_answer(connection, request, head, job.pictures())
 
     def run(self) -> NoReturn:
         """Prepare what is asked for, without end. For the main thread: DALI stays in the thread that loaded it."""

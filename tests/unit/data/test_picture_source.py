@@ -158,7 +158,7 @@ def wrong_at_first(directory: Path, num_wrong: int, head: dict[str, object]) -> 
             producer.serve(connection)
             return
         connection.receive_message()
-        connection.send_message(b'{"decoder": "Pillow"}')
+        connection.send_message(b'{"decoder": "Pillow", "num_waiting": 0}')
         usual = {"number": 1, "digest": "", "is_bad": False, "text_bytes": 0}
         connection.send_message(json.dumps({**usual, **head}).encode())
         with suppress(CommunicationError):  # the source closes the connection as soon as the head is wrong
