@@ -19,6 +19,7 @@ import torch
 from megatrain.comm import Mesh
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.log_messages import REPLACED_SAMPLES
 from megatrain.data.bad_tokens import BadSample, BadTokens
 from megatrain.data.masked_samples import without_samples
 from megatrain.data.reader import StepBatch
@@ -101,6 +102,6 @@ class BadSamples:
             self._logged.add(sample.tokens)
             source = f" of source {self._names[sample.source]}" if self._names[sample.source] else ""
             _logger.warning(
-                "data.bad_samples: sample %d%s is replaced by one without labels: %s",
-                sample.number, source, sample.tokens,
+                "%ssample %d%s is replaced by one without labels: %s",
+                REPLACED_SAMPLES, sample.number, source, sample.tokens,
             )  # fmt: skip

@@ -8,9 +8,9 @@ has no sample; NaN is exported only if the value itself is NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -24,10 +24,12 @@ from prometheus_client.registry import Collector
 
 from megatrain_diagnostics.metrics.device_metrics import device_metrics
 from megatrain_diagnostics.metrics.readings import (
+    MAX_PRODUCERS,
     MAX_SCORES,
     STEP_BUCKETS_S,
     HostReading,
     JobReading,
+    ProducerReading,
     RankReading,
 )
 from megatrain_job.jobs.health import HealthLevel
@@ -101,6 +103,44 @@ _RANK_GAUGES = (
         "How often the host's data loader was started in this round, of the same ranks.",
         lambda rank: rank.loader_starts,
     ),
+    _RankGauge(
+        "megatrain_rank_picture_wait_seconds",
+        "Time in which reads that ended in the last step waited for producers of pictures, of the same ranks.",
+        lambda rank: rank.picture_wait_s,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ProducerGauge:
+    """A gauge of a producer of pictures. `of_ranks`: from its readings by the ranks of the host."""
+
+    name: str
+    text: str
+    of_ranks: Callable[[Sequence[ProducerReading]], float]
+
+
+_PRODUCER_GAUGES = (
+    _ProducerGauge(
+        "megatrain_producer_pictures",
+        "Pictures that a producer answered for reads of the host that ended in the last step.",
+        lambda found: sum(one.num_pictures for one in found),
+    ),
+    _ProducerGauge(
+        "megatrain_producer_answer_seconds",
+        "Mean time of an answered request; the longest of the host's replicas.",
+        lambda found: max(one.answer_s for one in found),
+    ),
+    _ProducerGauge(
+        "megatrain_producer_requests_waiting",
+        "The most requests that waited in the producer when one of the host arrived.",
+        lambda found: max(one.num_waiting for one in found),
+    ),
+    _ProducerGauge(
+        "megatrain_producer_failed_requests",
+        "Requests in the last step that had to be sent again.",
+        lambda found: sum(one.num_failed for one in found),
+    ),
 )
 
 
@@ -136,6 +176,18 @@ def _health(job: JobReading) -> Iterator[Metric]:
     yield reasons
 
 
+def _producers(host: HostReading, labels: dict[str, str]) -> Iterator[Metric]:
+    """Yield the gauges of the producers of pictures that a host asks, by their numbers."""
+    of_ranks = list(zip_longest(*(rank.producers for rank in host.ranks)))
+    for gauge in _PRODUCER_GAUGES if of_ranks else ():
+        family = GaugeMetricFamily(gauge.name, gauge.text, labels=[*labels, "producer"])
+        for number, found in enumerate(of_ranks[:MAX_PRODUCERS]):
+            family.add_metric(
+                [*labels.values(), str(number)], gauge.of_ranks([one for one in found if one is not None])
+            )
+        yield family
+
+
 def _counter(name: str, text: str, labels: dict[str, str], by: str, values: dict[str, int]) -> Metric:
     family = CounterMetricFamily(name, text, labels=[*labels, *([by] if by else [])])
     for key, value in sorted(values.items()):
@@ -161,6 +213,7 @@ class HostCollector(Collector):
                 if value is not None:
                     family.add_metric([*labels.values(), str(rank.rank)], value)
             yield family
+        yield from _producers(host, labels)
         yield from _gauge(
             "megatrain_host_median_step_seconds", "Median duration of a step.", labels, host.median_step_s
         )

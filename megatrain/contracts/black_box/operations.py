@@ -158,3 +158,12 @@ class StepValue(IntEnum):
     @property
     def text(self) -> str:
         return self.name.lower().replace("_", "-")
+
+
+OF_PRODUCERS = (
+    StepValue.PRODUCER_PICTURES,
+    StepValue.PRODUCER_ANSWER_SECONDS,
+    StepValue.PRODUCER_WAITING,
+    StepValue.PRODUCER_FAILURES,
+)
+"""A rank records one of each for each producer of pictures, in the order of the producers."""

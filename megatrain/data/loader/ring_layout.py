@@ -1,8 +1,8 @@
 """The offsets of the words and slots in the ring of a host's data loader. Pure functions of the loader's plan.
 
 The file begins with words, 64-bit integers in native order. Words that different processes store lie in different cache
-lines. A line for each slot and producer of pictures follows. Then come the slots, each on its own pages: `depth` of them for each share. Step n of a share is in slot
-n % depth.
+lines. A line for each slot and producer of pictures follows. Then come the slots, each on its own pages: `depth` of
+them for each share. Step n of a share is in slot n % depth.
 """
 
 from __future__ import annotations

@@ -144,9 +144,7 @@ class PictureSource:
                 "producers, or correct their addresses"
             )
 
-    def _answer(
-        self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]
-    ) -> tuple[_Answer, int]:
+    def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> tuple[_Answer, int]:
         """Return the pictures of a request, and how many requests waited in the producer."""
         request = PictureRequest(self._data, self._format, taken.numbers)
         with connect_peer(address, self._producers.secret, PRODUCER_LIMITS) as connection:
