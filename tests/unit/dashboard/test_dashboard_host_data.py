@@ -159,7 +159,7 @@ def test_producers_of_pictures_and_replaced_samples(tmp_path: Path) -> None:
     assert [one["answer_s"] for one in pictures["producers"]] == [0.125, 0.25, None]
     assert [one["num_waiting"] for one in pictures["producers"]] == [4, 1, 0]
     assert [one["num_failed"] for one in pictures["producers"]] == [0, 30, 0]
-    assert second["pictures_history"][-4:] == [12.0, 0.0, 0.0, 0.0]
+    assert second["pictures_history"][-4:] == [12.0, 6.0, 0.0, 0.0]
     assert [(one["rank"], one["text"]) for one in found["replaced_samples"]] == [(3, "another sample"), (2, bad)]
     other = asked(page, "host-0")
     assert (other["pictures"], [one["text"] for one in other["replaced_samples"]]) == (None, ["of another host"])
