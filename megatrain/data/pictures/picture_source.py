@@ -6,6 +6,7 @@ free. A request that fails, because its producer was killed or its answer was wr
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _REQUESTS_OF_PRODUCER = 2
 """At a time: it decodes for one while it sends the answer to the other."""
 _Answer = list[PreparedPicture]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class PictureSource:
                     asked.has_answered()
                 except CommunicationError as error:
                     counts.add_failure(asked.number, started_ns)
-                    asked.has_failed()
+                    asked.has_failed(error)
                     work.give_back(taken)
                     self._check_hope(work, error)
         except BaseException:
@@ -169,9 +172,13 @@ class _AskedProducer:
         self._pause_s = _FIRST_PAUSE_S
 
     def has_answered(self) -> None:
+        if self._pause_s > _FIRST_PAUSE_S:
+            _logger.warning("picture producer %d at %s answers again", self.number, self.address)
         self._pause_s = _FIRST_PAUSE_S
 
-    def has_failed(self) -> None:
+    def has_failed(self, error: CommunicationError) -> None:
+        if self._pause_s == _FIRST_PAUSE_S:
+            _logger.warning("picture producer %d: %s; the request is sent again", self.number, error)
         self.ready_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -215,13 +216,18 @@ def test_answer_that_is_wrong_is_not_used(name: str, shards: tuple[Path, list[by
         assert np.array_equal(asked(directory, producers, [1]).patches_NPV[0], patches_by_hand(files[1]))
 
 
-def test_answer_that_is_wrong_is_asked_for_again(shards: tuple[Path, list[bytes]]) -> None:
+def test_answer_that_is_wrong_is_asked_for_again(
+    shards: tuple[Path, list[bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
     directory, files = shards
     with wrong_at_first(directory, 2, {"digest": "0" * 64}) as producers:
         pictures = asked(directory, producers, [1])
     assert np.array_equal(pictures.patches_NPV[0], patches_by_hand(files[1]))
     (work,) = pictures.works
     assert (work.num_pictures, work.num_answered, work.num_failed) == (1, 1, 2)
+    failed, *_, again = [record.getMessage() for record in caplog.records]
+    assert "the producer sent other content for sample 1 than its SHA-256 names; the request is sent again" in failed
+    assert re.fullmatch(r"picture producer 0 at 127\.0\.0\.1:\d+ answers again", again)
 
 
 @pytest.fixture
