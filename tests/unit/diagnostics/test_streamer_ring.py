@@ -242,6 +242,7 @@ def test_reading_of_a_rank_has_the_producers_of_its_last_step(open_box: OpenBox)
     tail = RankTail(path, CLOCK)
     for step, num_pictures in enumerate([(40.0, 8.0), (), (30.0, 18.0)]):
         recorder.set_step(step)
+        recorder.record_value(StepValue.LOSS, 1.0)
         for number, pictures in enumerate(num_pictures):
             for kind, value in zip(OF_PRODUCERS, (pictures, 0.1 + number, 2.0, float(step)), strict=True):
                 recorder.record_value(kind, value)
