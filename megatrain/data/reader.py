@@ -23,7 +23,7 @@ from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
-from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
+from megatrain.data.bad_tokens import BadSample, BadSampleError
 from megatrain.data.balance import balanced_order
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
@@ -35,7 +35,7 @@ from megatrain.data.token_stream import SamplePieces, SourceOrder, TokenStream
 from megatrain.data.training_source import TrainingSource
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
-_OnBad = Callable[[int, BadTokensError], None]
+_OnBad = Callable[[int, BadSampleError], None]
 """Gets the number of a sample that cannot be used, and the error."""
 
 
@@ -118,7 +118,7 @@ class TokenWindow(NamedTuple):
     num_labels: int
 
     def read(self) -> NDArray[Any]:
-        """Return the tokens. Raises: BadTokensError when they cannot be used."""
+        """Return the tokens. Raises: BadSampleError when they cannot be used."""
         return self.dataset.window(self.start, self.num_labels + 1)
 
 
@@ -170,17 +170,18 @@ class BatchReader:
         has_tokens=False: for a stage in the middle of a pipeline, which needs only the bounds of documents. Tokens are
         not read then, and are 0; their labels are -100. All other fields are the same. has_patches=False: for a stage
         that does not encode pictures; their patches are left out.
-        Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
+        Raises: BadSampleError when the tokens or the picture of a sample cannot be used, unless such samples are
+        replaced.
         """
         slots = self.dealt(plan).slots(replica)
         numbers_N = np.array([number for slot in slots for number in slot], dtype=np.int64)
         sources_N, indices_N = self.mixture.places(numbers_N)
-        bad: dict[int, BadTokens] = {}
+        bad: dict[int, str] = {}
 
-        def on_bad(number: int, error: BadTokensError) -> None:
+        def on_bad(number: int, error: BadSampleError) -> None:
             if not self.replaces_bad_samples:
                 raise error
-            bad[number] = error.tokens
+            bad[number] = str(error)
 
         samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
         seq_len = self.seq_len_of(plan)
@@ -302,7 +303,7 @@ class BatchReader:
             source = self._open(number)
             try:
                 groups = [(of_source, source.order.pieces(indices_N[of_source]))]
-            except BadTokensError:
+            except BadSampleError:
                 groups = list(_readable(source.order, of_source, numbers_N, indices_N, on_bad))
             for places, pieces in groups:
                 starts, labels, bounds = (part.tolist() for part in pieces)
@@ -330,11 +331,11 @@ def _readable(
     for place in places[:, None]:
         try:
             yield place, order.pieces(indices_N[place])
-        except BadTokensError as error:
+        except BadSampleError as error:
             on_bad(int(numbers_N[place[0]]), error)
 
 
-def _refuse(number: int, error: BadTokensError) -> None:
+def _refuse(number: int, error: BadSampleError) -> None:
     raise error
 
 
@@ -370,7 +371,7 @@ def assemble(
                 (*window, window.read() if has_tokens else _NO_TOKENS) for window in windows if window.num_labels
             ]
             num_documents += not has_document_mask and bool(windows)
-        except BadTokensError as error:
+        except BadSampleError as error:
             on_bad(int(samples_B[sample]), error)
             contents = []
         for dataset, start, count, window in contents:

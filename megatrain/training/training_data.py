@@ -22,7 +22,7 @@ from megatrain.data.dataset import (
     open_dataset,
     tokenizer_digest,
 )
-from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnCaptions, DrawnOrder, DrawnPictures
+from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnPictures, drawn_source
 from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_metas
@@ -99,9 +99,7 @@ def _drawn_reader(config: Config) -> BatchReader:
         )
     pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
     ((key, source),) = config.data_sources.items()
-    captions = DrawnCaptions(seed)
-    identity = StreamSource(source.resolved_name, captions.num_tokens, pictures.digest())
-    drawn = TrainingSource(identity, captions, DrawnOrder(seed), key.partition(".")[0], pictures=pictures)
+    drawn = drawn_source(source.resolved_name, pictures, key.partition(".")[0])
     mixture = Mixture(seed, planned_stages(config), 1)
     return BatchReader.of([drawn], mixture, config.data.has_document_mask, config.data.bad_samples == "replace")
 

@@ -25,7 +25,6 @@ _EXCLUDED: Mapping[str, str] = {
     "tokenizer": "captions have a vocabulary of their own",
     "packing": "a caption is a sample",
     "balance": "all samples cost the same",
-    "loader": "the loader of a host delivers no pictures",
 }
 """Keys of [data] that must keep their defaults beside pictures, and why."""
 

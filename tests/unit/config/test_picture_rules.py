@@ -80,13 +80,7 @@ CASES = {
             "it (--data_source.path on the command line)"
         ),
     ),
-    "drawn pictures by the loader of a host": (
-        [*DRAWN, "--data.loader=host"],
-        (
-            'data.loader="host" cannot be used with data.pictures="drawn": the loader of a host delivers no pictures; '
-            'use loader="thread" (--data.loader on the command line)'
-        ),
-    ),
+    "drawn pictures by the loader of a host": ([*DRAWN, "--data.loader=host"], None),
 }  # fmt: skip
 
 
