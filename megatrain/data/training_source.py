@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ class TrainingSource:
 
     section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
     costs: the costs by which samples are dealt; None: those of the reader. pictures: of its samples; None if they have
-    none.
+    none. prepare: returns a source that has what these samples need, for a source that must first ask for it; None:
+    the source has it.
     """
 
     identity: StreamSource
@@ -31,6 +33,11 @@ class TrainingSource:
     max_epochs: float = 0.0
     costs: DocumentCosts | None = None
     pictures: SamplePictures | None = None
+    prepare: Callable[[TrainingSource, NDArray[np.int64]], TrainingSource] | None = None
+
+    def prepared(self, indices: NDArray[np.int64]) -> TrainingSource:
+        """Return the source for reading these samples, by their numbers in its order. Raises: as `prepare`."""
+        return self if self.prepare is None else self.prepare(self, indices)
 
     def sample_costs(self, cost: DocumentCost | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].

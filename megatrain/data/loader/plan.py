@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
+from pathlib import Path
 from typing import Self
 
 from megatrain.checkpoint_format.sample_stream import SampleStream
@@ -170,8 +171,12 @@ def loader_plan(
     layout: Layout,
     ranks: Sequence[int],
     config: DataConfig,
+    producers: Path | None = None,
 ) -> LoaderPlan:
-    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`."""
+    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`.
+
+    producers: the file that names the producers of pictures from shards.
+    """
     opened = next(source for source in reader.sources if source is not None)
     datasets = [None if source is None else source.dataset for source in reader.sources]
     files = [one if isinstance(one, IndexedDataset) else None for one in datasets]
@@ -180,7 +185,7 @@ def loader_plan(
         shares=shares_of(layout, ranks),
         depth=config.prefetch + 1,
         prefixes=tuple("" if one is None else str(one.prefix.absolute()) for one in files),
-        pictures=planned_pictures(reader.sources),
+        pictures=planned_pictures(reader.sources, producers),
         stream=stream,
         vocab_size=max((one.vocab_size or 0 for one in files if one is not None), default=0),
         order_seed=opened.order.seed,
