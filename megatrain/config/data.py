@@ -44,11 +44,12 @@ class DataConfig:
         default="",
         metadata=option("Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with."),
     )
-    pictures: Literal["none", "drawn"] = field(
+    pictures: Literal["none", "drawn", "shards"] = field(
         default="none",
         metadata=option(
             "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
-            "shapes that the program draws itself, with captions of three words as the text; needs no files."
+            "shapes that the program draws itself, with captions of three words as the text; needs no files. shards: "
+            "those of pictures.shards, with their captions, which data.tokenizer makes tokens of, as the text."
         ),
     )
     seq_len: int = field(

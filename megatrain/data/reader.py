@@ -183,9 +183,10 @@ class BatchReader:
                 raise error
             bad[number] = str(error)
 
-        samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
+        prepared = self._prepared(sources_N, indices_N)
+        samples = iter(prepared._samples(numbers_N, sources_N, indices_N, on_bad))
         seq_len = self.seq_len_of(plan)
-        patches = self._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
+        patches = prepared._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
@@ -209,6 +210,7 @@ class BatchReader:
             sum(one.num_documents for one in microbatches),
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
+            producers=next((source.works for source in prepared.sources if source is not None and source.works), ()),
         )
 
     @property
@@ -269,6 +271,13 @@ class BatchReader:
     def cost_digests(self) -> tuple[str, ...]:
         """The digests of the costs of all sources of the mixture, "" for a source without costs."""
         return tuple("" if source is None or source.costs is None else source.costs.digest for source in self.sources)
+
+    def _prepared(self, sources_N: NDArray[np.int64], indices_N: NDArray[np.int64]) -> BatchReader:
+        """Return the reader whose sources have what these samples need."""
+        prepared = (
+            source and source.prepared(indices_N[sources_N == number]) for number, source in enumerate(self.sources)
+        )
+        return replace(self, sources=tuple(prepared))
 
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:

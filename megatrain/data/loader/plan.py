@@ -25,7 +25,7 @@ from megatrain.data.block_cache import CacheSettings
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.loader.planned_pictures import PlannedPictures, planned_pictures
+from megatrain.data.loader.planned_pictures import HostProducers, PlannedPictures, planned_pictures
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, order_of
 from megatrain.data.parts import PartSizes
@@ -92,6 +92,12 @@ class LoaderPlan:
         if self.pictures is None or not any(share.encoders for share in self.shares):
             return 0, 0
         return self.pictures.shape
+
+    @property
+    def num_producers(self) -> int:
+        """The producers of pictures that the loader asks."""
+        shards = None if self.pictures is None else self.pictures.shards
+        return 0 if shards is None else shards.producers.number
 
     def share_of(self, reader: int) -> int:
         """Return the number of the share of a rank of this host."""
@@ -170,8 +176,12 @@ def loader_plan(
     layout: Layout,
     ranks: Sequence[int],
     config: DataConfig,
+    producers: HostProducers | None = None,
 ) -> LoaderPlan:
-    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`."""
+    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`.
+
+    producers: of pictures from shards.
+    """
     opened = next(source for source in reader.sources if source is not None)
     datasets = [None if source is None else source.dataset for source in reader.sources]
     files = [one if isinstance(one, IndexedDataset) else None for one in datasets]
@@ -180,7 +190,7 @@ def loader_plan(
         shares=shares_of(layout, ranks),
         depth=config.prefetch + 1,
         prefixes=tuple("" if one is None else str(one.prefix.absolute()) for one in files),
-        pictures=planned_pictures(reader.sources),
+        pictures=planned_pictures(reader.sources, producers),
         stream=stream,
         vocab_size=max((one.vocab_size or 0 for one in files if one is not None), default=0),
         order_seed=opened.order.seed,

@@ -72,6 +72,7 @@ class RingLayout:
             seq_len=plan.seq_len,
             has_document_mask=plan.has_document_mask,
             picture_shape=plan.picture_shape,
+            num_producers=plan.num_producers,
             text_bytes=_REASON_BYTES if plan.replaces_bad_samples else 0,
         )
 
@@ -90,6 +91,7 @@ class RingLayout:
             seq_len=max(config.seq_lens),
             has_document_mask=config.data.has_document_mask,
             picture_shape=(model.num_patches, patch_width(model)) if has_patches else (0, 0),
+            num_producers=config.pictures.num_producers if config.data.pictures == "shards" else 0,
             text_bytes=_REASON_BYTES if config.data.bad_samples == "replace" else 0,
         )
 

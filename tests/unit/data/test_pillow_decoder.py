@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from megatrain.config.config import all_options
 from megatrain.data.pictures.decoders import decoder_identity, make_decoder
-from megatrain.data.pictures.picture_format import PILLOW
+from megatrain.data.pictures.picture_format import DECODERS, PILLOW
 from tests.helpers.drawn_pictures import drawn, encoded, resized, unusual_files
 
 SIZE = 24
@@ -36,3 +37,7 @@ def test_limit_of_pillow_does_not_count_beside_that_of_the_run() -> None:
 def test_identity_is_that_of_the_decoder() -> None:
     assert decoder_identity(PILLOW) == make_decoder(PILLOW).identity
     assert decoder_identity(PILLOW).startswith("Pillow ")
+
+
+def test_names_of_decoders_are_those_of_the_configuration() -> None:
+    assert all_options()["pictures"]["decoder"].choices == DECODERS

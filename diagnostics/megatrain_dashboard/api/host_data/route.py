@@ -12,7 +12,7 @@ from megatrain.contracts.black_box.operations import OF_DATA_LOADER, Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
 from megatrain_dashboard.api.host_data.document import HostDataDocument, nothing_recorded
-from megatrain_dashboard.api.host_data.view import ConfiguredData, HostRows, host_data_document
+from megatrain_dashboard.api.host_data.view import ConfiguredData, HostRows, configured_data, host_data_document
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.query_parameters import From, To
@@ -45,7 +45,7 @@ def router(parts: DashboardParts) -> APIRouter:
         search = LogQuery(roster.round, REPLACED_SAMPLES, hosts=(host,), limit=_MAX_REPLACED, first_ns=begin_ns)
         lines = search_lines(source.events, search, budget_s=_SEARCH_S).lines
         config = source.facts().config
-        configured = ConfiguredData() if config is None else ConfiguredData(config.data.prefetch)
+        configured = ConfiguredData() if config is None else configured_data(config)
         return host_data_document(host, roster, HostRows(steps, totals, values, lines), configured)
 
     @routes.get("/hosts/{host}/data", response_model=HostDataDocument)

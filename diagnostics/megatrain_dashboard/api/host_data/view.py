@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
 from megatrain_dashboard.api.host_data.cells import cells_of, history_of, mean_of, over_ranks
@@ -40,6 +41,11 @@ class ConfiguredData:
 
     prefetch: int | None = None
     addresses: Sequence[str] = ()
+
+
+def configured_data(config: Config) -> ConfiguredData:
+    """Return what a configuration has about data."""
+    return ConfiguredData(config.data.prefetch, tuple(f"{host}:{port}" for host, port in config.pictures.peers))
 
 
 def host_data_document(host: str, roster: Roster, rows: HostRows, configured: ConfiguredData) -> HostDataDocument:
