@@ -14,10 +14,12 @@ import pytest
 
 from megatrain.arena.directory import create_arena
 from megatrain.config.config import Config
+from megatrain.contracts.black_box.operations import OF_PRODUCERS
 from megatrain.contracts.errors import DataError
 from megatrain.data.loader.host_loader import HostLoader
 from megatrain.data.pictures.producers import local_producers, producer_command
 from megatrain.data.prefetch import Prefetcher
+from megatrain.training.read_records import values_of_reads
 from megatrain.training.step_batches import open_batches
 from megatrain.training.training_data import find_decoder, open_reader, sample_stream
 from tests.helpers.host_loading import content
@@ -105,6 +107,18 @@ def test_killed_producers_change_no_batch(loader: str, shards: Path, undisturbed
 
 def test_host_loader_delivers_what_the_thread_does(shards: Path, undisturbed: list[Any], tmp_path: Path) -> None:
     assert delivered(config_of(shards, tmp_path, "host"), tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_values_of_steps_count_each_picture_once(loader: str, shards: Path, tmp_path: Path) -> None:
+    with opened(config_of(shards, tmp_path, loader), tmp_path) as batches:
+        found = [batches.next() for _ in range(NUM_STEPS)]
+    values = [value for batch in found for value in values_of_reads(batch)]
+    of_kind = [[value for found_kind, value in values if found_kind is kind] for kind in OF_PRODUCERS]
+    pictures, answer_s, _, failures = of_kind
+    assert sum(pictures) == sum(batch.global_batch_size for batch in found)
+    assert all(seconds > 0 for seconds, count in zip(answer_s, pictures, strict=True) if count)
+    assert sum(failures) == 0
 
 
 @pytest.mark.slow
