@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from megatrain.config.data import DataConfig
+from megatrain.config.picture_files import PicturesConfig
 from megatrain.contracts.black_box.operations import OF_PRODUCERS, Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
 from megatrain_dashboard.api.host_data import route as host_data
 from megatrain_diagnostics.events.tables import LogLines, Table, Values, from_columns, joined, select
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
+from tests.helpers.single_rank import make_config
 from tests.helpers.synthetic_steps import START_NS, STEP_S, SyntheticJob, values_of_ranks
 
 LAYOUT = Layout(tp_size=2, dp_size=2)
@@ -145,7 +148,10 @@ def test_producers_of_pictures_and_replaced_samples(tmp_path: Path) -> None:
         (32, 3, f"10:00:32 WARNING {REPLACED_SAMPLES}another sample"),
         (33, 3, "10:00:33 an unrelated line"),
     ])  # fmt: skip
-    page = picture_client(PictureSource(stored_events(tmp_path, made.ranks(), *rows, lines)), host_data.router)
+    named = PicturesConfig(addresses="10.0.0.7:7300, [::1]:7301")
+    config = replace(make_config(), pictures=named, data=DataConfig(prefetch=3))
+    source = PictureSource(stored_events(tmp_path, made.ranks(), *rows, lines), config=config)
+    page = picture_client(source, host_data.router)
     found = asked(page, "host-1")
     # both ranks read in half of the steps
     wall_s = found["step_s"] + found["ranks"][0]["wait_s"]
@@ -153,6 +159,7 @@ def test_producers_of_pictures_and_replaced_samples(tmp_path: Path) -> None:
     assert pictures["wait_s"] == pytest.approx((230 * 0.25 + 10 * 1.0) / 240)
     assert pictures["longest_wait_s"] == pytest.approx(1.0)
     first, second, third = pictures["producers"]
+    assert (first["address"], second["address"], third["address"]) == ("10.0.0.7:7300", "[::1]:7301", "")
     assert (first["state"], second["state"], third["state"]) == ("answers", "failed", "not-asked")
     assert first["pictures_per_s"] == pytest.approx(1.5 * 24 / wall_s)
     assert second["pictures_per_s"] == pytest.approx(1.5 * 8 * 230 / 240 / wall_s)
