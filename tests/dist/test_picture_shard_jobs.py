@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from megatrain.contracts.black_box.operations import Operation
 from tests.dist.restarts import place
 from tests.dist.test_resume import STEPS, Sizes, assert_every_sample_is_trained_on_once, stop_and_resume
 from tests.dist.training_jobs import (
@@ -18,6 +19,7 @@ from tests.dist.training_jobs import (
     assert_states_bitwise,
     distance,
 )
+from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
 from tests.helpers.picture_shards import shard_tables, write_shards
 from tests.helpers.training_case import make_config, on_layout
 
@@ -43,14 +45,18 @@ def test_shards_give_the_numbers_of_one_process(
     layout: str, loader: str, tables: Tables, jobs: TrainingJobs, tmp_path: Path
 ) -> None:
     reference = jobs.remembered(make_config(TWO_STEPS, tables))
-    changes: Tables = {"data": {**tables["data"], "loader": loader}}
-    run = jobs.run(make_config(TWO_STEPS, tables, on_layout(*LAYOUTS[layout]), changes, place(tmp_path)))
+    changes: Tables = {"data": {**tables["data"], "loader": loader}, **recording_in(tmp_path / "boxes")}
+    config = make_config(TWO_STEPS, tables, on_layout(*LAYOUTS[layout]), changes, place(tmp_path))
+    run = jobs.run(config)
 
     assert_bitwise(run.initial, reference.initial)
     assert_parity(run, reference, BOUND)
     replaced = [[report.num_replaced for report in one.steps] for one in (run, reference)]
     assert replaced[0] == replaced[1]
     assert sum(replaced[0]) > 0
+    asking = {rank for rank, box in boxes_by_rank(tmp_path / "boxes").items() if spans(box, Operation.PICTURE_REQUESTS)}
+    # one rank of each replica records the reads of the host's loader
+    assert len(asking) == (config.parallel.dp_size if loader == "host" else config.layout(None).world_size)
 
 
 @pytest.mark.slow
