@@ -8,9 +8,9 @@ has no sample; NaN is exported only if the value itself is NaN.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -23,13 +23,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from megatrain_diagnostics.metrics.device_metrics import device_metrics
+from megatrain_diagnostics.metrics.producer_metrics import producer_metrics
 from megatrain_diagnostics.metrics.readings import (
-    MAX_PRODUCERS,
     MAX_SCORES,
     STEP_BUCKETS_S,
     HostReading,
     JobReading,
-    ProducerReading,
     RankReading,
 )
 from megatrain_job.jobs.health import HealthLevel
@@ -111,39 +110,6 @@ _RANK_GAUGES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _ProducerGauge:
-    """A gauge of a producer of pictures. `of_ranks`: from its readings by the ranks of the host."""
-
-    name: str
-    text: str
-    of_ranks: Callable[[Sequence[ProducerReading]], float]
-
-
-_PRODUCER_GAUGES = (
-    _ProducerGauge(
-        "megatrain_producer_pictures",
-        "Pictures that a producer answered for reads of the host that ended in the last step.",
-        lambda found: sum(one.num_pictures for one in found),
-    ),
-    _ProducerGauge(
-        "megatrain_producer_answer_seconds",
-        "Mean time of an answered request; the longest of the host's replicas.",
-        lambda found: max(one.answer_s for one in found),
-    ),
-    _ProducerGauge(
-        "megatrain_producer_requests_waiting",
-        "The most requests that waited in the producer when one of the host arrived.",
-        lambda found: max(one.num_waiting for one in found),
-    ),
-    _ProducerGauge(
-        "megatrain_producer_failed_requests",
-        "Requests in the last step that had to be sent again.",
-        lambda found: sum(one.num_failed for one in found),
-    ),
-)
-
-
 def _info(version: str) -> Metric:
     info = InfoMetricFamily("megatrain_build", "Version of megatrain.")
     info.add_metric([], {"version": version})
@@ -176,18 +142,6 @@ def _health(job: JobReading) -> Iterator[Metric]:
     yield reasons
 
 
-def _producers(host: HostReading, labels: dict[str, str]) -> Iterator[Metric]:
-    """Yield the gauges of the producers of pictures that a host asks, by their numbers."""
-    of_ranks = list(zip_longest(*(rank.producers for rank in host.ranks)))
-    for gauge in _PRODUCER_GAUGES if of_ranks else ():
-        family = GaugeMetricFamily(gauge.name, gauge.text, labels=[*labels, "producer"])
-        for number, found in enumerate(of_ranks[:MAX_PRODUCERS]):
-            family.add_metric(
-                [*labels.values(), str(number)], gauge.of_ranks([one for one in found if one is not None])
-            )
-        yield family
-
-
 def _counter(name: str, text: str, labels: dict[str, str], by: str, values: dict[str, int]) -> Metric:
     family = CounterMetricFamily(name, text, labels=[*labels, *([by] if by else [])])
     for key, value in sorted(values.items()):
@@ -213,7 +167,7 @@ class HostCollector(Collector):
                 if value is not None:
                     family.add_metric([*labels.values(), str(rank.rank)], value)
             yield family
-        yield from _producers(host, labels)
+        yield from producer_metrics(host.ranks, labels)
         yield from _gauge(
             "megatrain_host_median_step_seconds", "Median duration of a step.", labels, host.median_step_s
         )
