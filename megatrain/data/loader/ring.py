@@ -114,9 +114,8 @@ class Ring:
         """Return how a step that is filled was read."""
         layout, slot = self._layout, step % self._layout.depth
         works = self._words[layout.producers(share, slot)].reshape(layout.num_producers, PRODUCER_WORDS)
-        return LoaderRead(
-            *self._words[layout.read(share, slot)].tolist(), tuple(ProducerWork(*work) for work in works.tolist())
-        )
+        start_ns, duration_ns, num_bytes = self._words[layout.read(share, slot)].tolist()
+        return LoaderRead(start_ns, duration_ns, num_bytes, tuple(ProducerWork(*work) for work in works.tolist()))
 
     def num_ready(self, share: int, step: int) -> int:
         """Return how many steps from `step` on are filled without a gap."""

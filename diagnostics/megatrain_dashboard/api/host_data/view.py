@@ -10,7 +10,6 @@ import numpy as np
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
-from megatrain.peers.link import PeerAddress
 from megatrain_dashboard.api.host_data.cells import cells_of, history_of, mean_of, over_ranks
 from megatrain_dashboard.api.host_data.document import (
     DataLoaderDocument,
@@ -46,7 +45,7 @@ class ConfiguredData:
 
 def configured_data(config: Config) -> ConfiguredData:
     """Return what a configuration has about data."""
-    return ConfiguredData(config.data.prefetch, tuple(str(PeerAddress(*peer)) for peer in config.pictures.peers))
+    return ConfiguredData(config.data.prefetch, tuple(map(str, config.pictures.peers)))
 
 
 def host_data_document(host: str, roster: Roster, rows: HostRows, configured: ConfiguredData) -> HostDataDocument:
