@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -102,9 +102,8 @@ class PictureSource:
         patches_NPV = np.empty(shape, np.uint8)
         work = self._work = PictureRequests(numbers)
         counts = _Counts(len(self._producers.addresses))
-        if self._is_closed:
-            raise DataError("the source of pictures is closed")
-        asking = [self._threads.submit(self._ask, asked, work, counts, patches_NPV) for asked in self._asked]
+        # from here on, `close` stops the work
+        asking = [] if self._is_closed else self._start(work, counts, patches_NPV)
         try:
             for one in asking:
                 one.result()
@@ -135,6 +134,14 @@ class PictureSource:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _start(self, work: PictureRequests, counts: _Counts, patches_NPV: NDArray[np.uint8]) -> list[Future[None]]:
+        try:
+            return [self._threads.submit(self._ask, asked, work, counts, patches_NPV) for asked in self._asked]
+        except RuntimeError:
+            if not self._is_closed:
+                raise
+            return []
 
     def _ask(
         self, asked: _AskedProducer, work: PictureRequests, counts: _Counts, patches_NPV: NDArray[np.uint8]
