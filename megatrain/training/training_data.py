@@ -132,6 +132,15 @@ def shards_of(reader: BatchReader) -> ShardSamples | None:
     return next((pictures for pictures in found if isinstance(pictures, ShardSamples)), None)
 
 
+def has_limited_waits(reader: BatchReader) -> bool:
+    """Return whether each read that gets no answer fails after a while: those of object storage and of producers do.
+
+    A read from a disk may never return.
+    """
+    opened = [source for source in reader.sources if source is not None]
+    return all(source.dataset.is_remote or isinstance(source.pictures, ShardSamples) for source in opened)
+
+
 def named_producers(config: Config) -> Producers:
     """Return the producers at pictures.addresses. Raises: DataError when their secret cannot be used."""
     return Producers(config.pictures.peers, read_secret(Path(config.pictures.secret)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -152,9 +153,10 @@ class HostLoader:
             # after a common end, all ranks have mapped what they still use
             self._place.remove()
 
-    def next(self) -> StepBatch:
+    def next(self, while_waiting: Callable[[], None] = lambda: None) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
 
+        while_waiting: is called again and again during the wait.
         Raises: DataError of the read, or when every restarted loader dies; StopIteration when there are no more
         steps; RuntimeError after `close`.
         """
@@ -167,6 +169,7 @@ class HostLoader:
         self._wake_or_start_loader()
         while not self._ring.is_filled(self._share, self._step):
             if not self._waiting.wait(_CHECK_S):
+                while_waiting()
                 self._wake_or_start_loader()
         batch = self._ring.read(
             self._share, self._step, self._step_plan, self._source_names, has_patches=self._has_patches

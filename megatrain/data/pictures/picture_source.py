@@ -46,7 +46,7 @@ class Producers:
     addresses: Sequence[PeerAddress]
     secret: bytes
     problem: Callable[[], str] = str
-    patience_s: float = 300.0
+    patience_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
