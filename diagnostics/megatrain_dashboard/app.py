@@ -21,7 +21,6 @@ from megatrain_dashboard.api import (
     checkpoints,
     devices,
     health,
-    host_data,
     hosts,
     job,
     live,
@@ -31,6 +30,7 @@ from megatrain_dashboard.api import (
     session,
 )
 from megatrain_dashboard.api.heat import route as heat
+from megatrain_dashboard.api.host_data import route as host_data
 from megatrain_dashboard.api.incidents import route as incidents
 from megatrain_dashboard.api.live import LiveStreams
 from megatrain_dashboard.api.overview import route as overview

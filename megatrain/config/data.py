@@ -44,11 +44,12 @@ class DataConfig:
         default="",
         metadata=option("Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with."),
     )
-    pictures: Literal["none", "drawn"] = field(
+    pictures: Literal["none", "drawn", "shards"] = field(
         default="none",
         metadata=option(
             "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
-            "shapes that the program draws itself, with captions of three words as the text; needs no files."
+            "shapes that the program draws itself, with captions of three words as the text; needs no files. shards: "
+            "those of pictures.shards, with their captions, which data.tokenizer makes tokens of, as the text."
         ),
     )
     seq_len: int = field(
@@ -113,8 +114,8 @@ class DataConfig:
         default="refuse",
         metadata=option(
             "What happens with a training sample that cannot be used: a token id is outside the vocabulary, a part of "
-            "a .bin file cannot be read, or a page of packed samples differs from its checksum. refuse: the run ends "
-            "with the file and the byte. replace: the sample has no labels; all other samples stay as they are."
+            "a .bin file cannot be read, a page of packed samples differs from its checksum, or a picture or its "
+            "caption is broken. refuse: the run ends with the file and the byte, or with shard and member. replace: the sample has no labels; all other samples stay as they are."
         ),
     )
     seed: int = field(default=0, metadata=option("Seed of the sample order. 0: train.seed.", minimum=0))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatrain.data.producer_work import ProducerWorks
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderRead:
     """One read of a replica's part of a step.
 
     start_ns: by time.monotonic_ns, which is one clock for all processes of a host. num_bytes: of the arrays of tokens,
-    labels and documents in the ring.
+    labels and documents in the ring. producers: what each producer of pictures did for the read.
     """
 
     start_ns: int
     duration_ns: int
     num_bytes: int
+    producers: ProducerWorks = ()
 
 
 @dataclass(frozen=True, slots=True)

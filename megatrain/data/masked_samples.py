@@ -1,7 +1,7 @@
 """Remove samples from a batch that has been read: they become samples without labels, as if they had been replaced when
 they were read.
 
-Legend: S sequence, M micro-batches of a rank, B micro-batch.
+Legend: S sequence, M micro-batches of a rank, B micro-batch, P patches, C bytes of a patch.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def _without(micro: MicroBatch, numbers: Collection[int]) -> MicroBatch:
         num_labels_B=np.where(is_removed_B, 0, micro.num_labels_B),
         squared_lengths=squared_lengths,
         num_documents=num_documents,
+        patches_PBC=None if micro.patches_PBC is None else np.where(is_removed_B[:, None], 0, micro.patches_PBC),
     )
 
 

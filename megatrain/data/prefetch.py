@@ -19,6 +19,8 @@ from megatrain.data.reader import StepBatch
 from megatrain.programs.thread_limits import thread_error
 
 _logger = logging.getLogger(__name__)
+_SIGN_S = 0.5
+"""How often a rank that waits for a step shows that it waits."""
 
 
 class Prefetcher:
@@ -64,15 +66,17 @@ class Prefetcher:
     ) -> None:
         self.close()
 
-    def next(self) -> StepBatch:
+    def next(self, while_waiting: Callable[[], None] = lambda: None) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary.
 
+        while_waiting: is called again and again during the wait, unless `prefetch` is 0.
         Raises: the error of the read; StopIteration when there are no more plans; RuntimeError after `close`.
         """
         if self._thread is None and not self._is_closed:
             return self._read()
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._ready) or self._is_closed)
+            while not self._changed.wait_for(lambda: bool(self._ready) or self._is_closed, _SIGN_S):
+                while_waiting()
             if self._is_closed:
                 raise RuntimeError("the prefetcher is closed")
             first = self._ready[0]

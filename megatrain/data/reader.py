@@ -23,18 +23,19 @@ from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
-from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
+from megatrain.data.bad_tokens import BadSample, BadSampleError
 from megatrain.data.balance import balanced_order
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
 from megatrain.data.patches import Patches
+from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
 from megatrain.data.token_stream import SamplePieces, SourceOrder, TokenStream
 from megatrain.data.training_source import TrainingSource
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
-_OnBad = Callable[[int, BadTokensError], None]
+_OnBad = Callable[[int, BadSampleError], None]
 """Gets the number of a sample that cannot be used, and the error."""
 
 
@@ -73,7 +74,8 @@ class StepBatch:
 
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
-    `loader`: of the data loader of the host; None if this rank has read the batch.
+    `loader`: of the data loader of the host; None if this rank has read the batch. `producers`: what each producer of
+    pictures did for this batch, where it was read.
     """
 
     cursor: int
@@ -85,6 +87,7 @@ class StepBatch:
     sources: SampleSources | None = None
     bad_samples: tuple[BadSample, ...] = ()
     loader: LoaderReport | None = None
+    producers: ProducerWorks = ()
 
     @property
     def num_bytes(self) -> int:
@@ -115,7 +118,7 @@ class TokenWindow(NamedTuple):
     num_labels: int
 
     def read(self) -> NDArray[Any]:
-        """Return the tokens. Raises: BadTokensError when they cannot be used."""
+        """Return the tokens. Raises: BadSampleError when they cannot be used."""
         return self.dataset.window(self.start, self.num_labels + 1)
 
 
@@ -167,21 +170,23 @@ class BatchReader:
         has_tokens=False: for a stage in the middle of a pipeline, which needs only the bounds of documents. Tokens are
         not read then, and are 0; their labels are -100. All other fields are the same. has_patches=False: for a stage
         that does not encode pictures; their patches are left out.
-        Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
+        Raises: BadSampleError when the tokens or the picture of a sample cannot be used, unless such samples are
+        replaced.
         """
         slots = self.dealt(plan).slots(replica)
         numbers_N = np.array([number for slot in slots for number in slot], dtype=np.int64)
         sources_N, indices_N = self.mixture.places(numbers_N)
-        bad: dict[int, BadTokens] = {}
+        bad: dict[int, str] = {}
 
-        def on_bad(number: int, error: BadTokensError) -> None:
+        def on_bad(number: int, error: BadSampleError) -> None:
             if not self.replaces_bad_samples:
                 raise error
-            bad[number] = error.tokens
+            bad[number] = str(error)
 
-        samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
+        prepared = self._prepared(sources_N, indices_N)
+        samples = iter(prepared._samples(numbers_N, sources_N, indices_N, on_bad))
         seq_len = self.seq_len_of(plan)
-        patches = self._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
+        patches = prepared._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
@@ -205,6 +210,7 @@ class BatchReader:
             sum(one.num_documents for one in microbatches),
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
+            producers=next((source.works for source in prepared.sources if source is not None and source.works), ()),
         )
 
     @property
@@ -266,6 +272,13 @@ class BatchReader:
         """The digests of the costs of all sources of the mixture, "" for a source without costs."""
         return tuple("" if source is None or source.costs is None else source.costs.digest for source in self.sources)
 
+    def _prepared(self, sources_N: NDArray[np.int64], indices_N: NDArray[np.int64]) -> BatchReader:
+        """Return the reader whose sources have what these samples need."""
+        prepared = (
+            source and source.prepared(indices_N[sources_N == number]) for number, source in enumerate(self.sources)
+        )
+        return replace(self, sources=tuple(prepared))
+
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
             return None
@@ -299,7 +312,7 @@ class BatchReader:
             source = self._open(number)
             try:
                 groups = [(of_source, source.order.pieces(indices_N[of_source]))]
-            except BadTokensError:
+            except BadSampleError:
                 groups = list(_readable(source.order, of_source, numbers_N, indices_N, on_bad))
             for places, pieces in groups:
                 starts, labels, bounds = (part.tolist() for part in pieces)
@@ -327,11 +340,11 @@ def _readable(
     for place in places[:, None]:
         try:
             yield place, order.pieces(indices_N[place])
-        except BadTokensError as error:
+        except BadSampleError as error:
             on_bad(int(numbers_N[place[0]]), error)
 
 
-def _refuse(number: int, error: BadTokensError) -> None:
+def _refuse(number: int, error: BadSampleError) -> None:
     raise error
 
 
@@ -367,7 +380,7 @@ def assemble(
                 (*window, window.read() if has_tokens else _NO_TOKENS) for window in windows if window.num_labels
             ]
             num_documents += not has_document_mask and bool(windows)
-        except BadTokensError as error:
+        except BadSampleError as error:
             on_bad(int(samples_B[sample]), error)
             contents = []
         for dataset, start, count, window in contents:

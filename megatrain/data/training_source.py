@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from megatrain.checkpoint_format.sample_stream import StreamSource
 from megatrain.config.model_products import DocumentCost
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.patches import SamplePictures
+from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.sample_costs import recorded_costs, sample_costs
 from megatrain.data.token_stream import SourceOrder, TokenStream
 
@@ -21,7 +23,8 @@ class TrainingSource:
 
     section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
     costs: the costs by which samples are dealt; None: those of the reader. pictures: of its samples; None if they have
-    none.
+    none. prepare: returns a source that has what these samples need, for a source that must first ask for it; None:
+    the source has it. works: what each producer did for that.
     """
 
     identity: StreamSource
@@ -31,6 +34,12 @@ class TrainingSource:
     max_epochs: float = 0.0
     costs: DocumentCosts | None = None
     pictures: SamplePictures | None = None
+    prepare: Callable[[TrainingSource, NDArray[np.int64]], TrainingSource] | None = None
+    works: ProducerWorks = ()
+
+    def prepared(self, indices: NDArray[np.int64]) -> TrainingSource:
+        """Return the source for reading these samples, by their numbers in its order. Raises: as `prepare`."""
+        return self if self.prepare is None else self.prepare(self, indices)
 
     def sample_costs(self, cost: DocumentCost | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].

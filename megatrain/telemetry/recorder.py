@@ -351,8 +351,10 @@ class Recorder:
             now = monotonic_ns()
             self._write(now, value_bits(value), now, 0, self._step, 0, -1, -1, int(kind), 0, RecordFlag.VALUE)
 
-    def record_span(self, operation: Operation, start_ns: int, duration_ns: int, num_bytes: int) -> None:
-        """Record a span of another process of this host, which has ended.
+    def record_span(
+        self, operation: Operation, start_ns: int, duration_ns: int, num_bytes: int = 0, chunk: int = -1
+    ) -> None:
+        """Record a span of another process or thread of this host, which has ended.
 
         It belongs to the step in which it ended, but its time counts in the sums of the current step.
         Units: `start_ns` is a time of time.monotonic_ns.
@@ -360,7 +362,7 @@ class Recorder:
         if self._is_timed[operation.number]:
             before, end_ns = self._summary, start_ns + duration_ns
             step = self._step if before is None or end_ns >= self._step_started_ns else before.step
-            self._write(start_ns, duration_ns, start_ns, num_bytes, step, 0, -1, -1, operation.number, 0, 0)
+            self._write(start_ns, duration_ns, start_ns, num_bytes, step, 0, -1, chunk, operation.number, 0, 0)
             self._add_ended((operation.number, duration_ns, num_bytes, -1))
 
     def step_summary(self) -> StepSummary | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -31,11 +32,12 @@ from megatrain.training.extensions import Callback
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.phases import Phases
 from megatrain.training.rank_model import RankModel
+from megatrain.training.read_records import record_reads
 from megatrain.training.replica_check import ReplicaCheck
 from megatrain.training.saving import Saving
 from megatrain.training.step import Requests, StepOutcome, train_step
 from megatrain.training.step_batches import open_batches
-from megatrain.training.training_data import ValidationSet
+from megatrain.training.training_data import ValidationSet, has_limited_waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class StepLoop:
         self._evaluations = Evaluations(
             parts.rank_model, parts.validation, self._phases, parts.reporter, parts.callbacks
         )
+        self._show_wait = parts.recorder.show_liveness if has_limited_waits(parts.reader) else lambda: None
+        """Signals, while this rank waits for data, that it does not hang."""
         self._replica_check = self._make_replica_check()
         self._bad_samples: BadSamples | None = None
         """None if the run does not replace bad samples."""
@@ -135,15 +139,15 @@ class StepLoop:
             self._print_line(note)
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
-        with self._batches() as batches:
+        with ExitStack() as closing:
+            batches = self._batches(closing)
             while self.step < config.train.steps and not self.is_stopped:
                 started = perf_counter()
                 for observer in observers:
                     observer.before_step(self.step)
                 with recorder.span(Operation.DATA_WAIT):
-                    batch = batches.next()
-                for read in batch.loader.reads if batch.loader is not None else ():
-                    recorder.record_span(Operation.DATA_READ, read.start_ns, read.duration_ns, read.num_bytes)
+                    batch = batches.next(self._show_wait)
+                record_reads(recorder, batch)
                 slots = config.num_microbatches(layout, batch.global_batch_size)
                 recorder.set_work(slots * sample_cost(document_cost(config.model), batch.seq_len))
                 with recorder.span(Operation.STEP):
@@ -165,12 +169,13 @@ class StepLoop:
             chunk.finish_gather()  # no group may be destroyed while it carries out an exchange
         self._saving.finish(self.step)
 
-    def _batches(self) -> Prefetcher | HostLoader:
+    def _batches(self, closing: ExitStack) -> Prefetcher | HostLoader:
         """Open the batches of the remaining steps."""
         config, mesh, progress = self._config, self._parts.rank_model.mesh, self._progress
         num_steps = max(0, config.train.steps - self.step)
         steps = config.steps(mesh.layout, progress.consumed_samples, num_steps, self._excluded_samples)
-        return open_batches(config, mesh, self._reader, steps, self._parts.checkpoints, self._print_line)
+        checkpoints, print_line = self._parts.checkpoints, self._print_line
+        return open_batches(config, mesh, self._reader, steps, checkpoints, print_line, closing)
 
     def _check_data(self) -> None:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""

@@ -22,7 +22,7 @@ from megatrain.data.dataset import (
     open_dataset,
     tokenizer_digest,
 )
-from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnCaptions, DrawnOrder, DrawnPictures
+from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnPictures, drawn_source
 from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_metas
@@ -30,6 +30,11 @@ from megatrain.data.mixture import Mixture
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
 from megatrain.data.parts import PartSizes
+from megatrain.data.pictures.decoders import decoder_identity
+from megatrain.data.pictures.picture_format import PictureFormat
+from megatrain.data.pictures.picture_source import Producers
+from megatrain.data.pictures.producer_secret import read_secret
+from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, path_or_url
 from megatrain.data.training_source import TrainingSource
@@ -53,10 +58,13 @@ def open_reader(config: Config) -> BatchReader:
     """Return the reader of the training data, in the order of a new run.
 
     Raises: DataError when files cannot be used, when their tokenizers differ from each other, from data.tokenizer or
-    from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large.
+    from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large,
+    or the index of shards of pictures or the tokenizer of their captions cannot be used.
     """
     if config.data.pictures == "drawn":
         return _drawn_reader(config)
+    if config.data.pictures == "shards":
+        return _shard_reader(config)
     prefixes = data_prefixes(config)
     metas = read_metas(prefixes)
     check_same_tokenizer(prefixes, metas)
@@ -99,11 +107,59 @@ def _drawn_reader(config: Config) -> BatchReader:
         )
     pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
     ((key, source),) = config.data_sources.items()
-    captions = DrawnCaptions(seed)
-    identity = StreamSource(source.resolved_name, captions.num_tokens, pictures.digest())
-    drawn = TrainingSource(identity, captions, DrawnOrder(seed), key.partition(".")[0], pictures=pictures)
-    mixture = Mixture(seed, planned_stages(config), 1)
-    return BatchReader.of([drawn], mixture, config.data.has_document_mask, config.data.bad_samples == "replace")
+    return _picture_reader(config, drawn_source(source.resolved_name, pictures, key.partition(".")[0]))
+
+
+def _shard_reader(config: Config) -> BatchReader:
+    model, pictures = config.model, config.pictures
+    picture_format = PictureFormat(model.picture_size, model.patch_size, pictures.max_pixels)
+    samples = ShardSamples(Path(pictures.shards), picture_format, Path(config.data.tokenizer))
+    samples.check_tokenizer(model.vocab_size)
+    ((key, source),) = config.data_sources.items()
+    return _picture_reader(
+        config, samples.source(source.resolved_name, config.resolved_data_seed, key.partition(".")[0])
+    )
+
+
+def _picture_reader(config: Config, source: TrainingSource) -> BatchReader:
+    mixture = Mixture(config.resolved_data_seed, planned_stages(config), 1)
+    return BatchReader.of([source], mixture, config.data.has_document_mask, config.data.bad_samples == "replace")
+
+
+def shards_of(reader: BatchReader) -> ShardSamples | None:
+    """Return the pictures from shards of a reader; None if there are none."""
+    found = (source.pictures for source in reader.sources if source is not None)
+    return next((pictures for pictures in found if isinstance(pictures, ShardSamples)), None)
+
+
+def has_limited_waits(reader: BatchReader) -> bool:
+    """Return whether each read that gets no answer fails after a while: those of object storage and of producers do.
+
+    A read from a disk may never return.
+    """
+    opened = [source for source in reader.sources if source is not None]
+    return all(source.dataset.is_remote or isinstance(source.pictures, ShardSamples) for source in opened)
+
+
+def named_producers(config: Config) -> Producers:
+    """Return the producers at pictures.addresses. Raises: DataError when their secret cannot be used."""
+    return Producers(config.pictures.peers, read_secret(Path(config.pictures.secret)))
+
+
+def find_decoder(config: Config, reader: BatchReader) -> None:
+    """Find out what pictures from shards are decoded with, which is part of the sample order; ask running producers.
+
+    Raises: DataError when the decoder is not installed, the secret of running producers cannot be used, or they have
+    other shards; UnreachableError when none of them answers.
+    """
+    shards = shards_of(reader)
+    if shards is None:
+        return
+    if not config.pictures.peers:
+        shards.decoder = decoder_identity(config.pictures.decoder)
+        return
+    with shards.connect(named_producers(config)) as source:
+        shards.decoder = source.decoder()
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:
@@ -138,7 +194,7 @@ def data_prefixes(config: Config) -> Mapping[str, DataPath]:
 
     Raises: DataError when a URL has no driver, or the cache cannot be used.
     """
-    sources = {} if config.data.pictures == "drawn" else config.data_sources
+    sources = config.data_sources if config.data.pictures == "none" else {}
     return _prefixes(config, {**sources, **config.validation_sets})
 
 
@@ -161,14 +217,18 @@ def tokenizer_notes(config: Config) -> list[str]:
 
 
 def sample_stream(config: Config, reader: BatchReader, validation: Iterable[ValidationSet]) -> SampleStream:
-    """Return the sample order of a new run. validation: all sets of held-out tokens."""
-    tokenizer = config.data.tokenizer
+    """Return the sample order of a new run. validation: all sets of held-out tokens.
+
+    The decoder of pictures from shards is known (`find_decoder`).
+    """
+    tokenizer, shards = config.data.tokenizer, shards_of(reader)
     return SampleStream(
         config.resolved_data_seed,
         tuple(source.identity for source in reader.sources if source is not None),
         planned_stages(config),
         validation_digest=",".join(validation_set.digest for validation_set in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
+        pictures="" if shards is None else shards.made_by,
         packing=ALGORITHM if config.data.packing == "best_fit" else "",
         block_tokens=config.data.block_tokens,
         part_tokens=config.data.part_tokens,

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from megatrain_dashboard.api.host_data import DataLoaderDocument, HostDataDocument, RankDataDocument
+from megatrain_dashboard.api.host_data.document import (
+    DataLoaderDocument,
+    HostDataDocument,
+    PicturesDocument,
+    ProducerDocument,
+    RankDataDocument,
+    ReplacedSampleDocument,
+)
 
 _NUM_POINTS = 60
 
@@ -32,11 +39,47 @@ def host_data(host: str, first_rank: int, num_ranks: int, last_step: int, *, is_
         num_starts=2 if is_slow else 1,
         ready_history=tuple(float(number % 2 + (not is_slow)) for number in range(_NUM_POINTS)),
     )
+    pictures = PicturesDocument(
+        wait_s=0.8,
+        longest_wait_s=4.4,
+        producers=(
+            ProducerDocument(
+                number=0,
+                address="10.0.3.7:7300",
+                state="answers",
+                pictures_per_s=142.5,
+                answer_s=0.21,
+                num_waiting=14,
+                num_failed=0,
+                pictures_history=tuple(480.0 + number % 5 for number in range(_NUM_POINTS)),
+            ),
+            ProducerDocument(
+                number=1,
+                address="10.0.3.8:7300",
+                state="failed",
+                pictures_per_s=12.25,
+                answer_s=None,
+                num_waiting=0,
+                num_failed=37,
+                pictures_history=tuple(480.0 if number < 5 else 0.0 for number in range(_NUM_POINTS)),
+            ),
+        ),
+    )
+    replaced = ReplacedSampleDocument(
+        rank=first_rank,
+        at_unix_s=1_790_000_000.0,
+        text=(
+            "sample 81302 is replaced by one without labels: /data/cc12m/00017.tar: 000170045.jpg (sample 170045): its "
+            "file is cut off"
+        ),
+    )
     return HostDataDocument(
         host=host,
         first_step=last_step - 239,
         last_step=last_step,
         step_s=3.2,
         loader=loader,
+        pictures=pictures if is_slow else None,
+        replaced_samples=(replaced,) if is_slow else (),
         ranks=tuple(rank_data(first_rank + number) for number in range(num_ranks)),
     )

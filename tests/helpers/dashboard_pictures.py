@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.testclient import TestClient
 
+from megatrain.config.config import Config
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.errors import add_error_responses, check_query
@@ -33,6 +34,7 @@ class PictureSource:
     directory: Path
     evidence: FiledEvidence | None = None
     state: Any = None
+    config: Config | None = None
     versions: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,7 +55,7 @@ class PictureSource:
         return self.state
 
     def facts(self) -> JobFacts:
-        return JobFacts()
+        return JobFacts(config=self.config)
 
     def kept_evidence(self, round_number: int) -> FiledEvidence | None:
         return self.evidence

@@ -88,7 +88,8 @@ def content(batch: StepBatch, *, has_tokens: bool = True) -> tuple[Any, ...]:
     sources = None if batch.sources is None else (batch.sources.names, batch.sources.source_MB.tolist())
     sums = (batch.num_label_tokens, batch.squared_lengths, batch.num_documents)
     micros = [_micro(one, has_tokens=has_tokens) for one in batch.microbatches]
-    return batch.cursor, batch.global_batch_size, sums, sources, micros
+    bad = [(sample.number, sample.source, sample.reason) for sample in batch.bad_samples]
+    return batch.cursor, batch.global_batch_size, sums, sources, micros, bad
 
 
 def _micro(one: MicroBatch, *, has_tokens: bool) -> tuple[Any, ...]:
@@ -96,4 +97,5 @@ def _micro(one: MicroBatch, *, has_tokens: bool) -> tuple[Any, ...]:
     if has_tokens:
         arrays += [one.tokens_SB, one.labels_SB]
     assert all(array.dtype == np.int64 for array in arrays)
-    return one.squared_lengths, one.num_documents, one.num_label_tokens, [array.tolist() for array in arrays]
+    patches = None if one.patches_PBC is None else (one.patches_PBC.shape, one.patches_PBC.tobytes())
+    return one.squared_lengths, one.num_documents, one.num_label_tokens, [array.tolist() for array in arrays], patches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatrain_diagnostics.metrics.readings import HostReading, JobReading, RankReading
+from megatrain_diagnostics.metrics.readings import HostReading, JobReading, ProducerReading, RankReading
 from megatrain_job.jobs.health import Reason, ReasonCode, health_of
 
 JOB = "demo"
@@ -14,7 +14,8 @@ def make_rank_reading(rank: int, now_s: float = NOW_S) -> RankReading:
         rank=rank, place={"pp": 0, "dp": rank // 2, "tp": rank % 2}, gpu_uuid=f"GPU-{rank}", step=120,
         last_step_unix_s=now_s - 1.0, last_sign_unix_s=now_s - 0.5, step_s=0.5, compute_s=0.4, collective_s=0.08,
         data_wait_s=0.001, gc_s=0.0, label_tokens=8000.0, documents=20.0, squared_lengths=4e6, replaced_samples=3.0,
-        steps_ready=2.0, read_s=0.02, read_bytes=64000.0, loader_starts=1.0,
+        steps_ready=2.0, read_s=0.02, read_bytes=64000.0, loader_starts=1.0, picture_wait_s=0.015,
+        producers=(ProducerReading(24.0, 0.01 * (rank + 1), 3.0, 0.0), ProducerReading(8.0, 0.02, float(rank), 1.0)),
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
     page.wait_for_function("() => location.hash.includes('source=web')")
 
 
-def test_page_of_a_host_shows_its_data_loader(serve: Serve, pages) -> None:
+def test_page_of_a_host_shows_loader_and_producers(serve: Serve, pages) -> None:
     page = pages.open(f"{serve().url}#/hosts/{SLOW_HOST}")
     section = page.get_by_role("region", name="Data")
     expect(section).to_contain_text("steps 47,991 to 48,230")
@@ -80,11 +80,22 @@ def test_page_of_a_host_shows_its_data_loader(serve: Serve, pages) -> None:
             re.compile(r"Read time\s*900\sms\s*a step, at most 4\.50\ss"),
             re.compile(r"Steps ready\s*1 of 2\s*at least 0"),
             re.compile(r"Restarts\s*1"),
+            re.compile(r"Wait for pictures\s*800\sms\s*a step, at most 4\.40\ss"),
         ]
     )
     expect(section.locator("dl .tone-warning")).to_have_count(2)
-    expect(section.locator("tbody tr")).to_have_count(8)
-    expect(section.locator("tbody tr").first).to_contain_text("136")
+    waits = section.get_by_role("table", name="Waits for data").locator("tbody tr")
+    expect(waits).to_have_count(8)
+    expect(waits.first).to_contain_text("136")
+    producers = section.get_by_role("table", name="Producers of pictures").locator("tbody tr")
+    expect(producers).to_have_text(
+        [
+            re.compile(r"0\s*10\.0\.3\.7:7300\s*answers\s*143\s*210\sms\s*14\s*0"),
+            re.compile(r"1\s*10\.0\.3\.8:7300\s*does not answer\s*12\.3\s*.*0\s*37"),
+        ]
+    )
+    replaced = section.get_by_role("table", name="Replaced samples").locator("tbody tr")
+    expect(replaced).to_contain_text(["/data/cc12m/00017.tar: 000170045.jpg (sample 170045): its file is cut off"])
     pages.wait_until_it_fits(page)
 
 

@@ -21,6 +21,7 @@ from megatrain_diagnostics.events.tables import Int64
 
 _NUM_ASPECTS = len(Aspect)
 DP_TRANSFERS = (Operation.GRADS_REDUCE_SCATTER.number, Operation.PARAMS_ALL_GATHER.number)
+_READS = (Operation.DATA_READ.number, Operation.PICTURE_WAIT.number)
 TP_TRANSFERS = (
     Operation.TP_ALL_GATHER.number,
     Operation.TP_REDUCE_SCATTER.number,
@@ -33,8 +34,9 @@ class ComparedSteps:
     """Consecutive compared steps, oldest first.
 
     Shapes: own and excess [steps, aspects, ranks]; computed, per_pass, scale and has_reported [steps, ranks]; work
-    [steps, kinds, ranks]; dp_transfer_s [steps, stages, replica groups of a stage], tp_transfer_s [steps, stages, tp
-    groups of a stage]: least time of a rank in each group. Units: `own`, `excess` and `scale` are seconds per step.
+    [steps, kinds, ranks]; reads_s [steps, 2, ranks]; dp_transfer_s [steps, stages, replica groups of a stage],
+    tp_transfer_s [steps, stages, tp groups of a stage]: least time of a rank in each group. Units: `own`, `excess` and
+    `scale` are seconds per step.
     """
 
     steps: NDArray[np.int64]
@@ -46,6 +48,8 @@ class ComparedSteps:
     excess: NDArray[np.float32]
     scale: NDArray[np.float32]
     work: NDArray[np.float64]
+    reads_s: NDArray[np.float32]
+    """Of the loader: its reads, and their waits for producers of pictures."""
     has_reported: Flags
     step_s: NDArray[np.float64]
     dp_transfer_s: NDArray[np.float64]
@@ -61,8 +65,8 @@ class ComparedSteps:
         part = slice(max(0, len(self.steps) - count), None)
         return ComparedSteps(
             self.steps[part], self.own[part], self.computed[part], self.per_pass[part], self.excess[part],
-            self.scale[part], self.work[part], self.has_reported[part], self.step_s[part], self.dp_transfer_s[part],
-            self.tp_transfer_s[part],
+            self.scale[part], self.work[part], self.reads_s[part], self.has_reported[part], self.step_s[part],
+            self.dp_transfer_s[part], self.tp_transfer_s[part],
         )  # fmt: skip
 
 
@@ -92,6 +96,7 @@ class StepHistory:
         self._excess: NDArray[np.float32] = np.zeros_like(self._own)
         self._scale: NDArray[np.float32] = np.ones((num_steps, ranks), dtype=np.float32)
         self._work = np.zeros((num_steps, len(WORK_KINDS), ranks))
+        self._reads_s: NDArray[np.float32] = np.zeros((num_steps, len(_READS), ranks), dtype=np.float32)
         self._has_reported = np.zeros((num_steps, ranks), dtype=bool)
         self._step_s = np.zeros(num_steps)
         self._dp_transfer_s = np.zeros((num_steps, *self._of_dp.shape[:2]))
@@ -111,6 +116,7 @@ class StepHistory:
         self._excess[slot] = np.where(row.has_reported, own - reference.median, 0.0)
         self._scale[slot] = scale_of(peers.stage_medians(own[Aspect.COMPUTE], row.has_reported), peers.stage_of, step_s)
         self._work[slot] = row.work * self._per_pass[slot]
+        self._reads_s[slot] = [row.of(number) for number in _READS]
         self._has_reported[slot] = row.has_reported
         self._step_s[slot] = step_s
         self._dp_transfer_s[slot] = _least(row.sum_of(DP_TRANSFERS), row.has_reported, self._of_dp)
@@ -136,8 +142,8 @@ class StepHistory:
         slots = self._newest(count)
         return ComparedSteps(
             self._steps[slots], self._own[slots], self._computed[slots], self._per_pass[slots], self._excess[slots],
-            self._scale[slots], self._work[slots], self._has_reported[slots], self._step_s[slots],
-            self._dp_transfer_s[slots], self._tp_transfer_s[slots],
+            self._scale[slots], self._work[slots], self._reads_s[slots], self._has_reported[slots],
+            self._step_s[slots], self._dp_transfer_s[slots], self._tp_transfer_s[slots],
         )  # fmt: skip
 
     def _newest(self, count: int) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from megatrain_diagnostics.analysis.candidates import Candidates
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.network import SlowNetwork
 from megatrain_diagnostics.analysis.own_time import Aspect
+from megatrain_diagnostics.analysis.straggler_evidence import PictureWait
 from megatrain_diagnostics.events.roster import Roster
 
 _DOES = {
@@ -36,8 +37,13 @@ def place_of(rank: int, roster: Roster) -> str:
     return f"rank {rank} ({roster.layout.place_text(rank)}) on {host}"
 
 
-def rank_sentences(finding: Finding, slow: Candidates, roster: Roster, *, was_explained: bool) -> Finding:
-    """Return the finding with its evidence as sentences. `was_explained`: see `StragglerEvidence.was_explained`."""
+def rank_sentences(
+    finding: Finding, slow: Candidates, roster: Roster, *, was_explained: bool, picture_wait: PictureWait | None
+) -> Finding:
+    """Return the finding with its evidence as sentences.
+
+    was_explained, picture_wait: see the methods of StragglerEvidence.
+    """
     worst = finding.ranks[0]
     peers = "its only peer" if finding.num_peers == 1 else f"its {finding.num_peers} peers"
     first = (
@@ -54,13 +60,23 @@ def rank_sentences(finding: Finding, slow: Candidates, roster: Roster, *, was_ex
             f"than {peers}"
         )
     sentences += _of_hosts(finding, roster)
-    if finding.cause in _MEANS:
+    if picture_wait is not None:
+        sentences.append(_picture_sentence(picture_wait))
+    elif finding.cause in _MEANS:
         sentences.append(_MEANS[finding.cause])
     if was_explained:
         sentences.append(_WAS_EXPLAINED)
     if finding.confidence is VerdictConfidence.LOW and slow.agrees(worst) and finding.num_peers == 1:
         sentences.append(_NOT_BY_PAST)
     return replace(finding, evidence=tuple(sentences))
+
+
+def _picture_sentence(wait: PictureWait) -> str:
+    reads = f", {_ms(wait.read_s)} of reads in all" if wait.read_s else ""
+    return (
+        f"the reads of {wait.host} wait {_ms(wait.waited_s)} a step for producers of pictures{reads}: check the "
+        "producers that the page of the host lists; the host itself is not slow"
+    )
 
 
 def _of_hosts(finding: Finding, roster: Roster) -> list[str]:

@@ -14,6 +14,18 @@ from megatrain_diagnostics.analysis.peers import Floats, Peers
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Int64
 
+_MOST = 0.5
+"""The part of the reads, and of a rank's excess, from which on their waits for pictures are the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureWait:
+    """Means of a step, summed over the replicas of a host, in seconds. read_s: of the reads; 0 if not recorded."""
+
+    host: str
+    waited_s: float
+    read_s: float
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StragglerEvidence:
@@ -72,6 +84,16 @@ class StragglerEvidence:
         rise = now / before - 1.0
         least = self.thresholds.excess
         return bool(np.median(rise[ranks]) >= least and np.median(rise[~ranks]) < least / 2)
+
+    def picture_wait(self, host: str, excess_s: float) -> PictureWait | None:
+        """Return the wait for producers of pictures that makes the ranks of a host wait for data.
+
+        excess_s: how much longer than its peers a rank waits for data. None: something else makes it wait.
+        """
+        ranks = list(self.roster.ranks_on(host))
+        read_s, waited_s = self.long_window.reads_s[:, :, ranks].sum(axis=-1).mean(axis=0).tolist()
+        is_cause = waited_s >= _MOST * max(read_s, excess_s)
+        return PictureWait(host, waited_s, read_s) if waited_s > 0.0 and is_cause else None
 
     def exposed_s(self) -> float:
         """Return by how much steps became longer; where that is not known, their whole duration."""

@@ -147,7 +147,9 @@ def _finding(
         rank_scores=tuple(slow.score[ranks].tolist()),
     )
     was_explained = cause is Cause.COMPUTE and evidence.was_explained(worst)
-    return rank_sentences(finding, slow, evidence.roster, was_explained=was_explained)
+    host = evidence.roster.host_of(worst) if cause is Cause.DATA else ""
+    picture_wait = evidence.picture_wait(host, finding.excess_s) if host else None
+    return rank_sentences(finding, slow, evidence.roster, was_explained=was_explained, picture_wait=picture_wait)
 
 
 def _of_host(evidence: StragglerEvidence, slow: Candidates, ranks: list[int]) -> Candidates:

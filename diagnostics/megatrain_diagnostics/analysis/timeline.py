@@ -21,7 +21,7 @@ from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans, Value
 
 MAX_SLICES = 2_000_000
 """Limit for viewers in a browser, which have 2 GB of memory."""
-LANES = ("compute", "tp", "pp-send", "pp-recv", "dp", "host", "data-loader")
+LANES = ("compute", "tp", "pp-send", "pp-recv", "dp", "host", "data-loader", "pictures")
 _NESTING = ("compute", "host")
 _LANE_OF: dict[Operation, str] = {
     Operation.FORWARD_COMPUTE: "compute",
@@ -54,6 +54,8 @@ _LANE_OF: dict[Operation, str] = {
     Operation.BARRIER: "host",
     Operation.CHECKSUM: "host",
     Operation.DATA_READ: "data-loader",
+    Operation.PICTURE_WAIT: "pictures",
+    Operation.PICTURE_REQUESTS: "pictures",
 }
 """Every operation has a row. An unknown operation, of a later version, is drawn on the lane of the host."""
 _SENDS = (Operation.FORWARD_SEND.number, Operation.BACKWARD_SEND.number)

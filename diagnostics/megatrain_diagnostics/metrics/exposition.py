@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from megatrain_diagnostics.metrics.device_metrics import device_metrics
+from megatrain_diagnostics.metrics.producer_metrics import producer_metrics
 from megatrain_diagnostics.metrics.readings import (
     MAX_SCORES,
     STEP_BUCKETS_S,
@@ -101,6 +102,11 @@ _RANK_GAUGES = (
         "How often the host's data loader was started in this round, of the same ranks.",
         lambda rank: rank.loader_starts,
     ),
+    _RankGauge(
+        "megatrain_rank_picture_wait_seconds",
+        "Time in which reads that ended in the last step waited for producers of pictures, of the same ranks.",
+        lambda rank: rank.picture_wait_s,
+    ),
 )
 
 
@@ -161,6 +167,7 @@ class HostCollector(Collector):
                 if value is not None:
                     family.add_metric([*labels.values(), str(rank.rank)], value)
             yield family
+        yield from producer_metrics(host.ranks, labels)
         yield from _gauge(
             "megatrain_host_median_step_seconds", "Median duration of a step.", labels, host.median_step_s
         )

@@ -15,6 +15,18 @@ from megatrain_job.jobs.health import Health
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerReading:
+    """What a producer of pictures did for reads that ended in the last step."""
+
+    num_pictures: float
+    answer_s: float
+    """The mean time of an answered request; 0 without one."""
+    num_waiting: float
+    """The most requests that waited in the producer when one of them arrived."""
+    num_failed: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankReading:
     """One rank of this host, in the newest round. Times and durations in seconds. None: not known yet."""
 
@@ -47,6 +59,10 @@ class RankReading:
     read_bytes: float | None = None
     loader_starts: float | None = None
     """How often the loader was started in this round; of the same ranks."""
+    picture_wait_s: float | None = None
+    """The time in which the rank's reads waited for producers of pictures; None also if they asked none."""
+    producers: tuple[ProducerReading, ...] = ()
+    """By number; empty if no read of the rank ended in the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +151,5 @@ class JobReading:
 
 
 MAX_SCORES = 10
+MAX_PRODUCERS = 16
+"""Producers of pictures that a host exposes."""

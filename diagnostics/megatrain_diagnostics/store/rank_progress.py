@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import OF_DATA_LOADER, Operation
 from megatrain_diagnostics.columns.schema import NOT_KNOWN, names_of
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Int8, Int32, Spans, StepTotals
@@ -60,7 +60,8 @@ def _last_operations(events: StoredEvents, round_number: int, num_ranks: int) ->
     where = Where((round_number,), full[-1].step)
     conditions, values = sql_conditions(Spans, where)
     # neither the span of the whole step nor those of the data loader show what the rank is doing
-    conditions += f" AND operation NOT IN ('{Operation.STEP.value}', '{Operation.DATA_READ.value}')"
+    ignored = ", ".join(f"'{operation.value}'" for operation in (Operation.STEP, *OF_DATA_LOADER))
+    conditions += f" AND operation NOT IN ({ignored})"
     sql = f"SELECT rank, arg_max(operation, sequence) AS operation FROM segments WHERE {conditions} GROUP BY rank"
     table = events.query(Spans, where, sql, values)
     names = names_of("operation")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 
 import numpy as np
 
 from megatrain import __version__
-from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, OF_PRODUCERS, Operation, StepValue
 from megatrain_diagnostics.events.tables import StepTotals, Values
-from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, RankReading
+from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, ProducerReading, RankReading
 from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.wire.sender import SenderState
 
@@ -23,7 +24,7 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
     """Return the reading of one rank's box."""
     progress = tail.progress
     loader_starts = _value(tail.values, StepValue.LOADER_STARTS)
-    records_reads = loader_starts is not None
+    records_reads, producers = loader_starts is not None, _producers(tail.values)
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
     return RankReading(
         rank=tail.identity.rank,
@@ -45,6 +46,8 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
         read_s=_sum_s(tail.totals, (Operation.DATA_READ,)) if records_reads else None,
         read_bytes=_read_bytes(tail.totals) if records_reads else None,
         loader_starts=loader_starts,
+        picture_wait_s=_sum_s(tail.totals, (Operation.PICTURE_WAIT,)) if producers else None,
+        producers=producers,
     )
 
 
@@ -101,5 +104,15 @@ def _read_bytes(totals: StepTotals | None) -> float | None:
 
 def _value(values: Values | None, kind: StepValue) -> float | None:
     """Return a value of the last step; None if the rank has not recorded it."""
-    found = [] if values is None else values.value[values.kind == kind]
-    return float(found[-1]) if len(found) else None
+    found = _values(values, kind)
+    return found[-1] if found else None
+
+
+def _values(values: Values | None, kind: StepValue) -> list[float]:
+    """Return all values of a kind of the last step, in the order in which the rank recorded them."""
+    return [] if values is None else values.value[values.kind == kind].tolist()
+
+
+def _producers(values: Values | None) -> tuple[ProducerReading, ...]:
+    """Return what each producer of pictures did in the last step, as far as all its values are there."""
+    return tuple(starmap(ProducerReading, zip(*(_values(values, kind) for kind in OF_PRODUCERS), strict=False)))

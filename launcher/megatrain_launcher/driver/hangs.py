@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_job.failures.gpu_faults import GpuFault, blame, fault_of, worst_of
@@ -77,7 +78,7 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
         found.hosts,
         found.confidence,
         _cut(sentences),
-        f"rank {at_storage[0]} waits for storage" if at_storage and len(at_storage) == len(found.ranks) else "",
+        _storage_sentence(known[at_storage[0]]) if at_storage and len(at_storage) == len(found.ranks) else "",
     )
 
 
@@ -139,6 +140,11 @@ def _step_sentences(known: Mapping[int, RankEvidence], suspects: Iterable[int]) 
 
 def _is_at_storage(rank_evidence: RankEvidence) -> bool:
     return rank_evidence.is_at_storage and rank_evidence.process_state not in IMMOBILE
+
+
+def _storage_sentence(rank_evidence: RankEvidence) -> str:
+    awaited = "its data" if rank_evidence.in_flight == Operation.DATA_WAIT else "storage"
+    return f"rank {rank_evidence.rank} waits for {awaited}"
 
 
 def _where(rank_evidence: RankEvidence) -> str:

@@ -33,7 +33,8 @@ def respond_to_stall(
         return Decision(actions, f"no progress on {', '.join(stalled[:8])}: waiting for evidence")
     found = find_culprit(round_, evidence, (stall_sentence(state, host) for host in stalled[:4]))
     if found.waits_for_storage:
-        # the wait has its own limit, runtime.checkpoint_timeout_s, after which the rank fails with the reason
+        # the wait has its own limit, after which the rank fails with the reason: runtime.checkpoint_timeout_s, and for
+        # data that of reads from object storage or of producers
         return Decision(actions, f"no progress on {', '.join(stalled[:8])}: {found.waits_for_storage}")
     silent = {part.host for part in without_evidence}
     if found.hosts and silent.issuperset(found.hosts):

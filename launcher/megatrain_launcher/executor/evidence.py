@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.values import GroupRecord, Phase, Progress
 from megatrain.contracts.errors import DataError
@@ -64,9 +65,10 @@ def hang_evidence(
     )
 
 
-def _is_at_storage(progress: Progress) -> bool:
-    """Return whether a rank in phase CHECKPOINT has refreshed its phase lately, as it does while storage is slow."""
-    return progress.phase is Phase.CHECKPOINT and time.monotonic_ns() - progress.phase_since_ns < _RECENT_NS
+def _is_at_storage(progress: Progress, in_flight: str) -> bool:
+    """Return whether a rank has shown lately that it waits for storage: with a snapshot, or for the data of a step."""
+    is_recent = time.monotonic_ns() - progress.phase_since_ns < _RECENT_NS
+    return is_recent and (progress.phase is Phase.CHECKPOINT or in_flight == Operation.DATA_WAIT)
 
 
 def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvidence, dict[str, tuple[int, ...]]]:
@@ -94,6 +96,6 @@ def _rank_evidence(rank: int, pid: int, reader: BlackBoxReader) -> tuple[RankEvi
         awaited=activity.awaited,
         is_busy=activity.is_busy,
         is_on_device=activity.is_on_device,
-        is_at_storage=_is_at_storage(progress),
+        is_at_storage=_is_at_storage(progress, activity.in_flight),
     )
     return evidence, {group_name(group): (group.first_rank, group.num_ranks, group.stride) for group in groups}

@@ -9,6 +9,7 @@ from megatrain.config.config import Config
 from megatrain.config.data import DataConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.options import Value, options_of
+from megatrain.config.picture_files import PicturesConfig
 from megatrain.config.pictures import encoder_of
 from megatrain.config.problem import Problem, divisors, multiples_around, nearest
 from megatrain.config.toml_text import setting, value_text
@@ -17,17 +18,19 @@ from megatrain.formatting import alternatives
 SMALLEST_DRAWN = 24
 """The least width of a drawn picture, in pixels."""
 _SIZE, _PATCH, _TP, _DATA = "model.picture_size", "model.patch_size", "parallel.tp_size", "data.pictures"
+_SHARDS, _ADDRESSES = "pictures.shards", "pictures.addresses"
 _OF_PICTURES = ("patch_size", "encoder_hidden_size", "encoder_num_layers", "encoder_num_heads", "encoder_ffn_size")
 
 _EXCLUDED: Mapping[str, str] = {
     "train": "the text is the captions",
     "validation": "held-out text has no pictures",
-    "tokenizer": "captions have a vocabulary of their own",
     "packing": "a caption is a sample",
     "balance": "all samples cost the same",
-    "loader": "the loader of a host delivers no pictures",
 }
 """Keys of [data] that must keep their defaults beside pictures, and why."""
+_EXCLUDED_BY_DRAWN: Mapping[str, str] = {**_EXCLUDED, "tokenizer": "captions have a vocabulary of their own"}
+_OF_STARTED = ("decoder", "producers", "threads")
+"""Keys of the producers that a run starts itself."""
 
 
 def picture_problems(context: Context) -> Iterator[Problem]:
@@ -36,6 +39,7 @@ def picture_problems(context: Context) -> Iterator[Problem]:
     if not context.are_known(_SIZE, _PATCH):
         return
     yield from _data_problems(context.config)
+    yield from _shard_problems(context.config)
     if not model.has_pictures:
         yield from _unused_problems(model)
     elif model.picture_size % model.patch_size:
@@ -69,7 +73,7 @@ def _data_problems(config: Config) -> Iterator[Problem]:
     found = f"{_DATA}={value_text(data.pictures)}"
     if not model.has_pictures:
         yield Problem((_DATA, _SIZE), f'{found} does nothing with {_SIZE}=0; set picture_size, or use pictures="none"')
-    if model.has_pictures and model.picture_size < SMALLEST_DRAWN:
+    if data.pictures == "drawn" and model.has_pictures and model.picture_size < SMALLEST_DRAWN:
         yield Problem(
             (_DATA, _SIZE),
             f"{found} needs {_SIZE} of at least {SMALLEST_DRAWN}, found {model.picture_size}: in smaller pictures the "
@@ -79,10 +83,63 @@ def _data_problems(config: Config) -> Iterator[Problem]:
         for section, values in config.sections_of(name).items():
             if values.path:
                 yield _excluded(f"{section}.path", values.path, found, f"{kind} text has no pictures; remove it")
-    for name, reason in _EXCLUDED.items():
+    for name, reason in (_EXCLUDED_BY_DRAWN if data.pictures == "drawn" else _EXCLUDED).items():
         value, default = getattr(data, name), options_of(DataConfig)[name].default
         if value != default:
             yield _excluded(f"data.{name}", value, found, f"{reason}; use {name}={value_text(default)}")
+
+
+def _shard_problems(config: Config) -> Iterator[Problem]:
+    """Yield what is wrong with pictures from shards, and which keys of [pictures] do nothing."""
+    pictures, data = config.pictures, config.data
+    changed = {
+        name: value
+        for name, option in options_of(PicturesConfig).items()
+        if (value := getattr(pictures, name)) != option.default
+    }
+    if data.pictures != "shards":
+        for name, value in changed.items():
+            key = f"pictures.{name}"
+            yield Problem(
+                (key, _DATA),
+                f'{setting(key, value)} does nothing with {_DATA}={value_text(data.pictures)}; use {_DATA}="shards", '
+                f"or remove {name}",
+            )
+        return
+    if not pictures.shards:
+        yield Problem(
+            (_SHARDS, _DATA),
+            f'{_DATA}="shards" needs {_SHARDS}: the directory of the shards and their index, which `megatrain data '
+            "pictures index` makes",
+        )
+    if not data.tokenizer:
+        yield Problem(
+            ("data.tokenizer", _DATA),
+            f'{_DATA}="shards" needs data.tokenizer, the tokenizer of the captions: the path of a tokenizer.json or of '
+            "a NAME.model",
+        )
+    try:
+        has_addresses = bool(pictures.peers)
+    except ValueError as error:
+        yield Problem(
+            (_ADDRESSES,),
+            f"{setting(_ADDRESSES, pictures.addresses)}: {str(error)!r} is not HOST:PORT; separate several by commas",
+        )
+        return
+    if has_addresses != bool(pictures.secret):
+        yield Problem(
+            (_ADDRESSES, "pictures.secret"),
+            f"{setting(_ADDRESSES, pictures.addresses)} and {setting('pictures.secret', pictures.secret)} belong "
+            "together: producers answer only those who have their secret; set both, or neither",
+        )
+    for name in _OF_STARTED if has_addresses else ():
+        if name in changed:
+            key = f"pictures.{name}"
+            yield Problem(
+                (key, _ADDRESSES),
+                f"{setting(key, changed[name])} does nothing with {_ADDRESSES}: no producers are started; remove one "
+                "of them",
+            )
 
 
 def _excluded(key: str, value: Value, found: str, reason: str) -> Problem:

@@ -74,7 +74,14 @@ class Operation(StrEnum):
     UPDATES_ALL_TO_ALL = "updates-all-to-all", 29, "collective"
     # The work of the data loader of the host, beside the ranks. The first rank of each replica of the host records it.
     DATA_READ = "data-read", 30, "host"
+    # The part of a read in which it waited for pictures, and the requests of a read to one producer of pictures, whose
+    # number is the chunk of the span.
+    PICTURE_WAIT = "picture-wait", 31, "host"
+    PICTURE_REQUESTS = "picture-requests", 32, "host"
 
+
+OF_DATA_LOADER = (Operation.DATA_READ, Operation.PICTURE_WAIT, Operation.PICTURE_REQUESTS)
+"""The work of other processes or threads for the batches of a rank: no work of the rank itself."""
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
 """A rank's own computation on the micro-batches of a step."""
@@ -138,7 +145,25 @@ class StepValue(IntEnum):
     """Steps that the data loader of the host had ready when this rank requested the step; with 0 it had to wait."""
     LOADER_STARTS = 12
     """How often a data loader was started on this host in this round; above 1: it was restarted."""
+    # What producers of pictures did for the reads that this rank records: one value for each producer, in the order of
+    # their addresses.
+    PRODUCER_PICTURES = 13
+    PRODUCER_ANSWER_SECONDS = 14
+    """The mean time of an answered request; 0 without one."""
+    PRODUCER_WAITING = 15
+    """The most requests that waited in the producer when one of this rank's loader arrived."""
+    PRODUCER_FAILURES = 16
+    """Requests without an answer that could be used; they were sent again, to any producer."""
 
     @property
     def text(self) -> str:
         return self.name.lower().replace("_", "-")
+
+
+OF_PRODUCERS = (
+    StepValue.PRODUCER_PICTURES,
+    StepValue.PRODUCER_ANSWER_SECONDS,
+    StepValue.PRODUCER_WAITING,
+    StepValue.PRODUCER_FAILURES,
+)
+"""A rank records one of each for each producer of pictures, in the order of the producers."""

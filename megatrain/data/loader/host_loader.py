@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,8 +117,8 @@ class RingLocation:
 class HostLoader:
     """Delivers the steps of a plan to one rank of the host. `reader`: the rank's index among the ranks of the host.
 
-    A batch is valid until the next call of `next` or `close`: its tokens are memory that all ranks of its replica map.
-    source_names: the names of all sources, for the batches of a mixture.
+    A batch is valid until the next call of `next` or `close`: its tokens and patches are memory that all ranks of its
+    replica map. source_names: the names of all sources, for the batches of a mixture.
     Raises: CheckpointError when the ring of the plan does not exist.
     """
 
@@ -130,6 +131,7 @@ class HostLoader:
         self._num_reported = 0
         """The steps whose reads were reported."""
         self._source_names = source_names
+        self._has_patches = reader in plan.shares[self._share].encoders
         self._ring_file = open_ring(place.arena.loader_ring(place.round))
         self._ring = map_ring(self._ring_file, RingLayout.of(plan))
         self._waiting = WakeReader(place.arena.loader_reader_wake(place.round, reader))
@@ -151,9 +153,10 @@ class HostLoader:
             # after a common end, all ranks have mapped what they still use
             self._place.remove()
 
-    def next(self) -> StepBatch:
+    def next(self, while_waiting: Callable[[], None] = lambda: None) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
 
+        while_waiting: is called again and again during the wait.
         Raises: DataError of the read, or when every restarted loader dies; StopIteration when there are no more
         steps; RuntimeError after `close`.
         """
@@ -166,8 +169,11 @@ class HostLoader:
         self._wake_or_start_loader()
         while not self._ring.is_filled(self._share, self._step):
             if not self._waiting.wait(_CHECK_S):
+                while_waiting()
                 self._wake_or_start_loader()
-        batch = self._ring.read(self._share, self._step, self._step_plan, self._source_names)
+        batch = self._ring.read(
+            self._share, self._step, self._step_plan, self._source_names, has_patches=self._has_patches
+        )
         batch = replace(batch, loader=self._report(num_ready))
         self._step, self._step_plan = self._step + 1, next(self._plans, None)
         return batch

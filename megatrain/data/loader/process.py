@@ -66,12 +66,14 @@ class RingFiller:
             reader = self._open_reader()
             if share.has_tokens:
                 self._fetch_ahead(reader, due, share.replica)
-            content = reader.read_step(plan, share.replica, has_tokens=share.has_tokens)
+            content = reader.read_step(
+                plan, share.replica, has_tokens=share.has_tokens, has_patches=bool(share.encoders)
+            )
         except DataError as error:
             content = error
         self._ring.put(due.share, due.step, content)
-        num_bytes = content.num_bytes if isinstance(content, StepBatch) else 0
-        read = LoaderRead(started_ns, time.monotonic_ns() - started_ns, num_bytes)
+        num_bytes, producers = (content.num_bytes, content.producers) if isinstance(content, StepBatch) else (0, ())
+        read = LoaderRead(started_ns, time.monotonic_ns() - started_ns, num_bytes, producers)
         self._ring.put_read(due.share, due.step, read)
         self._ring.publish(due.share, due.step)
 

@@ -16,7 +16,7 @@ import errno
 import mmap
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import CheckpointError, DataError, UnreachableError
 from megatrain.contracts.step_plan import StepPlan
-from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.loader.ring_layout import PRODUCER_WORDS, RingLayout
 from megatrain.data.loader.slot_content import SlotContent
 from megatrain.data.loader_report import LoaderRead
+from megatrain.data.producer_work import ProducerWork
 from megatrain.data.reader import StepBatch
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
@@ -83,17 +84,22 @@ class Ring:
         self._words[self._layout.count(share, slot)] = count
 
     def put_read(self, share: int, step: int, read: LoaderRead) -> None:
-        """Store how a slot was read, before `publish`."""
-        words = self._layout.read(share, step % self._layout.depth)
-        self._words[words] = read.start_ns, read.duration_ns, read.num_bytes
+        """Store how a slot was read, before `publish`. A read that failed has no numbers of producers."""
+        layout, slot = self._layout, step % self._layout.depth
+        self._words[layout.read(share, slot)] = read.start_ns, read.duration_ns, read.num_bytes
+        works = read.producers or (ProducerWork(),) * layout.num_producers
+        self._words[layout.producers(share, slot)] = [number for work in works for number in astuple(work)]
 
     def publish(self, share: int, step: int) -> None:
         """Store that the slot of a step is complete."""
         self._words[self._layout.FILLS] += 1
         self._words[self._layout.filled(share, step % self._layout.depth)] = step + 1
 
-    def read(self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
-        """Return a step that is filled. Its tokens are those of the ring: valid until `set_done` includes the step.
+    def read(
+        self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...], *, has_patches: bool = True
+    ) -> StepBatch:
+        """Return a step that is filled. Its tokens and patches are those of the ring: valid until `set_done` includes
+        the step. has_patches: see BatchReader.read_step.
 
         Raises: DataError with the text of the loader's error, UnreachableError if it was one.
         """
@@ -102,11 +108,14 @@ class Ring:
         if count < 0:
             code = self._words[self._layout.exit_code(share, slot)]
             raise (UnreachableError if code == UnreachableError.exit_code else DataError)(found.error(count))
-        return found.batch(count, plan, source_names)
+        return found.batch(count, plan, source_names, has_patches=has_patches)
 
     def read_of(self, share: int, step: int) -> LoaderRead:
         """Return how a step that is filled was read."""
-        return LoaderRead(*self._words[self._layout.read(share, step % self._layout.depth)].tolist())
+        layout, slot = self._layout, step % self._layout.depth
+        works = self._words[layout.producers(share, slot)].reshape(layout.num_producers, PRODUCER_WORDS)
+        start_ns, duration_ns, num_bytes = self._words[layout.read(share, slot)].tolist()
+        return LoaderRead(start_ns, duration_ns, num_bytes, tuple(ProducerWork(*work) for work in works.tolist()))
 
     def num_ready(self, share: int, step: int) -> int:
         """Return how many steps from `step` on are filled without a gap."""

@@ -1,10 +1,13 @@
 """The content of a slot: the micro-batches of one share of one step, as arrays at fixed places.
 
-Legend: M micro-batches, B micro-batch, S sequence. A step with fewer micro-batches than M uses the first ones.
+Legend: M micro-batches, B micro-batch, S sequence, P patches, C bytes of a patch. A step with fewer micro-batches than
+M uses the first ones.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -12,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.step_plan import StepPlan
+from megatrain.data.bad_tokens import BadSample
 from megatrain.data.loader.ring_layout import WORD_BYTES, RingLayout
+from megatrain.data.patches import Patches
 from megatrain.data.reader import MicroBatch, StepBatch
 from megatrain.data.sample_sources import SampleSources
 
@@ -29,9 +34,17 @@ class SlotContent:
         self._sample_MB = self._next(per_sample)
         self._num_labels_MB = self._next(per_sample)
         self._source_MB = self._next(per_sample)
+        self._is_bad_MB = self._next(per_sample)
         self._tokens_MSB = self._next(per_token)
         self._labels_MSB = self._next(per_token)
         self._document_MSB = self._next(per_token) if layout.has_document_mask else None
+        num_patches, patch_width = layout.picture_shape
+        self._patches_MPBC: Patches | None = None
+        if num_patches:
+            full = (layout.max_microbatches, num_patches, layout.micro_batch_size, patch_width)
+            self._patches_MPBC = np.ndarray(full, np.uint8, buffer, start + self._offset)
+            self._offset += self._patches_MPBC.nbytes
+        self._reasons = Reasons(memoryview(buffer)[start + self._offset :][: layout.text_bytes])
 
     def _next(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
         full = (self._max_microbatches, *shape)
@@ -43,23 +56,32 @@ class SlotContent:
         """Store a batch and return its number of micro-batches."""
         count = len(batch.microbatches)
         self._source_MB[:count] = 0 if batch.sources is None else batch.sources.source_MB
+        bad = {sample.number: sample.reason for sample in batch.bad_samples}
+        self._reasons.put(bad)
         # samples may be shorter than those for which the slot has room
         seq_len = batch.seq_len
         for number, one in enumerate(batch.microbatches):
             self._numbers_M3[number] = seq_len, one.squared_lengths, one.num_documents
             self._sample_MB[number] = one.sample_B
             self._num_labels_MB[number] = one.num_labels_B
+            self._is_bad_MB[number] = [sample in bad for sample in one.sample_B.tolist()]
             self._tokens_MSB[number, :seq_len] = one.tokens_SB
             self._labels_MSB[number, :seq_len] = one.labels_SB
             if self._document_MSB is not None and one.document_SB is not None:
                 self._document_MSB[number, :seq_len] = one.document_SB
+            if self._patches_MPBC is not None and one.patches_PBC is not None:
+                self._patches_MPBC[number] = one.patches_PBC
         return count
 
-    def batch(self, count: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
+    def batch(
+        self, count: int, plan: StepPlan, source_names: tuple[str, ...], *, has_patches: bool = True
+    ) -> StepBatch:
         """Return the batch of `count` micro-batches that was stored. Its arrays of tokens are those of the slot.
 
-        plan: of the step that was stored. source_names: the names of all sources.
+        plan: of the step that was stored. source_names: the names of all sources. has_patches: see
+        BatchReader.read_step.
         """
+        patches_MPBC = self._patches_MPBC if has_patches else None
         num_labels_MB, source_MB = self._num_labels_MB[:count].copy(), self._source_MB[:count].copy()
         seq_len = int(self._numbers_M3[0, 0])
         microbatches = [
@@ -71,6 +93,7 @@ class SlotContent:
                 num_labels_B=num_labels_MB[number],
                 squared_lengths=int(self._numbers_M3[number, 1]),
                 num_documents=int(self._numbers_M3[number, 2]),
+                patches_PBC=None if patches_MPBC is None else patches_MPBC[number],
             )
             for number in range(count)
         ]
@@ -82,7 +105,18 @@ class SlotContent:
             sum(one.squared_lengths for one in microbatches),
             sum(one.num_documents for one in microbatches),
             SampleSources(source_names, source_MB, num_labels_MB) if len(source_names) > 1 else None,
+            self._bad_samples(count),
         )
+
+    def _bad_samples(self, count: int) -> tuple[BadSample, ...]:
+        is_bad_MB = self._is_bad_MB[:count].astype(bool)
+        if not is_bad_MB.any():
+            return ()
+        reasons = self._reasons.read()
+        found = zip(
+            self._sample_MB[:count][is_bad_MB].tolist(), self._source_MB[:count][is_bad_MB].tolist(), strict=True
+        )
+        return tuple(BadSample(number, source, reasons.get(number)) for number, source in found)
 
     def put_error(self, text: str) -> int:
         """Store the text of an error, cut to the size of the slot, and return minus the number of its bytes."""
@@ -96,3 +130,26 @@ class SlotContent:
 
     def _bytes(self, num_bytes: int) -> memoryview:
         return memoryview(self._buffer)[self._start : self._start + num_bytes]
+
+
+class Reasons:
+    """Why samples of a step were replaced, in the bytes of a slot: as many whole reasons as fit. The ranks still know
+    all numbers; only the log lacks the address of the others."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+
+    def put(self, reason_of: Mapping[int, str | None]) -> None:
+        """Store the reasons, by the number of the sample."""
+        text = b""
+        for number, reason in reason_of.items():
+            line = json.dumps([number, reason]).encode() + b"\n"
+            if len(text) + len(line) < len(self._content):
+                text += line
+        if self._content:
+            self._content[: len(text) + 1] = text + b"\0"
+
+    def read(self) -> dict[int, str | None]:
+        """Return the stored reasons, by the number of the sample."""
+        text, _, _ = bytes(self._content).partition(b"\0")
+        return dict(json.loads(line) for line in text.splitlines())

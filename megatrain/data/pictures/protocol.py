@@ -1,9 +1,10 @@
 """What source and producer send each other, over an authenticated connection (peers/link.py).
 
 The source opens a connection for each request: data, format and numbers of samples, one message of JSON. The producer
-answers with a message that names its decoder, then with each sample in the order of the request: a message with the
-SHA-256 of the content (preparation.py) and, if the picture cannot be used, its address; then the patches and the
-caption as they are, and the tag that covers them. A request that cannot be served at all is answered by an error.
+answers with a message that has the name of its decoder and how many requests wait in it, then with each sample in the
+order of the request: a message with the SHA-256 of the content (preparation.py) and, if the picture cannot be used, its
+address; then the patches and the caption as they are, and the tag that covers them. A request that cannot be served at
+all is answered by an error.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ REQUEST_PICTURES = 16
 """The numbers of a request. A producer keeps the pictures of a request until they are sent."""
 PRODUCER_LIMITS = PeerLimits(authentication_s=30.0, call_s=60.0, total_s=600.0)
 """A producer that is being started again accepts connections after a few seconds."""
+_MAX_WAITING = 1_000_000
 _MAX_PROBLEM = 600
 """Characters of an error, each of which JSON may escape as six bytes of the 4,096 of a message."""
 
@@ -56,14 +58,22 @@ class PictureRequest:
             raise DataError(f"is not a request of this version of megatrain ({error!r})") from error
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """decoder: the identity of the decoder. num_waiting: the requests that waited when this one arrived."""
+
+    decoder: str
+    num_waiting: int
+
+
 def send_answer(
-    connection: PeerConnection, request: PictureRequest, decoder: str, pictures: Iterator[PreparedPicture]
+    connection: PeerConnection, request: PictureRequest, head: AnswerHead, pictures: Iterator[PreparedPicture]
 ) -> None:
-    """Send the pictures of a request, or the error that ends them. decoder: the identity of the decoder.
+    """Send the pictures of a request, or the error that ends them.
 
     Raises: CommunicationError.
     """
-    connection.send_message(json.dumps({"decoder": decoder}).encode())
+    connection.send_message(json.dumps(asdict(head)).encode())
     try:
         for picture in pictures:
             _send_picture(connection, request, picture)
@@ -85,7 +95,7 @@ class AnswerReader:
     def __init__(self, connection: PeerConnection, request: PictureRequest) -> None:
         self._connection = connection
         self._request = request
-        self.decoder = str(self._message("decoder")["decoder"])
+        self.head = self._head()
 
     def read_into(self, patches_NPV: NDArray[np.uint8]) -> list[PreparedPicture]:
         """Read all pictures of the request; their patches are stored in the array, that of a bad one becomes zero.
@@ -96,6 +106,13 @@ class AnswerReader:
             self._read_picture(number, patches_PV)
             for number, patches_PV in zip(self._request.numbers, patches_NPV, strict=True)
         ]
+
+    def _head(self) -> AnswerHead:
+        head = self._message("decoder")
+        num_waiting = head.get("num_waiting")
+        if not isinstance(num_waiting, int) or not 0 <= num_waiting <= _MAX_WAITING:
+            raise self._error(f"announces {num_waiting!r} waiting requests; the limit is {_MAX_WAITING}")
+        return AnswerHead(str(head["decoder"]), num_waiting)
 
     def _read_picture(self, number: int, patches_PV: NDArray[np.uint8]) -> PreparedPicture:
         head = self._message("digest")

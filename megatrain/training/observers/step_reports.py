@@ -16,6 +16,7 @@ from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.device_memory import DeviceMemory
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.rank_model import RankModel
+from megatrain.training.read_records import values_of_reads
 
 
 class Heartbeat(StepObserver):
@@ -55,10 +56,8 @@ class StepValues(StepObserver):
         if self._num_replaced is not None:
             self._num_replaced += len(done.batch.bad_samples)
             record(StepValue.REPLACED_SAMPLES, self._num_replaced)
-        if done.batch.loader is not None:
-            record(StepValue.STEPS_READY, done.batch.loader.num_ready)
-            if done.batch.loader.num_starts is not None:
-                record(StepValue.LOADER_STARTS, done.batch.loader.num_starts)
+        for kind, value in values_of_reads(done.batch):
+            record(kind, value)
         record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)

@@ -35,6 +35,8 @@ FROZEN = {
     "cp-all-reduce": 28,
     "updates-all-to-all": 29,
     "data-read": 30,
+    "picture-wait": 31,
+    "picture-requests": 32,
 }
 ON_HOST = {"barrier", "checkpoint-exchange", "checksum"}
 COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16}

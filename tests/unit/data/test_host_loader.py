@@ -100,6 +100,18 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
     assert loaders(place) == []
 
 
+def test_rank_that_waits_for_its_loader_shows_it(tmp_path: Path, place: RingLocation) -> None:
+    plan = corpus(tmp_path).plan(Layout(), [0], steps(Layout(), 8))
+    with ExitStack() as stack:
+        (rank,) = opened(place, plan, stack)
+        rank.next()
+        (pid,) = loaders(place)
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(7):
+            # the steps behind those that are read arrive only because the wait is shown
+            rank.next(lambda: os.kill(pid, signal.SIGCONT))
+
+
 def test_reports_name_each_read_of_a_replica_once(tmp_path: Path, place: RingLocation) -> None:
     plan = corpus(tmp_path).plan(LAYOUT, RANKS, steps(LAYOUT, 6))
     with ExitStack() as stack:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,18 +21,18 @@ import pytest
 
 from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
 from megatrain.data.pictures.bad_picture import BadPictureError
-from megatrain.data.pictures.picture_format import REFUSE, REPLACE, PictureFormat
+from megatrain.data.pictures.picture_format import PILLOW, REFUSE, REPLACE, PictureFormat
 from megatrain.data.pictures.picture_index import PictureIndex, build_index
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
 from megatrain.data.pictures.preparation import prepared_pictures
 from megatrain.data.pictures.producer import Producer
-from megatrain.data.pictures.producers import PictureProducers, local_producers
-from megatrain.data.pictures.protocol import PRODUCER_LIMITS
+from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
 from megatrain.data.pictures.shard_reader import ShardReader
-from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection
+from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection, connect_peer
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
-from tests.helpers.pillow_producer import PillowDecoder, pillow_command
+from tests.helpers.pillow_producer import PillowDecoder
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.waiting import wait_until
 
@@ -120,6 +122,39 @@ def test_producers_of_other_data_are_refused(shards: tuple[Path, list[bytes]]) -
         asked(directory, producers, [1])
 
 
+@pytest.mark.parametrize("num_producers", [1, 3])
+def test_source_counts_what_each_producer_did(num_producers: int, shards: tuple[Path, list[bytes]]) -> None:
+    directory, _ = shards
+    began_ns = time.monotonic_ns()
+    with in_threads(directory, [PillowDecoder()] * num_producers) as producers:
+        works = asked(directory, producers, range(60)).works
+    assert len(works) == num_producers
+    assert [sum(values) for values in zip(*(astuple(work)[2:6] for work in works), strict=True)] == [
+        60, 60 * FORMAT.num_bytes + sum(len(f"picture {number}") for number in range(60)), 4, 0,
+    ]  # fmt: skip
+    for work in works:
+        assert work.was_asked == (work.num_pictures > 0)
+        if work.was_asked:
+            assert began_ns <= work.start_ns < work.end_ns <= time.monotonic_ns()
+            # two requests at a time
+            assert 0 < work.answering_ns <= 2 * work.duration_ns
+
+
+def test_producer_reports_the_requests_that_wait_in_it(shards: tuple[Path, list[bytes]]) -> None:
+    index = PictureIndex(shards[0])
+    listener, request = listen("127.0.0.1"), PictureRequest(index.digest, FORMAT, (1,))
+    address = PeerAddress(*listener.getsockname()[:2])
+    # nothing prepares pictures, so requests remain in the queue
+    producer = Producer(index, PillowDecoder())
+    with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False), ExitStack() as stack:
+        found = []
+        for _ in range(3):
+            connection = stack.enter_context(connect_peer(address, SECRET, PRODUCER_LIMITS))
+            connection.send_message(request.encode())
+            found.append(AnswerReader(connection, request).head.num_waiting)
+    assert found == [0, 1, 2]
+
+
 def test_producers_that_decode_in_two_ways_are_refused(shards: tuple[Path, list[bytes]]) -> None:
     directory, _ = shards
     with (
@@ -158,7 +193,7 @@ def wrong_at_first(directory: Path, num_wrong: int, head: dict[str, object]) -> 
             producer.serve(connection)
             return
         connection.receive_message()
-        connection.send_message(b'{"decoder": "Pillow"}')
+        connection.send_message(b'{"decoder": "Pillow", "num_waiting": 0}')
         usual = {"number": 1, "digest": "", "is_bad": False, "text_bytes": 0}
         connection.send_message(json.dumps({**usual, **head}).encode())
         with suppress(CommunicationError):  # the source closes the connection as soon as the head is wrong
@@ -181,10 +216,18 @@ def test_answer_that_is_wrong_is_not_used(name: str, shards: tuple[Path, list[by
         assert np.array_equal(asked(directory, producers, [1]).patches_NPV[0], patches_by_hand(files[1]))
 
 
-def test_answer_that_is_wrong_is_asked_for_again(shards: tuple[Path, list[bytes]]) -> None:
+def test_answer_that_is_wrong_is_asked_for_again(
+    shards: tuple[Path, list[bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
     directory, files = shards
     with wrong_at_first(directory, 2, {"digest": "0" * 64}) as producers:
-        assert np.array_equal(asked(directory, producers, [1]).patches_NPV[0], patches_by_hand(files[1]))
+        pictures = asked(directory, producers, [1])
+    assert np.array_equal(pictures.patches_NPV[0], patches_by_hand(files[1]))
+    (work,) = pictures.works
+    assert (work.num_pictures, work.num_answered, work.num_failed) == (1, 1, 2)
+    failed, *_, again = [record.getMessage() for record in caplog.records]
+    assert "the producer sent other content for sample 1 than its SHA-256 names; the request is sent again" in failed
+    assert re.fullmatch(r"picture producer 0 at 127\.0\.0\.1:\d+ answers again", again)
 
 
 @pytest.fixture
@@ -252,8 +295,8 @@ def test_format_that_has_no_whole_patches_is_refused(size: int, patch: int) -> N
 
 
 @contextmanager
-def as_processes(directory: Path, num_producers: int, logs: Path, name: str = "Pillow") -> Iterator[PictureProducers]:
-    with local_producers(pillow_command(directory, name), num_producers, logs, lambda _text: None) as producers:
+def as_processes(directory: Path, num_producers: int, logs: Path) -> Iterator[PictureProducers]:
+    with local_producers(producer_command(directory, PILLOW), num_producers, logs, lambda _text: None) as producers:
         yield producers
 
 

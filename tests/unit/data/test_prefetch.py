@@ -88,6 +88,17 @@ def test_the_end_of_the_plan_is_reported(prefetch: int) -> None:
             prefetcher.next()
 
 
+def test_rank_that_waits_shows_it_until_the_step_is_there() -> None:
+    has_shown = threading.Event()
+
+    def slow(plan: StepPlan) -> StepBatch:
+        assert has_shown.wait(DEADLINE_S)
+        return batch(plan)
+
+    with Prefetcher(slow, plans(), 1) as prefetcher:
+        assert prefetcher.next(has_shown.set).cursor == 0
+
+
 def test_close_wakes_waiting_producer_and_consumer() -> None:
     is_reading, may_return = threading.Event(), threading.Event()
 

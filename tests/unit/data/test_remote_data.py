@@ -31,7 +31,7 @@ from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import path_or_url
 from megatrain.data.verification import verify_data
-from megatrain.training.training_data import open_reader, open_validation, sample_stream
+from megatrain.training.training_data import has_limited_waits, open_reader, open_validation, sample_stream
 from tests.helpers.host_loading import content, read_alone, steps
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
@@ -212,6 +212,13 @@ def test_reads_are_repeated_while_the_storage_fails(local: Path, store: WatchedS
     store.fault = lambda name: ConnectionResetError("reset") if len(store.ranges) < TRIES else None
     assert dataset.window(5000, 100).tolist() == expected.tolist()
     assert len(store.ranges) == TRIES
+
+
+def test_only_reads_of_remote_files_have_a_limit(local: Path, store: WatchedStore, tmp_path: Path) -> None:
+    store.upload(local)
+    at_local, remote = (open_reader(config_of(root, tmp_path)) for root in (local, store.root))
+    mixed = replace(remote, sources=(at_local.sources[0], remote.sources[1]))
+    assert [has_limited_waits(reader) for reader in (at_local, mixed, remote)] == [False, False, True]
 
 
 def test_unreachable_storage_is_no_bad_sample(local: Path, store: WatchedStore, tmp_path: Path) -> None:

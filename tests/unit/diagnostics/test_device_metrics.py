@@ -64,7 +64,7 @@ def test_names_and_labels_follow_the_conventions() -> None:
     labels = {label for family in families(DEVICES).values() for sample in family.samples for label in sample.labels}
     assert labels <= {
         *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid", "table", "reason", "version"),
-        *("gpu", "gpu_name", "kind", "link"),
+        *("gpu", "gpu_name", "kind", "link", "producer"),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
@@ -66,6 +67,34 @@ def test_host_that_waits_for_its_loader_is_not_slow() -> None:
         )
         assert found.thresholds is not None
         assert max(found.host_scores.values()) < found.thresholds.score
+
+
+@pytest.mark.parametrize(
+    ("read_s", "picture_s", "names"),
+    [
+        (0.9, 0.8, "wait 800.0 ms a step for producers of pictures, 900.0 ms of reads in all: check the producers"),
+        (0.0, 0.8, "wait 800.0 ms a step for producers of pictures: check the producers"),
+        (0.9, 0.3, "check the storage and the data loader of that host"),
+        (0.0, 0.1, "check the storage and the data loader of that host"),
+    ],
+)
+def test_host_that_waits_for_pictures_is_not_slow(read_s: float, picture_s: float, names: str) -> None:
+    """The finding names the producers if most of the reads, and of the wait of the ranks, is theirs."""
+    job = SyntheticJob(LAYOUT, ranks_per_host=2, data_s={2: 0.5, 3: 0.5})
+    live, is_first = LiveDetection(job.roster(), Thresholds()), np.arange(8) == 2
+    seconds = {
+        Operation.DATA_READ: read_s,
+        Operation.PICTURE_WAIT: picture_s,
+        Operation.PICTURE_REQUESTS: 3 * picture_s,
+    }
+    for step in range(30):
+        rows = job.step(step, {operation: np.where(is_first, value, 0.0) for operation, value in seconds.items()})
+        stream(live, rows[0], float(step))
+    (found,) = live.assessment.findings
+    assert (found.cause, found.hosts, found.cause.is_of_host) == (Cause.DATA, ("host-1",), False)
+    assert names in found.evidence[-1]
+    assert live.assessment.thresholds is not None
+    assert max(live.assessment.host_scores.values()) < live.assessment.thresholds.score
 
 
 def test_silent_rank_is_reported_and_changes_no_score() -> None:

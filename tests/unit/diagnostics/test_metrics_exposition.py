@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import AXES
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
-from megatrain_diagnostics.metrics.readings import MAX_SCORES
+from megatrain_diagnostics.metrics.readings import MAX_PRODUCERS, MAX_SCORES, ProducerReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_job.jobs.health import Reason, ReasonCode, health_of
 from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
@@ -27,10 +27,10 @@ from tests.helpers.waiting import DEADLINE_S
 
 LABELS_ALLOWED = {
     *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
-    *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code"),
+    *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code", "producer"),
 }
-MAX_RANK_GAUGES = 17
-"""One of them, of replaced samples, has series only in a run with data.bad_samples="replace"."""
+MAX_RANK_GAUGES = 18
+"""Two of them have series only in some runs: of replaced samples, and of waits for producers of pictures."""
 
 
 def families(collector: Collector) -> dict[str, Metric]:
@@ -63,6 +63,28 @@ def test_unknown_value_has_no_sample() -> None:
     assert [sample.labels["rank"] for sample in found["megatrain_rank_info"].samples] == ["7"]
     assert found["megatrain_rank_step"].samples == []
     assert "megatrain_clock_offset_seconds" not in found
+
+
+def test_producers_are_summed_over_the_ranks_of_a_host() -> None:
+    """Two ranks asked two producers; a rank without reads in the last step has no part."""
+    ranks = (*make_host_reading().ranks, replace(make_rank_reading(2), producers=()))
+    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))
+    shown = {
+        name.removeprefix("megatrain_producer_"): [(one.labels["producer"], one.value) for one in family.samples]
+        for name, family in found.items()
+        if name.startswith("megatrain_producer_")
+    }
+    assert shown == {
+        "pictures": [("0", 48.0), ("1", 16.0)],
+        "answer_seconds": [("0", 0.02), ("1", 0.02)],
+        "requests_waiting": [("0", 3.0), ("1", 1.0)],
+        "failed_requests": [("0", 0.0), ("1", 2.0)],
+    }
+    many = replace(make_rank_reading(0), producers=(ProducerReading(1.0, 0.1, 0.0, 0.0),) * (MAX_PRODUCERS + 1))
+    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=(many,))))
+    assert len(found["megatrain_producer_pictures"].samples) == MAX_PRODUCERS
+    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=ranks[2:])))
+    assert not [name for name in found if name.startswith("megatrain_producer_")]
 
 
 def test_restart_adds_no_series() -> None:

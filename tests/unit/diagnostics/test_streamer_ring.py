@@ -13,7 +13,7 @@ import pytest
 
 from megatrain.contracts.black_box.encoding import RECORD as RECORD_STRUCT
 from megatrain.contracts.black_box.encoding import RECORD_FIELDS, RING_OFFSET, Word, field_offsets
-from megatrain.contracts.black_box.operations import Operation, StepValue
+from megatrain.contracts.black_box.operations import OF_PRODUCERS, Operation, StepValue
 from megatrain.contracts.black_box.reader import BlackBoxReader, write_control
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity
 from megatrain.contracts.errors import DataError
@@ -21,6 +21,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined
+from megatrain_diagnostics.metrics.readings import ProducerReading
 from megatrain_diagnostics.streamer.host_reading import rank_reading
 from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.streamer.ring_tail import RECORD, RingPoll, RingTail
@@ -233,6 +234,25 @@ def test_reading_of_a_rank_has_the_work_of_its_last_step(open_box: OpenBox) -> N
     tail.poll()
     found = rank_reading(tail, CLOCK)
     assert (found.loader_starts, found.read_s, found.read_bytes) == (2.0, 3.0, 502.0)
+    tail.close()
+
+
+def test_reading_of_a_rank_has_the_producers_of_its_last_step(open_box: OpenBox) -> None:
+    recorder, path = open_box()
+    tail = RankTail(path, CLOCK)
+    for step, num_pictures in enumerate([(40.0, 8.0), (), (30.0, 18.0)]):
+        recorder.set_step(step)
+        recorder.record_value(StepValue.LOSS, 1.0)
+        for number, pictures in enumerate(num_pictures):
+            for kind, value in zip(OF_PRODUCERS, (pictures, 0.1 + number, 2.0, float(step)), strict=True):
+                recorder.record_value(kind, value)
+        if num_pictures:
+            recorder.record_span(Operation.PICTURE_WAIT, 0, 5 * 10**8)
+        recorder.complete_step()
+        tail.poll()
+        found = rank_reading(tail, CLOCK)
+        assert found.picture_wait_s == (0.5 if num_pictures else None)
+    assert found.producers == (ProducerReading(30.0, 0.1, 2.0, 2.0), ProducerReading(18.0, 1.1, 2.0, 2.0))
     tail.close()
 
 

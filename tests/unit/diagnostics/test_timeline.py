@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from megatrain.contracts.black_box.operations import OF_DATA_LOADER, StepValue
 from megatrain.contracts.black_box.operations import Operation as Op
-from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import read_step_events
@@ -118,8 +118,8 @@ def test_every_operation_has_a_lane_and_the_hosts_is_for_its_own() -> None:
     lanes = {operation: lane_of(operation) for operation in Op}
     assert set(lanes.values()) == set(LANES)
     on_host = {one for one in Op if not one.is_on_device}
-    assert {one for one in Op if lanes[one] in ("host", "data-loader")} == on_host
-    assert {one for one in Op if lanes[one] == "data-loader"} == {Op.DATA_READ}
+    assert {one for one in Op if lanes[one] in ("host", "data-loader", "pictures")} == on_host
+    assert {one for one in Op if lanes[one] in ("data-loader", "pictures")} == set(OF_DATA_LOADER)
 
 
 def test_arrows_join_each_send_with_its_receive(trace: dict[str, Any]) -> None:

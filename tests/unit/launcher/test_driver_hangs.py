@@ -129,6 +129,9 @@ def test_rank_that_waits_for_storage_does_not_hang() -> None:
     immobile = replace(at_storage, process_state="T")
     stopped = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), immobile)})
     assert stopped.waits_for_storage == ""
+    for_data = replace(at_storage, phase="step", in_flight="data-wait")
+    found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 5, 4), for_data)})
+    assert found.waits_for_storage == "rank 3 waits for its data"
     two = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4), at_storage)})
     assert (two.ranks, two.waits_for_storage) == ((2, 3), ""), "one of them does hang"
 

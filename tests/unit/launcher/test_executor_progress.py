@@ -194,6 +194,11 @@ def test_evidence_has_positions_and_process_states(boxes: Boxes) -> None:
     assert (rank.positions["dp:0+2x2"].entered, rank.positions["dp:0+2x2"].left) == (2, 1)
     assert (rank.awaited_group, rank.awaited, rank.is_at_storage) == ("", 0, False)
     recorder.await_end(token)
+    recorder.set_step(5)
+    with recorder.span(Operation.DATA_WAIT):
+        recorder.show_liveness()
+        (rank,) = hang_evidence("a", "1", 3, {2: watches[2]}, 50.0).ranks
+    assert (rank.in_flight, rank.is_at_storage) == ("data-wait", True)
     recorder.set_phase(Phase.CHECKPOINT)
     (rank,) = hang_evidence("a", "1", 3, {2: watches[2]}, 50.0).ranks
     assert (rank.awaited_group, rank.awaited, rank.is_at_storage) == ("dp:0+2x2", 2, True)

@@ -242,12 +242,37 @@ export interface DataLoaderDocument {
   ready_history: readonly (number | null)[];
 }
 
+export interface ProducerDocument {
+  number: number;
+  address: string;
+  state: "answers" | "failed" | "not-asked";
+  pictures_per_s: number | null;
+  answer_s: number | null;
+  num_waiting: number;
+  num_failed: number;
+  pictures_history: readonly (number | null)[];
+}
+
+export interface PicturesDocument {
+  wait_s: number;
+  longest_wait_s: number;
+  producers: readonly ProducerDocument[];
+}
+
+export interface ReplacedSampleDocument {
+  rank: number;
+  at_unix_s: number;
+  text: string;
+}
+
 export interface HostDataDocument {
   host: string;
   first_step: number | null;
   last_step: number | null;
   step_s: number | null;
   loader: DataLoaderDocument | null;
+  pictures: PicturesDocument | null;
+  replaced_samples: readonly ReplacedSampleDocument[];
   ranks: readonly RankDataDocument[];
 }
 

@@ -127,6 +127,8 @@ const OPERATION_COLOURS: Record<string, readonly [number, number, number]> = {
   "dp-all-reduce": [140, 0.1, -0.02],
   "data-wait": [110, 0.1, 0.06],
   "data-read": [110, 0.08, -0.06],
+  "picture-wait": [90, 0.09, 0.05],
+  "picture-requests": [90, 0.08, -0.06],
   "gc": [25, 0.16, 0],
   "checkpoint": [200, 0.07, 0],
   "checkpoint-load": [200, 0.07, -0.08],

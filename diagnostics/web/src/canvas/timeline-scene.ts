@@ -32,7 +32,7 @@ export interface TimelineColours {
 
 const WEIGHT_PALE = 0;
 const WEIGHT_BY_LANE: Record<string, number> = {
-  host: 1, "data-loader": 1, compute: 3, dp: 4, tp: 4, "pp-send": 5, "pp-recv": 5,
+  host: 1, "data-loader": 1, pictures: 1, compute: 3, dp: 4, tp: 4, "pp-send": 5, "pp-recv": 5,
 };
 const WEIGHT_FAILED = 9;
 const WEIGHT_CHOSEN = 12;

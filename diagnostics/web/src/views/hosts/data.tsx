@@ -1,19 +1,22 @@
-// The data of a host: how long its ranks waited for batches, and what its data loader did, in the newest steps or in the range.
+// The data of a host, in the newest steps or in the range: how long its ranks waited for batches, what its data loader did,
+// the producers of pictures that it asked, and replaced samples.
 
 import type { JSX } from "preact";
 
-import type { DataLoaderDocument, HostDataDocument, RankDataDocument } from "../../api/documents";
+import type {
+  DataLoaderDocument, HostDataDocument, PicturesDocument, ProducerDocument, RankDataDocument, ReplacedSampleDocument,
+} from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
 import { rangeQuery } from "../../app/range";
-import { Duration, Figure } from "../../ui/figures";
-import { bytesText, countOf, countText, durationText, NOT_KNOWN, percentText } from "../../ui/format";
+import { Duration, Figure, TimeText } from "../../ui/figures";
+import { bytesText, countOf, countText, durationText, NOT_KNOWN, numberText, percentText } from "../../ui/format";
 import { Section } from "../../ui/section";
 import { Table, type Column } from "../../ui/table";
 import { Trace } from "./trace";
 
 /** The least span of the lines, so that small variations look small. */
-const SPANS = { waitS: 0.01, ready: 2 };
+const SPANS = { waitS: 0.01, ready: 2, pictures: 2 };
 
 function columnsOf(stepS: number | null): readonly Column<RankDataDocument>[] {
   const share = (row: RankDataDocument): number | null =>
@@ -87,7 +90,73 @@ function LoaderFigures({ loader }: { loader: DataLoaderDocument }): JSX.Element 
   );
 }
 
-/** Waits for data and the data loader of a host; nothing where no step is stored. */
+const STATE_TEXT: Record<ProducerDocument["state"], string> = {
+  "answers": "answers", "failed": "does not answer", "not-asked": "not asked",
+};
+
+const PRODUCER_COLUMNS: readonly Column<ProducerDocument>[] = [
+  { key: "number", label: "Producer", isNumber: true, sort: (row) => row.number, render: (row) => row.number },
+  { key: "address", label: "Address", sort: (row) => row.address, render: (row) => row.address || "on this host" },
+  {
+    key: "state", label: "State", title: "In the newest step whose reads asked for pictures", sort: (row) => row.state,
+    render: (row) => <span class={row.state === "failed" ? "tone-warning" : undefined}>{STATE_TEXT[row.state]}</span>,
+  },
+  {
+    key: "rate", label: "Pictures/s", title: "Pictures that it answered for this host", sort: (row) => row.pictures_per_s,
+    render: (row) => (
+      <Trace
+        text={numberText(row.pictures_per_s)}
+        history={row.pictures_history}
+        label={`pictures of producer ${row.number}`}
+        leastSpan={SPANS.pictures}
+      />
+    ),
+  },
+  {
+    key: "answer", label: "Time of a request", isNumber: true, title: "Mean time from connecting to the last of at most 16 pictures",
+    sort: (row) => row.answer_s,
+    render: (row) => durationText(row.answer_s),
+  },
+  {
+    key: "waiting", label: "Queue", isNumber: true, title: "The most requests, of all hosts, that waited in the producer",
+    sort: (row) => row.num_waiting,
+    render: (row) => countText(row.num_waiting),
+  },
+  {
+    key: "failed", label: "Failed requests", isNumber: true, title: "They were sent again, to any producer", sort: (row) => row.num_failed,
+    render: (row) => countText(row.num_failed),
+  },
+];
+
+function Producers({ host, pictures }: { host: string; pictures: PicturesDocument }): JSX.Element {
+  return (
+    <>
+      <dl class="figures">
+        <Figure
+          label="Wait for pictures"
+          value={<Duration seconds={pictures.wait_s} />}
+          note={`a step, at most ${durationText(pictures.longest_wait_s)}`}
+          title="Time in which reads waited for producers of pictures, beside training"
+        />
+      </dl>
+      <Table
+        caption={`Producers of pictures that ${host} asks`}
+        columns={PRODUCER_COLUMNS}
+        rows={pictures.producers}
+        rowKey={(row) => String(row.number)}
+        sortParam="producers"
+      />
+    </>
+  );
+}
+
+const REPLACED_COLUMNS: readonly Column<ReplacedSampleDocument>[] = [
+  { key: "at", label: "When", render: (row) => <TimeText at={row.at_unix_s} /> },
+  { key: "rank", label: "Rank", isNumber: true, render: (row) => <a href={hrefOf("ranks", { rank: row.rank })}>{row.rank}</a> },
+  { key: "text", label: "Replaced sample", className: "wide", render: (row) => row.text },
+];
+
+/** Waits for data, the data loader and the producers of a host; nothing where no step is stored. */
 export function HostData({ host }: { host: string }): JSX.Element | null {
   const { data } = useResource<HostDataDocument>(`hosts/${encodeURIComponent(host)}/data`, rangeQuery(), "hosts");
   if (data === null || data.last_step === null) {
@@ -107,6 +176,15 @@ export function HostData({ host }: { host: string }): JSX.Element | null {
         rowKey={(row) => String(row.rank)}
         sortParam="data"
       />
+      {data.pictures === null ? null : <Producers host={data.host} pictures={data.pictures} />}
+      {data.replaced_samples.length === 0 ? null : (
+        <Table
+          caption={`Replaced samples on ${data.host}`}
+          columns={REPLACED_COLUMNS}
+          rows={data.replaced_samples}
+          rowKey={(row) => `${row.at_unix_s} ${row.rank} ${row.text}`}
+        />
+      )}
     </Section>
   );
 }

@@ -31,6 +31,9 @@ interface DetailsProps {
   slice: number;
 }
 
+/** The operation whose chunk is the number of a producer of pictures. */
+const PICTURE_REQUESTS = "picture-requests";
+
 export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
   if (slice < 0 || slice >= picture.numSlices) {
     return (
@@ -40,6 +43,7 @@ export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
     );
   }
   const rank = rankOfLine(picture, lineOfSlice(picture, slice));
+  const name = operationName(picture, slice);
   const micro = picture.microbatch[slice] ?? -1;
   const chunk = picture.chunk[slice] ?? NO_CHUNK;
   const flags = picture.flags[slice] ?? 0;
@@ -48,9 +52,9 @@ export function Details({ picture, ideal, slice }: DetailsProps): JSX.Element {
   const bytes = picture.bytes[slice] ?? 0;
   return (
     <p class="picture-readout" data-testid="timeline-details">
-      <strong>{operationName(picture, slice)}</strong>
+      <strong>{name}</strong>
       {micro >= 0 ? <span>micro-batch {micro}</span> : null}
-      {chunk !== NO_CHUNK ? <span>chunk {chunk}</span> : null}
+      {chunk !== NO_CHUNK ? <span>{name === PICTURE_REQUESTS ? "producer" : "chunk"} {chunk}</span> : null}
       <span>
         <a href={hrefOf("ranks", { rank })}>rank {rank}</a>
       </span>

@@ -1,0 +1,47 @@
+"""What a rank records of the reads of its batches, by the loader of its host or by its own thread (ADR 0084).
+
+Each read is recorded once: of the loader, by the first rank of each replica of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megatrain.contracts.black_box.operations import Operation, StepValue
+from megatrain.data.producer_work import ProducerWorks, summed, waited_ns
+from megatrain.data.reader import StepBatch
+from megatrain.telemetry.recorder import Recorder
+
+
+def record_reads(recorder: Recorder, batch: StepBatch) -> None:
+    """Record the spans of the reads that have ended since the batch before, and of their requests for pictures."""
+    for read in () if batch.loader is None else batch.loader.reads:
+        recorder.record_span(Operation.DATA_READ, read.start_ns, read.duration_ns, read.num_bytes)
+    for works in _producers(batch):
+        start_ns, duration_ns = waited_ns(works)
+        if duration_ns:
+            recorder.record_span(Operation.PICTURE_WAIT, start_ns, duration_ns)
+        for number, work in enumerate(works):
+            if work.was_asked:
+                recorder.record_span(
+                    Operation.PICTURE_REQUESTS, work.start_ns, work.duration_ns, work.num_bytes, chunk=number
+                )
+
+
+def values_of_reads(batch: StepBatch) -> Iterator[tuple[StepValue, float]]:
+    """Yield the values of the step about its reads: of the loader, then those of each producer of pictures."""
+    if batch.loader is not None:
+        yield StepValue.STEPS_READY, batch.loader.num_ready
+        if batch.loader.num_starts is not None:
+            yield StepValue.LOADER_STARTS, batch.loader.num_starts
+    for work in summed(_producers(batch)):
+        yield StepValue.PRODUCER_PICTURES, work.num_pictures
+        yield StepValue.PRODUCER_ANSWER_SECONDS, work.answer_s
+        yield StepValue.PRODUCER_WAITING, work.num_waiting
+        yield StepValue.PRODUCER_FAILURES, work.num_failed
+
+
+def _producers(batch: StepBatch) -> list[ProducerWorks]:
+    """Return what producers of pictures did, for each read that this rank records."""
+    reads = () if batch.loader is None else batch.loader.reads
+    return [works for works in (*(read.producers for read in reads), batch.producers) if works]
