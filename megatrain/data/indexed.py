@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.remote_file import RemoteBlock, RemoteFile
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
 from megatrain.data.token_file import TokenFile, UnreadableError, unopened
@@ -177,8 +178,9 @@ class IndexedDataset:
         return self._data.blocks(start * item, max(0, min(length, self.num_tokens - start)) * item)
 
     @property
-    def is_remote(self) -> bool:
-        return isinstance(self._data, RemoteFile)
+    def cache_use(self) -> CacheUse | None:
+        """What this process read of the pair through the cache of remote data; None: a pair of local files."""
+        return self._data.cache_use if isinstance(self._data, RemoteFile) else None
 
     def window(self, start: int, length: int) -> NDArray[Any]:
         """Return `length` tokens from position `start`, or all up to the end; of the file's type.

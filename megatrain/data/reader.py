@@ -25,6 +25,7 @@ from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
 from megatrain.data.patches import Patches
@@ -73,7 +74,8 @@ class StepBatch:
 
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
-    `loader`: of the data loader of the host; None if this rank has read the batch.
+    `loader`: of the data loader of the host; None if this rank has read the batch. `cache_use`: of the process that
+    read it, up to then; None if no tokens are in object storage, or another rank of the host reports it.
     """
 
     cursor: int
@@ -85,6 +87,7 @@ class StepBatch:
     sources: SampleSources | None = None
     bad_samples: tuple[BadSample, ...] = ()
     loader: LoaderReport | None = None
+    cache_use: CacheUse | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -205,6 +208,7 @@ class BatchReader:
             sum(one.num_documents for one in microbatches),
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
+            cache_use=self.cache_use,
         )
 
     @property
@@ -214,9 +218,11 @@ class BatchReader:
         return max((0 if pictures is None else pictures.num_patches for pictures in sources), default=0)
 
     @property
-    def is_remote(self) -> bool:
-        """Whether tokens are read from object storage."""
-        return any(source is not None and source.dataset.is_remote for source in self.sources)
+    def cache_use(self) -> CacheUse | None:
+        """What this process read through the cache of remote data; None: no tokens are in object storage."""
+        uses = [source.dataset.cache_use for source in self.sources if source is not None]
+        remote = [use for use in uses if use is not None]
+        return CacheUse.sum(remote) if remote else None
 
     def remote_blocks(self, plan: StepPlan, replica: int) -> list[RemoteBlock]:
         """Return the blocks of remote files that `read_step` reads, in its order. Bad samples are left out."""

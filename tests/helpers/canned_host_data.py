@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from megatrain_dashboard.api.host_data import DataLoaderDocument, HostDataDocument, RankDataDocument
+from megatrain_dashboard.api.host_data import (
+    DataCacheDocument,
+    DataLoaderDocument,
+    HostDataDocument,
+    RankDataDocument,
+)
 
 _NUM_POINTS = 60
 
@@ -32,11 +37,18 @@ def host_data(host: str, first_rank: int, num_ranks: int, last_step: int, *, is_
         num_starts=2 if is_slow else 1,
         ready_history=tuple(float(number % 2 + (not is_slow)) for number in range(_NUM_POINTS)),
     )
+    cache = DataCacheDocument(
+        hit_bytes=11_534_336.0,
+        fetched_bytes=50_331_648.0 if is_slow else 1_048_576.0,
+        evicted_bytes=1_048_576.0,
+        num_not_stored=12 if is_slow else 0,
+    )
     return HostDataDocument(
         host=host,
         first_step=last_step - 239,
         last_step=last_step,
         step_s=3.2,
         loader=loader,
+        cache=cache,
         ranks=tuple(rank_data(first_rank + number) for number in range(num_ranks)),
     )

@@ -1,4 +1,4 @@
-"""GET /hosts/{host}/data: how long the ranks of a host waited for data, and what the host's data loader did."""
+"""GET /hosts/{host}/data: how long the ranks of a host waited for data, and what its data loader and its cache did."""
 
 from __future__ import annotations
 
@@ -65,6 +65,19 @@ class DataLoaderDocument(Document):
     """The fewest steps that were ready for any rank, the oldest first."""
 
 
+class DataCacheDocument(Document):
+    """The cache of a host for data in object storage: sums over the processes of the host that read data."""
+
+    hit_bytes: float | None
+    """Mean bytes that the reads of a step got from the cache; null if only one step is stored."""
+    fetched_bytes: float | None
+    """Mean bytes of a step that came from the object storage."""
+    evicted_bytes: float | None
+    """Mean bytes of a step that were removed from the cache to make room."""
+    num_not_stored: int
+    """Blocks and files that could not be written to the cache since the data were opened in the round."""
+
+
 class HostDataDocument(Document):
     """The response of /hosts/{host}/data, for at most 240 steps of the newest round; empty if nothing is stored."""
 
@@ -75,12 +88,14 @@ class HostDataDocument(Document):
     """Mean duration of these steps, without the wait for data."""
     loader: DataLoaderDocument | None
     """Null: each rank reads its own samples, or nothing of a loader was recorded."""
+    cache: DataCacheDocument | None
+    """Null: no data of the host's ranks are in object storage."""
     ranks: tuple[RankDataDocument, ...]
 
 
 def nothing_recorded(host: str) -> HostDataDocument:
     """Return the document of a host whose ranks have reported no step."""
-    return HostDataDocument(host=host, first_step=None, last_step=None, step_s=None, loader=None, ranks=())
+    return HostDataDocument(host=host, first_step=None, last_step=None, step_s=None, loader=None, cache=None, ranks=())
 
 
 def host_data_document(
@@ -108,6 +123,7 @@ def host_data_document(
         last_step=int(steps[-1]),
         step_s=_mean(seconds(Operation.STEP)),
         loader=_loader(roster, totals, values, steps, ready, ranks, prefetch) if has_loader else None,
+        cache=_cache(ranks, steps, values),
         ranks=tuple(
             _rank(int(rank), wait_s[place], ready[place] if has_loader else None, steps)
             for place, rank in enumerate(ranks)
@@ -154,6 +170,27 @@ def _loader(
         most_ready=prefetch,
         num_starts=int(starts.max()) if len(starts) else None,
         ready_history=_history(fewest, np.min),
+    )
+
+
+def _cache(ranks: Int64, steps: Int64, values: Values) -> DataCacheDocument | None:
+    def sums(kind: StepValue) -> Float64:
+        of_kind = select(values, values.kind == kind)
+        found = _cells(ranks, steps, of_kind, of_kind.value)
+        return found[np.isfinite(found).any(axis=1)]
+
+    def mean_growth(kind: StepValue) -> float | None:
+        found = sums(kind)
+        return float((np.nanmax(found, axis=1) - np.nanmin(found, axis=1)).sum() / num_steps) if num_steps else None
+
+    num_steps, not_stored = int(steps[-1] - steps[0]), sums(StepValue.CACHE_NOT_STORED)
+    if not len(not_stored):
+        return None
+    return DataCacheDocument(
+        hit_bytes=mean_growth(StepValue.CACHE_HIT_BYTES),
+        fetched_bytes=mean_growth(StepValue.CACHE_FETCHED_BYTES),
+        evicted_bytes=mean_growth(StepValue.CACHE_EVICTED_BYTES),
+        num_not_stored=int(np.nanmax(not_stored, axis=1).sum()),
     )
 
 

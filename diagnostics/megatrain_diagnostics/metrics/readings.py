@@ -47,6 +47,11 @@ class RankReading:
     read_bytes: float | None = None
     loader_starts: float | None = None
     """How often the loader was started in this round; of the same ranks."""
+    cache_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of data in object storage since they were opened in this round: "hit", "fetched", "evicted". Empty without such
+    data, and on all but the first rank of a host with a data loader."""
+    cache_not_stored: int = 0
+    """Blocks and files that could not be written to the cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,15 @@ class StepValue(IntEnum):
     """Steps that the data loader of the host had ready when this rank requested the step; with 0 it had to wait."""
     LOADER_STARTS = 12
     """How often a data loader was started on this host in this round; above 1: it was restarted."""
+    CACHE_HIT_BYTES = 13
+    """Bytes that reads of data in object storage got from the cache of the host. This and the next three are sums since
+    the data were opened in this round, of the rank's own reads, or of the host's data loader on its first rank."""
+    CACHE_FETCHED_BYTES = 14
+    """Bytes that came from the object storage."""
+    CACHE_EVICTED_BYTES = 15
+    """Bytes that were removed from the cache to make room."""
+    CACHE_NOT_STORED = 16
+    """Blocks and whole files that could not be written to the cache, for example because the disk is full."""
 
     @property
     def text(self) -> str:

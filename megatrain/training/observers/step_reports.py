@@ -17,6 +17,14 @@ from megatrain.training.observers.device_memory import DeviceMemory
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 from megatrain.training.rank_model import RankModel
 
+_CACHE_VALUES = (
+    StepValue.CACHE_HIT_BYTES,
+    StepValue.CACHE_FETCHED_BYTES,
+    StepValue.CACHE_EVICTED_BYTES,
+    StepValue.CACHE_NOT_STORED,
+)
+"""In the order of CacheUse."""
+
 
 class Heartbeat(StepObserver):
     """Records in the black box that a step begins or is complete. Executor, watchdog and daemon read these records."""
@@ -59,6 +67,9 @@ class StepValues(StepObserver):
             record(StepValue.STEPS_READY, done.batch.loader.num_ready)
             if done.batch.loader.num_starts is not None:
                 record(StepValue.LOADER_STARTS, done.batch.loader.num_starts)
+        if done.batch.cache_use is not None:
+            for kind, value in zip(_CACHE_VALUES, done.batch.cache_use, strict=True):
+                record(kind, value)
         record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)

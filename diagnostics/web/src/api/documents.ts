@@ -242,12 +242,20 @@ export interface DataLoaderDocument {
   ready_history: readonly (number | null)[];
 }
 
+export interface DataCacheDocument {
+  hit_bytes: number | null;
+  fetched_bytes: number | null;
+  evicted_bytes: number | null;
+  num_not_stored: number;
+}
+
 export interface HostDataDocument {
   host: string;
   first_step: number | null;
   last_step: number | null;
   step_s: number | null;
   loader: DataLoaderDocument | null;
+  cache: DataCacheDocument | null;
   ranks: readonly RankDataDocument[];
 }
 
