@@ -137,7 +137,8 @@ def test_wrong_endpoint_of_s3_is_named(tmp_path: Path, local: Path, monkeypatch:
 
         closed.bind(("127.0.0.1", 0))
         wrong = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        monkeypatch.setitem(conf, "s3", conf["s3"] | {"endpoint_url": wrong})
+        monkeypatch.setitem(conf, "s3", {name: value for name, value in conf["s3"].items() if name != "endpoint_url"})
+        monkeypatch.setenv("AWS_ENDPOINT_URL", wrong)
         S3FileSystem.clear_instance_cache()
         found = problem_of(config, tmp_path)
         assert f"data.train='s3://bucket/corpus/web': cannot be read at {wrong}: " in found
