@@ -48,6 +48,11 @@ class RemoteFile:
         self.num_bytes = found.num_bytes
 
     @property
+    def version(self) -> str:
+        """The version that was opened."""
+        return f"{self.num_bytes} bytes, {self._version.mark}"
+
+    @property
     def cache_use(self) -> CacheUse:
         """What this process read through the cache of the file."""
         return self._cache.use
