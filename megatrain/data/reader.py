@@ -185,6 +185,10 @@ class BatchReader:
         samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
         seq_len = self.seq_len_of(plan)
         patches = self._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
+        # one array for all: the C library keeps its memory for the next step, and gives that of small ones back to the
+        # kernel, whose zeroed pages then cost as much as all the rest of a read
+        num_fields = 2 + self.has_document_mask
+        fields_MFSB = np.empty((len(slots), num_fields, seq_len, plan.micro_batch_size), dtype=np.int64)
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
@@ -195,8 +199,9 @@ class BatchReader:
                 has_tokens=has_tokens,
                 first_row=self.num_patches,
                 patches_PBC=patches_PBC,
+                fields_FSB=fields_FSB,
             )
-            for slot, patches_PBC in zip(slots, patches, strict=True)
+            for slot, patches_PBC, fields_FSB in zip(slots, patches, fields_MFSB, strict=True)
         ]
         places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
         return StepBatch(
@@ -351,6 +356,7 @@ def assemble(
     has_tokens: bool = True,
     first_row: int = 0,
     patches_PBC: Patches | None = None,
+    fields_FSB: NDArray[np.int64] | None = None,
 ) -> MicroBatch:
     """Return the micro-batch of these samples. The windows of a sample follow each other from `first_row` on.
 
@@ -358,11 +364,12 @@ def assemble(
     sample with fewer labels than `seq_len` is padded with the same token and label. With `has_document_mask`, each
     window begins another document, as does the padding, and the last token of a document gets label -100 too, because
     it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
-    BatchReader.read_step.
+    BatchReader.read_step. fields_FSB: the memory for tokens, labels and, with the mask, documents; None: new memory.
     """
-    shape = (seq_len, len(samples))
-    tokens_SB, labels_SB = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-    document_SB = np.zeros(shape, dtype=np.int64) if has_document_mask else None
+    if fields_FSB is None:
+        fields_FSB = np.empty((2 + has_document_mask, seq_len, len(samples)), dtype=np.int64)
+    tokens_SB, labels_SB = fields_FSB[:2]
+    document_SB = fields_FSB[2] if has_document_mask else None
     num_labels_B = np.zeros(len(samples), dtype=np.int64)
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
     num_documents = 0
