@@ -77,8 +77,8 @@ class PackedParts(EpochParts):
     epoch_len: int
 
     def num_tokens_of(self, part: int, seq_len: int) -> int:
-        first, end = self.blocks.first_of_parts(seq_len)[part : part + 2].tolist()
-        return (end - first) * seq_len
+        firsts = self.blocks.first_of_parts(seq_len)
+        return int(firsts[part + 1] - firsts[part]) * seq_len
 
     def num_tokens_from(self, part: int) -> int:
         return self.samples_from(part, self.epoch_len) * self.epoch_len

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
 from megatrain.data import bins, packing
-from megatrain.data.bins import BINS_HEADER, PackedBins, write_bins
+from megatrain.data.bins import BINS_HEADER, PackedBins, bins_path, write_bins
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.order import PackedOrder
@@ -136,14 +136,16 @@ def test_parts_hold_the_same_documents_in_any_length(dataset: IndexedDataset, pa
     assert num_parts == 1 or max(first) - min(first) > len(first) + len(DOCUMENTS)
 
 
-def test_a_damaged_division_into_blocks_is_refused(tmp_path: Path, write_tokens: Callable[..., Path]) -> None:
-    dataset = IndexedDataset(write_tokens([list(range(9))] * 40, "train", 90))
+def test_a_damaged_division_into_blocks_is_refused(write_tokens: Callable[..., Path]) -> None:
+    prefix = write_tokens([list(range(9))] * 40, "train", 90)
+    dataset = IndexedDataset(prefix)
     write_bins(dataset, 4)
     whole = PackedBins(dataset, 4)
     place = BINS_HEADER.size + whole.pieces.nbytes + whole.bounds.nbytes
-    content = bytearray(whole.path.read_bytes())
+    path = bins_path(prefix, 4)
+    content = bytearray(path.read_bytes())
     content[place + 8] ^= 1
-    whole.path.write_bytes(content)
+    path.write_bytes(content)
     (problem,) = verify_data(dataset.prefix)[0].problems
     assert problem.offset == place + 8
     with pytest.raises(DataError, match=r"train.bins-4 at byte \d+: the 4096 bytes from here on differ"):

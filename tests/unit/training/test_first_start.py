@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import fsspec  # type: ignore[import-untyped, unused-ignore]
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped, unused-ignore]
 
 from megatrain.config.config import Config
 from megatrain.config.serialize import CONFIG_NAME, to_toml
