@@ -26,6 +26,7 @@ NAMES = (
     "packing",
     "balance",
     "data_reading",
+    "host_loader",
     "log_classification",
     "recovery",
     "recovery_network",
@@ -66,6 +67,12 @@ def main() -> int:
     parser.add_argument(
         "--million-tokens", type=float, default=100.0, help="data_reading: tokens of the files (default: %(default)s)"
     )
+    parser.add_argument(
+        "--million-documents", type=float, default=100.0, help="host_loader: documents in all (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sources", type=int, default=300, help="host_loader: sources of the mixture (default: %(default)s)"
+    )
     args = parser.parse_args()
     unknown = set(args.names) - set(NAMES)
     if unknown:
@@ -77,6 +84,7 @@ def main() -> int:
         "model_files": {"storage": args.storage},
         "heartbeats": {"num_hosts": args.hosts, "seconds": args.seconds},
         "tokenisation": {"text_mb": args.text_mb},
+        "host_loader": {"million_documents": args.million_documents, "num_sources": args.sources},
         "data_reading": {"million_tokens": args.million_tokens},
     }
     num_missed = 0

@@ -64,7 +64,7 @@ class DataConfig:
         default=0,
         metadata=option(
             "Tokens that stay together when data.part_tokens divides an epoch: a multiple of every sample length that "
-            "the run will have. 0: the epoch is one block.",
+            "the run will have. 0: the epoch is one block. With data.packing a block is 65,536 documents.",
             unit="tokens",
             minimum=0,
         ),
@@ -73,7 +73,8 @@ class DataConfig:
         default=0,
         metadata=option(
             "Tokens of a source that are shuffled with each other: an epoch consists of parts of this size, and each "
-            "part of blocks of data.block_tokens from all over the epoch, so it is a multiple of these. After a change "
+            "part of blocks of data.block_tokens from all over the epoch, so it is a multiple of these; with "
+            "data.packing, it consists of as many blocks of packing as have this size on average. After a change "
             "of the sample length, the rest of the current part comes in samples that are put together from windows of "
             "the old length; later parts are read in whole windows of the new length. The sample order depends on this "
             "key, so a run cannot change it. 0: the epoch is one part.",

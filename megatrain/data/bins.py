@@ -1,8 +1,9 @@
 """The file `<prefix>.bins-<seq_len>`: the packed samples of a pair of token files, memory-mapped.
 
 Little-endian: 8 bytes magic, uint64 version, uint64 seq_len, 32 bytes digest of the token files, uint64 number of
-pieces, uint64 number of bins, uint32 CRC-32 of this header; then the pieces (packing.PIECE_DTYPE), and int64 bounds: 0
-and, for each bin, the number of pieces up to its end; then the sums of the blocks of pieces and bounds (block_sums.py).
+pieces, uint64 number of bins, uint32 CRC-32 of this header; then the pieces (packing.PIECE_DTYPE), int64 bounds: 0 and,
+for each bin, the number of pieces up to its end; then int64 bounds of blocks: 0 and, for each block of documents, the
+number of bins up to its end; then the sums of the blocks of all these bytes (block_sums.py).
 packing.py determines the content; `megatrain data pack` writes the file.
 """
 
@@ -23,13 +24,13 @@ from megatrain.data.bad_tokens import BadTokens, BadTokensError
 from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset, map_file
-from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, pack_block
+from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, num_packed_blocks, pack_block
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
 from megatrain.data.sidecar import check_header, new_sidecar, packed_header
 from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"
-BINS_VERSION = 2
+BINS_VERSION = 3
 BINS_HEADER = struct.Struct("<8sQQ32sQQI")
 _BOUND_BYTES = 8
 _COPY_BYTES = 1 << 20
@@ -59,7 +60,8 @@ def bins_path(prefix: AnyPath, seq_len: int) -> AnyPath:
 class PackedBins:
     """A memory-mapped file of packed samples, which belongs to `dataset`.
 
-    Opening it reads the header only. `read` checks what it reads; `pieces` and `bounds` are the file as it is.
+    Opening it reads the header only. `read` and `block_bounds` check what they read; the arrays
+    `pieces`, `bounds` and `bounds_of_blocks` are the file as it is.
     Raises: DataError when the file is missing, damaged, or of other token files, with the command that makes it.
     """
 
@@ -82,7 +84,8 @@ class PackedBins:
                 f"{BINS_MAGIC!r}, {BINS_VERSION} and {seq_len}; {again}"
             )
         check_header(self.path, content[: BINS_HEADER.size], digest, dataset, again)
-        num_bytes = num_pieces * PIECE_DTYPE.itemsize + (num_bins + 1) * _BOUND_BYTES
+        num_block_bounds = num_packed_blocks(dataset.num_documents) + 1
+        num_bytes = num_pieces * PIECE_DTYPE.itemsize + (num_bins + 1 + num_block_bounds) * _BOUND_BYTES
         self._sums_start = BINS_HEADER.size + num_bytes
         size = self._sums_start + num_blocks(num_bytes) * SUM_DTYPE.itemsize
         if len(content) != size:
@@ -96,6 +99,8 @@ class PackedBins:
         self.bounds: NDArray[np.int64] = np.frombuffer(
             content, "<i8", num_bins + 1, BINS_HEADER.size + self.pieces.nbytes
         )
+        blocks_start = BINS_HEADER.size + self.pieces.nbytes + self.bounds.nbytes
+        self.bounds_of_blocks: NDArray[np.int64] = np.frombuffer(content, "<i8", num_block_bounds, blocks_start)
         self._summed = SummedContent(
             memoryview(content)[BINS_HEADER.size : self._sums_start],
             np.frombuffer(content, SUM_DTYPE, num_blocks(num_bytes), self._sums_start),
@@ -120,6 +125,15 @@ class PackedBins:
         # the places of all pieces: those of bin n count up from firsts[n]
         places = np.arange(bounds[-1]) + np.repeat(firsts - bounds[:-1], ends - firsts)
         return self.pieces[places], bounds
+
+    def block_bounds(self) -> NDArray[np.int64]:
+        """Return 0 and, for each block of documents, the number of bins up to its end. Shape: [blocks + 1].
+
+        Raises: BadTokensError when a page differs from its checksum.
+        """
+        start = self.pieces.nbytes + self.bounds.nbytes
+        self._check(np.array([start]), np.array([start + self.bounds_of_blocks.nbytes]))
+        return self.bounds_of_blocks
 
     def _check(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Check the blocks that overlap with these ranges of bytes after the header."""
@@ -160,12 +174,13 @@ def write_bins(
         closing(_packed(dataset, seq_len, num_workers)) as blocks,
     ):
         file.write(bytes(BINS_HEADER.size))
-        content = SummingWriter(file)
+        content, block_bounds = SummingWriter(file), [0]
         bounds.write(bytes(_BOUND_BYTES))
         for block, done in blocks:
             content.write(block.pieces.tobytes())
             bounds.write((block.bounds[1:] + num_pieces).astype("<i8").tobytes())
             num_bins += block.num_bins
+            block_bounds.append(num_bins)
             num_pieces += len(block.pieces)
             num_labels += int(block.pieces["labels"].sum(dtype=np.int64))
             num_left_out += block.num_left_out
@@ -173,6 +188,7 @@ def write_bins(
         bounds.seek(0)
         while part := bounds.read(_COPY_BYTES):
             content.write(part)
+        content.write(np.array(block_bounds, "<i8").tobytes())
         file.write(content.sums().tobytes())
         fields = (BINS_MAGIC, BINS_VERSION, seq_len, data_digest(dataset).encode("ascii"), num_pieces, num_bins)
         file.seek(0)
@@ -182,7 +198,7 @@ def write_bins(
 
 def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
     """Return the byte of the first place at which a file differs from what packing makes; None if there is none."""
-    num_pieces, num_bins = 0, 0
+    num_pieces, num_bins, block_bounds = 0, 0, [0]
     for block, _ in _packed(dataset, bins.seq_len, 1):
         pieces = bins.pieces[num_pieces : num_pieces + len(block.pieces)]
         wrong = np.flatnonzero(block.pieces[: len(pieces)] != pieces)
@@ -195,10 +211,14 @@ def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
             place = num_bins + 1 + (int(wrong[0]) if len(wrong) else len(bounds))
             return BINS_HEADER.size + bins.pieces.nbytes + place * _BOUND_BYTES
         num_pieces, num_bins = num_pieces + len(block.pieces), num_bins + block.num_bins
+        block_bounds.append(num_bins)
     if bins.bounds[0] != 0:
         return BINS_HEADER.size + bins.pieces.nbytes
     if num_bins != bins.num_bins:
         return BINS_HEADER.size + bins.pieces.nbytes + (num_bins + 1) * _BOUND_BYTES
+    wrong = np.flatnonzero(bins.bounds_of_blocks != block_bounds)
+    if len(wrong):
+        return BINS_HEADER.size + bins.pieces.nbytes + bins.bounds.nbytes + int(wrong[0]) * _BOUND_BYTES
     return bins.first_wrong_sum()
 
 

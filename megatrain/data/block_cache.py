@@ -19,7 +19,7 @@ import logging
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from megatrain.contracts.files.own_files import check_own_directory, make_own_di
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, temporary_name
 from megatrain.data.block_sums import BLOCK_BYTES as PAGE_BYTES
 from megatrain.data.block_sums import SUM_DTYPE, num_blocks
+from megatrain.data.cache_use import CacheCounter, CacheUse, Load
 
 _PART_BYTES = 8 << 20
 """A whole file is loaded in parts of this size."""
@@ -41,7 +42,6 @@ _MISSES_UNTIL_RETRY = 64
 _WHOLE = ".whole"
 _ROOM = 8
 """Making room leaves 1/8 of the cache free, so that it is rare: it looks at all files."""
-_Load = Callable[[int, int], bytes]
 _logger = logging.getLogger(__name__)
 
 
@@ -89,6 +89,7 @@ class BlockCache:
         self._directory = settings.resolved_directory
         self._misses_until_retry = 0
         self._reported: set[str] = set()
+        self._counter = CacheCounter()
         try:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
             make_own_directory(self._directory)
@@ -99,12 +100,17 @@ class BlockCache:
                 "data.cache_directory to a directory on a local disk"
             ) from error
 
-    def read(self, block: FileBlock, offset: int, num_bytes: int, load: _Load) -> bytes:
+    @property
+    def use(self) -> CacheUse:
+        """What this process read through this cache."""
+        return self._counter.use
+
+    def read(self, block: FileBlock, offset: int, num_bytes: int, load: Load) -> bytes:
         """Return a range of a block; of 0 bytes, to store the block for later.
 
         load: returns a range of the file from the source. Its errors, which are no OSErrors, are raised here.
         """
-        found = self._stored(block, offset, num_bytes)
+        found, load = self._stored(block, offset, num_bytes), self._counter.counted(load)
         if found is not None:
             return found
         if self._misses_until_retry > 0:
@@ -120,9 +126,9 @@ class BlockCache:
                 found = content[offset : offset + num_bytes]
         return found
 
-    def whole(self, block: FileBlock, load: _Load) -> bytes | mmap.mmap:
+    def whole(self, block: FileBlock, load: Load) -> bytes | mmap.mmap:
         """Return a whole file: mapped if it can be stored, otherwise in memory. The map outlives the file."""
-        path = self._path(block).with_suffix(_WHOLE)
+        path, load = self._path(block).with_suffix(_WHOLE), self._counter.counted(load)
 
         def parts() -> Iterator[bytes]:
             for start in range(0, block.num_bytes, _PART_BYTES):
@@ -130,7 +136,9 @@ class BlockCache:
 
         with self._locked(block):
             found = _mapped(path, block.num_bytes)
-            if found is None:
+            if found is not None:
+                self._counter.add(CacheUse(hit_bytes=block.num_bytes))
+            else:
                 self._store(path, block.num_bytes, parts())
                 found = _mapped(path, block.num_bytes)
         return b"".join(parts()) if found is None else found
@@ -154,6 +162,7 @@ class BlockCache:
                     size = min(end * PAGE_BYTES, block.num_bytes) - start
                     content = os.pread(descriptor, size, sums_bytes + start)
                     if len(content) == size and _sums(content) == sums.tolist():
+                        self._counter.add(CacheUse(hit_bytes=num_bytes))
                         os.utime(descriptor)  # the time of the last use, for the removal of old blocks
                         return content[offset - start : offset - start + num_bytes]
                 problem = "differs from its checksums"
@@ -172,6 +181,7 @@ class BlockCache:
             self._write(path, num_bytes, parts)
         except OSError as error:
             self._misses_until_retry = _MISSES_UNTIL_RETRY
+            self._counter.add(CacheUse(num_not_stored=1))
             self._report(
                 "not stored",
                 f"{path} cannot be written: {error.strerror}; remote data are read from their source each time: free "
@@ -234,11 +244,12 @@ class BlockCache:
                 if not (is_temporary or path.suffix == _WHOLE) or not _is_in_use(path):
                     found.append((not is_temporary, status.st_mtime_ns, status.st_size, path))
         wanted = self.settings.max_bytes - max(num_bytes, self.settings.max_bytes // _ROOM)
-        for *_, size, path in sorted(found):
+        for is_complete, _, size, path in sorted(found):
             if used <= wanted:
                 break
             path.unlink(missing_ok=True)
             used -= size
+            self._counter.add(CacheUse(evicted_bytes=size * is_complete))
         return used
 
     @contextmanager

@@ -25,6 +25,8 @@ from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokeni
 BLOCKS = 64
 BLOCK_TOKENS = 16384
 """BLOCKS blocks have a million tokens."""
+_INDEX_BLOCK = 4096
+"""Elements of a block of the index in the digest: they have as many bytes as a block of tokens."""
 _STRETCH_TOKENS = 256
 _DIGITS = 32
 
@@ -147,9 +149,9 @@ def _is_tokenizer_json(content: bytes) -> bool:
     return isinstance(outline, dict) and isinstance(outline.get("model"), dict)
 
 
-def block_starts(length: int) -> NDArray[np.int64]:
-    """Return where the blocks of an array of this length start: at most BLOCKS of BLOCK_TOKENS elements."""
-    return np.unique(np.linspace(0, max(length - BLOCK_TOKENS, 0), BLOCKS, dtype=np.int64))
+def block_starts(length: int, block: int = BLOCK_TOKENS) -> NDArray[np.int64]:
+    """Return where the blocks of an array of this length start: at most BLOCKS of `block` elements."""
+    return np.unique(np.linspace(0, max(length - block, 0), BLOCKS, dtype=np.int64))
 
 
 def data_digest(dataset: IndexedDataset) -> str:
@@ -163,8 +165,8 @@ def data_digest(dataset: IndexedDataset) -> str:
     sizes = (dataset.num_tokens, dataset.num_sequences, dataset.num_documents, dataset.dtype.str)
     digest.update(repr(sizes).encode())
     for array in (dataset.sequence_lengths, dataset.document_bounds):
-        for start in block_starts(len(array)).tolist():
-            digest.update(array[start : start + BLOCK_TOKENS].tobytes())
+        for start in block_starts(len(array), _INDEX_BLOCK).tolist():
+            digest.update(array[start : start + _INDEX_BLOCK].tobytes())
     for start in block_starts(dataset.num_tokens).tolist():
         digest.update(dataset.read_tokens(start, BLOCK_TOKENS).tobytes())
     return digest.hexdigest()[:_DIGITS]

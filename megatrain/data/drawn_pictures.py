@@ -134,7 +134,7 @@ class DrawnCaptions:
 
     seed: int
     num_tokens: int = NUM_PICTURES * CAPTION_TOKENS
-    is_remote: bool = False
+    cache_use: None = None
 
     def window(self, start: int, length: int) -> Int64:
         """Return tokens of the stream."""

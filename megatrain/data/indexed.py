@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.remote_file import RemoteBlock, RemoteFile
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
-from megatrain.data.token_file import TokenFile, UnreadableError, unopened
+from megatrain.data.token_file import TokenFile, UnreadableError, local_version, unopened
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_VERSION = 1
@@ -38,7 +39,7 @@ INDEX_DTYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype("<u2"),
 }
 _UINT16_VOCAB_LIMIT = 65500  # Megatron's limit, so that both programs choose the same type
-_CHECK_BLOCK = 1 << 20  # sequences checked at a time: 20 MB
+_CHECK_BLOCK = 1 << 16  # sequences checked at a time: what is computed for them stays in the caches of a core
 _READ_TOKENS = 1 << 22
 _LARGEST_FILE_BYTES = 1 << 62  # more than any file system allows; one block beyond this still fits in int64
 
@@ -63,12 +64,14 @@ class IndexedDataset:
 
     The index is mapped. Nothing is read ahead here: local data are in the page cache, which all ranks of a host share,
     and `remote_blocks` names what to fetch. With `vocab_size`, the ids of every window are checked when it is read.
+    checked_version: the `version` of files that were checked before; such files are not checked again.
+    Raises: DataError when the files cannot be read, are damaged, or do not belong to each other.
     """
 
-    def __init__(self, prefix: DataPath, vocab_size: int | None = None) -> None:
+    def __init__(self, prefix: DataPath, vocab_size: int | None = None, checked_version: str = "") -> None:
         self.prefix = prefix
         self.vocab_size = vocab_size
-        index = map_file(index_path(prefix))
+        index, index_version = map_version(index_path(prefix))
         self.dtype, num_sequences, num_bounds = _read_header(index_path(prefix), index)
         offset = INDEX_HEADER.size
         self.sequence_lengths: NDArray[np.int32] = np.frombuffer(index, "<i4", num_sequences, offset)
@@ -84,7 +87,10 @@ class IndexedDataset:
             self._data = path.file() if isinstance(path, RemotePath) else TokenFile(path)
         except FileNotFoundError as error:
             raise unopened(path, error) from error
-        _check_sums(self, self._data.num_bytes)
+        self.version = f"{index_version}; {self._data.version}"
+        """What distinguishes the two files, as they were opened, from others of the same name."""
+        if self.version != checked_version:
+            _check_sums(self, self._data.num_bytes)
 
     @property
     def num_tokens(self) -> int:
@@ -177,8 +183,9 @@ class IndexedDataset:
         return self._data.blocks(start * item, max(0, min(length, self.num_tokens - start)) * item)
 
     @property
-    def is_remote(self) -> bool:
-        return isinstance(self._data, RemoteFile)
+    def cache_use(self) -> CacheUse | None:
+        """What this process read of the pair through the cache of remote data; None: a pair of local files."""
+        return self._data.cache_use if isinstance(self._data, RemoteFile) else None
 
     def window(self, start: int, length: int) -> NDArray[Any]:
         """Return `length` tokens from position `start`, or all up to the end; of the file's type.
@@ -209,13 +216,19 @@ class IndexedDataset:
 
 def map_file(path: DataPath) -> bytes | mmap.mmap:
     """Return the content of a file, mapped. Raises: DataError when it cannot be read."""
+    return map_version(path)[0]
+
+
+def map_version(path: DataPath) -> tuple[bytes | mmap.mmap, str]:
+    """Return the content of a file, mapped, and its version. Raises: DataError when it cannot be read."""
     try:
         if isinstance(path, RemotePath):
-            return path.file().map()
+            remote = path.file()
+            return remote.map(), remote.version
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            status = os.fstat(file.fileno())
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            return content, local_version(status)
     except OSError as error:
         raise unopened(path, error) from error
 

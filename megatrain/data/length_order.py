@@ -64,7 +64,7 @@ class LengthOrder(ABC):
         """Return how many passes over the stream the first samples are."""
         stretch = _stretches(self)[int(self._stretch_numbers(np.array([num_samples]))[0])]
         at = following(stretch, LengthChange(num_samples, stretch.seq_len), self.epoch_parts)
-        num_tokens = self.epoch_parts(at.epoch_len or stretch.seq_len).num_tokens
+        num_tokens = self.epoch_parts(at.epoch_len or stretch.seq_len).num_tokens_from(0)
         left = at.tokens_left(self.epoch_parts) if at.epoch_len else 0
         return (at.next_epoch * num_tokens - left) / num_tokens
 
@@ -116,7 +116,7 @@ class LengthOrder(ABC):
         """
         old_len, parts = stretch.rest_len, self.epoch_parts(stretch.epoch_len)
         first = stretch.rest_start + places * stretch.seq_len
-        end = np.minimum(first + stretch.seq_len, parts.num_tokens_of(stretch.part - 1))
+        end = np.minimum(first + stretch.seq_len, parts.num_tokens_of(stretch.part - 1, old_len))
         counts = (end - 1) // old_len - first // old_len + 1
         owner = np.repeat(np.arange(len(places)), counts)
         numbers = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) + (first // old_len)[owner]

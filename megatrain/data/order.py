@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.bins import PackedBins
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.length_order import LengthOrder
-from megatrain.data.parts import WHOLE, EpochParts, PartSizes
+from megatrain.data.packed_parts import PackedBlocks, PackedParts
+from megatrain.data.packing import num_packed_blocks
+from megatrain.data.parts import WHOLE, PartSizes, StreamParts
 from megatrain.data.permutation import epoch_keys, mixed, permuted
 from megatrain.data.stretches import LengthChange
 from megatrain.data.token_stream import Int64, SamplePieces
@@ -65,21 +68,16 @@ class SampleOrder(LengthOrder):
         its window: seq_len + 1 tokens, the last of which is only a label."""
         return self.pieces(cursors).starts
 
-    def epoch_parts(self, epoch_len: int) -> EpochParts:
+    def epoch_parts(self, epoch_len: int) -> StreamParts:
         """Return the parts of an epoch that begins with samples of this length. With the largest offset, epoch_len - 1,
         its windows end before the end of the stream."""
-        return EpochParts((self.num_tokens - epoch_len) // epoch_len * epoch_len, self.sizes)
+        return StreamParts((self.num_tokens - epoch_len) // epoch_len * epoch_len, self.sizes)
 
     def windows(self, epoch_len: int, epochs: Int64, parts: Int64, numbers: Int64, seq_len: int) -> SamplePieces:
         """Return the windows, which have one piece each."""
         parts_of_epoch = self.epoch_parts(epoch_len)
         num_tokens, keys = parts_of_epoch.tokens_of(parts), epoch_keys(self.seed, epochs)
-        part_keys = mixed(keys ^ np.uint64(_STREAM_PERMUTATION)) + parts.astype(np.uint64) * _PART_STRIDE
-        num_full, windows = num_tokens // seq_len, numbers.copy()
-        for size in np.unique(num_full[numbers < num_full]).tolist():
-            chosen = (num_full == size) & (numbers < size)
-            windows[chosen] = permuted(numbers[chosen], size, part_keys[chosen])
-        positions = windows * seq_len
+        positions = _permuted_in_parts(keys, parts, numbers, num_tokens // seq_len) * seq_len
         offsets = mixed(keys ^ np.uint64(_STREAM_OFFSET)) % np.uint64(epoch_len)
         places = parts_of_epoch.places(parts, positions, mixed(keys ^ np.uint64(_STREAM_BLOCKS)))
         labels = np.minimum(num_tokens - positions, seq_len)
@@ -90,50 +88,72 @@ class SampleOrder(LengthOrder):
 class PackedOrder(LengthOrder):
     """The order of packed samples: each epoch has every bin once, in another order.
 
-    bins: the packed samples of each length. After a change of the length, bins that are left of the epoch count as
-    windows, with their padding: samples of the new length are cut from them, or have several of them.
+    sizes: those of the parts of an epoch. blocks: the packed samples of each length, in parts. After a change of the
+    length, bins that are left of the part that was begun count as windows, with their padding: samples of the new
+    length are cut from them, or have several of them.
     """
 
     dataset: IndexedDataset
     seq_len: int
     seed: int
-    bins: tuple[PackedBins, ...]
+    sizes: PartSizes
+    blocks: PackedBlocks
     later: tuple[LengthChange, ...] = ()
 
     @classmethod
-    def of(cls, dataset: IndexedDataset, seq_len: int, seed: int) -> Self:
+    def of(cls, dataset: IndexedDataset, seq_len: int, seed: int, sizes: PartSizes = WHOLE) -> Self:
         """Return the order of samples of one length. Raises: DataError when the file of packed samples is unusable."""
-        return cls(dataset, seq_len, seed, (PackedBins(dataset, seq_len),))
+        return cls(dataset, seq_len, seed, sizes, _in_parts([PackedBins(dataset, seq_len)], dataset, seed, sizes))
 
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
         """Return the order with these lengths. Raises: DataError when the packed samples of a length are unusable."""
-        opened = {one.seq_len: one for one in self.bins}
         wanted = dict.fromkeys(change.seq_len for change in lengths)
-        bins = tuple(opened.get(seq_len) or PackedBins(self.dataset, seq_len) for seq_len in wanted)
-        return replace(self, seq_len=lengths[0].seq_len, bins=bins, later=tuple(lengths[1:]))
+        bins = [self.blocks.bins.get(seq_len) or PackedBins(self.dataset, seq_len) for seq_len in wanted]
+        blocks = _in_parts(bins, self.dataset, self.seed, self.sizes)
+        return replace(self, seq_len=lengths[0].seq_len, blocks=blocks, later=tuple(lengths[1:]))
 
-    def epoch_parts(self, epoch_len: int) -> EpochParts:
-        """Return the one part of an epoch of bins of this length."""
-        return EpochParts(self._bins_of(epoch_len).num_bins * epoch_len, WHOLE)
+    def epoch_parts(self, epoch_len: int) -> PackedParts:
+        """Return the parts of an epoch of bins of this length."""
+        return PackedParts(self.blocks, epoch_len)
 
     def windows(self, epoch_len: int, epochs: Int64, parts: Int64, numbers: Int64, seq_len: int) -> SamplePieces:
         """Return the pieces of bins. Raises: BadTokensError when the file of bins is damaged there."""
-        bins = self._bins_of(epoch_len)
-        keys = mixed(epoch_keys(self.seed, epochs) ^ np.uint64(_STREAM_PERMUTATION))
-        found, bounds = bins.read(permuted(numbers, bins.num_bins, keys))
+        sizes = np.diff(self.blocks.first_of_parts(seq_len))
+        in_parts = _permuted_in_parts(epoch_keys(self.seed, epochs), parts, numbers, sizes[parts])
+        found, bounds = self.blocks.bins[seq_len].read(self.blocks.located(parts, in_parts, seq_len))
         return SamplePieces(found["start"].astype(np.int64), found["labels"].astype(np.int64), bounds)
 
-    def _bins_of(self, seq_len: int) -> PackedBins:
-        return next(one for one in self.bins if one.seq_len == seq_len)
+
+def _permuted_in_parts(keys: NDArray[np.uint64], parts: Int64, numbers: Int64, sizes: Int64) -> Int64:
+    """Return the images of numbers under the permutations of their parts; a number of at least the size is its own.
+
+    keys: of the epochs. sizes: of the parts. Shapes: all [N].
+    """
+    part_keys = mixed(keys ^ np.uint64(_STREAM_PERMUTATION)) + parts.astype(np.uint64) * _PART_STRIDE
+    found = numbers.copy()
+    for size in np.unique(sizes[numbers < sizes]).tolist():
+        chosen = (sizes == size) & (numbers < size)
+        found[chosen] = permuted(numbers[chosen], size, part_keys[chosen])
+    return found
+
+
+def _in_parts(bins: Sequence[PackedBins], dataset: IndexedDataset, seed: int, sizes: PartSizes) -> PackedBlocks:
+    """Return packed samples in parts of about `sizes.part_tokens`, the same blocks of documents for any length."""
+    if not sizes.part_tokens:
+        return PackedBlocks.whole(bins)
+    num_blocks = num_packed_blocks(dataset.num_documents)
+    keys = mixed(epoch_keys(seed, np.zeros(num_blocks, np.int64)) ^ np.uint64(_STREAM_BLOCKS))
+    order = permuted(np.arange(num_blocks), num_blocks, keys)
+    return PackedBlocks.in_parts(bins, order, -(-sizes.part_tokens * num_blocks // dataset.num_tokens))
 
 
 def order_of(
     dataset: IndexedDataset, seq_len: int, seed: int, *, is_packed: bool, sizes: PartSizes = WHOLE
 ) -> SampleOrder | PackedOrder:
-    """Return the order of the samples of a pair of token files. sizes: of the parts of an epoch, without packing.
+    """Return the order of the samples of a pair of token files. sizes: of the parts of an epoch.
 
     Raises: DataError when it has too few tokens, or when the file of packed samples cannot be used.
     """
     if is_packed:
-        return PackedOrder.of(dataset, seq_len, seed)
+        return PackedOrder.of(dataset, seq_len, seed, sizes)
     return SampleOrder(dataset.num_tokens, seq_len, seed, str(dataset.prefix), sizes)

@@ -22,6 +22,11 @@ PIECE_DTYPE = np.dtype([("start", "<i8"), ("labels", "<i4")])
 """A stretch of one document: the position of its first token in the stream, and its number of labels."""
 
 
+def num_packed_blocks(num_documents: int) -> int:
+    """Return the number of blocks that documents are packed in."""
+    return -(-num_documents // BLOCK_DOCUMENTS)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBlock:
     """The bins of a block: bin b has the pieces from bounds[b] to bounds[b + 1].

@@ -9,6 +9,7 @@ Positions in a part count its tokens from 0, block after block. Pure functions: 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +22,10 @@ Int64 = NDArray[np.int64]
 
 
 class PartSizes(NamedTuple):
-    """Tokens of a block and of a part, which is a multiple of it. Both 0: an epoch is one part and one block."""
+    """Tokens of a block and of a part, which is a multiple of it. Both 0: an epoch is one part and one block.
+
+    With packing, a part has about as many tokens, and its blocks are those of packing: block_tokens is 0.
+    """
 
     block_tokens: int = 0
     part_tokens: int = 0
@@ -30,9 +34,35 @@ class PartSizes(NamedTuple):
 WHOLE = PartSizes()
 
 
+class EpochParts(ABC):
+    """The parts of an epoch, which are the same for samples of any length."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def num_tokens_of(self, part: int, seq_len: int) -> int:
+        """Return the number of tokens of a part in windows of `seq_len`, of which only the last may be shorter."""
+
+    @abstractmethod
+    def num_tokens_from(self, part: int) -> int:
+        """Return the number of tokens of this part and all later ones, in samples of the length with which the epoch
+        begins; 0 if there is none."""
+
+    @abstractmethod
+    def samples_from(self, part: int, seq_len: int) -> int:
+        """Return how many samples of a length this part and all later ones have; only the last may be shorter."""
+
+    @abstractmethod
+    def located(self, indices: Int64, seq_len: int, first_part: int = 0) -> tuple[Int64, Int64]:
+        """Return the part of each sample from `first_part` on, and its number in the part. Shapes: all [N]."""
+
+
 @dataclass(frozen=True, slots=True)
-class EpochParts:
-    """The parts of an epoch with `num_tokens` tokens."""
+class StreamParts(EpochParts):
+    """The parts of an epoch that is a stream of `num_tokens` tokens.
+
+    If it has several parts, every length divides a block.
+    """
 
     num_tokens: int
     sizes: PartSizes
@@ -46,8 +76,7 @@ class EpochParts:
     def num_parts(self) -> int:
         return max(1, self.num_tokens // self.sizes.part_tokens) if self.sizes.part_tokens else 1
 
-    def num_tokens_of(self, part: int) -> int:
-        """Return the number of tokens of a part."""
+    def num_tokens_of(self, part: int, seq_len: int = 0) -> int:
         last = self.num_parts - 1
         return self.sizes.part_tokens if part < last else self.num_tokens - last * self.sizes.part_tokens
 
@@ -57,18 +86,12 @@ class EpochParts:
         return np.where(parts < last, self.sizes.part_tokens, self.num_tokens_of(last))
 
     def num_tokens_from(self, part: int) -> int:
-        """Return the number of tokens of this part and all later ones; 0 if there is none."""
         return self.num_tokens - part * self.sizes.part_tokens if part < self.num_parts else 0
 
     def samples_from(self, part: int, seq_len: int) -> int:
-        """Return how many samples of a length this part and all later ones have; only the last may be shorter.
-
-        seq_len: if the epoch has several parts, a divisor of their blocks.
-        """
         return -(-self.num_tokens_from(part) // seq_len)
 
     def located(self, indices: Int64, seq_len: int, first_part: int = 0) -> tuple[Int64, Int64]:
-        """Return the part of each sample from `first_part` on, and its number in the part. Shapes: all [N]."""
         per_part = self.sizes.part_tokens // seq_len
         if not per_part:
             return np.full_like(indices, first_part), indices

@@ -88,6 +88,6 @@ def readahead(
     reader: BatchReader, steps: StepSequence, replica: int, num_blocks: int, first: int = 0
 ) -> Readahead | None:
     """Return the readahead of a replica's part of the steps from number `first` on; None if nothing is remote."""
-    if not num_blocks or not reader.is_remote:
+    if not num_blocks or reader.cache_use is None:
         return None
     return Readahead((reader.remote_blocks(plan, replica) for plan in steps.plans(first)), num_blocks, first)

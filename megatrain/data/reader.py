@@ -25,6 +25,7 @@ from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadSampleError
 from megatrain.data.balance import balanced_order
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
 from megatrain.data.patches import Patches
@@ -75,7 +76,8 @@ class StepBatch:
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
     `loader`: of the data loader of the host; None if this rank has read the batch. `producers`: what each producer of
-    pictures did for this batch, where it was read.
+    pictures did for this batch, where it was read. `cache_use`: of the process that read it, up to then; None if no
+    tokens are in object storage, or another rank of the host reports it.
     """
 
     cursor: int
@@ -88,6 +90,7 @@ class StepBatch:
     bad_samples: tuple[BadSample, ...] = ()
     loader: LoaderReport | None = None
     producers: ProducerWorks = ()
+    cache_use: CacheUse | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -187,6 +190,10 @@ class BatchReader:
         samples = iter(prepared._samples(numbers_N, sources_N, indices_N, on_bad))
         seq_len = self.seq_len_of(plan)
         patches = prepared._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
+        # one array for all: the C library keeps its memory for the next step, and gives that of small ones back to the
+        # kernel, whose zeroed pages then cost as much as all the rest of a read
+        num_fields = 2 + self.has_document_mask
+        fields_MFSB = np.empty((len(slots), num_fields, seq_len, plan.micro_batch_size), dtype=np.int64)
         microbatches = [
             assemble(
                 [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
@@ -197,8 +204,9 @@ class BatchReader:
                 has_tokens=has_tokens,
                 first_row=self.num_patches,
                 patches_PBC=patches_PBC,
+                fields_FSB=fields_FSB,
             )
-            for slot, patches_PBC in zip(slots, patches, strict=True)
+            for slot, patches_PBC, fields_FSB in zip(slots, patches, fields_MFSB, strict=True)
         ]
         places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
         return StepBatch(
@@ -211,6 +219,7 @@ class BatchReader:
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
             producers=next((source.works for source in prepared.sources if source is not None and source.works), ()),
+            cache_use=self.cache_use,
         )
 
     @property
@@ -220,9 +229,11 @@ class BatchReader:
         return max((0 if pictures is None else pictures.num_patches for pictures in sources), default=0)
 
     @property
-    def is_remote(self) -> bool:
-        """Whether tokens are read from object storage."""
-        return any(source is not None and source.dataset.is_remote for source in self.sources)
+    def cache_use(self) -> CacheUse | None:
+        """What this process read through the cache of remote data; None: no tokens are in object storage."""
+        uses = [source.dataset.cache_use for source in self.sources if source is not None]
+        remote = [use for use in uses if use is not None]
+        return CacheUse.sum(remote) if remote else None
 
     def remote_blocks(self, plan: StepPlan, replica: int) -> list[RemoteBlock]:
         """Return the blocks of remote files that `read_step` reads, in its order. Bad samples are left out."""
@@ -358,6 +369,7 @@ def assemble(
     has_tokens: bool = True,
     first_row: int = 0,
     patches_PBC: Patches | None = None,
+    fields_FSB: NDArray[np.int64] | None = None,
 ) -> MicroBatch:
     """Return the micro-batch of these samples. The windows of a sample follow each other from `first_row` on.
 
@@ -365,11 +377,12 @@ def assemble(
     sample with fewer labels than `seq_len` is padded with the same token and label. With `has_document_mask`, each
     window begins another document, as does the padding, and the last token of a document gets label -100 too, because
     it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
-    BatchReader.read_step.
+    BatchReader.read_step. fields_FSB: the memory for tokens, labels and, with the mask, documents; None: new memory.
     """
-    shape = (seq_len, len(samples))
-    tokens_SB, labels_SB = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-    document_SB = np.zeros(shape, dtype=np.int64) if has_document_mask else None
+    if fields_FSB is None:
+        fields_FSB = np.empty((2 + has_document_mask, seq_len, len(samples)), dtype=np.int64)
+    tokens_SB, labels_SB = fields_FSB[:2]
+    document_SB = fields_FSB[2] if has_document_mask else None
     num_labels_B = np.zeros(len(samples), dtype=np.int64)
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
     num_documents = 0

@@ -18,6 +18,7 @@ from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.files.url_drivers import reason
 from megatrain.contracts.files.whole_files import MISSING_ERRORS
 from megatrain.data.block_cache import BlockCache, FileBlock
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.input_file import FileVersion, url_version
 from megatrain.data.side_by_side import side_by_side
 
@@ -45,6 +46,16 @@ class RemoteFile:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
         self._version = found
         self.num_bytes = found.num_bytes
+
+    @property
+    def version(self) -> str:
+        """The version that was opened."""
+        return f"{self.num_bytes} bytes, {self._version.mark}"
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """What this process read through the cache of the file."""
+        return self._cache.use
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return bytes through the cache, as many as the file has from `offset` on, at most `num_bytes`."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.url_drivers import driver, reason, split_url
 from megatrain.data.block_cache import BlockCache, CacheSettings
-from megatrain.data.input_file import url_file
+from megatrain.data.input_file import url_file, url_version
 from megatrain.data.remote_file import RemoteFile
 
 
@@ -81,6 +81,10 @@ class RemotePath:
 
     def read_text(self, encoding: str) -> str:
         return self.read_bytes().decode(encoding)
+
+    def look_up(self) -> None:
+        """Ask the storage for the file once. Raises: the driver's errors, such as FileNotFoundError."""
+        url_version(self.store, self._path)
 
     def file(self) -> RemoteFile:
         """Open the file. Raises: FileNotFoundError; DataError when it cannot be looked up."""

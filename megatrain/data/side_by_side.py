@@ -1,4 +1,5 @@
-"""Requests to object storage at the same time, because each takes long and computes nothing."""
+"""Reads of many files at the same time: requests to object storage take long and compute nothing, and the digests of
+local files need no lock of Python's."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Stretch:
     def tokens_left(self, parts_of: PartsOf) -> int:
         """Return how many tokens of the epoch that was begun are left at the beginning of the stretch."""
         parts = parts_of(self.epoch_len)
-        rest = parts.num_tokens_of(self.part - 1) - self.rest_start if self.rest_len else 0
+        rest = parts.num_tokens_of(self.part - 1, self.rest_len) - self.rest_start if self.rest_len else 0
         return parts.num_tokens_from(self.part) + rest
 
 
@@ -85,5 +85,5 @@ def following(before: Stretch, change: LengthChange, parts_of: PartsOf) -> Stret
         num_later=parts.samples_from(part, change.seq_len),
         rest_len=rest_len,
         rest_start=rest_start,
-        num_rest=-(-(parts.num_tokens_of(part - 1) - rest_start) // change.seq_len) if rest_len else 0,
+        num_rest=-(-(parts.num_tokens_of(part - 1, rest_len) - rest_start) // change.seq_len) if rest_len else 0,
     )

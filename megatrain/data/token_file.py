@@ -16,7 +16,7 @@ from megatrain.contracts.errors import DataError
 
 
 class TokenFile:
-    """An open file. `num_bytes` is its size when it was opened.
+    """An open file. `num_bytes` and `version` are those of the time when it was opened.
 
     Raises: DataError when it cannot be opened.
     """
@@ -32,6 +32,7 @@ class TokenFile:
         except OSError as error:
             raise unopened(path, error) from error
         self.num_bytes = found.st_size
+        self.version = local_version(found)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return `num_bytes` bytes from `offset` on.
@@ -52,6 +53,11 @@ class TokenFile:
                 )
             content += part
         return content
+
+
+def local_version(status: os.stat_result) -> str:
+    """Return what distinguishes a file of this host from others, and from what it was before a change."""
+    return f"{status.st_size} bytes, inode {status.st_ino}, time {status.st_mtime_ns}"
 
 
 class UnreadableError(Exception):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.stretches import LengthChange
 
@@ -33,8 +34,8 @@ class TokenStream(Protocol):
     def num_tokens(self) -> int: ...
 
     @property
-    def is_remote(self) -> bool:
-        """Whether tokens are read from object storage."""
+    def cache_use(self) -> CacheUse | None:
+        """What this process read through the cache of remote data; None: tokens are not in object storage."""
 
     def window(self, start: int, length: int) -> NDArray[Any]:
         """Return `length` tokens from position `start`. Raises: BadTokensError when they cannot be used."""

@@ -36,7 +36,8 @@ from megatrain.data.pictures.picture_source import Producers
 from megatrain.data.pictures.producer_secret import read_secret
 from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
-from megatrain.data.remote_path import DataPath, path_or_url
+from megatrain.data.remote_path import DataPath, RemotePath, path_or_url
+from megatrain.data.side_by_side import side_by_side
 from megatrain.data.training_source import TrainingSource
 
 
@@ -75,15 +76,23 @@ def open_reader(config: Config) -> BatchReader:
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(config.data_sources))
     sources: list[TrainingSource] = []
     opened: list[tuple[str, IndexedDataset, str]] = []
-    for key, source in config.data_sources.items():
+
+    def open_one(key: str) -> tuple[IndexedDataset, str]:
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
+        return dataset, data_digest(dataset)
+
+    keys = list(config.data_sources)
+    # the blocks of one remote source are already fetched at the same time
+    is_remote = any(isinstance(prefixes[key], RemotePath) for key in keys)
+    found = map(open_one, keys) if is_remote else side_by_side(open_one, keys)
+    for (key, source), (dataset, digest) in zip(config.data_sources.items(), found, strict=True):
         is_packed = config.data.packing != "none"
         sizes = PartSizes(config.data.block_tokens, config.data.part_tokens)
         # a source that begins in a later stage needs no samples of the lengths before
         seq_len = mixture.lengths_of(len(sources))[0].seq_len
         order = order_of(dataset, seq_len, config.resolved_data_seed, is_packed=is_packed, sizes=sizes)
-        identity = StreamSource(source.resolved_name, dataset.num_tokens, data_digest(dataset))
+        identity = StreamSource(source.resolved_name, dataset.num_tokens, digest)
         costs = DocumentCosts(dataset) if config.data.balance == "file" else None
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs, costs))
         opened.append((f"{sources[-1].section}.path", dataset, identity.digest))

@@ -39,6 +39,7 @@ from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
 from megatrain.training.device_settings import set_allocator, use_all_queues, use_expandable_segments
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
+from megatrain.training.first_start import check_storage_of_first_start
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
@@ -72,11 +73,13 @@ def run_worker(
     # checked here, because the threads and programs that lower their priority start much later
     background_niceness(LOWEST_PRIORITY, os.environ)
     device, binding = _choose_device(config, process)
+    run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     # all files that are only read are opened before anything is written
+    if process.rank == 0:
+        check_storage_of_first_start(config, run_directory.root)
     reader, validation = open_reader(config), open_validation(config)
     find_decoder(config, reader)
     notes = [*_device_notes(config, device, queues), *tokenizer_notes(config)]
-    run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
     with ExitStack() as closing:
         run_lock, job_round = None, _job_round(config, process)

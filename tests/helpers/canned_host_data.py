@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatrain_dashboard.api.host_data.document import (
+    DataCacheDocument,
     DataLoaderDocument,
     HostDataDocument,
     PicturesDocument,
@@ -73,6 +74,12 @@ def host_data(host: str, first_rank: int, num_ranks: int, last_step: int, *, is_
             "file is cut off"
         ),
     )
+    cache = DataCacheDocument(
+        hit_bytes=11_534_336.0,
+        fetched_bytes=50_331_648.0 if is_slow else 1_048_576.0,
+        evicted_bytes=1_048_576.0,
+        num_not_stored=12 if is_slow else 0,
+    )
     return HostDataDocument(
         host=host,
         first_step=last_step - 239,
@@ -81,5 +88,6 @@ def host_data(host: str, first_rank: int, num_ranks: int, last_step: int, *, is_
         loader=loader,
         pictures=pictures if is_slow else None,
         replaced_samples=(replaced,) if is_slow else (),
+        cache=cache,
         ranks=tuple(rank_data(first_rank + number) for number in range(num_ranks)),
     )

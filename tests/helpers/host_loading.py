@@ -16,11 +16,13 @@ from megatrain.config.data import DataConfig
 from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import Dealing
+from megatrain.data.block_cache import CacheSettings
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader, MicroBatch, StepBatch
+from megatrain.data.remote_path import DataPath, path_or_url
 from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.tiny_data import write_corpus
 
@@ -46,6 +48,7 @@ class Corpus:
     dataset: CountedDataset
     stream: SampleStream
     has_document_mask: bool
+    cache_directory: str = ""
 
     @property
     def reader(self) -> BatchReader:
@@ -58,14 +61,26 @@ class Corpus:
 
     def plan(self, layout: Layout, ranks: Sequence[int], steps: StepSequence, prefetch: int = 1) -> LoaderPlan:
         """Return the plan of the host with these ranks."""
-        return loader_plan(self.reader, self.stream, steps, layout, ranks, DataConfig(prefetch=prefetch))
+        return loader_plan(self.reader, self.stream, steps, layout, ranks, self._data(prefetch))
+
+    def _data(self, prefetch: int) -> DataConfig:
+        return DataConfig(prefetch=prefetch, cache_directory=self.cache_directory)
 
 
-def corpus(root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCAB_SIZE) -> Corpus:
-    """Write a corpus with ids below VOCAB_SIZE, which is checked against `vocab_size` when it is read."""
-    dataset = CountedDataset(write_corpus(root / "train", NUM_TOKENS, VOCAB_SIZE, seed=1), vocab_size)
+def corpus(
+    root: Path, *, has_document_mask: bool = True, vocab_size: int = VOCAB_SIZE, is_remote: bool = False
+) -> Corpus:
+    """Write a corpus with ids below VOCAB_SIZE, which is checked against `vocab_size` when it is read.
+
+    is_remote: it is read through a URL, and a cache in `root`.
+    """
+    prefix: DataPath = write_corpus(root / "train", NUM_TOKENS, VOCAB_SIZE, seed=1)
+    cache = DataConfig(cache_directory=str(root) if is_remote else "")
+    if is_remote:
+        prefix = path_or_url(f"file://{prefix}", CacheSettings.of(cache))
+    dataset = CountedDataset(prefix, vocab_size)
     stream = stream_of_one(dataset.num_tokens, 7, "web", data_digest(dataset), seq_len=SEQ_LEN)
-    return Corpus(dataset, stream, has_document_mask)
+    return Corpus(dataset, stream, has_document_mask, cache.cache_directory)
 
 
 def steps(layout: Layout, num_steps: int, cursor: int = 0, *, least_slots: int = 1) -> StepSequence:

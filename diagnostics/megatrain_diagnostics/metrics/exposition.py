@@ -177,6 +177,7 @@ class HostCollector(Collector):
             labels,
             host.silent_ranks,
         )
+        yield from self._cache(host, labels)
         yield _counter("megatrain_events_sent", "Rows sent to the daemon.", labels, "table", dict(host.rows_sent))
         yield _counter(
             "megatrain_events_dropped",
@@ -197,6 +198,28 @@ class HostCollector(Collector):
         )
         if host.devices is not None:
             yield from device_metrics(host.devices, labels)
+
+    def _cache(self, host: HostReading, labels: dict[str, str]) -> Iterator[Metric]:
+        num_bytes, not_stored = Counter[str](), 0
+        for rank in host.ranks:
+            num_bytes.update(rank.cache_bytes)
+            not_stored += rank.cache_not_stored
+        if num_bytes:
+            yield _counter(
+                "megatrain_data_cache_bytes",
+                "Data in object storage, in this round: read from the host's cache, fetched from the storage, evicted "
+                "to make room.",
+                labels,
+                "kind",
+                num_bytes,
+            )
+            yield _counter(
+                "megatrain_data_cache_not_stored",
+                "Blocks and files that could not be written to the cache in this round, for example to a full disk.",
+                labels,
+                "",
+                {"": not_stored},
+            )
 
     def _rank_info(self, host: HostReading) -> Metric:
         axes = list(host.ranks[0].place) if host.ranks else []

@@ -63,6 +63,11 @@ class RankReading:
     """The time in which the rank's reads waited for producers of pictures; None also if they asked none."""
     producers: tuple[ProducerReading, ...] = ()
     """By number; empty if no read of the rank ended in the last step."""
+    cache_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of data in object storage since they were opened in this round: "hit", "fetched", "evicted". Empty without such
+    data, and on all but the first rank of a host with a data loader."""
+    cache_not_stored: int = 0
+    """Blocks and files that could not be written to the cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,19 @@ _NS = 1_000_000_000
 _COMPUTE = (*MODEL_COMPUTES, Operation.CLIP, Operation.OPTIMIZER)
 _EXCHANGES = tuple(operation for operation in Operation if operation.is_collective or operation.is_point_to_point)
 
+_CACHE_BYTES = {
+    "hit": StepValue.CACHE_HIT_BYTES,
+    "fetched": StepValue.CACHE_FETCHED_BYTES,
+    "evicted": StepValue.CACHE_EVICTED_BYTES,
+}
+
 
 def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankReading:
     """Return the reading of one rank's box."""
     progress = tail.progress
     loader_starts = _value(tail.values, StepValue.LOADER_STARTS)
     records_reads, producers = loader_starts is not None, _producers(tail.values)
+    cache_values = {kind: _value(tail.values, value) for kind, value in _CACHE_BYTES.items()}
     signs = (progress.phase_since_ns, progress.step_started_ns, progress.completed_ns)
     return RankReading(
         rank=tail.identity.rank,
@@ -48,6 +55,8 @@ def rank_reading(tail: RankTail, clock: HostClock, gpu_uuid: str = "") -> RankRe
         loader_starts=loader_starts,
         picture_wait_s=_sum_s(tail.totals, (Operation.PICTURE_WAIT,)) if producers else None,
         producers=producers,
+        cache_bytes={kind: int(value) for kind, value in cache_values.items() if value is not None},
+        cache_not_stored=int(_value(tail.values, StepValue.CACHE_NOT_STORED) or 0),
     )
 
 

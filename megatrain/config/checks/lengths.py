@@ -11,7 +11,7 @@ from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
 from megatrain.config.fp8 import DIM_MULTIPLE
 from megatrain.config.problem import Problem, multiples_around
-from megatrain.config.toml_text import setting, value_text
+from megatrain.config.toml_text import setting
 from megatrain.formatting import alternatives
 
 _PARTS = ("data.block_tokens", "data.part_tokens")
@@ -73,6 +73,15 @@ def _layout_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem
 
 def _part_problems(config: Config, lengths: Mapping[str, int]) -> Iterator[Problem]:
     block, part = config.data.block_tokens, config.data.part_tokens
+    if config.data.packing != "none":
+        if block:
+            yield Problem(
+                ("data.block_tokens", "data.packing"),
+                f"data.block_tokens={block} divides a stream of tokens, and with "
+                f"{setting('data.packing', config.data.packing)} a part consists of the blocks of documents that are "
+                "packed together; use block_tokens=0",
+            )
+        return
     if bool(block) != bool(part):
         set_key, other = _PARTS if block else _PARTS[::-1]
         yield Problem(_PARTS, f"{set_key}={block or part} does nothing with {other}=0; set both, or use 0 for both")
@@ -89,12 +98,6 @@ def _part_problems(config: Config, lengths: Mapping[str, int]) -> Iterator[Probl
                 f"data.block_tokens={block} must be a multiple of {key}={seq_len}, so that no sample crosses a block; "
                 f"use {alternatives(multiples_around(seq_len, block))}, or another length",
             )
-    if config.data.packing != "none":
-        yield Problem(
-            ("data.part_tokens", "data.packing"),
-            f"data.part_tokens={part} divides a stream of tokens, and data.packing={value_text(config.data.packing)} "
-            'makes samples of documents; use part_tokens=0, or packing="none"',
-        )
 
 
 def _change_problems(config: Config, key: str, seq_len: int) -> Iterator[Problem]:

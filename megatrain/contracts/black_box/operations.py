@@ -154,6 +154,15 @@ class StepValue(IntEnum):
     """The most requests that waited in the producer when one of this rank's loader arrived."""
     PRODUCER_FAILURES = 16
     """Requests without an answer that could be used; they were sent again, to any producer."""
+    CACHE_HIT_BYTES = 17
+    """Bytes that reads of data in object storage got from the cache of the host. This and the next three are sums since
+    the data were opened in this round, of the rank's own reads, or of the host's data loader on its first rank."""
+    CACHE_FETCHED_BYTES = 18
+    """Bytes that came from the object storage."""
+    CACHE_EVICTED_BYTES = 19
+    """Bytes that were removed from the cache to make room."""
+    CACHE_NOT_STORED = 20
+    """Blocks and whole files that could not be written to the cache, for example because the disk is full."""
 
     @property
     def text(self) -> str:

@@ -55,6 +55,12 @@ def driver(url: str, kind: type[MegatrainError]) -> Any:
         raise kind(f"{url}: cannot be opened: {reason(error)}") from error
 
 
+def endpoint(store: Any) -> str:
+    """Return the address of the storage that a driver has connected to, or would; empty if it does not state one."""
+    connected = getattr(getattr(store, "_s3", None), "meta", None)
+    return str(getattr(connected, "endpoint_url", None) or getattr(store, "endpoint_url", None) or "")
+
+
 def reason(error: Exception) -> str:
     """Return the text of an error: drivers often raise a system error without its text."""
     number = next((number for kind, number in _ERRORS.items() if isinstance(error, kind)), None)

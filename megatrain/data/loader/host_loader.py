@@ -174,7 +174,8 @@ class HostLoader:
         batch = self._ring.read(
             self._share, self._step, self._step_plan, self._source_names, has_patches=self._has_patches
         )
-        batch = replace(batch, loader=self._report(num_ready))
+        cache_use = self._ring.cache_use if self._reader == 0 else None
+        batch = replace(batch, loader=self._report(num_ready), cache_use=cache_use if any(cache_use or ()) else None)
         self._step, self._step_plan = self._step + 1, next(self._plans, None)
         return batch
 

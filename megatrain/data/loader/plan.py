@@ -23,7 +23,6 @@ from megatrain.contracts.layout import STAGES, Layout
 from megatrain.contracts.step_plan import Dealing
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.costs import DocumentCosts
-from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.loader.planned_pictures import HostProducers, PlannedPictures, planned_pictures
 from megatrain.data.mixture import Mixture
@@ -57,7 +56,8 @@ class LoaderPlan:
     """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
 
     prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples,
-    and for that of the pictures. pictures: None if samples have none. vocab_size: 0 if there are no token files.
+    and for that of the pictures. versions: of these files, as the ranks have opened and checked them. pictures: None if
+    samples have none. vocab_size: 0 if there are no token files.
     cost_digests: the digest of the costs of each source, "" where samples are not dealt by costs.
     """
 
@@ -65,6 +65,7 @@ class LoaderPlan:
     shares: tuple[Share, ...]
     depth: int
     prefixes: tuple[str, ...]
+    versions: tuple[str, ...]
     pictures: PlannedPictures | None
     stream: SampleStream
     vocab_size: int
@@ -121,14 +122,12 @@ class LoaderPlan:
 
     def _open_source(self, number: int, prefix: str, seq_len: int) -> TrainingSource:
         """Open a source for samples of the first length that it has."""
-        dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size)
-        identity = self.stream.sources[number]
-        found = data_digest(dataset) if identity.digest else ""
-        if (dataset.num_tokens, found) != (identity.num_tokens, identity.digest):
+        version = self.versions[number]
+        dataset = IndexedDataset(path_or_url(prefix, self.cache), self.vocab_size, version)
+        if dataset.version != version:
             raise DataError(
-                f"{prefix}: has {dataset.num_tokens} tokens and digest {found or 'unknown'}, and had "
-                f"{identity.num_tokens} tokens and digest {identity.digest or 'unknown'} when this round began; the "
-                "files were replaced during the run: restore them, or start the job again"
+                f"{prefix}: the files have version {dataset.version}, and had {version} when this round began; they "
+                "were replaced during the run: start the job again"
             )
         sizes = PartSizes(self.stream.block_tokens, self.stream.part_tokens)
         order = order_of(dataset, seq_len, self.order_seed, is_packed=self.is_packed, sizes=sizes)
@@ -138,7 +137,7 @@ class LoaderPlan:
                 f"{costs.path}: has digest {costs.digest}, and had {self.cost_digests[number]} when this round began; "
                 "it was replaced during the run: start the job again"
             )
-        return TrainingSource(identity, dataset, order, costs=costs)
+        return TrainingSource(self.stream.sources[number], dataset, order, costs=costs)
 
     def to_json(self) -> str:
         """Return the plan as text for `from_json`."""
@@ -156,6 +155,7 @@ class LoaderPlan:
             depth=read.count("depth", least=1),
             prefixes=read.texts("prefixes"),
             pictures=None if read.is_null("pictures") else PlannedPictures.read(read.section("pictures")),
+            versions=read.texts("versions"),
             stream=SampleStream.read(read.section("stream")),
             vocab_size=read.count("vocab_size"),
             order_seed=read.count("order_seed"),
@@ -191,6 +191,7 @@ def loader_plan(
         depth=config.prefetch + 1,
         prefixes=tuple("" if one is None else str(one.prefix.absolute()) for one in files),
         pictures=planned_pictures(reader.sources, producers),
+        versions=tuple("" if one is None else one.version for one in files),
         stream=stream,
         vocab_size=max((one.vocab_size or 0 for one in files if one is not None), default=0),
         order_seed=opened.order.seed,

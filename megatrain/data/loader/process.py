@@ -26,6 +26,7 @@ from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.step_plan import StepPlan
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import Ring, map_ring
@@ -50,6 +51,7 @@ class RingFiller:
         self._ring = ring
         self._open_reader = cache(open_reader)
         self._plans = _RecentPlans(plan.steps, plan.depth)
+        self._earlier_cache_use = ring.cache_use
         self._readaheads: dict[int, Readahead | None] = {}
 
     def next(self) -> Fill | Idle:
@@ -73,6 +75,9 @@ class RingFiller:
             content = error
         self._ring.put(due.share, due.step, content)
         num_bytes, producers = (content.num_bytes, content.producers) if isinstance(content, StepBatch) else (0, ())
+        if isinstance(content, StepBatch):
+            if content.cache_use is not None:
+                self._ring.put_cache_use(CacheUse.sum((self._earlier_cache_use, content.cache_use)))
         read = LoaderRead(started_ns, time.monotonic_ns() - started_ns, num_bytes, producers)
         self._ring.put_read(due.share, due.step, read)
         self._ring.publish(due.share, due.step)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.errors import CheckpointError, DataError, UnreachableError
 from megatrain.contracts.step_plan import StepPlan
+from megatrain.data.cache_use import CacheUse
 from megatrain.data.loader.ring_layout import PRODUCER_WORDS, RingLayout
 from megatrain.data.loader.slot_content import SlotContent
 from megatrain.data.loader_report import LoaderRead
@@ -89,6 +90,15 @@ class Ring:
         self._words[layout.read(share, slot)] = read.start_ns, read.duration_ns, read.num_bytes
         works = read.producers or (ProducerWork(),) * layout.num_producers
         self._words[layout.producers(share, slot)] = [number for work in works for number in astuple(work)]
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """What the loaders of this round read through the cache of remote data."""
+        return CacheUse(*self._words[self._layout.CACHE_USE].tolist())
+
+    def put_cache_use(self, use: CacheUse) -> None:
+        """Store what the loaders of this round read through the cache of remote data."""
+        self._words[self._layout.CACHE_USE] = use
 
     def publish(self, share: int, step: int) -> None:
         """Store that the slot of a step is complete."""

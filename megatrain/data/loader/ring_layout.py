@@ -58,7 +58,9 @@ class RingLayout:
     ALL_STARTS = 2
     """Word: how often ranks have started a loader in this round."""
     FILLS = _SLOT_LINE_WORDS
-    """Word: how many slots loaders have filled. Only the loader stores it."""
+    """Word: how many slots loaders have filled. Only the loader stores it and the next ones."""
+    CACHE_USE = slice(FILLS + 1, FILLS + 5)
+    """Words: the fields of CacheUse, of all loaders of the round."""
 
     @classmethod
     def of(cls, plan: LoaderPlan) -> Self:

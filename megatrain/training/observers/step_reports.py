@@ -18,6 +18,14 @@ from megatrain.training.observers.step_observer import CompletedStep, StepObserv
 from megatrain.training.rank_model import RankModel
 from megatrain.training.read_records import values_of_reads
 
+_CACHE_VALUES = (
+    StepValue.CACHE_HIT_BYTES,
+    StepValue.CACHE_FETCHED_BYTES,
+    StepValue.CACHE_EVICTED_BYTES,
+    StepValue.CACHE_NOT_STORED,
+)
+"""In the order of CacheUse."""
+
 
 class Heartbeat(StepObserver):
     """Records in the black box that a step begins or is complete. Executor, watchdog and daemon read these records."""
@@ -58,6 +66,9 @@ class StepValues(StepObserver):
             record(StepValue.REPLACED_SAMPLES, self._num_replaced)
         for kind, value in values_of_reads(done.batch):
             record(kind, value)
+        if done.batch.cache_use is not None:
+            for kind, value in zip(_CACHE_VALUES, done.batch.cache_use, strict=True):
+                record(kind, value)
         record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)

@@ -72,6 +72,10 @@ RULES: Rules = {
     "fits": (STAGE, None),
     "with a batch": ((*STAGE, "--data_stage.global_batch_size=96"), None),
     "parts": ((*STAGE, "--data.block_tokens=64", "--data.part_tokens=640"), None),
+    "parts of packed samples": (
+        (*STAGE, "--data.part_tokens=640", "--data.packing=best_fit", "--data.has_document_mask=true"),
+        None,
+    ),
     "evaluation": (("--evaluation.seq_len=16",), None),
     "first length": (("--data.seq_len=32", "--data_stage.after_tokens=6400", "--data_stage.seq_len=64"), None),
     "too long for the model": (
@@ -115,6 +119,13 @@ RULES: Rules = {
         (
             "data.block_tokens=64 does nothing with data.part_tokens=0; set both, or use 0 for both "
             f"(--data.block_tokens {PLACE}"
+        ),
+    ),
+    "blocks of packed samples": (
+        ("--data.block_tokens=64", "--data.packing=best_fit", "--data.has_document_mask=true"),
+        (
+            'data.block_tokens=64 divides a stream of tokens, and with data.packing="best_fit" a part consists of the '
+            f"blocks of documents that are packed together; use block_tokens=0 (--data.block_tokens {PLACE}"
         ),
     ),
     "offload": (

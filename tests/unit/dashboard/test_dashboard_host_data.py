@@ -38,7 +38,13 @@ def loader_rows(made: SyntheticJob, step: int) -> list[Table]:
     num_bytes = np.where(is_read, 6000, totals.num_bytes)
     reported = select(replace(totals, num_bytes=num_bytes), ~is_read | (totals.rank == 2))
     ready = values_of_ranks((2, 3), step, {StepValue.STEPS_READY: 0.0 if is_late else 2.0})
-    starts = values_of_ranks((2,), step, {StepValue.LOADER_STARTS: 1.0 if step < RESTART else 2.0})
+    cache = {
+        StepValue.CACHE_HIT_BYTES: 500.0 * step,
+        StepValue.CACHE_FETCHED_BYTES: 4096.0 * step,
+        StepValue.CACHE_EVICTED_BYTES: 1024.0 * max(0, step - 10),
+        StepValue.CACHE_NOT_STORED: float(step >= LATE),
+    }
+    starts = values_of_ranks((2,), step, {StepValue.LOADER_STARTS: 1.0 if step < RESTART else 2.0} | cache)
     return [
         reported,
         values,
@@ -113,6 +119,8 @@ def test_waits_and_loader_of_the_newest_steps(page: TestClient) -> None:
     assert (loader["replicas"], loader["num_bytes"], loader["num_starts"]) == ([1], 6000.0, 2)
     assert (loader["num_ready"], loader["least_ready"], loader["most_ready"]) == (2, 0, None)
     assert loader["ready_history"] == [2.0] * 57 + [0.0] + [2.0] * 2
+    cache = {"hit_bytes": 500.0, "fetched_bytes": 4096.0, "evicted_bytes": 1024.0, "num_not_stored": 1}
+    assert found["cache"] == cache
     assert (loader["read_s"], loader["longest_read_s"]) == (
         pytest.approx((239 * 0.1 + 0.75) / 240),
         pytest.approx(0.75),
@@ -127,7 +135,7 @@ def test_data_of_a_range_are_those_of_its_last_steps(page: TestClient) -> None:
 
 def test_host_without_a_loader_has_waits_alone(page: TestClient, tmp_path: Path) -> None:
     found = asked(page, "host-0")
-    assert found["loader"] is None
+    assert (found["loader"], found["cache"]) == (None, None)
     assert [(rank["rank"], rank["num_not_ready"]) for rank in found["ranks"]] == [(0, None), (1, None)]
     for host, client in (
         ("host-9", page),

@@ -18,6 +18,7 @@ import pytest
 from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.files.file_locks import wait_and_lock
 from megatrain.data.block_cache import BlockCache, CacheSettings, FileBlock
+from megatrain.data.cache_use import CacheUse
 from tests.helpers.child_process import in_child
 from tests.helpers.small_disk import small_disk
 from tests.helpers.waiting import DEADLINE_S
@@ -73,8 +74,11 @@ def test_a_block_is_read_from_its_source_once(tmp_path: Path) -> None:
     source, cache = Source(), cache_in(tmp_path)
     read_ranges(cache, source)
     cache.read(BLOCK, 0, 0, source)
-    read_ranges(cache_in(tmp_path), source)
+    read_ranges(again := cache_in(tmp_path), source)
     assert source.ranges == [(0, SIZE)]
+    num_read = sum(num_bytes for _, num_bytes in RANGES)
+    assert cache.use == CacheUse(hit_bytes=num_read - SIZE, fetched_bytes=SIZE)
+    assert again.use == CacheUse(hit_bytes=num_read)
 
 
 def test_threads_read_a_block_from_its_source_once(tmp_path: Path) -> None:
@@ -142,6 +146,7 @@ def test_the_blocks_used_longest_ago_make_room(tmp_path: Path, num_bytes: int) -
     for block in blocks[3:]:
         cache.read(block, 0, 1, source)
     assert [block_file(tmp_path, block).exists() for block in blocks] == [True, False, False, True, True]
+    assert cache.use == CacheUse(hit_bytes=num_bytes, fetched_bytes=5 * SIZE, evicted_bytes=2 * STORED)
 
 
 def test_blocks_never_exceed_the_bound(tmp_path: Path) -> None:
@@ -159,8 +164,9 @@ def test_blocks_never_exceed_the_bound(tmp_path: Path) -> None:
 
 def test_a_whole_file_is_mapped_and_outlives_its_removal(tmp_path: Path) -> None:
     source, cache = Source(), cache_in(tmp_path)
-    found = [cache.whole(BLOCK, source), cache_in(tmp_path).whole(BLOCK, source)]
+    found = [cache.whole(BLOCK, source), cache.whole(BLOCK, source)]
     assert source.num_bytes == SIZE
+    assert cache.use == CacheUse(hit_bytes=SIZE, fetched_bytes=SIZE)
     for name in stored(tmp_path):
         (own(tmp_path) / name[:2] / name).unlink()
     assert [bytes(one) for one in found] == [CONTENT, CONTENT]
@@ -217,6 +223,8 @@ def test_full_disk_loses_nothing_and_is_used_when_it_has_room(tmp_path: Path, ca
         assert bytes(cache.whole(BLOCK, source)) == CONTENT
         assert stored(directory) == {other.name: STORED}
         assert len(caplog.records) == 1
+        assert cache.use.num_not_stored == 2, "the block once, then no more tries, and the whole file"
+        assert cache.use.fetched_bytes == source.num_bytes
         disk.free_space()
         for _ in range(12):
             read_ranges(cache, source)

@@ -134,6 +134,25 @@ def test_reports_name_each_read_of_a_replica_once(tmp_path: Path, place: RingLoc
     assert all(report.reads == () and report.num_starts is None for found in reports[1:] for report in found)
 
 
+def test_first_rank_reports_the_cache_of_all_loaders(tmp_path: Path, place: RingLocation) -> None:
+    """A restarted loader continues the sums, although it counts from 0."""
+    plan = corpus(tmp_path, is_remote=True).plan(LAYOUT, RANKS, steps(LAYOUT, 6))
+    with ExitStack() as stack:
+        ranks, found = opened(place, plan, stack), []
+        for step in range(6):
+            if step == 3:
+                (pid,) = loaders(place)
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda killed=pid: not is_running(killed), "the end of the loader")  # type: ignore[misc]
+            uses = [rank.next().cache_use for rank in ranks]
+            assert uses[1:] == [None] * (len(ranks) - 1)
+            found.append(uses[0])
+    sums = [use for use in found if use is not None]
+    assert len(sums) == 6
+    assert sums == sorted(sums), "sums never become smaller"
+    assert sums[-1].hit_bytes > sums[0].hit_bytes > 0
+
+
 def test_the_error_of_a_read_is_raised_by_each_rank(tmp_path: Path, place: RingLocation) -> None:
     data = corpus(tmp_path, vocab_size=80)
     plan = data.plan(LAYOUT, RANKS, steps(LAYOUT, 2))

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.errors import DataError
 from megatrain.data import indexed as indexed_module
-from megatrain.data.indexed import IndexedDataset, token_dtype
+from megatrain.data.indexed import INDEX_HEADER, IndexedDataset, index_path, token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.summary import summarize
 from tests.helpers.forked_program import run_forked
 from tests.helpers.require import require
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.waiting import DEADLINE_S
 
 DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
@@ -248,6 +249,22 @@ def test_any_index_is_refused_or_read(
             read = np.concatenate([dataset.document(number) for number in range(dataset.num_documents)])
             assert read.tolist() == dataset.tokens_at(np.arange(dataset.num_tokens)).tolist()
             summarize(dataset)
+
+
+def test_files_of_a_checked_version_are_not_checked_again(tmp_path: Path) -> None:
+    prefix = write_corpus(tmp_path / "t", 1000, 90)
+    index = index_path(prefix)
+    checked, status = IndexedDataset(prefix).version, index.stat()
+    with index.open("r+b") as file:
+        file.seek(INDEX_HEADER.size)
+        file.write(struct.pack("<i", 1 << 20))
+    os.utime(index, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert IndexedDataset(prefix, checked_version=checked).version == checked
+    with pytest.raises(DataError, match="the index is damaged"):
+        IndexedDataset(prefix)
+    os.utime(index, ns=(0, 0))
+    with pytest.raises(DataError, match="the index is damaged"):
+        IndexedDataset(prefix, checked_version=checked)
 
 
 def test_lengths_that_no_file_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

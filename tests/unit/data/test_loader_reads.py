@@ -264,7 +264,7 @@ def test_files_replaced_in_a_round_are_refused(tmp_path: Path) -> None:
     data, layout = corpus(tmp_path), Layout()
     plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
     write_corpus(tmp_path / "train", data.dataset.num_tokens, 90, seed=5)
-    with pytest.raises(DataError, match=r"train: has 4000 tokens and digest .* were replaced during the run"):
+    with pytest.raises(DataError, match=r"train: the files have version .*; they were replaced during the run"):
         plan.open_reader()
 
 

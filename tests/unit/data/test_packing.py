@@ -207,7 +207,8 @@ def test_a_damaged_file_is_refused_with_the_command(dataset: IndexedDataset, nam
 
 
 @pytest.mark.parametrize(
-    ("place", "what"), [(BINS_HEADER.size, "piece"), (-12, "last bound"), (-20, "bound"), (-4, "sum")]
+    ("place", "what"),
+    [(BINS_HEADER.size, "piece"), (-12, "bound of blocks"), (-28, "last bound"), (-36, "bound"), (-4, "sum")],
 )
 def test_verify_names_the_byte_that_differs(dataset: IndexedDataset, place: int, what: str) -> None:
     write_bins(dataset, SEQ_LEN)
@@ -230,7 +231,7 @@ def test_a_damaged_page_is_refused_when_it_is_read(write_tokens: Callable[..., P
     numbers = [np.array([number]) for number in range(whole.num_bins)]
     before = [whole.read(number)[0].tolist() for number in numbers]
     assert [piece for bin in before for piece in bin] == whole.read(np.concatenate(numbers))[0].tolist()
-    num_bytes = whole.pieces.nbytes + whole.bounds.nbytes
+    num_bytes = whole.pieces.nbytes + whole.bounds.nbytes + whole.bounds_of_blocks.nbytes
     assert num_bytes > 2 * BLOCK_BYTES
     for place in generator.integers(0, len(content) - BINS_HEADER.size, 12).tolist():
         block = place // BLOCK_BYTES if place < num_bytes else (place - num_bytes) // 4

@@ -220,6 +220,10 @@ def test_reading_of_a_rank_has_the_work_of_its_last_step(open_box: OpenBox) -> N
             (StepValue.DOCUMENTS, 7.0),
             (StepValue.REPLACED_SAMPLES, 1.0),
             (StepValue.STEPS_READY, 4.0),
+            (StepValue.CACHE_HIT_BYTES, 100.0),
+            (StepValue.CACHE_FETCHED_BYTES, 200.0),
+            (StepValue.CACHE_EVICTED_BYTES, 300.0),
+            (StepValue.CACHE_NOT_STORED, 5.0),
         ):
             recorder.record_value(kind, value + step)
         recorder.record_span(Operation.DATA_READ, 0, (step + 1) * 10**9, 500 + step)
@@ -228,6 +232,8 @@ def test_reading_of_a_rank_has_the_work_of_its_last_step(open_box: OpenBox) -> N
     found = rank_reading(tail, CLOCK)
     assert (found.label_tokens, found.squared_lengths, found.documents) == (62.0, 902.0, 9.0)
     assert (found.replaced_samples, found.steps_ready) == (3.0, 6.0)
+    assert found.cache_bytes == {"hit": 102, "fetched": 202, "evicted": 302}
+    assert found.cache_not_stored == 7
     # only a rank that records the reads of the loader has their sums
     assert (found.loader_starts, found.read_s, found.read_bytes) == (None, None, None)
     recorder.record_value(StepValue.LOADER_STARTS, 2.0)

@@ -45,6 +45,19 @@ class DataLoaderDocument(Document):
     """The fewest steps that were ready for any rank."""
 
 
+class DataCacheDocument(Document):
+    """The cache of a host for data in object storage: sums over the processes of the host that read data."""
+
+    hit_bytes: float | None
+    """Mean bytes that the reads of a step got from the cache; null if only one step is stored."""
+    fetched_bytes: float | None
+    """Mean bytes of a step that came from the object storage."""
+    evicted_bytes: float | None
+    """Mean bytes of a step that were removed from the cache to make room."""
+    num_not_stored: int
+    """Blocks and files that could not be written to the cache since the data were opened in the round."""
+
+
 class ProducerDocument(Document):
     """What a producer of pictures did for the reads of a host."""
 
@@ -95,6 +108,8 @@ class HostDataDocument(Document):
     """Mean duration of these steps, without the wait for data."""
     loader: DataLoaderDocument | None
     """Null: each rank reads its own samples, or nothing of a loader was recorded."""
+    cache: DataCacheDocument | None
+    """Null: no data of the host's ranks are in object storage."""
     pictures: PicturesDocument | None
     """Null: no producer of pictures was asked."""
     replaced_samples: tuple[ReplacedSampleDocument, ...]
@@ -110,6 +125,7 @@ def nothing_recorded(host: str) -> HostDataDocument:
         last_step=None,
         step_s=None,
         loader=None,
+        cache=None,
         pictures=None,
         replaced_samples=(),
         ranks=(),

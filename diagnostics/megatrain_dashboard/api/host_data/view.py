@@ -10,6 +10,7 @@ import numpy as np
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
+from megatrain_dashboard.api.host_data.cache_view import cache_document
 from megatrain_dashboard.api.host_data.cells import cells_of, history_of, mean_of, over_ranks
 from megatrain_dashboard.api.host_data.document import (
     DataLoaderDocument,
@@ -69,6 +70,7 @@ def host_data_document(host: str, roster: Roster, rows: HostRows, configured: Co
         last_step=int(steps[-1]),
         step_s=step_s,
         loader=_loader(roster, totals, values, steps, ready, ranks, configured.prefetch) if has_loader else None,
+        cache=cache_document(ranks, steps, values),
         pictures=pictures_document(
             values,
             steps,

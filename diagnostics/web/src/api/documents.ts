@@ -242,6 +242,13 @@ export interface DataLoaderDocument {
   ready_history: readonly (number | null)[];
 }
 
+export interface DataCacheDocument {
+  hit_bytes: number | null;
+  fetched_bytes: number | null;
+  evicted_bytes: number | null;
+  num_not_stored: number;
+}
+
 export interface ProducerDocument {
   number: number;
   address: string;
@@ -271,6 +278,7 @@ export interface HostDataDocument {
   last_step: number | null;
   step_s: number | null;
   loader: DataLoaderDocument | null;
+  cache: DataCacheDocument | null;
   pictures: PicturesDocument | null;
   replaced_samples: readonly ReplacedSampleDocument[];
   ranks: readonly RankDataDocument[];

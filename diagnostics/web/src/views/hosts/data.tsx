@@ -4,7 +4,7 @@
 import type { JSX } from "preact";
 
 import type {
-  DataLoaderDocument, HostDataDocument, PicturesDocument, ProducerDocument, RankDataDocument, ReplacedSampleDocument,
+  DataCacheDocument, DataLoaderDocument, HostDataDocument, PicturesDocument, ProducerDocument, RankDataDocument, ReplacedSampleDocument,
 } from "../../api/documents";
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
@@ -156,7 +156,28 @@ const REPLACED_COLUMNS: readonly Column<ReplacedSampleDocument>[] = [
   { key: "text", label: "Replaced sample", className: "wide", render: (row) => row.text },
 ];
 
-/** Waits for data, the data loader and the producers of a host; nothing where no step is stored. */
+function CacheFigures({ cache }: { cache: DataCacheDocument }): JSX.Element {
+  return (
+    <dl class="figures">
+      <Figure
+        label="From the cache"
+        value={bytesText(cache.hit_bytes)}
+        note={`a step, ${bytesText(cache.fetched_bytes)} from the storage`}
+        title="Data in object storage, read through the cache of the host"
+      />
+      <Figure label="Removed from the cache" value={bytesText(cache.evicted_bytes)} note="a step, to make room" />
+      <Figure
+        label="Not stored"
+        value={countText(cache.num_not_stored)}
+        note="blocks, in this round"
+        title="Blocks and files that could not be written to the cache: the disk is full"
+        tone={cache.num_not_stored > 0 ? "warning" : undefined}
+      />
+    </dl>
+  );
+}
+
+/** Waits for data, the data loader, the cache and the producers of a host; nothing where no step is stored. */
 export function HostData({ host }: { host: string }): JSX.Element | null {
   const { data } = useResource<HostDataDocument>(`hosts/${encodeURIComponent(host)}/data`, rangeQuery(), "hosts");
   if (data === null || data.last_step === null) {
@@ -169,6 +190,7 @@ export function HostData({ host }: { host: string }): JSX.Element | null {
       ) : (
         <LoaderFigures loader={data.loader} />
       )}
+      {data.cache === null ? null : <CacheFigures cache={data.cache} />}
       <Table
         caption={`Waits for data on ${data.host}`}
         columns={columnsOf(data.step_s)}
