@@ -147,7 +147,7 @@ def has_limited_waits(reader: BatchReader) -> bool:
     A read from a disk may never return.
     """
     opened = [source for source in reader.sources if source is not None]
-    return all(source.dataset.is_remote or isinstance(source.pictures, ShardSamples) for source in opened)
+    return all(source.dataset.cache_use is not None or isinstance(source.pictures, ShardSamples) for source in opened)
 
 
 def named_producers(config: Config) -> Producers:

@@ -16,7 +16,6 @@ def make_rank_reading(rank: int, now_s: float = NOW_S) -> RankReading:
         data_wait_s=0.001, gc_s=0.0, label_tokens=8000.0, documents=20.0, squared_lengths=4e6, replaced_samples=3.0,
         steps_ready=2.0, read_s=0.02, read_bytes=64000.0, loader_starts=1.0, picture_wait_s=0.015,
         producers=(ProducerReading(24.0, 0.01 * (rank + 1), 3.0, 0.0), ProducerReading(8.0, 0.02, float(rank), 1.0)),
-        steps_ready=2.0, read_s=0.02, read_bytes=64000.0, loader_starts=1.0,
         cache_bytes={"hit": 9_000_000, "fetched": 3_000_000, "evicted": 1_000_000}, cache_not_stored=2,
     )  # fmt: skip
 

@@ -75,9 +75,8 @@ class RingFiller:
             content = error
         self._ring.put(due.share, due.step, content)
         num_bytes, producers = (content.num_bytes, content.producers) if isinstance(content, StepBatch) else (0, ())
-        if isinstance(content, StepBatch):
-            if content.cache_use is not None:
-                self._ring.put_cache_use(CacheUse.sum((self._earlier_cache_use, content.cache_use)))
+        if isinstance(content, StepBatch) and content.cache_use is not None:
+            self._ring.put_cache_use(CacheUse.sum((self._earlier_cache_use, content.cache_use)))
         read = LoaderRead(started_ns, time.monotonic_ns() - started_ns, num_bytes, producers)
         self._ring.put_read(due.share, due.step, read)
         self._ring.publish(due.share, due.step)

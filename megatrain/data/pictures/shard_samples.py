@@ -91,7 +91,7 @@ class ShardCaptions:
     num_tokens: int
     tokens: Int64 = field(default_factory=_no_numbers)
     starts: Int64 = field(default_factory=_no_numbers)
-    is_remote: bool = False
+    cache_use: None = None
 
     def window(self, start: int, length: int) -> Int64:
         """Return tokens of the stream."""

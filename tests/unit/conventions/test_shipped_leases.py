@@ -20,6 +20,7 @@ EXCEPTIONS = {
     "tests/faults/hosts/test_executor_alone.py": "an executor without etcd, before and after its lease ends",
     "tests/faults/hosts/test_frozen_hosts.py": "a host that is frozen for longer than its lease, and one for less",
     "tests/faults/hosts/test_host_faults.py": "hosts whose lease ends, that join too late, or do not stop in time",
+    "tests/faults/outages/test_slow_producers.py": "producers that are slower than the longest silence",
     "tests/faults/outages/test_slow_storage.py": "storage that is slower than the longest silence",
     "tests/faults/ranks/test_culprit_agrees.py": "many hangs, each found after its silence",
     "tests/faults/ranks/test_cut_link.py": "the limit of an exchange on a cut link",
