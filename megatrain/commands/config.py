@@ -27,6 +27,7 @@ from megatrain.config import (
 )
 from megatrain.config.model_products import document_cost
 from megatrain.config.parallel import LARGEST_SIZE
+from megatrain.config.picture_share import mixes_pictures
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
@@ -142,11 +143,12 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
 
     layout = config.layout(None)
     is_by_file = config.data.balance == "file"
-    if layout.num_sample_parts == 1 or not (config.data.has_document_mask or is_by_file):
+    by_cost_of = ["lengths of documents"] * config.data.has_document_mask + ["pictures"] * mixes_pictures(config)
+    if layout.num_sample_parts == 1 or not (by_cost_of or is_by_file):
         return []
     plans = config.steps(layout, config.batch.rampup_samples, _BALANCED_STEPS).plans()
     in_order, by_cost = expected_imbalance(reader, plans, document_cost(config.model))
-    measure, name = ("costs in the files", "file") if is_by_file else ("lengths of documents", "cost")
+    measure, name = ("costs in the files", "file") if is_by_file else (" and the ".join(by_cost_of), "cost")
     text = (
         f"  data.balance={value_text(config.data.balance)}: by the {measure}, the replica that computes longest takes "
         f'{in_order:.3f} times the mean with "none", {by_cost:.3f} with "{name}" ({_BALANCED_STEPS} steps)'

@@ -48,7 +48,8 @@ class DataConfig:
         default="none",
         metadata=option(
             "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
-            "shapes that the program draws itself, with captions of three words as the text; needs no files."
+            "shapes that the program draws itself, with captions of three words as the text; needs no files. Pictures "
+            "beside text: [[data_source]]."
         ),
     )
     seq_len: int = field(
@@ -96,9 +97,9 @@ class DataConfig:
         default="none",
         metadata=option(
             "How the samples of a step are dealt to its micro-batches and replicas. none: in their order. cost: so "
-            "that all replicas compute equally long, by the lengths of the documents; needs data.has_document_mask. "
-            "file: by the costs of documents in the file that `megatrain data costs` makes for each pair. The samples "
-            "of a step are the same."
+            "that all replicas compute equally long, by the lengths of the documents and the pictures; needs "
+            "data.has_document_mask, or sources with and without pictures. file: by the costs of documents in the file "
+            "that `megatrain data costs` makes for each pair. The samples of a step are the same."
         ),
     )
     accepted_digest: str = field(
@@ -178,9 +179,18 @@ class DataSourceConfig:
         default="",
         metadata=option("Training tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
     )
+    pictures: Literal["none", "drawn"] = field(
+        default="none",
+        metadata=option(
+            "The pictures of the samples of this source. none: its samples are text only, also in a model with "
+            "model.picture_size. drawn: see data.pictures; the captions are the text, so there is no path."
+        ),
+    )
     name: str = field(
         default="",
-        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=NAME_PATTERN),
+        metadata=option(
+            'Name of the source in logs and checkpoints. Empty: the path, or "drawn pictures".', pattern=NAME_PATTERN
+        ),
     )
     weight: float = field(
         default=1.0,
@@ -201,8 +211,17 @@ class DataSourceConfig:
     )
 
     @property
+    def has_pictures(self) -> bool:
+        return self.pictures != "none"
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the section names any data."""
+        return bool(self.path) or self.has_pictures
+
+    @property
     def resolved_name(self) -> str:
-        return self.name or self.path
+        return self.name or self.path or f"{self.pictures} pictures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

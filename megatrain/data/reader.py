@@ -3,9 +3,10 @@
 The step plan (contracts/step_plan.py) determines the samples of each micro-batch of a rank, and which micro-batches are
 empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
 and read the same data. With a cost, balance.py determines which of them form a micro-batch. A mixture determines the
-source of each sample. A sample that cannot be used may be replaced by one without labels, which changes no other
-sample. A sample with a picture begins with the rows of its patches.
-Legend: S sequence, B micro-batch, P patches, C bytes of a patch. Arrays are sequence-first, int64 (patches: uint8).
+source of each sample, and the source whether it has a picture: then it begins with the rows of its patches. A sample
+that cannot be used may be replaced by one without labels, which changes no other sample.
+Legend: S sequence, B micro-batch, K pictures of a micro-batch, P patches, C bytes of a patch. Arrays are
+sequence-first, int64 (patches: uint8).
 This package loads no torch.
 """
 
@@ -27,7 +28,7 @@ from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
 from megatrain.data.balance import balanced_order
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
-from megatrain.data.patches import Patches
+from megatrain.data.patches import Patches, pictures_of
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
 from megatrain.data.token_stream import SamplePieces, SourceOrder, TokenStream
@@ -49,8 +50,9 @@ class MicroBatch:
     squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
     whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
     num_documents: the number of these stretches, without the padding.
-    patches_PBC: of the pictures, whose rows are the first of the sequence; zeros in an empty micro-batch. None if
-    samples have no pictures, or the rank does not encode them.
+    patches_PKC: of the pictures, whose rows are the first of their samples. picture_place_K: the place in the
+    micro-batch of the sample that each picture belongs to, ascending. Both are None if no sample has a picture, or the
+    rank does not encode them.
     """
 
     tokens_SB: NDArray[np.int64]
@@ -60,7 +62,8 @@ class MicroBatch:
     num_labels_B: NDArray[np.int64]
     squared_lengths: int
     num_documents: int
-    patches_PBC: Patches | None = None
+    patches_PKC: Patches | None = None
+    picture_place_K: NDArray[np.int64] | None = None
 
     @property
     def num_label_tokens(self) -> int:
@@ -73,7 +76,8 @@ class StepBatch:
 
     `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
-    `loader`: of the data loader of the host; None if this rank has read the batch.
+    `loader`: of the data loader of the host; None if this rank has read the batch. `num_pictures`: of the samples of
+    all ranks.
     """
 
     cursor: int
@@ -85,6 +89,7 @@ class StepBatch:
     sources: SampleSources | None = None
     bad_samples: tuple[BadSample, ...] = ()
     loader: LoaderReport | None = None
+    num_pictures: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +97,7 @@ class StepBatch:
         return sum(
             array.nbytes
             for one in self.microbatches
-            for array in (one.tokens_SB, one.labels_SB, one.document_SB, one.patches_PBC)
+            for array in (one.tokens_SB, one.labels_SB, one.document_SB, one.patches_PKC)
             if array is not None
         )
 
@@ -179,22 +184,29 @@ class BatchReader:
                 raise error
             bad[number] = error.tokens
 
-        samples = iter(self._samples(numbers_N, sources_N, indices_N, on_bad))
+        samples = self._samples(numbers_N, sources_N, indices_N, on_bad)
+        first_rows = self._patches_of_sources[sources_N].tolist()
+        of_sources = [None if source is None else source.pictures for source in self.sources]
+        pictures = pictures_of(of_sources, sources_N, indices_N) if has_patches else {}
         seq_len = self.seq_len_of(plan)
-        patches = self._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
-        microbatches = [
-            assemble(
-                [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
+        microbatches, first = [], 0
+        for slot in slots:
+            own = slice(first, first + len(slot))
+            micro = assemble(
+                samples[own] or [()] * plan.micro_batch_size,
                 np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
                 seq_len,
                 self.has_document_mask,
                 on_bad,
                 has_tokens=has_tokens,
-                first_row=self.num_patches,
-                patches_PBC=patches_PBC,
+                first_rows=first_rows[own],
             )
-            for slot, patches_PBC in zip(slots, patches, strict=True)
-        ]
+            pictured = [place for place in range(first, own.stop) if place in pictures]
+            if pictured:
+                patches_PKC = np.stack([pictures[place] for place in pictured], axis=1)
+                micro = replace(micro, patches_PKC=patches_PKC, picture_place_K=np.array(pictured) - first)
+            microbatches.append(micro)
+            first = own.stop
         places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
         return StepBatch(
             plan.cursor,
@@ -205,13 +217,8 @@ class BatchReader:
             sum(one.num_documents for one in microbatches),
             self._sample_sources(sources_N, microbatches),
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
+            num_pictures=self._num_pictures(plan),
         )
-
-    @property
-    def num_patches(self) -> int:
-        """The patches of the picture of a sample, the same for all samples; 0 if they have no pictures."""
-        sources = (source.pictures for source in self.sources if source is not None)
-        return max((0 if pictures is None else pictures.num_patches for pictures in sources), default=0)
 
     @property
     def is_remote(self) -> bool:
@@ -238,7 +245,7 @@ class BatchReader:
         return replace(plan, order=tuple(order.tolist()))
 
     def costs(self, samples: NDArray[np.int64], cost: DocumentCost | None) -> NDArray[np.int64]:
-        """Return the cost of each of these samples by the costs of its source, or else by the lengths of its documents.
+        """Return the cost of each of these samples by the costs of its source, or else by its documents and picture.
 
         Shapes: all [samples]. Raises: DataError when a file of costs or of packed samples is damaged.
         """
@@ -246,7 +253,8 @@ class BatchReader:
         costs = np.zeros_like(samples)
         for number in np.unique(sources).tolist():
             of_source = sources == number
-            costs[of_source] = self._open(number).sample_costs(cost, indices[of_source])
+            source = self._open(number)
+            costs[of_source] = source.sample_costs(cost, indices[of_source], has_document_mask=self.has_document_mask)
         return costs
 
     def seq_len_of(self, plan: StepPlan) -> int:
@@ -275,19 +283,19 @@ class BatchReader:
         source_MB.reshape(-1)[: len(sources)] = sources
         return SampleSources(self.source_names, source_MB, num_labels_MB)
 
-    def _patches(
-        self, slots: Sequence[Sequence[int]], indices_N: NDArray[np.int64], micro_batch_size: int
-    ) -> list[Patches | None]:
-        """Return the patches of each slot, zeros for an empty one. indices: of the samples of all slots, in order.
+    @property
+    def _patches_of_sources(self) -> NDArray[np.int64]:
+        """The number of patches of each sample of a source; 0 for a source without pictures. Shape: [sources]."""
+        found = [0 if source is None else source.num_patches for source in self.sources]
+        return np.array(found, dtype=np.int64)
 
-        Pictures come from one source only. Shapes: of each result [P, B, C].
-        """
-        pictures = self.sources[0].pictures if self.sources[0] is not None else None
-        if pictures is None:
-            return [None] * len(slots)
-        patches_NPC = iter(pictures.patches(indices_N))
-        empty = np.zeros((pictures.num_patches, pictures.patch_width), dtype=np.uint8)
-        return [np.stack([next(patches_NPC) for _ in slot] or [empty] * micro_batch_size, axis=1) for slot in slots]
+    def _num_pictures(self, plan: StepPlan) -> int:
+        """Return how many samples of a step have a picture."""
+        has_pictures = self._patches_of_sources > 0
+        if not has_pictures.any():
+            return 0
+        sources, _ = self.mixture.places(np.array(plan.samples, dtype=np.int64))
+        return int(np.count_nonzero(has_pictures[sources]))
 
     def _samples(
         self, numbers_N: NDArray[np.int64], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64], on_bad: _OnBad
@@ -343,16 +351,15 @@ def assemble(
     on_bad: _OnBad = _refuse,
     *,
     has_tokens: bool = True,
-    first_row: int = 0,
-    patches_PBC: Patches | None = None,
+    first_rows: Sequence[int] = (),
 ) -> MicroBatch:
-    """Return the micro-batch of these samples. The windows of a sample follow each other from `first_row` on.
+    """Return the micro-batch of these samples. The windows of a sample follow each other from its first row on.
 
-    Rows before `first_row` are of the picture: they have token 0 and label -100, and belong to the first document. A
-    sample with fewer labels than `seq_len` is padded with the same token and label. With `has_document_mask`, each
-    window begins another document, as does the padding, and the last token of a document gets label -100 too, because
-    it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
-    BatchReader.read_step.
+    first_rows: one for each sample, or none, if all are 0. Rows before it are of the picture: they have token 0 and
+    label -100, and belong to the first document. A sample with fewer labels than `seq_len` is padded with the same
+    token and label. With `has_document_mask`, each window begins another document, as does the padding, and the last
+    token of a document gets label -100 too, because it would have to predict the first token of an unrelated document.
+    Without `has_tokens`, tokens are not read; see BatchReader.read_step.
     """
     shape = (seq_len, len(samples))
     tokens_SB, labels_SB = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
@@ -361,6 +368,7 @@ def assemble(
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
     num_documents = 0
     for sample, windows in enumerate(samples):
+        first_row = first_rows[sample] if first_rows else 0
         place, bounds = first_row, [np.zeros(1, dtype=np.int64)]
         try:
             contents = [
@@ -400,5 +408,4 @@ def assemble(
         num_labels_B=num_labels_B,
         squared_lengths=squared_lengths,
         num_documents=num_documents,
-        patches_PBC=patches_PBC,
     )

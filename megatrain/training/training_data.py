@@ -55,8 +55,6 @@ def open_reader(config: Config) -> BatchReader:
     Raises: DataError when files cannot be used, when their tokenizers differ from each other, from data.tokenizer or
     from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large.
     """
-    if config.data.pictures == "drawn":
-        return _drawn_reader(config)
     prefixes = data_prefixes(config)
     metas = read_metas(prefixes)
     check_same_tokenizer(prefixes, metas)
@@ -68,6 +66,9 @@ def open_reader(config: Config) -> BatchReader:
     sources: list[TrainingSource] = []
     opened: list[tuple[str, IndexedDataset, str]] = []
     for key, source in config.data_sources.items():
+        if source.has_pictures:
+            sources.append(_drawn_source(config, key, source))
+            continue
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
         is_packed = config.data.packing != "none"
@@ -84,26 +85,24 @@ def open_reader(config: Config) -> BatchReader:
     return BatchReader.of(sources, mixture, has_mask, replaces_bad_samples, balanced_cost(config))
 
 
-def _drawn_reader(config: Config) -> BatchReader:
+def _drawn_source(config: Config, key: str, source: DataSourceConfig) -> TrainingSource:
     model, seed = config.model, config.resolved_data_seed
-    num_labels = min(config.seq_lens) - model.num_patches
+    found, num_labels = f'{key}="drawn"', min(config.seq_lens) - model.num_patches
     if model.vocab_size < len(WORDS):
         raise DataError(
-            f'data.pictures="drawn": captions have {len(WORDS)} words, more than model.vocab_size={model.vocab_size}; '
+            f"{found}: captions have {len(WORDS)} words, more than model.vocab_size={model.vocab_size}; "
             f"set model.vocab_size={len(WORDS)}"
         )
     if num_labels < CAPTION_TOKENS - 1:
         raise DataError(
-            f'data.pictures="drawn": {model.num_patches} patches leave {num_labels} tokens of a sample for the '
+            f"{found}: {model.num_patches} patches leave {num_labels} tokens of a sample for the "
             f"caption, which needs {CAPTION_TOKENS - 1}; use longer samples or larger patches"
         )
     pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
-    ((key, source),) = config.data_sources.items()
     captions = DrawnCaptions(seed)
     identity = StreamSource(source.resolved_name, captions.num_tokens, pictures.digest())
-    drawn = TrainingSource(identity, captions, DrawnOrder(seed), key.partition(".")[0], pictures=pictures)
-    mixture = Mixture(seed, planned_stages(config), 1)
-    return BatchReader.of([drawn], mixture, config.data.has_document_mask, config.data.bad_samples == "replace")
+    section = key.partition(".")[0]
+    return TrainingSource(identity, captions, DrawnOrder(seed), section, source.max_epochs, pictures=pictures)
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:
@@ -138,8 +137,8 @@ def data_prefixes(config: Config) -> Mapping[str, DataPath]:
 
     Raises: DataError when a URL has no driver, or the cache cannot be used.
     """
-    sources = {} if config.data.pictures == "drawn" else config.data_sources
-    return _prefixes(config, {**sources, **config.validation_sets})
+    with_files = {key: source for key, source in config.data_sources.items() if not source.has_pictures}
+    return _prefixes(config, {**with_files, **config.validation_sets})
 
 
 def _prefixes(config: Config, named: Mapping[str, DataSourceConfig | ValidationSetConfig]) -> dict[str, DataPath]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
-from megatrain.config.data import DataConfig
+from megatrain.config.data import DataConfig, DataSourceConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.options import Value, options_of
 from megatrain.config.pictures import encoder_of
@@ -20,11 +20,8 @@ _SIZE, _PATCH, _TP, _DATA = "model.picture_size", "model.patch_size", "parallel.
 _OF_PICTURES = ("patch_size", "encoder_hidden_size", "encoder_num_layers", "encoder_num_heads", "encoder_ffn_size")
 
 _EXCLUDED: Mapping[str, str] = {
-    "train": "the text is the captions",
-    "validation": "held-out text has no pictures",
     "tokenizer": "captions have a vocabulary of their own",
     "packing": "a caption is a sample",
-    "balance": "all samples cost the same",
     "loader": "the loader of a host delivers no pictures",
 }
 """Keys of [data] that must keep their defaults beside pictures, and why."""
@@ -63,30 +60,55 @@ def _unused_problems(model: ModelConfig) -> Iterator[Problem]:
 
 def _data_problems(config: Config) -> Iterator[Problem]:
     """Yield which other keys of the data cannot be used with pictures, and pictures that no model takes."""
-    data, model = config.data, config.model
-    if data.pictures == "none":
+    sections = {f"{name}.pictures": one for name, one in config.sections_of("data_source").items() if one.has_pictures}
+    keys = [_DATA] * (config.data.pictures != "none") + list(sections)
+    if not keys:
         return
-    found = f"{_DATA}={value_text(data.pictures)}"
+    yield from _source_problems(config, sections)
+    key, model, data = keys[0], config.model, config.data
+    found = f'{key}="drawn"'
     if not model.has_pictures:
-        yield Problem((_DATA, _SIZE), f'{found} does nothing with {_SIZE}=0; set picture_size, or use pictures="none"')
+        yield Problem((key, _SIZE), f'{found} does nothing with {_SIZE}=0; set picture_size, or use pictures="none"')
     if model.has_pictures and model.picture_size < SMALLEST_DRAWN:
         yield Problem(
-            (_DATA, _SIZE),
+            (key, _SIZE),
             f"{found} needs {_SIZE} of at least {SMALLEST_DRAWN}, found {model.picture_size}: in smaller pictures the "
             f"shapes look alike; use {SMALLEST_DRAWN} or more",
         )
-    for name, kind in (("data_source", "training"), ("validation_set", "held-out")):
-        for section, values in config.sections_of(name).items():
-            if values.path:
-                yield _excluded(f"{section}.path", values.path, found, f"{kind} text has no pictures; remove it")
     for name, reason in _EXCLUDED.items():
         value, default = getattr(data, name), options_of(DataConfig)[name].default
         if value != default:
-            yield _excluded(f"data.{name}", value, found, f"{reason}; use {name}={value_text(default)}")
+            yield _excluded(f"data.{name}", value, key, f"{reason}; use {name}={value_text(default)}")
+    if data.balance == "file":
+        yield _excluded("data.balance", "file", key, 'captions have no file of costs; use balance="cost" or "none"')
 
 
-def _excluded(key: str, value: Value, found: str, reason: str) -> Problem:
-    return Problem((key, _DATA), f"{setting(key, value)} cannot be used with {found}: {reason}")
+def _source_problems(config: Config, sections: Mapping[str, DataSourceConfig]) -> Iterator[Problem]:
+    """Yield which sources cannot be used beside each other. sections: those with pictures, by their key."""
+    if config.data.train:
+        hint = f'the text is the captions; use train="", and a [[data_source]] for {value_text(config.data.train)}'
+        yield _excluded("data.train", config.data.train, next(iter(sections), _DATA), hint)
+    if config.data.pictures != "none":
+        for section, values in config.sections_of("data_source").items():
+            if values.is_set:
+                key = f"{section}.{'path' if values.path else 'pictures'}"
+                value = values.path or values.pictures
+                hint = 'it names all samples; use pictures="none", and a [[data_source]] with pictures="drawn"'
+                yield _excluded(key, value, _DATA, hint)
+    for key, values in sections.items():
+        if values.path:
+            hint = "the text is the captions; use another [[data_source]] for one of them"
+            yield _excluded(key.replace(".pictures", ".path"), values.path, key, hint)
+    first = next(iter(sections), "")
+    for key in list(sections)[1:]:
+        yield Problem(
+            (key, first),
+            f'{key}="drawn" has the samples of {first}="drawn"; use one source with the sum of their weights',
+        )
+
+
+def _excluded(key: str, value: Value, pictures_key: str, reason: str) -> Problem:
+    return Problem((key, pictures_key), f'{setting(key, value)} cannot be used with {pictures_key}="drawn": {reason}')
 
 
 def _head_problems(model: ModelConfig) -> Iterator[Problem]:

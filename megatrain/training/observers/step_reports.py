@@ -59,7 +59,8 @@ class StepValues(StepObserver):
             record(StepValue.STEPS_READY, done.batch.loader.num_ready)
             if done.batch.loader.num_starts is not None:
                 record(StepValue.LOADER_STARTS, done.batch.loader.num_starts)
-        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
+        flops = self._cost.flops_per_token(seq_len, done.batch.num_pictures / done.batch.global_batch_size)
+        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * flops)
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)
         if self._is_on_gpu:
@@ -96,6 +97,7 @@ class StepReports(StepObserver):
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             global_batch_size=done.batch.global_batch_size,
+            num_pictures=done.batch.num_pictures,
             is_skipped=done.outcome.is_skipped,
             num_skipped=progress.num_skipped,
             memory_bytes=self._memory.peak_bytes(),

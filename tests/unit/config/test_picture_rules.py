@@ -6,6 +6,7 @@ from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 PICTURES = ("--model.picture_size=32", "--model.patch_size=8", "--model.encoder_num_heads=8")
 DRAWN = (*PICTURES, "--data.pictures=drawn")
+MIXED = (*PICTURES, "--data_source.pictures=drawn", "--data_source-2.path=web")
 CASES = {
     "pictures": (PICTURES, None),
     "drawn pictures": (DRAWN, None),
@@ -69,15 +70,52 @@ CASES = {
     "drawn pictures beside text": (
         [*DRAWN, "--data.train=web"],
         (
-            'data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="" '
-            "(--data.train on the command line)"
+            'data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="", and '
+            'a [[data_source]] for "web" (--data.train on the command line)'
         ),
     ),
     "drawn pictures beside a source": (
         [*DRAWN, "--data_source.path=web"],
         (
-            'data_source.path="web" cannot be used with data.pictures="drawn": training text has no pictures; remove '
-            "it (--data_source.path on the command line)"
+            'data_source.path="web" cannot be used with data.pictures="drawn": it names all samples; use '
+            'pictures="none", and a [[data_source]] with pictures="drawn" (--data_source.path on the command line)'
+        ),
+    ),
+    "a source of drawn pictures": ([*PICTURES, "--data_source.pictures=drawn"], None),
+    "a mixture of pictures and text": ([*MIXED, "--data.validation=held-out", "--data.balance=cost"], None),
+    "a source of drawn pictures with a path": (
+        [*MIXED, "--data_source.path=code"],
+        (
+            'data_source.path="code" cannot be used with data_source.pictures="drawn": the text is the captions; use '
+            "another [[data_source]] for one of them (--data_source.path on the command line)"
+        ),
+    ),
+    "two sources of drawn pictures": (
+        [*PICTURES, "--data_source.pictures=drawn", "--data_source-2.pictures=drawn", "--data_source-2.name=more"],
+        (
+            'data_source-2.pictures="drawn" has the samples of data_source.pictures="drawn"; use one source with the '
+            "sum of their weights (--data_source-2.pictures on the command line)"
+        ),
+    ),
+    "drawn pictures without a weight": (
+        [*PICTURES, "--data_source.pictures=drawn", "--data_source.weight=0"],
+        (
+            "data_source.weight=0.0, and no other source has a weight; give one a weight above 0 "
+            "(--data_source.weight on the command line)"
+        ),
+    ),
+    "a mixture dealt by files of costs": (
+        [*MIXED, "--data.balance=file"],
+        (
+            'data.balance="file" cannot be used with data_source.pictures="drawn": captions have no file of costs; '
+            'use balance="cost" or "none" (--data.balance on the command line)'
+        ),
+    ),
+    "equal pictures dealt by cost": (
+        [*DRAWN, "--data.balance=cost"],
+        (
+            'data.balance="cost" needs data.has_document_mask=true, or sources with and without pictures: otherwise '
+            'all samples cost the same; set it, or data.balance="none" or "file" (--data.balance on the command line)'
         ),
     ),
     "drawn pictures by the loader of a host": (
@@ -99,6 +137,7 @@ def test_training_needs_pictures_for_a_model_that_takes_them(problems_of: Proble
 
     assert found.startswith(
         "model.picture_size=32 needs training samples with pictures, and "
-        'data.pictures="none"; use data.pictures="drawn", or picture_size=0'
+        'data.pictures="none"; use data.pictures="drawn", a [[data_source]] with pictures="drawn", or picture_size=0'
     )
+    assert problems_of(*MIXED, is_for_training=True) == ()
     assert problems_of(*DRAWN, is_for_training=True) == ()
