@@ -19,9 +19,6 @@ from megatrain.model.dropout import ResidualDropout
 from megatrain.model.variant import build_variant
 from megatrain.ops.embedding import embedding
 
-_NO_WORD = -1
-"""A token that the table has no row for: its embedding is 0."""
-
 
 class WordEmbedding(nn.Module):
     """Looks up the table's row for each token id."""
@@ -66,8 +63,8 @@ class Embedding(nn.Module):
     def forward(self, tokens_SB: Tensor, context: TokenContext, patches: ProjectedPatches | None = None) -> Tensor:
         """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H].
 
-        patches: take the place of the first rows of their samples, whose tokens are not looked up. The factor sqrt(H)
-        is for words only.
+        patches: replace the first rows of their samples, so the tokens there do not matter. The factor sqrt(H) is for
+        words only.
         """
         if patches is None:
             x_SBH = self._scaled(self.embedding_out(self.word(tokens_SB)))
@@ -84,8 +81,7 @@ class Embedding(nn.Module):
         """Return the rows of this rank, of which the first has number `first_row`, without positions."""
         x_PKH, place_K, bias_H = patches
         num_patches = len(x_PKH)
-        no_words_PB = tokens_SB[:num_patches].index_fill(1, place_K, _NO_WORD)
-        words_SBH = self.word(torch.cat([no_words_PB, tokens_SB[num_patches:]]))
+        words_SBH = self.word(tokens_SB)
         joined_PBH = words_SBH[:num_patches].index_copy(1, place_K, x_PKH)
         x_SBH = self.embedding_out(torch.cat([joined_PBH, words_SBH[num_patches:]]))
         num_own = min(max(num_patches - first_row, 0), len(x_SBH))

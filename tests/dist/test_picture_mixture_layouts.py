@@ -30,7 +30,8 @@ from tests.helpers.training_case import make_config, on_layout
 BOUND = 1e-10
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2-pp2-dp2": on_layout(2, 2, 2),
-    "tp2": on_layout(2, 1, 1),
+    # the second rank begins with the rows after the patches
+    "tp4": on_layout(4, 1, 1),
     # 8 micro-batches for 3 replicas
     "dp3": on_layout(1, 1, 3),
     "pp2-dp2-chunks2": on_layout(1, 2, 2, 2),
@@ -73,7 +74,7 @@ def pictures_of_micro_batches(config: Config) -> list[int]:
     return [0 if place_K is None else len(place_K) for place_K in found]
 
 
-@pytest.mark.slow(kept=["tp2-muon-cost"])
+@pytest.mark.slow(kept=["tp4-muon-cost"])
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[key] for key in ("layout", "optimizer", "balance")))
 def test_mixed_pictures_give_the_numbers_of_one_process(
     row: dict[str, Any], jobs: TrainingJobs, all_data: Tables
