@@ -88,7 +88,8 @@ def test_against_a_count_by_hand(changes: dict[str, object]) -> None:
 
 def test_samples_without_pictures_compute_no_encoder() -> None:
     shape = {"vocab_size": 50, "seq_len": 16, "hidden_size": 12, "num_layers": 3, "num_heads": 4}
-    model = ModelConfig(**shape, picture_size=6, patch_size=2, encoder_num_layers=2)
+    encoder = {"encoder_hidden_size": 10, "encoder_num_layers": 2, "encoder_ffn_size": 7, "encoder_num_heads": 5}
+    model = ModelConfig(**shape, picture_size=6, patch_size=2, **encoder)
     pictured, text = count_by_hand(model), count_by_hand(replace(model, picture_size=0))
     assert pictured > 1.05 * text
     for share in (0.0, 0.25, 1.0):
