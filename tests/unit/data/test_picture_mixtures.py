@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatrain.cli import main
 from megatrain.config.config import Config
 from megatrain.config.model_products import document_cost, products_per_pair, products_per_picture, products_per_token
 from megatrain.config.picture_share import picture_share
+from megatrain.config.serialize import to_toml
 from megatrain.data.imbalance import expected_imbalance
 from megatrain.data.reader import StepBatch
 from megatrain.telemetry.flops import attended_pairs
 from megatrain.training.training_data import open_reader
 from tests.helpers.training_case import make_config
 
+Tables = dict[str, dict[str, Any]]
 PATCHES, SEQ_LEN = 4, 16
 PICTURES: dict[str, Any] = {"picture_size": 24, "patch_size": 12, "encoder_num_layers": 12}
 FIRST_TOKEN = 30
@@ -26,7 +29,7 @@ FIRST_TOKEN = 30
 
 
 @pytest.fixture
-def mixture(write_tokens: Callable[..., Path]) -> dict[str, dict[str, Any]]:
+def mixture(write_tokens: Callable[..., Path]) -> Tables:
     """Return the tables of a mixture of three samples of text for each with a picture."""
     random = np.random.default_rng(3)
     documents = [random.integers(FIRST_TOKEN, 90, length).tolist() for length in random.integers(1, 30, 200)]
@@ -37,7 +40,7 @@ def mixture(write_tokens: Callable[..., Path]) -> dict[str, dict[str, Any]]:
     }
 
 
-def config_of(mixture: dict[str, dict[str, Any]], dp_size: int, **data: Any) -> Config:
+def config_of(mixture: Tables, dp_size: int, **data: Any) -> Config:
     sizes = {"parallel": {"dp_size": dp_size}, "batch": {"micro_batch_size": 2, "global_batch_size": 24}}
     return make_config(mixture, sizes, {"data": data})
 
@@ -71,7 +74,7 @@ def samples_of(parts: list[StepBatch]) -> dict[int, tuple[bytes, bytes]]:
     return found
 
 
-def test_text_has_all_rows_and_pictures_the_first_ones(mixture: dict[str, dict[str, Any]]) -> None:
+def test_text_has_all_rows_and_pictures_the_first_ones(mixture: Tables) -> None:
     config = config_of(mixture, 1)
     alone = make_config({"model": PICTURES, "data": {"pictures": "drawn"}, "batch": {"global_batch_size": 24}})
     patches_of = [patches for _, patches in samples_of(read(alone)).values()]
@@ -100,7 +103,7 @@ def test_text_has_all_rows_and_pictures_the_first_ones(mixture: dict[str, dict[s
     assert {count for step in range(4) for part in read(config, step) for count in num_pictures(part)} == {0, 1, 2}
 
 
-def test_mixture_is_the_same_for_any_dealing(mixture: dict[str, dict[str, Any]]) -> None:
+def test_mixture_is_the_same_for_any_dealing(mixture: Tables) -> None:
     """Replicas without samples have empty micro-batches, which have no pictures."""
     expected = samples_of(read(config_of(mixture, 1, has_document_mask=True), 1))
     for dp_size in (2, 5):
@@ -111,7 +114,7 @@ def test_mixture_is_the_same_for_any_dealing(mixture: dict[str, dict[str, Any]])
 
 
 @pytest.mark.parametrize("has_document_mask", [False, True])
-def test_cost_counts_rows_and_picture(mixture: dict[str, dict[str, Any]], has_document_mask: bool) -> None:
+def test_cost_counts_rows_and_picture(mixture: Tables, has_document_mask: bool) -> None:
     config = config_of(mixture, 1, has_document_mask=has_document_mask)
     (part,) = read(config)
     cost, model = document_cost(config.model), config.model
@@ -132,7 +135,7 @@ def test_cost_counts_rows_and_picture(mixture: dict[str, dict[str, Any]], has_do
     assert per_picture > 0
 
 
-def test_pictures_do_not_pile_up_on_a_replica(mixture: dict[str, dict[str, Any]]) -> None:
+def test_pictures_do_not_pile_up_on_a_replica(mixture: Tables) -> None:
     config = config_of(mixture, 4, balance="cost")
     for step in range(6):
         counts = [sum(num_pictures(part)) for part in read(config, step)]
@@ -145,7 +148,21 @@ def test_pictures_do_not_pile_up_on_a_replica(mixture: dict[str, dict[str, Any]]
     assert found.by_cost < 1 + (found.in_order - 1) / 2
 
 
-def test_share_of_pictures_follows_the_stages(mixture: dict[str, dict[str, Any]]) -> None:
+def test_dry_run_states_the_imbalance_by_pictures(
+    mixture: Tables,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("megatrain.planning.plan_text.dry_run", lambda _: "")  # the memory of ranks takes seconds
+    file = tmp_path / "config.toml"
+    for has_document_mask, measure in ((False, "pictures"), (True, "lengths of documents and the pictures")):
+        file.write_text(to_toml(config_of(mixture, 4, has_document_mask=has_document_mask)))
+        assert main(["config", "check", str(file), "--dry-run"]) == 0
+        assert f'data.balance="none": by the {measure}, the replica that computes longest' in capsys.readouterr().out
+
+
+def test_share_of_pictures_follows_the_stages(mixture: Tables) -> None:
     later = {"after_tokens": 24 * SEQ_LEN, "weights": "drawn pictures=1, web=4"}
     last = {"after_tokens": 48 * SEQ_LEN, "weights": "web=1"}
     config = make_config(mixture, {"data_stage": later, "data_stage-2": last})
