@@ -40,7 +40,8 @@ def sample_costs(
     Raises: DataError when the file of packed samples is damaged there.
     """
     lengths, bounds = _documents(dataset, order, indices)
-    lengths[bounds[:-1][np.diff(bounds) > 0]] += num_patches
+    if num_patches:
+        lengths[bounds[:-1][np.diff(bounds) > 0]] += num_patches
     # the sum of a sample is the difference of two running sums, also for a sample without documents
     sums = np.concatenate([[0], np.cumsum(length_costs(cost, lengths))])
     num_tokens = np.concatenate([[0], np.cumsum(lengths)])
