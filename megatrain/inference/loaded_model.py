@@ -107,8 +107,8 @@ class LoadedModel:
         yield from draw_tokens(next_logits, list(prompt) or [tokenizer.eod_id], end, sampling)
 
     def _next_logits(self, pictures: PatchRows | None, tokens: Sequence[int]) -> Tensor:
-        no_words = [0] * (0 if pictures is None else len(pictures.patches_PKC))
-        context = [*no_words, *tokens[len(no_words) - self.config.seq_len :]]
+        num_patches = 0 if pictures is None else len(pictures.patches_PKC)
+        context = [0] * num_patches + list(tokens[num_patches - self.config.seq_len :])
         return self._logits(torch.tensor([context], device=self.device), pictures, last_only=True)[0, 0].cpu()
 
     def _logits(self, tokens_BS: Tensor, pictures: PatchRows | None = None, *, last_only: bool = False) -> Tensor:

@@ -80,8 +80,8 @@ def test_text_without_a_picture_is_that_of_a_decoder_alone(loaded: LoadedModel) 
     torch.testing.assert_close(loaded.logits(tokens), alone.logits(tokens), rtol=1e-12, atol=1e-12)
 
 
-def test_tokens_follow_the_picture_and_the_last_words(loaded: LoadedModel) -> None:
-    """The picture stays in the context, which has room for 4 words beside it."""
+def test_tokens_follow_the_picture_and_the_last_tokens(loaded: LoadedModel) -> None:
+    """The picture stays in the context, which has room for 4 tokens beside it."""
     speaking = replace(loaded, read_tokenizer=lambda: SimpleNamespace(end="", eod_id=0))
     patches, rows = patches_of_numbers()[0], [0] * MODEL.num_patches
     expected = [1, 2]
