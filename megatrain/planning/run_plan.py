@@ -181,11 +181,11 @@ def plan_run(config: Config) -> RunPlan:
     return replace(plans[sizes[0]], later=later)
 
 
-def _plan_steps(whole: Config, global_batch_size: int, seq_len: int, picture_share: float) -> RunPlan:
+def _plan_steps(whole: Config, global_batch_size: int, seq_len: int, pictures_per_sample: float) -> RunPlan:
     """Return the plan of a job whose steps all have this size, and its samples this length.
 
-    picture_share: of the samples with a picture. It changes the FLOPs, but not the memory: that of a micro-batch in
-    which each sample has a picture.
+    pictures_per_sample: the share of the samples with a picture. It changes the FLOPs, but not the memory: that of a
+    micro-batch in which each sample has a picture.
     """
     config = replace(
         whole,
@@ -248,7 +248,7 @@ def _plan_steps(whole: Config, global_batch_size: int, seq_len: int, picture_sha
         seq_len=seq_len,
         num_tokens_per_step=global_batch_size * seq_len,
         flops_per_token=training_flops_per_token(
-            replace(config.model, seq_len=seq_len), pictures_per_sample=picture_share
+            replace(config.model, seq_len=seq_len), pictures_per_sample=pictures_per_sample
         ),
         grouped_parameters=grouped,
         groups=tuple(groups.values()),
