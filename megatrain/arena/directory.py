@@ -100,6 +100,10 @@ class Arena:
         """The FIFO that wakes a rank that waits for the data loader. `reader`: the rank's index on its host."""
         return self.root / f"{_LOADER_PREFIX}{round_number:06d}.wake-{reader:05d}"
 
+    def loader_producers(self, round_number: int) -> Path:
+        """The producers of pictures that the processes of this host ask in a round."""
+        return self.root / f"{_LOADER_PREFIX}{round_number:06d}.producers"
+
     def remove_loader_files(self, last_round: int) -> None:
         """Remove the files of the data loaders of rounds up to this one. A process keeps what it has mapped.
 

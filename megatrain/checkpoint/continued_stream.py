@@ -49,6 +49,10 @@ def continued_stream(
     if before.packing != now.packing:
         packings = [one.packing or "none" for one in (before, now)]
         return ContinuedStream(now, problem=f"data.packing was {packings[0]}, and is {packings[1]}")
+    if before.pictures != now.pictures:
+        made = [one.pictures or "none from shards" for one in (before, now)]
+        problem = f"its pictures were made by {made[0]}, and are made by {made[1]}: pixels or tokens differ"
+        return ContinuedStream(now, problem=problem)
     places = _places(now.sources, before.sources)
     sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)
     if problem:

@@ -15,7 +15,7 @@ from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.files.json_object import JsonObject
 from megatrain.contracts.layout import SIZED_AXES, Layout
 
-MANIFEST_SCHEMA_VERSION = 6
+MANIFEST_SCHEMA_VERSION = 7
 _DIGEST = re.compile(r"(items-)?sha256:[0-9a-f]{64}")
 
 

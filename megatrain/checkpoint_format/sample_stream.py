@@ -13,7 +13,10 @@ from megatrain.contracts.sample_ranges import SampleRanges
 
 @dataclass(frozen=True, slots=True)
 class StreamSource:
-    """A data set that provides samples. `digest`: the digest of its tokens; empty when unknown."""
+    """A data set that provides samples. `digest`: the digest of its tokens; empty when unknown.
+
+    num_tokens: of shards of pictures, the number of the pictures.
+    """
 
     name: str
     num_tokens: int
@@ -51,6 +54,8 @@ class SampleStream:
     packing: str = ""
     """How documents are packed into samples (data/packing.py); empty: not packed."""
     block_tokens: int = 0
+    pictures: str = ""
+    """What makes patches and tokens of pictures from shards (data/pictures/shard_samples.py); empty: there are none."""
     part_tokens: int = 0
     """The parts of an epoch (data/parts.py); 0: the epoch is one part."""
 
@@ -94,6 +99,7 @@ class SampleStream:
             validation_digest=reader.text("validation_digest"),
             tokenizer_digest=reader.text("tokenizer_digest"),
             packing=reader.text("packing"),
+            pictures=reader.text("pictures"),
             block_tokens=reader.count("block_tokens"),
             part_tokens=reader.count("part_tokens"),
         )

@@ -38,6 +38,7 @@ from megatrain.schedule import bubble_fraction
 
 if TYPE_CHECKING:
     from megatrain.data.reader import BatchReader
+    from megatrain.data.remote_path import DataPath
 
 SUMMARY = "show, check and document the configuration of a run"
 ACCEPTS_OVERRIDES = True
@@ -121,7 +122,9 @@ def _data_lines(config: Config) -> list[str]:
         ]
         for use in uses
     ]
-    heads = ["source", "tokens", "samples read", "share", "epochs", "at most"]
+    are_shards = {source.pictures == "shards" for source in config.data_sources.values()}
+    unit = "tokens or pictures" if len(are_shards) > 1 else "pictures" if are_shards == {True} else "tokens"
+    heads = ["source", unit, "samples read", "share", "epochs", "at most"]
     lines = [*tokenizer_notes(config), f"Training data of a new run until step {config.train.steps:,}"]
     lines += [f"  {line}" for line in table([heads, *rows], [0])]
     lines += [
@@ -179,11 +182,15 @@ def _loader_lines(config: Config) -> list[str]:
 def _why_not_read(config: Config, error: DataError) -> str:
     """Return the error as a line: the run would not start, or the data are only absent on this machine."""
     from megatrain.data.indexed import data_path, index_path
+    from megatrain.data.pictures.picture_index import INDEX_NAME
     from megatrain.training.training_data import data_prefixes
 
     with suppress(DataError):  # storage that cannot be reached from here
         prefixes = data_prefixes(config).values()
-        if all(path.exists() for prefix in prefixes for path in (data_path(prefix), index_path(prefix))):
+        files: list[DataPath] = [path for one in prefixes for path in (data_path(one), index_path(one))]
+        if any(source.pictures == "shards" for source in config.data_sources.values()):
+            files.append(Path(config.pictures.shards, INDEX_NAME))
+        if all(path.exists() for path in files):
             return f"THE RUN WOULD NOT START: {error}"
     return f"not checked, because they cannot be read here: {error}"
 

@@ -29,7 +29,7 @@ _RESOLVED = {
     "ffn_size": "resolved_ffn_size",
     "vocab_multiple": "padded_vocab_size",
 }
-_TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "fp8")
+_TRAINING_SECTIONS = ("batch", "train", "optimizer", "data", "pictures", "fp8")
 _NUMBERED_SECTIONS = ("parameter_group", "data_source", "data_stage", "validation_set")
 _NEUTRAL_KEYS = frozenset(
     {
@@ -44,6 +44,10 @@ _NEUTRAL_KEYS = frozenset(
         "data.cache_block_bytes",
         "data.readahead_blocks",
         "data.accepted_digest",
+        "pictures.producers",
+        "pictures.threads",
+        "pictures.addresses",
+        "pictures.secret",
     }
 )
 """Keys that affect how training runs, but not its numerical results."""

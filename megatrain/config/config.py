@@ -31,6 +31,7 @@ from megatrain.config.notify import (
 from megatrain.config.optimizer import OptimizerConfig, ParameterGroupConfig
 from megatrain.config.options import Option, Value, options_of
 from megatrain.config.parallel import LARGEST_BUCKET, SMALLEST_SHARD, ParallelConfig
+from megatrain.config.picture_files import PicturesConfig
 from megatrain.config.recording import LogConfig, ProfileConfig, TelemetryConfig
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.runtime import RuntimeConfig
@@ -73,6 +74,7 @@ class Config:
     optimizer: OptimizerConfig
     parameter_group: ParameterGroupConfig = field(default_factory=ParameterGroupConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    pictures: PicturesConfig = field(default_factory=PicturesConfig)
     data_source: DataSourceConfig = field(default_factory=DataSourceConfig)
     data_stage: DataStageConfig = field(default_factory=DataStageConfig)
     validation_set: ValidationSetConfig = field(default_factory=ValidationSetConfig)
@@ -125,12 +127,13 @@ class Config:
 
     @property
     def data_sources(self) -> Mapping[str, DataSourceConfig]:
-        """The sources of training data by the key that selects them: data.train, data.pictures, or the path or the
-        pictures of each [[data_source]]."""
+        """The sources of training data by the key that selects them: data.train, data.pictures, pictures.shards, or the
+        path or the pictures of each [[data_source]]."""
         if self.data.train:
             return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
         if self.data.pictures != "none":
-            return {"data.pictures": DataSourceConfig(pictures=self.data.pictures)}
+            key = "pictures.shards" if self.data.pictures == "shards" else "data.pictures"
+            return {key: DataSourceConfig(pictures=self.data.pictures)}
         sections = self.sections_of("data_source").items()
         return {f"{name}.{'path' if one.path else 'pictures'}": one for name, one in sections if one.is_set}
 

@@ -19,6 +19,7 @@ MIN_WEIGHT = 1e-9
 """The smallest weight above 0: weights are rounded to multiples of it."""
 MAX_WEIGHT = 1_000_000
 NAME_PATTERN = r"[^,\n\r]*"
+_NAMES_OF_PICTURES = {"none": "", "drawn": "drawn pictures", "shards": "pictures.shards"}
 _WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -44,12 +45,13 @@ class DataConfig:
         default="",
         metadata=option("Path of the tokenizer (tokenizer.json or NAME.model) that the tokens were made with."),
     )
-    pictures: Literal["none", "drawn"] = field(
+    pictures: Literal["none", "drawn", "shards"] = field(
         default="none",
         metadata=option(
             "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
-            "shapes that the program draws itself, with captions of three words as the text; needs no files. Pictures "
-            "beside text: [[data_source]]."
+            "shapes that the program draws itself, with captions of three words as the text; needs no files. shards: "
+            "those of pictures.shards, with their captions, which data.tokenizer makes tokens of, as the text. "
+            "Pictures beside text: [[data_source]]."
         ),
     )
     seq_len: int = field(
@@ -179,17 +181,18 @@ class DataSourceConfig:
         default="",
         metadata=option("Training tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
     )
-    pictures: Literal["none", "drawn"] = field(
+    pictures: Literal["none", "drawn", "shards"] = field(
         default="none",
         metadata=option(
             "The pictures of the samples of this source. none: its samples are text only, also in a model with "
-            "model.picture_size. drawn: see data.pictures; the captions are the text, so there is no path."
+            "model.picture_size. drawn, shards: see data.pictures; the captions are the text, so there is no path."
         ),
     )
     name: str = field(
         default="",
         metadata=option(
-            'Name of the source in logs and checkpoints. Empty: the path, or "drawn pictures".', pattern=NAME_PATTERN
+            'Name of the source in logs and checkpoints. Empty: the path, "drawn pictures" or "pictures.shards".',
+            pattern=NAME_PATTERN,
         ),
     )
     weight: float = field(
@@ -221,7 +224,7 @@ class DataSourceConfig:
 
     @property
     def resolved_name(self) -> str:
-        return self.name or self.path or f"{self.pictures} pictures"
+        return self.name or self.path or _NAMES_OF_PICTURES[self.pictures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

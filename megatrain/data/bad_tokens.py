@@ -25,7 +25,11 @@ class BadTokens:
         return f"{self.file} at byte {self.offset}{document}: {self.reason}"
 
 
-class BadTokensError(DataError):
+class BadSampleError(DataError):
+    """A sample cannot be used: its tokens, or its picture. The text has the address."""
+
+
+class BadTokensError(BadSampleError):
     """Tokens of a sample cannot be used. `tokens` has their address."""
 
     def __init__(self, tokens: BadTokens) -> None:
@@ -38,10 +42,10 @@ class BadTokensError(DataError):
 class BadSample:
     """A sample of a step that is replaced by one without labels.
 
-    number: the sample's number in the run. source: the number of its source in the mixture. tokens: why; None if this
-    rank can read the sample, and another rank that works on the same samples cannot.
+    number: the sample's number in the run. source: the number of its source in the mixture. reason: the address, and
+    why it cannot be used; None if this rank does not know it: only another rank that works on the same samples does.
     """
 
     number: int
     source: int
-    tokens: BadTokens | None
+    reason: str | None

@@ -10,18 +10,20 @@ Shapes: N samples, P patches, C bytes of a patch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.checkpoint_format.sample_stream import StreamSource
+from megatrain.data.caption_order import CaptionOrder
 from megatrain.data.patches import Patches, patchify
 from megatrain.data.permutation import key_of, mixed
 from megatrain.data.remote_file import RemoteBlock
-from megatrain.data.stretches import LengthChange
 from megatrain.data.token_stream import Int64, SamplePieces
+from megatrain.data.training_source import TrainingSource
 
 COUNTS = ("one", "two", "three", "four")
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 230), "yellow": (220, 210, 40)}
@@ -151,32 +153,20 @@ class DrawnCaptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnOrder:
-    """Sample n has caption n: a SourceOrder. After NUM_PICTURES samples they begin again."""
+class DrawnOrder(CaptionOrder):
+    """Sample n has caption n: a SourceOrder."""
 
-    seed: int
-    changes: tuple[LengthChange, ...] = ()
-
-    def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
-        """Return the order with these lengths. The rest of a sample after its caption is padding."""
-        return self.__class__(self.seed, tuple(lengths))
-
-    def lengths(self, indices: Int64) -> Int64:
-        """Return the number of positions of each sample. Shapes: all [N]."""
-        firsts = [change.first_index for change in self.changes]
-        found = np.searchsorted(firsts, indices, side="right") - 1
-        return np.array([change.seq_len for change in self.changes], dtype=np.int64)[found]
-
-    def num_assembled(self, index: int) -> int:
-        """Return 0: a sample is a caption, whatever its length."""
-        return 0
-
-    def epochs_after(self, num_samples: int) -> float:
-        """Return how often the pictures are shown."""
-        return num_samples / NUM_PICTURES
+    num_pictures: int = NUM_PICTURES
 
     def pieces(self, cursors: Int64) -> SamplePieces:
         """Return the caption of each sample as its only piece."""
-        starts = np.asarray(cursors, dtype=np.int64) % NUM_PICTURES * CAPTION_TOKENS
+        starts = np.asarray(cursors, dtype=np.int64) % self.num_pictures * CAPTION_TOKENS
         labels = np.full_like(starts, CAPTION_TOKENS - 1)
         return SamplePieces(starts, labels, np.arange(len(starts) + 1, dtype=np.int64))
+
+
+def drawn_source(name: str, pictures: DrawnPictures, section: str = "") -> TrainingSource:
+    """Return the source of drawn pictures and their captions. name, section: see StreamSource and TrainingSource."""
+    captions = DrawnCaptions(pictures.seed)
+    identity = StreamSource(name, captions.num_tokens, pictures.digest())
+    return TrainingSource(identity, captions, DrawnOrder(pictures.seed), section, pictures=pictures)

@@ -24,7 +24,7 @@ from megatrain.config.model_products import DocumentCost
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.sample_ranges import position_after
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
-from megatrain.data.bad_tokens import BadSample, BadTokens, BadTokensError
+from megatrain.data.bad_tokens import BadSample, BadSampleError
 from megatrain.data.balance import balanced_order
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
@@ -35,7 +35,7 @@ from megatrain.data.token_stream import SamplePieces, SourceOrder, TokenStream
 from megatrain.data.training_source import TrainingSource
 
 _NO_TOKENS = np.zeros(0, dtype=np.int64)
-_OnBad = Callable[[int, BadTokensError], None]
+_OnBad = Callable[[int, BadSampleError], None]
 """Gets the number of a sample that cannot be used, and the error."""
 
 
@@ -120,7 +120,7 @@ class TokenWindow(NamedTuple):
     num_labels: int
 
     def read(self) -> NDArray[Any]:
-        """Return the tokens. Raises: BadTokensError when they cannot be used."""
+        """Return the tokens. Raises: BadSampleError when they cannot be used."""
         return self.dataset.window(self.start, self.num_labels + 1)
 
 
@@ -172,21 +172,23 @@ class BatchReader:
         has_tokens=False: for a stage in the middle of a pipeline, which needs only the bounds of documents. Tokens are
         not read then, and are 0; their labels are -100. All other fields are the same. has_patches=False: for a stage
         that does not encode pictures; their patches are left out.
-        Raises: BadTokensError when the tokens of a sample cannot be used, unless such samples are replaced.
+        Raises: BadSampleError when the tokens or the picture of a sample cannot be used, unless such samples are
+        replaced.
         """
         slots = self.dealt(plan).slots(replica)
         numbers_N = np.array([number for slot in slots for number in slot], dtype=np.int64)
         sources_N, indices_N = self.mixture.places(numbers_N)
-        bad: dict[int, BadTokens] = {}
+        bad: dict[int, str] = {}
 
-        def on_bad(number: int, error: BadTokensError) -> None:
+        def on_bad(number: int, error: BadSampleError) -> None:
             if not self.replaces_bad_samples:
                 raise error
-            bad[number] = error.tokens
+            bad[number] = str(error)
 
-        samples = self._samples(numbers_N, sources_N, indices_N, on_bad)
+        prepared = self._prepared(sources_N, indices_N)
+        samples = prepared._samples(numbers_N, sources_N, indices_N, on_bad)
         first_rows = self._patches_of_sources[sources_N].tolist()
-        of_sources = [None if source is None else source.pictures for source in self.sources]
+        of_sources = [None if source is None else source.pictures for source in prepared.sources]
         pictures = pictures_of(of_sources, sources_N, indices_N) if has_patches else {}
         seq_len = self.seq_len_of(plan)
         microbatches, first = [], 0
@@ -228,7 +230,10 @@ class BatchReader:
     def remote_blocks(self, plan: StepPlan, replica: int) -> list[RemoteBlock]:
         """Return the blocks of remote files that `read_step` reads, in its order. Bad samples are left out."""
         numbers_N = np.array([number for slot in self.dealt(plan).slots(replica) for number in slot], dtype=np.int64)
-        windows = self._samples(numbers_N, *self.mixture.places(numbers_N), lambda number, error: None)
+        sources_N, indices_N = self.mixture.places(numbers_N)
+        remote = [number for number, source in enumerate(self.sources) if source and source.dataset.is_remote]
+        found = np.isin(sources_N, remote)
+        windows = self._samples(numbers_N[found], sources_N[found], indices_N[found], lambda number, error: None)
         return [
             block
             for sample in windows
@@ -274,6 +279,13 @@ class BatchReader:
         """The digests of the costs of all sources of the mixture, "" for a source without costs."""
         return tuple("" if source is None or source.costs is None else source.costs.digest for source in self.sources)
 
+    def _prepared(self, sources_N: NDArray[np.int64], indices_N: NDArray[np.int64]) -> BatchReader:
+        """Return the reader whose sources have what these samples need."""
+        prepared = (
+            source and source.prepared(indices_N[sources_N == number]) for number, source in enumerate(self.sources)
+        )
+        return replace(self, sources=tuple(prepared))
+
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
             return None
@@ -307,7 +319,7 @@ class BatchReader:
             source = self._open(number)
             try:
                 groups = [(of_source, source.order.pieces(indices_N[of_source]))]
-            except BadTokensError:
+            except BadSampleError:
                 groups = list(_readable(source.order, of_source, numbers_N, indices_N, on_bad))
             for places, pieces in groups:
                 starts, labels, bounds = (part.tolist() for part in pieces)
@@ -335,11 +347,11 @@ def _readable(
     for place in places[:, None]:
         try:
             yield place, order.pieces(indices_N[place])
-        except BadTokensError as error:
+        except BadSampleError as error:
             on_bad(int(numbers_N[place[0]]), error)
 
 
-def _refuse(number: int, error: BadTokensError) -> None:
+def _refuse(number: int, error: BadSampleError) -> None:
     raise error
 
 
@@ -375,7 +387,7 @@ def assemble(
                 (*window, window.read() if has_tokens else _NO_TOKENS) for window in windows if window.num_labels
             ]
             num_documents += not has_document_mask and bool(windows)
-        except BadTokensError as error:
+        except BadSampleError as error:
             on_bad(int(samples_B[sample]), error)
             contents = []
         for dataset, start, count, window in contents:

@@ -65,4 +65,4 @@ class SourceOrder(Protocol):
         """Return how many passes over the stream the first samples are."""
 
     def pieces(self, cursors: Int64) -> SamplePieces:
-        """Return the pieces of each sample. Raises: BadTokensError when they cannot be found."""
+        """Return the pieces of each sample. Raises: BadSampleError when they cannot be found."""

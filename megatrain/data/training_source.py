@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ class TrainingSource:
 
     section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
     costs: the costs by which samples are dealt; None: those of the reader. pictures: of its samples; None if they have
-    none.
+    none. prepare: returns a source that has what these samples need, for a source that must first ask for it; None:
+    the source has it.
     """
 
     identity: StreamSource
@@ -31,6 +33,11 @@ class TrainingSource:
     max_epochs: float = 0.0
     costs: DocumentCosts | None = None
     pictures: SamplePictures | None = None
+    prepare: Callable[[TrainingSource, NDArray[np.int64]], TrainingSource] | None = None
+
+    def prepared(self, indices: NDArray[np.int64]) -> TrainingSource:
+        """Return the source for reading these samples, by their numbers in its order. Raises: as `prepare`."""
+        return self if self.prepare is None else self.prepare(self, indices)
 
     @property
     def num_patches(self) -> int:
@@ -43,12 +50,12 @@ class TrainingSource:
         """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].
 
         cost: by the lengths of the documents and the picture, for a source without costs. has_document_mask: otherwise
-        each sample counts as one document.
+        each sample counts as one document, and so do samples that must be asked for.
         """
         if self.costs is not None:
             return recorded_costs(self.costs, self.order, indices)
         assert cost is not None, "a source without costs in a reader without a cost"
-        if has_document_mask:
+        if has_document_mask and self.prepare is None:
             of_rows = sample_costs(cost, self.dataset, self.order, indices, self.num_patches)
         else:
             of_rows = length_costs(cost, self.order.lengths(indices))

@@ -19,7 +19,7 @@ import torch
 from megatrain.comm import Mesh
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.data.bad_tokens import BadSample, BadTokens
+from megatrain.data.bad_tokens import BadSample
 from megatrain.data.masked_samples import without_samples
 from megatrain.data.reader import StepBatch
 from megatrain.ops.to_device import to_device
@@ -46,7 +46,7 @@ class BadSamples:
         self._names = names
         first, self._num_peers = first_peer(mesh.layout, mesh.rank)
         self._is_first = first == mesh.rank
-        self._logged: set[BadTokens] = set()
+        self._logged: set[str] = set()
         self._in_a_row = [0] * len(names)
 
     def own_part(self, batch: StepBatch) -> ReplacedSamples:
@@ -96,11 +96,11 @@ class BadSamples:
 
     def _log(self, samples: Sequence[BadSample]) -> None:
         for sample in samples:
-            if sample.tokens is None or sample.tokens in self._logged:
+            if sample.reason is None or sample.reason in self._logged:
                 continue
-            self._logged.add(sample.tokens)
+            self._logged.add(sample.reason)
             source = f" of source {self._names[sample.source]}" if self._names[sample.source] else ""
             _logger.warning(
                 "data.bad_samples: sample %d%s is replaced by one without labels: %s",
-                sample.number, source, sample.tokens,
+                sample.number, source, sample.reason,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whether all workers were started with one configuration, and with one file of costs for each source.
+"""Whether all workers were started with one configuration, one file of costs for each source, and the same pictures.
 
 Communication: each check reads a value of rank 0 from the store of the rendezvous.
 """
@@ -13,6 +13,7 @@ from megatrain.comm.rendezvous import Rendezvous, value_of_rank_0
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_values
 from megatrain.contracts.errors import ConfigError, DataError
+from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.training_source import TrainingSource
 
 
@@ -48,6 +49,20 @@ def check_same_costs(sources: Sequence[TrainingSource | None], rendezvous: Rende
             raise DataError(
                 f"{one.path}: {_rank_text(rendezvous)} has costs with digest {one.digest}, rank 0 has {expected}; copy "
                 "one file to all hosts"
+            )
+
+
+def check_same_pictures(shards: ShardSamples | None, rendezvous: Rendezvous) -> None:
+    """Raise DataError naming host and index if this rank has other pictures than rank 0, or another decoder."""
+    if shards is None:
+        return
+    own = [shards.index.digest, shards.made_by]
+    first = json.loads(value_of_rank_0(rendezvous, "pictures", json.dumps(own)))
+    for what, found, expected in zip(("the digest", "pictures made by"), own, first, strict=True):
+        if found != expected:
+            raise DataError(
+                f"{shards.index.path}: {_rank_text(rendezvous)} has {what} {found}, rank 0 has {expected}; use one "
+                "index and one version of the decoder on all hosts"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from megatrain.checkpoint.job import JobCheckpoints
@@ -16,11 +16,15 @@ from megatrain.data.loader.host_loader import HostLoader, RingLocation
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.loader.ring import store_order_problem
 from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.pictures.producer_file import read_producers
+from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.readahead import readahead
 from megatrain.data.reader import BatchReader
 from megatrain.formatting import bytes_text, count_text
 from megatrain.run_files.run_directory import RunDirectory
+from megatrain.training.picture_producers import open_producers
+from megatrain.training.training_data import shards_of
 
 
 def open_batches(
@@ -30,27 +34,51 @@ def open_batches(
     steps: StepSequence,
     checkpoints: JobCheckpoints,
     print_line: Callable[[str], None],
+    closing: ExitStack,
 ) -> Prefetcher | HostLoader:
     """Open this rank's batches, by the loader that data.loader selects. Must be called after `JobCheckpoints.restore`.
 
-    print_line: prints a line to the log of the run.
-    Communication: two agreements of all ranks if data.loader is "host".
+    print_line: prints a line to the log of the run. closing: closes the batches.
+    Communication: two agreements of all ranks if data.loader is "host", and one if pictures come from shards.
     Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader, or when its
-    processor does not order stores.
+    processor does not order stores; DataError, on every rank, as `open_producers`.
     """
-    if config.data.loader == "thread":
-        replica, _ = mesh.layout.sample_share(mesh.rank)
-        ahead = readahead(reader, steps, replica, config.data.readahead_blocks)
-        encodes = mesh.stage == 0
-        return Prefetcher(
-            lambda plan: reader.read_step(plan, replica, has_patches=encodes),
-            steps.plans(),
-            config.data.prefetch,
-            ahead,
-        )
+    if config.data.loader == "host":
+        return closing.enter_context(_open_loader(config, mesh, reader, steps, checkpoints, print_line, closing))
+    shards, asking = shards_of(reader), None
+    if shards is not None:
+        print_line(_picture_note(config, shards))
+        asking = shards.connect(read_producers(open_producers(config, mesh, shards, checkpoints, closing)))
+    replica, _ = mesh.layout.sample_share(mesh.rank)
+    ahead = readahead(reader, steps, replica, config.data.readahead_blocks)
+    encodes = mesh.stage == 0
+    batches = Prefetcher(
+        lambda plan: reader.read_step(plan, replica, has_patches=encodes),
+        steps.plans(),
+        config.data.prefetch,
+        ahead,
+    )
+    closing.enter_context(batches)
+    if asking is not None:
+        # first, so that the thread that reads ahead does not wait for pictures
+        closing.callback(asking.close)
+    return batches
+
+
+def _open_loader(
+    config: Config,
+    mesh: Mesh,
+    reader: BatchReader,
+    steps: StepSequence,
+    checkpoints: JobCheckpoints,
+    print_line: Callable[[str], None],
+    closing: ExitStack,
+) -> HostLoader:
+    """Open this rank's batches by the data loader of its host. See `open_batches`."""
     attachment = checkpoints.attachment
-    ranks = attachment.ranks_of_host(mesh.rank)
-    plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data)
+    ranks, shards = attachment.ranks_of_host(mesh.rank), shards_of(reader)
+    producers = None if shards is None else attachment.arena.loader_producers(checkpoints.round)
+    plan = loader_plan(reader, checkpoints.stream, steps, mesh.layout, ranks, config.data, producers)
     log = RunDirectory(Path(config.job.resolved_run_directory)).logs / "data-loader.log"
     place = RingLocation(attachment.arena, checkpoints.round, log.absolute())
     is_first = mesh.rank == ranks[0]
@@ -62,6 +90,9 @@ def open_batches(
                 place.remove()
         raise ConfigError([found])
     print_line(_note(plan, place))
+    if shards is not None:
+        print_line(_picture_note(config, shards))
+        open_producers(config, mesh, shards, checkpoints, closing)
     batches = HostLoader(place, plan, ranks.index(mesh.rank), reader.source_names)
     mesh.cpu_groups.all_agree(True)
     # all ranks have opened the ring, so its file can be removed: its memory is freed when the ranks end
@@ -89,3 +120,11 @@ def _note(plan: LoaderPlan, place: RingLocation) -> str:
         f"({count_text(len(plan.shares), 'replica')}), into {bytes_text(RingLayout.of(plan).num_bytes)} of "
         f"{place.arena.root}"
     )
+
+
+def _picture_note(config: Config, shards: ShardSamples) -> str:
+    """Return who makes the pictures of the run, as a line for the log."""
+    pictures = config.pictures
+    started = f"{count_text(pictures.producers, 'producer')} on each host"
+    by = f"producers at {pictures.addresses}" if pictures.peers else started
+    return f"pictures.shards: {shards.index.num_samples:,} pictures, made by {by}: {shards.made_by}"

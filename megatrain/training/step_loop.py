@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -135,7 +136,8 @@ class StepLoop:
             self._print_line(note)
         self._saving.ensure_writer_runs()
         self._parts.rank_model.set_training(True)
-        with self._batches() as batches:
+        with ExitStack() as closing:
+            batches = self._batches(closing)
             while self.step < config.train.steps and not self.is_stopped:
                 started = perf_counter()
                 for observer in observers:
@@ -165,12 +167,13 @@ class StepLoop:
             chunk.finish_gather()  # no group may be destroyed while it carries out an exchange
         self._saving.finish(self.step)
 
-    def _batches(self) -> Prefetcher | HostLoader:
+    def _batches(self, closing: ExitStack) -> Prefetcher | HostLoader:
         """Open the batches of the remaining steps."""
         config, mesh, progress = self._config, self._parts.rank_model.mesh, self._progress
         num_steps = max(0, config.train.steps - self.step)
         steps = config.steps(mesh.layout, progress.consumed_samples, num_steps, self._excluded_samples)
-        return open_batches(config, mesh, self._reader, steps, self._parts.checkpoints, self._print_line)
+        checkpoints, print_line = self._parts.checkpoints, self._print_line
+        return open_batches(config, mesh, self._reader, steps, checkpoints, print_line, closing)
 
     def _check_data(self) -> None:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""

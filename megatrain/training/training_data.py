@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
@@ -22,7 +22,7 @@ from megatrain.data.dataset import (
     open_dataset,
     tokenizer_digest,
 )
-from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnCaptions, DrawnOrder, DrawnPictures
+from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnPictures, drawn_source
 from megatrain.data.held_out import num_evaluated
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.meta import META_NAME, read_metas
@@ -30,9 +30,15 @@ from megatrain.data.mixture import Mixture
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
 from megatrain.data.parts import PartSizes
+from megatrain.data.pictures.decoders import decoder_identity
+from megatrain.data.pictures.picture_format import PictureFormat
+from megatrain.data.pictures.picture_source import Producers
+from megatrain.data.pictures.producer_secret import read_secret
+from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, path_or_url
 from megatrain.data.training_source import TrainingSource
+from megatrain.peers.link import PeerAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ def open_reader(config: Config) -> BatchReader:
     """Return the reader of the training data, in the order of a new run.
 
     Raises: DataError when files cannot be used, when their tokenizers differ from each other, from data.tokenizer or
-    from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large.
+    from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large,
+    or the index of shards of pictures or the tokenizer of their captions cannot be used.
     """
     prefixes = data_prefixes(config)
     metas = read_metas(prefixes)
@@ -67,7 +74,8 @@ def open_reader(config: Config) -> BatchReader:
     opened: list[tuple[str, IndexedDataset, str]] = []
     for key, source in config.data_sources.items():
         if source.has_pictures:
-            sources.append(_drawn_source(config, key, source))
+            found = (_shard_source if source.pictures == "shards" else _drawn_source)(config, key, source)
+            sources.append(replace(found, max_epochs=source.max_epochs))
             continue
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
@@ -99,10 +107,43 @@ def _drawn_source(config: Config, key: str, source: DataSourceConfig) -> Trainin
             f"caption, which needs {CAPTION_TOKENS - 1}; use longer samples or larger patches"
         )
     pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
-    captions = DrawnCaptions(seed)
-    identity = StreamSource(source.resolved_name, captions.num_tokens, pictures.digest())
-    section = key.partition(".")[0]
-    return TrainingSource(identity, captions, DrawnOrder(seed), section, source.max_epochs, pictures=pictures)
+    return drawn_source(source.resolved_name, pictures, key.partition(".")[0])
+
+
+def _shard_source(config: Config, key: str, source: DataSourceConfig) -> TrainingSource:
+    model, pictures = config.model, config.pictures
+    picture_format = PictureFormat(model.picture_size, model.patch_size, pictures.max_pixels)
+    samples = ShardSamples(Path(pictures.shards), picture_format, Path(config.data.tokenizer))
+    samples.check_tokenizer(model.vocab_size)
+    return samples.source(source.resolved_name, config.resolved_data_seed, key.partition(".")[0])
+
+
+def shards_of(reader: BatchReader) -> ShardSamples | None:
+    """Return the pictures from shards of a reader; None if there are none."""
+    found = (source.pictures for source in reader.sources if source is not None)
+    return next((pictures for pictures in found if isinstance(pictures, ShardSamples)), None)
+
+
+def named_producers(config: Config) -> Producers:
+    """Return the producers at pictures.addresses. Raises: DataError when their secret cannot be used."""
+    addresses = [PeerAddress(*peer) for peer in config.pictures.peers]
+    return Producers(addresses, read_secret(Path(config.pictures.secret)))
+
+
+def find_decoder(config: Config, reader: BatchReader) -> None:
+    """Find out what pictures from shards are decoded with, which is part of the sample order; ask running producers.
+
+    Raises: DataError when the decoder is not installed, the secret of running producers cannot be used, or they have
+    other shards; UnreachableError when none of them answers.
+    """
+    shards = shards_of(reader)
+    if shards is None:
+        return
+    if not config.pictures.peers:
+        shards.decoder = decoder_identity(config.pictures.decoder)
+        return
+    with shards.connect(named_producers(config)) as source:
+        shards.decoder = source.decoder()
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:
@@ -160,14 +201,18 @@ def tokenizer_notes(config: Config) -> list[str]:
 
 
 def sample_stream(config: Config, reader: BatchReader, validation: Iterable[ValidationSet]) -> SampleStream:
-    """Return the sample order of a new run. validation: all sets of held-out tokens."""
-    tokenizer = config.data.tokenizer
+    """Return the sample order of a new run. validation: all sets of held-out tokens.
+
+    The decoder of pictures from shards is known (`find_decoder`).
+    """
+    tokenizer, shards = config.data.tokenizer, shards_of(reader)
     return SampleStream(
         config.resolved_data_seed,
         tuple(source.identity for source in reader.sources if source is not None),
         planned_stages(config),
         validation_digest=",".join(validation_set.digest for validation_set in validation),
         tokenizer_digest=tokenizer_digest(Path(tokenizer)) if tokenizer else "",
+        pictures="" if shards is None else shards.made_by,
         packing=ALGORITHM if config.data.packing == "best_fit" else "",
         block_tokens=config.data.block_tokens,
         part_tokens=config.data.part_tokens,

@@ -44,10 +44,17 @@ from megatrain.training.observers.garbage_collection import PlannedGarbageCollec
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import build_rank_model
-from megatrain.training.same_start import check_same_config, check_same_costs
+from megatrain.training.same_start import check_same_config, check_same_costs, check_same_pictures
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
-from megatrain.training.training_data import open_reader, open_validation, sample_stream, tokenizer_notes
+from megatrain.training.training_data import (
+    find_decoder,
+    open_reader,
+    open_validation,
+    sample_stream,
+    shards_of,
+    tokenizer_notes,
+)
 
 
 def run_worker(
@@ -67,6 +74,7 @@ def run_worker(
     device, binding = _choose_device(config, process)
     # all files that are only read are opened before anything is written
     reader, validation = open_reader(config), open_validation(config)
+    find_decoder(config, reader)
     notes = [*_device_notes(config, device, queues), *tokenizer_notes(config)]
     run_directory = RunDirectory(Path(config.job.resolved_run_directory))
     run_directory.create()
@@ -81,6 +89,7 @@ def run_worker(
             process = rendezvous.process
             check_same_config(config, rendezvous)
             check_same_costs(reader.sources, rendezvous)
+            check_same_pictures(shards_of(reader), rendezvous)
         recorder = _open_recorder(config, process, run_directory, device)
         watchdog.follow(recorder.path)
         try:

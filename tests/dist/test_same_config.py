@@ -16,8 +16,11 @@ from megatrain.contracts.process import Process
 from megatrain.data.costs import DocumentCosts, write_costs
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.order import SampleOrder
+from megatrain.data.pictures.picture_format import PictureFormat
+from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.training_source import TrainingSource
-from megatrain.training.same_start import check_same_config, check_same_costs
+from megatrain.training.same_start import check_same_config, check_same_costs, check_same_pictures
+from tests.helpers.picture_shards import TOKENIZER, write_shards
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_process import make_job
 
@@ -59,3 +62,17 @@ def test_costs_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
     check_same_costs(costs[0], rendezvous_of(1, store))
     with pytest.raises(DataError, match=r"web.costs: rank 1 on host-1 has costs with digest \w+, rank 0 has \w+; copy"):
         check_same_costs(costs[1], rendezvous_of(1, store))
+
+
+def test_pictures_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
+    store, made = dist.HashStore(), PictureFormat(24, 12)
+    shards = [write_shards(tmp_path / f"host-{host}", 1 + host) for host in range(2)]
+    first, second = (ShardSamples(one, made, one / TOKENIZER, "DALI 2.4.0 cpu") for one in shards)
+    newer = ShardSamples(shards[0], made, shards[0] / TOKENIZER, "DALI 2.5.0 cpu")
+    check_same_pictures(None, rendezvous_of(0, store))
+    check_same_pictures(first, rendezvous_of(0, store))
+    check_same_pictures(first, rendezvous_of(1, store))
+    with pytest.raises(DataError, match=r"pictures\.index: rank 1 on host-1 has the digest \w+, rank 0 has \w+"):
+        check_same_pictures(second, rendezvous_of(1, store))
+    with pytest.raises(DataError, match=r"has pictures made by DALI 2\.5\.0 cpu.*, rank 0 has DALI 2\.4\.0 cpu"):
+        check_same_pictures(newer, rendezvous_of(1, store))

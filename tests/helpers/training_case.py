@@ -46,7 +46,7 @@ from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
-from megatrain.training.training_data import balanced_cost, open_reader, open_validation, sample_stream
+from megatrain.training.training_data import balanced_cost, find_decoder, open_reader, open_validation, sample_stream
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.rank_protocol import RankContext
@@ -295,6 +295,7 @@ def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> R
 def _training_data(config: Config, orders: CaseOrders) -> tuple[BatchReader, SampleStream]:
     if not config.data.train:
         reader = open_reader(config)
+        find_decoder(config, reader)
         return reader, sample_stream(config, reader, ())
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})

@@ -17,7 +17,7 @@ from megatrain.commands.data.arguments import Verbs, add_force, add_json
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.data.pictures.picture_format import BAD_PICTURES, DEVICES, MAX_PIXELS, PictureFormat
+from megatrain.data.pictures.picture_format import BAD_PICTURES, DECODERS, MAX_PIXELS, PictureFormat
 from megatrain.programs.stop_signals import orderly_end
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def _add_max_pixels(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_decoding(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=DEVICES, default=DEVICES[0],
-                        help="where DALI decodes; mixed: on a GPU (default %(default)s)")  # fmt: skip
+    parser.add_argument("--decoder", choices=DECODERS, default=DECODERS[0],
+                        help="what decodes; dali-mixed: DALI on a GPU (default %(default)s)")  # fmt: skip
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, metavar="N",
                         help="threads of each producer that decode (default %(default)s)")  # fmt: skip
 
@@ -158,7 +158,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
     index = PictureIndex(args.directory)
     secret = read_secret(args.secret)
-    command = producer_command(args.directory, args.device, args.threads)
+    command = producer_command(args.directory, args.decoder, args.threads)
     with orderly_end(), _log_directory() as logs:
         listeners = [listen(args.listen.host, args.listen.port)]
         with PictureProducers(command, listeners, secret, logs, print_note) as producers:
@@ -222,7 +222,7 @@ def _producers(args: argparse.Namespace) -> Iterator[Producers]:
     if args.at:
         yield Producers(args.at, read_secret(args.secret))
         return
-    command = producer_command(args.directory, args.device, args.threads)
+    command = producer_command(args.directory, args.decoder, args.threads)
     with (
         _log_directory() as logs,
         local_producers(command, args.producers, logs, print_note) as local,

@@ -75,12 +75,6 @@ def data_problems(context: Context) -> Iterator[Problem]:
             f"data.balance={value_text(config.data.balance)} needs the lengths of the documents of every sample, and "
             'a damaged page of packed samples has none; use data.bad_samples="refuse", or data.balance="none"',
         )
-    if config.data.loader == "host" and config.data.bad_samples == "replace":
-        yield Problem(
-            ("data.loader", "data.bad_samples"),
-            f"data.loader={value_text(config.data.loader)} delivers no samples that were replaced; use "
-            'data.loader="thread", or data.bad_samples="refuse"',
-        )
     yield from _cache_problems(config.data)
     for named in _DATA_SECTIONS:
         sections = config.sections_of(named.name)

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
-from megatrain.config.data import DataConfig, DataSourceConfig
+from megatrain.config.data import DataConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.options import Value, options_of
+from megatrain.config.picture_files import PicturesConfig
+from megatrain.config.picture_share import mixes_pictures
 from megatrain.config.pictures import encoder_of
 from megatrain.config.problem import Problem, divisors, multiples_around, nearest
 from megatrain.config.toml_text import setting, value_text
@@ -17,14 +19,16 @@ from megatrain.formatting import alternatives
 SMALLEST_DRAWN = 24
 """The least width of a drawn picture, in pixels."""
 _SIZE, _PATCH, _TP, _DATA = "model.picture_size", "model.patch_size", "parallel.tp_size", "data.pictures"
+_SHARDS, _ADDRESSES = "pictures.shards", "pictures.addresses"
 _OF_PICTURES = ("patch_size", "encoder_hidden_size", "encoder_num_layers", "encoder_num_heads", "encoder_ffn_size")
 
 _EXCLUDED: Mapping[str, str] = {
-    "tokenizer": "captions have a vocabulary of their own",
     "packing": "a caption is a sample",
-    "loader": "the loader of a host delivers no pictures",
 }
 """Keys of [data] that must keep their defaults beside pictures, and why."""
+_EXCLUDED_BY_DRAWN: Mapping[str, str] = {**_EXCLUDED, "tokenizer": "captions have a vocabulary of their own"}
+_OF_STARTED = ("decoder", "producers", "threads")
+"""Keys of the producers that a run starts itself."""
 
 
 def picture_problems(context: Context) -> Iterator[Problem]:
@@ -33,6 +37,7 @@ def picture_problems(context: Context) -> Iterator[Problem]:
     if not context.are_known(_SIZE, _PATCH):
         return
     yield from _data_problems(context.config)
+    yield from _shard_problems(context.config)
     if not model.has_pictures:
         yield from _unused_problems(model)
     elif model.picture_size % model.patch_size:
@@ -58,57 +63,123 @@ def _unused_problems(model: ModelConfig) -> Iterator[Problem]:
             )
 
 
+def _kinds(config: Config) -> dict[str, str]:
+    """Return the kind of the pictures by the key that names it."""
+    kinds = {_DATA: config.data.pictures}
+    kinds |= {f"{name}.pictures": source.pictures for name, source in config.sections_of("data_source").items()}
+    return {key: kind for key, kind in kinds.items() if kind != "none"}
+
+
 def _data_problems(config: Config) -> Iterator[Problem]:
     """Yield which other keys of the data cannot be used with pictures, and pictures that no model takes."""
-    sections = {f"{name}.pictures": one for name, one in config.sections_of("data_source").items() if one.has_pictures}
-    keys = [_DATA] * (config.data.pictures != "none") + list(sections)
-    if not keys:
+    kinds = _kinds(config)
+    if not kinds:
         return
-    yield from _source_problems(config, sections)
-    key, model, data = keys[0], config.model, config.data
-    found = f'{key}="drawn"'
+    yield from _source_problems(config, kinds)
+    (key, kind), model, data = next(iter(kinds.items())), config.model, config.data
+    found = f"{key}={value_text(kind)}"
     if not model.has_pictures:
         yield Problem((key, _SIZE), f'{found} does nothing with {_SIZE}=0; set picture_size, or use pictures="none"')
-    if model.has_pictures and model.picture_size < SMALLEST_DRAWN:
+    if kind == "drawn" and model.has_pictures and model.picture_size < SMALLEST_DRAWN:
         yield Problem(
             (key, _SIZE),
             f"{found} needs {_SIZE} of at least {SMALLEST_DRAWN}, found {model.picture_size}: in smaller pictures the "
             f"shapes look alike; use {SMALLEST_DRAWN} or more",
         )
-    for name, reason in _EXCLUDED.items():
+    for name, reason in (_EXCLUDED_BY_DRAWN if kind == "drawn" else _EXCLUDED).items():
         value, default = getattr(data, name), options_of(DataConfig)[name].default
         if value != default:
-            yield _excluded(f"data.{name}", value, key, f"{reason}; use {name}={value_text(default)}")
+            yield _excluded(f"data.{name}", value, (key, kind), f"{reason}; use {name}={value_text(default)}")
     if data.balance == "file":
-        yield _excluded("data.balance", "file", key, 'captions have no file of costs; use balance="cost" or "none"')
+        reason = 'captions have no file of costs; use balance="cost" or "none"'
+        yield _excluded("data.balance", data.balance, (key, kind), reason)
+    if data.balance == "cost" and data.has_document_mask and not mixes_pictures(config):
+        yield _excluded("data.balance", data.balance, (key, kind), 'all samples cost the same; use balance="none"')
 
 
-def _source_problems(config: Config, sections: Mapping[str, DataSourceConfig]) -> Iterator[Problem]:
-    """Yield which sources cannot be used beside each other. sections: those with pictures, by their key."""
-    if config.data.train:
-        hint = f'the text is the captions; use train="", and a [[data_source]] for {value_text(config.data.train)}'
-        yield _excluded("data.train", config.data.train, next(iter(sections), _DATA), hint)
-    if config.data.pictures != "none":
-        for section, values in config.sections_of("data_source").items():
-            if values.is_set:
-                key = f"{section}.{'path' if values.path else 'pictures'}"
-                value = values.path or values.pictures
-                hint = 'it names all samples; use pictures="none", and a [[data_source]] with pictures="drawn"'
-                yield _excluded(key, value, _DATA, hint)
-    for key, values in sections.items():
-        if values.path:
-            hint = "the text is the captions; use another [[data_source]] for one of them"
-            yield _excluded(key.replace(".pictures", ".path"), values.path, key, hint)
-    first = next(iter(sections), "")
-    for key in list(sections)[1:]:
+def _source_problems(config: Config, kinds: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield which sources cannot be used beside each other. kinds: of the pictures, by their key."""
+    first, *others = kinds.items()
+    train = config.data.train
+    if train:
+        reason = f'the text is the captions; use train="", and a [[data_source]] for {value_text(train)}'
+        yield _excluded("data.train", train, first, reason)
+    for section, source in config.sections_of("data_source").items():
+        if source.path and source.has_pictures:
+            reason = "the text is the captions; use another [[data_source]] for one of them"
+            yield _excluded(f"{section}.path", source.path, (f"{section}.pictures", source.pictures), reason)
+        elif source.path and first[0] == _DATA:
+            reason = f'it names all samples; use pictures="none", and a [[data_source]] with pictures="{first[1]}"'
+            yield _excluded(f"{section}.path", source.path, first, reason)
+    for key, kind in others:
+        reason = "only one source may have pictures; remove one of them"
+        yield _excluded(key, kind, first, reason)
+
+
+def _shard_problems(config: Config) -> Iterator[Problem]:
+    """Yield what is wrong with pictures from shards, and which keys of [pictures] do nothing."""
+    pictures, data = config.pictures, config.data
+    changed = {
+        name: value
+        for name, option in options_of(PicturesConfig).items()
+        if (value := getattr(pictures, name)) != option.default
+    }
+    key = next((key for key, kind in _kinds(config).items() if kind == "shards"), None)
+    if key is None:
+        for name, value in changed.items():
+            unused = f"pictures.{name}"
+            yield Problem(
+                (unused, _DATA),
+                f"{setting(unused, value)} does nothing with {_DATA}={value_text(data.pictures)}; use "
+                f'{_DATA}="shards", or remove {name}',
+            )
+        return
+    if not pictures.shards:
         yield Problem(
-            (key, first),
-            f'{key}="drawn" has the samples of {first}="drawn"; use one source with the sum of their weights',
+            (_SHARDS, key),
+            f'{key}="shards" needs {_SHARDS}: the directory of the shards and their index, which `megatrain data '
+            "pictures index` makes",
         )
+    if not data.tokenizer:
+        yield Problem(
+            ("data.tokenizer", key),
+            f'{key}="shards" needs data.tokenizer, the tokenizer of the captions: the path of a tokenizer.json or of '
+            "a NAME.model",
+        )
+    yield from _producer_problems(pictures, changed)
 
 
-def _excluded(key: str, value: Value, pictures_key: str, reason: str) -> Problem:
-    return Problem((key, pictures_key), f'{setting(key, value)} cannot be used with {pictures_key}="drawn": {reason}')
+def _producer_problems(pictures: PicturesConfig, changed: Mapping[str, Value]) -> Iterator[Problem]:
+    """Yield what is wrong with the producers. changed: the keys of [pictures] that have not their defaults."""
+    try:
+        has_addresses = bool(pictures.peers)
+    except ValueError as error:
+        yield Problem(
+            (_ADDRESSES,),
+            f"{setting(_ADDRESSES, pictures.addresses)}: {str(error)!r} is not HOST:PORT; separate several by commas",
+        )
+        return
+    if has_addresses != bool(pictures.secret):
+        yield Problem(
+            (_ADDRESSES, "pictures.secret"),
+            f"{setting(_ADDRESSES, pictures.addresses)} and {setting('pictures.secret', pictures.secret)} belong "
+            "together: producers answer only those who have their secret; set both, or neither",
+        )
+    for name in _OF_STARTED if has_addresses else ():
+        if name in changed:
+            key = f"pictures.{name}"
+            yield Problem(
+                (key, _ADDRESSES),
+                f"{setting(key, changed[name])} does nothing with {_ADDRESSES}: no producers are started; remove one "
+                "of them",
+            )
+
+
+def _excluded(key: str, value: Value, pictures: tuple[str, str], reason: str) -> Problem:
+    """Return the problem of a key that cannot be used beside pictures: the key that names them, and their kind."""
+    pictures_key, kind = pictures
+    found = f"{pictures_key}={value_text(kind)}"
+    return Problem((key, pictures_key), f"{setting(key, value)} cannot be used with {found}: {reason}")
 
 
 def _head_problems(model: ModelConfig) -> Iterator[Problem]:

@@ -133,7 +133,7 @@ def training_problems(config: Config) -> list[Problem]:
             Problem(
                 ("model.picture_size", "data.pictures"),
                 f"model.picture_size={config.model.picture_size} needs training samples with pictures, and "
-                'data.pictures="none"; use data.pictures="drawn", a [[data_source]] with pictures="drawn", or '
+                'data.pictures="none"; use data.pictures="shards" or "drawn", a [[data_source]] with pictures, or '
                 "picture_size=0",
             )
         ]

@@ -116,8 +116,8 @@ class RingLocation:
 class HostLoader:
     """Delivers the steps of a plan to one rank of the host. `reader`: the rank's index among the ranks of the host.
 
-    A batch is valid until the next call of `next` or `close`: its tokens are memory that all ranks of its replica map.
-    source_names: the names of all sources, for the batches of a mixture.
+    A batch is valid until the next call of `next` or `close`: its tokens and patches are memory that all ranks of its
+    replica map. source_names: the names of all sources, for the batches of a mixture.
     Raises: CheckpointError when the ring of the plan does not exist.
     """
 
@@ -130,6 +130,7 @@ class HostLoader:
         self._num_reported = 0
         """The steps whose reads were reported."""
         self._source_names = source_names
+        self._has_patches = reader in plan.shares[self._share].encoders
         self._ring_file = open_ring(place.arena.loader_ring(place.round))
         self._ring = map_ring(self._ring_file, RingLayout.of(plan))
         self._waiting = WakeReader(place.arena.loader_reader_wake(place.round, reader))
@@ -167,7 +168,9 @@ class HostLoader:
         while not self._ring.is_filled(self._share, self._step):
             if not self._waiting.wait(_CHECK_S):
                 self._wake_or_start_loader()
-        batch = self._ring.read(self._share, self._step, self._step_plan, self._source_names)
+        batch = self._ring.read(
+            self._share, self._step, self._step_plan, self._source_names, has_patches=self._has_patches
+        )
         batch = replace(batch, loader=self._report(num_ready))
         self._step, self._step_plan = self._step + 1, next(self._plans, None)
         return batch

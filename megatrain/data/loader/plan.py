@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
+from pathlib import Path
 from typing import Self
 
 from megatrain.checkpoint_format.sample_stream import SampleStream
@@ -25,6 +26,7 @@ from megatrain.data.block_cache import CacheSettings
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.loader.planned_pictures import PlannedPictures, planned_pictures
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import PackedOrder, order_of
 from megatrain.data.parts import PartSizes
@@ -41,19 +43,22 @@ class Share:
     """What some ranks of a host read of each step: the part of `replica`.
 
     has_tokens: whether one of them is on the first or last stage of the pipeline. Stages between these need only the
-    bounds of documents.
+    bounds of documents. encoders: those of the first stage, which encodes
+    pictures.
     """
 
     replica: int
     readers: tuple[int, ...]
     has_tokens: bool
+    encoders: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
     """What the loader of a host reads. `depth`: the steps that the ring holds, with the one that ranks compute.
 
-    prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples.
+    prefixes: the token files of each source of `stream`, absolute paths or URLs; "" for a source that gets no samples,
+    and for that of the pictures. pictures: None if samples have none. vocab_size: 0 if there are no token files.
     cost_digests: the digest of the costs of each source, "" where samples are not dealt by costs.
     """
 
@@ -61,11 +66,13 @@ class LoaderPlan:
     shares: tuple[Share, ...]
     depth: int
     prefixes: tuple[str, ...]
+    pictures: PlannedPictures | None
     stream: SampleStream
     vocab_size: int
     order_seed: int
     is_packed: bool
     has_document_mask: bool
+    replaces_bad_samples: bool
     balanced_cost: DocumentCost | None
     cost_digests: tuple[str, ...]
     cache: CacheSettings
@@ -80,12 +87,19 @@ class LoaderPlan:
         """The tokens of the longest samples of the run."""
         return max(stage.seq_len for stage in self.stream.stages)
 
+    @property
+    def picture_shape(self) -> tuple[int, int]:
+        """The patches of a picture and the bytes of a patch; zeros if no rank of this host encodes pictures."""
+        if self.pictures is None or not any(share.encoders for share in self.shares):
+            return 0, 0
+        return self.pictures.shape
+
     def share_of(self, reader: int) -> int:
         """Return the number of the share of a rank of this host."""
         return next(number for number, share in enumerate(self.shares) if reader in share.readers)
 
     def open_reader(self) -> BatchReader:
-        """Open the token files.
+        """Open the token files and the pictures.
 
         Raises: DataError when they cannot be used, or are not those with which the round began.
         """
@@ -95,7 +109,10 @@ class LoaderPlan:
             self._open_source(number, prefix, first_lens[number]) if prefix else None
             for number, prefix in enumerate(self.prefixes)
         ]
-        return BatchReader.of(found, mixture, self.has_document_mask, balanced_cost=self.balanced_cost)
+        if self.pictures is not None:
+            number = self.pictures.source
+            found[number] = self.pictures.open_source(self.stream.sources[number], self.order_seed)
+        return BatchReader.of(found, mixture, self.has_document_mask, self.replaces_bad_samples, self.balanced_cost)
 
     def _open_source(self, number: int, prefix: str, seq_len: int) -> TrainingSource:
         """Open a source for samples of the first length that it has."""
@@ -133,11 +150,13 @@ class LoaderPlan:
             shares=tuple(_share(share) for share in read.sections("shares")),
             depth=read.count("depth", least=1),
             prefixes=read.texts("prefixes"),
+            pictures=None if read.is_null("pictures") else PlannedPictures.read(read.section("pictures")),
             stream=SampleStream.read(read.section("stream")),
             vocab_size=read.count("vocab_size"),
             order_seed=read.count("order_seed"),
             is_packed=read.flag("is_packed"),
             has_document_mask=read.flag("has_document_mask"),
+            replaces_bad_samples=read.flag("replaces_bad_samples"),
             balanced_cost=_cost(read),
             cost_digests=read.texts("cost_digests"),
             cache=_cache(read.section("cache")),
@@ -152,32 +171,32 @@ def loader_plan(
     layout: Layout,
     ranks: Sequence[int],
     config: DataConfig,
+    producers: Path | None = None,
 ) -> LoaderPlan:
-    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`."""
+    """Return the plan of the host with these ranks. reader: the reader of the samples of `stream`.
+
+    producers: the file that names the producers of pictures from shards.
+    """
     opened = next(source for source in reader.sources if source is not None)
-    files = [None if source is None else _token_files(source) for source in reader.sources]
-    vocab_size = _token_files(opened).vocab_size
-    assert vocab_size is not None, "training data is checked against the vocabulary"
+    datasets = [None if source is None else source.dataset for source in reader.sources]
+    files = [one if isinstance(one, IndexedDataset) else None for one in datasets]
     return LoaderPlan(
         steps=steps,
         shares=shares_of(layout, ranks),
         depth=config.prefetch + 1,
         prefixes=tuple("" if one is None else str(one.prefix.absolute()) for one in files),
+        pictures=planned_pictures(reader.sources, producers),
         stream=stream,
-        vocab_size=vocab_size,
+        vocab_size=max((one.vocab_size or 0 for one in files if one is not None), default=0),
         order_seed=opened.order.seed,
         is_packed=isinstance(opened.order, PackedOrder),
         has_document_mask=reader.has_document_mask,
+        replaces_bad_samples=reader.replaces_bad_samples,
         balanced_cost=reader.balanced_cost,
         cost_digests=reader.cost_digests,
         cache=CacheSettings.of(config),
         readahead_blocks=config.readahead_blocks,
     )
-
-
-def _token_files(source: TrainingSource) -> IndexedDataset:
-    assert isinstance(source.dataset, IndexedDataset), "the configuration refuses data.pictures with this loader"
-    return source.dataset
 
 
 def shares_of(layout: Layout, ranks: Sequence[int]) -> tuple[Share, ...]:
@@ -187,10 +206,12 @@ def shares_of(layout: Layout, ranks: Sequence[int]) -> tuple[Share, ...]:
     for place, rank in enumerate(sorted(ranks)):
         readers.setdefault(layout.sample_share(rank)[0], []).append(place)
     ordered = sorted(ranks)
-    return tuple(
-        Share(replica, tuple(places), any(layout.index(STAGES, ordered[place]) in ends for place in places))
-        for replica, places in sorted(readers.items())
-    )
+    shares = []
+    for replica, places in sorted(readers.items()):
+        stages = {place: layout.index(STAGES, ordered[place]) for place in places}
+        encoders = tuple(place for place in places if stages[place] == 0)
+        shares.append(Share(replica, tuple(places), not set(ends).isdisjoint(stages.values()), encoders))
+    return tuple(shares)
 
 
 def _steps(read: JsonObject) -> StepSequence:
@@ -241,4 +262,4 @@ def _cache(read: JsonObject) -> CacheSettings:
 
 def _share(read: JsonObject) -> Share:
     read.check_names(Share)
-    return Share(read.count("replica"), read.counts("readers"), read.flag("has_tokens"))
+    return Share(read.count("replica"), read.counts("readers"), read.flag("has_tokens"), read.counts("encoders"))

@@ -66,7 +66,9 @@ class RingFiller:
             reader = self._open_reader()
             if share.has_tokens:
                 self._fetch_ahead(reader, due, share.replica)
-            content = reader.read_step(plan, share.replica, has_tokens=share.has_tokens)
+            content = reader.read_step(
+                plan, share.replica, has_tokens=share.has_tokens, has_patches=bool(share.encoders)
+            )
         except DataError as error:
             content = error
         self._ring.put(due.share, due.step, content)

@@ -92,8 +92,11 @@ class Ring:
         self._words[self._layout.FILLS] += 1
         self._words[self._layout.filled(share, step % self._layout.depth)] = step + 1
 
-    def read(self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...]) -> StepBatch:
-        """Return a step that is filled. Its tokens are those of the ring: valid until `set_done` includes the step.
+    def read(
+        self, share: int, step: int, plan: StepPlan, source_names: tuple[str, ...], *, has_patches: bool = True
+    ) -> StepBatch:
+        """Return a step that is filled. Its tokens and patches are those of the ring: valid until `set_done` includes
+        the step. has_patches: see BatchReader.read_step.
 
         Raises: DataError with the text of the loader's error, UnreachableError if it was one.
         """
@@ -102,7 +105,7 @@ class Ring:
         if count < 0:
             code = self._words[self._layout.exit_code(share, slot)]
             raise (UnreachableError if code == UnreachableError.exit_code else DataError)(found.error(count))
-        return found.batch(count, plan, source_names)
+        return found.batch(count, plan, source_names, has_patches=has_patches)
 
     def read_of(self, share: int, step: int) -> LoaderRead:
         """Return how a step that is filled was read."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Self
 
 from megatrain.config.config import Config
+from megatrain.config.pictures import patch_width
 from megatrain.contracts.layout import Layout
 from megatrain.data.loader.plan import LoaderPlan, shares_of
 
@@ -20,6 +22,7 @@ WORD_BYTES = 8
 _LINE_BYTES = 64
 _LEAST_CONTENT_BYTES = 4096
 """Enough for the text of an error."""
+_REASON_BYTES = 1 << 15
 _NUM_COMMON_LINES = 2
 _SLOT_LINE_WORDS = _LINE_BYTES // WORD_BYTES
 
@@ -29,7 +32,9 @@ class RingLayout:
     """The sizes of a ring.
 
     max_microbatches: the most of any step and replica, with empty ones. seq_len: of the longest samples.
-    Legend: M max_microbatches, B micro-batch, S sequence.
+    picture_shape: [P, C] of a picture; zeros if the slots have none.
+    text_bytes: for the reasons of samples that are replaced; 0 if the run replaces none.
+    Legend: M max_microbatches, B micro-batch, S sequence, P patches, C bytes of a patch.
     """
 
     depth: int
@@ -39,6 +44,8 @@ class RingLayout:
     micro_batch_size: int
     seq_len: int
     has_document_mask: bool
+    picture_shape: tuple[int, int] = (0, 0)
+    text_bytes: int = 0
 
     STARTS = 0
     """Word: how often ranks have started a loader since the last slot was filled."""
@@ -60,19 +67,26 @@ class RingLayout:
             micro_batch_size=plan.steps.batches.batch.micro_batch_size,
             seq_len=plan.seq_len,
             has_document_mask=plan.has_document_mask,
+            picture_shape=plan.picture_shape,
+            text_bytes=_REASON_BYTES if plan.replaces_bad_samples else 0,
         )
 
     @classmethod
     def of_host(cls, config: Config, layout: Layout, ranks: Sequence[int]) -> Self:
         """Return the layout of the ring of the host with these ranks, in a new run."""
+        shares = shares_of(layout, ranks)
+        model = config.model
+        has_patches = model.has_pictures and any(share.encoders for share in shares)
         return cls(
             depth=config.data.prefetch + 1,
-            num_shares=len(shares_of(layout, ranks)),
+            num_shares=len(shares),
             num_readers=len(ranks),
             max_microbatches=config.steps(layout, 0, config.train.steps).max_slots,
             micro_batch_size=config.batch.micro_batch_size,
             seq_len=max(config.seq_lens),
             has_document_mask=config.data.has_document_mask,
+            picture_shape=(model.num_patches, patch_width(model)) if has_patches else (0, 0),
+            text_bytes=_REASON_BYTES if config.data.bad_samples == "replace" else 0,
         )
 
     def done(self, reader: int) -> int:
@@ -102,13 +116,15 @@ class RingLayout:
 
     @property
     def content_words(self) -> int:
-        """The words of the largest batch in a slot: see slot_content.py."""
-        per_sample = 3 + self.seq_len * (3 if self.has_document_mask else 2)
-        return self.max_microbatches * (3 + self.micro_batch_size * per_sample)
+        """The words of the largest batch in a slot, before its patches: see slot_content.py."""
+        per_sample = 5 + self.seq_len * (3 if self.has_document_mask else 2)
+        return self.max_microbatches * (4 + self.micro_batch_size * per_sample)
 
     @property
     def slot_bytes(self) -> int:
-        return _whole_pages(max(self.content_words * WORD_BYTES, _LEAST_CONTENT_BYTES))
+        num_bytes = self.content_words * WORD_BYTES
+        num_bytes += self.max_microbatches * self.micro_batch_size * prod(self.picture_shape) + self.text_bytes
+        return _whole_pages(max(num_bytes, _LEAST_CONTENT_BYTES))
 
     def content(self, share: int, slot: int) -> int:
         """Return the first byte of a slot."""

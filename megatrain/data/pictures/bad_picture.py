@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatrain.contracts.errors import DataError
+from megatrain.data.bad_tokens import BadSampleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class BadPicture:
         return f"{self.shard}: {self.member} (sample {self.number}): {self.reason}"
 
 
-class BadPictureError(DataError):
+class BadPictureError(BadSampleError):
     """A picture of a sample cannot be used. `picture` has its address."""
 
     def __init__(self, picture: BadPicture) -> None:

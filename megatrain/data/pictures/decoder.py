@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.pictures.dali_package import DALI_INSTALL, find_dali
+from megatrain.data.pictures.dali_package import DALI_INSTALL, FoundDali, find_dali
 from megatrain.data.pictures.picture_format import MIXED
 
 BATCH_PICTURES = 16
@@ -58,7 +58,7 @@ class DaliDecoder:
         self._num_threads = num_threads
         self._pipeline: Any = None
         self._size = 0
-        self._identity = f"DALI {found.version} {device}"
+        self._identity = dali_identity(found, device)
         (probe,) = self.decode([_one_pixel()], 1)
         if isinstance(probe, str):
             raise DataError(f'NVIDIA DALI {found.version} cannot decode with device="{device}" here: {probe}')
@@ -104,6 +104,11 @@ class DaliDecoder:
             )
         pipeline.build()
         return pipeline
+
+
+def dali_identity(found: FoundDali, device: str) -> str:
+    """Return the identity of the decoder of an installed build."""
+    return f"DALI {found.version} {device}"
 
 
 def _reason(error: RuntimeError) -> str:

@@ -12,6 +12,9 @@ from megatrain.contracts.errors import DataError
 CPU, MIXED = "cpu", "mixed"
 DEVICES = (CPU, MIXED)
 """Where DALI decodes. `mixed`: on a GPU, as far as it can decode the format."""
+DALI, DALI_MIXED, PILLOW = "dali", "dali-mixed", "pillow"
+DECODERS = (DALI, DALI_MIXED, PILLOW)
+"""What a producer decodes with: DALI on the CPU or on a GPU, or Pillow."""
 REFUSE, REPLACE = "refuse", "replace"
 BAD_PICTURES = (REFUSE, REPLACE)
 """What a picture that cannot be used does: it is an error, or it is replaced by zeros without a caption."""

@@ -95,6 +95,21 @@ class PictureIndex:
             np.frombuffer(content, SUM_DTYPE, num_blocks(num_bytes), records_start + num_bytes),
         )
 
+    def check_shards(self) -> None:
+        """Raise DataError naming a shard that is absent, or that has another size than when it was indexed."""
+        for shard in self.shards:
+            path = self.directory / shard.name
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise DataError(
+                    f"{path}: the shard cannot be read: {error.strerror}; copy it again, or {self._again}"
+                ) from error
+            if size != shard.size:
+                raise DataError(
+                    f"{path}: has {size} bytes, and {self.path} describes {shard.size}; copy it again, or {self._again}"
+                )
+
     def record(self, number: int) -> tuple[IndexedShard, np.void]:
         """Return the shard and the record of a sample.
 

@@ -61,18 +61,26 @@ class Pictures:
 class PictureSource:
     """Asks producers for the pictures of one index, in one format. For use by one thread.
 
-    data: the digest of the index. bad_pictures: one of BAD_PICTURES.
+    data: the digest of the index. bad_pictures: one of BAD_PICTURES. decoder: what all producers must decode with;
+    empty: what the first that answers decodes with.
     """
 
     def __init__(
-        self, data: str, picture_format: PictureFormat, producers: Producers, bad_pictures: str = REFUSE
+        self,
+        data: str,
+        picture_format: PictureFormat,
+        producers: Producers,
+        bad_pictures: str = REFUSE,
+        decoder: str = "",
     ) -> None:
         self._data = data
         self._format = picture_format
         self._producers = producers
         self._bad_pictures = bad_pictures
         self._asked = [_AskedProducer(address) for address in producers.addresses for _ in range(_REQUESTS_OF_PRODUCER)]
-        self._decoders = _SameDecoder()
+        self._decoders = _SameDecoder(decoder)
+        self._work: PictureRequests | None = None
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
 
     def patches(self, numbers: Sequence[int]) -> Pictures:
@@ -83,21 +91,33 @@ class PictureSource:
         """
         shape = (len(numbers), self._format.num_patches, self._format.patch_values)
         patches_NPV = np.empty(shape, np.uint8)
-        work = PictureRequests(numbers)
+        work = self._work = PictureRequests(numbers)
+        if self._is_closed:
+            raise DataError("the source of pictures is closed")
         asking = [self._threads.submit(self._ask, asked, work, patches_NPV) for asked in self._asked]
         try:
             for one in asking:
                 one.result()
         finally:
             work.stop()
+        if self._is_closed:
+            raise DataError("the source of pictures is closed")
         pictures = work.results()
         bad = tuple(picture.bad for picture in pictures if picture.bad is not None)
         if bad and self._bad_pictures == REFUSE:
             raise BadPictureError(bad[0])
         return Pictures(patches_NPV, tuple(picture.caption for picture in pictures), bad)
 
+    def decoder(self) -> str:
+        """Return what the producers decode with. Asks for a picture. Raises: as `patches`."""
+        self.patches([0])
+        return self._decoders.expected
+
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and a call of `patches` in another thread."""
+        self._is_closed = True
+        if self._work is not None:
+            self._work.stop()
         self._threads.shutdown()
 
     def __enter__(self) -> Self:
@@ -162,19 +182,21 @@ class _AskedProducer:
 
 
 class _SameDecoder:
-    """Checks that all producers decode with the same program: the pixels of two differ."""
+    """Checks that all producers decode with the same program: the pixels of two differ. expected: its identity; empty:
+    not known yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: str) -> None:
         self._lock = threading.Lock()
-        self._first: tuple[PeerAddress, str] | None = None
+        self.expected = expected
+        self._of = "this run"
 
     def check(self, address: PeerAddress, decoder: str) -> None:
         """Raises: DataError naming both producers."""
         with self._lock:
-            self._first = self._first or (address, decoder)
-            other, expected = self._first
-        if decoder != expected:
+            if not self.expected:
+                self.expected, self._of = decoder, f"the one at {address}"
+        if decoder != self.expected:
             raise DataError(
-                f"the producer at {address} decodes with {decoder}, and the one at {other} with {expected}: a picture "
-                "would depend on who decodes it; use the same DALI and the same device in all producers"
+                f"the producer at {address} decodes with {decoder}, and {self._of} with {self.expected}: a picture "
+                "would depend on who decodes it; use the same decoder in all producers"
             )

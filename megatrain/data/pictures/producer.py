@@ -1,6 +1,6 @@
 """The producer: a process that prepares pictures for those who ask it by sample number.
 
-    python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DEVICE THREADS
+    python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DECODER THREADS
 
 DIRECTORY: the shards and their index. LISTENER and SECRET: descriptors of a listening socket and of a file that begins
 with the secret, which the program that starts the producer (producers.py) keeps open, so that the address stays the
@@ -23,15 +23,18 @@ from typing import NoReturn
 
 from megatrain.contracts.errors import CommunicationError, DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.data.pictures.decoder import DaliDecoder, PictureDecoder
+from megatrain.data.pictures.decoder import PictureDecoder
+from megatrain.data.pictures.decoders import make_decoder
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.preparation import PreparedPicture, prepared_pictures
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, PictureRequest, send_answer, send_refusal
 from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerConnection
 from megatrain.peers.server import PeerServer
+from megatrain.programs.background import lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 
+_NICENESS = 0
 _END = None
 """Follows the last picture of an answer."""
 
@@ -97,6 +100,8 @@ def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Ca
 
     Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
     """
+    # the cores of the rank that started it are not its own
+    lower_process_priority(_NICENESS)
     try:
         producer = Producer(PictureIndex(directory), make_decoder())
     except MegatrainError as error:
@@ -114,13 +119,13 @@ def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Ca
 def main(arguments: list[str]) -> int:
     """Run a producer. Returns the exit code."""
     try:
-        directory, listener, secret, device, num_threads = arguments
+        directory, listener, secret, decoder, num_threads = arguments
         numbers = int(listener), int(secret), int(num_threads)
     except ValueError:
-        print("usage: python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DEVICE THREADS",
+        print("usage: python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DECODER THREADS",
               file=sys.stderr)  # fmt: skip
         return ExitCode.USAGE
-    return serve_pictures(Path(directory), *numbers[:2], lambda: DaliDecoder(device, numbers[2]))
+    return serve_pictures(Path(directory), *numbers[:2], lambda: make_decoder(decoder, numbers[2]))
 
 
 def _log(text: str) -> None:

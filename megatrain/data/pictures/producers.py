@@ -22,11 +22,11 @@ MakeCommand = Callable[[int, int], Sequence[str]]
 """Returns the command of a producer, from the descriptors of its listener and of its secret."""
 
 
-def producer_command(directory: Path, device: str, num_threads: int = 1) -> MakeCommand:
-    """Return the command of a producer that decodes with DALI."""
+def producer_command(directory: Path, decoder: str, num_threads: int = 1) -> MakeCommand:
+    """Return the command of a producer. decoder: one of DECODERS."""
 
     def command(listener: int, secret: int) -> Sequence[str]:
-        arguments = (str(directory), str(listener), str(secret), device, str(num_threads))
+        arguments = (str(directory), str(listener), str(secret), decoder, str(num_threads))
         return (sys.executable, "-m", "megatrain.data.pictures.producer", *arguments)
 
     return command

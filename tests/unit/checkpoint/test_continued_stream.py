@@ -101,6 +101,18 @@ LATER = continued_stream(BEFORE, stream((WEB, 1), (CODE, 1), (BOOKS, 1)), cursor
 """The mixture changed at sample 400."""
 
 
+def test_pictures_that_are_made_in_another_way_are_refused() -> None:
+    made = "DALI 2.4.0 cpu, at most 100 pixels, tokenizer abc"
+    cases = [(made, made.replace("2.4.0", "2.5.0")), (made, ""), ("", made)]
+    for before, now in cases:
+        pair = replace(BEFORE, pictures=before), replace(stream((WEB, 3), (CODE, 1)), pictures=now)
+        texts = [one or "none from shards" for one in (before, now)]
+        expected = f"its pictures were made by {texts[0]}, and are made by {texts[1]}: pixels or tokens differ"
+        assert continued_stream(*pair, cursor=400).problem == expected
+    same = replace(BEFORE, pictures=made), replace(stream((WEB, 3), (CODE, 1)), pictures=made)
+    assert continued_stream(*same, cursor=400).problem == ""
+
+
 def test_going_back_to_skip_samples_keeps_the_stages_before_them() -> None:
     """Otherwise the numbers of samples that a rollback skips would refer to other samples."""
     found = with_later_stages(BEFORE, LATER, 300)

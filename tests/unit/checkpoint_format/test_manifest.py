@@ -20,7 +20,7 @@ def test_manifest_round_trip() -> None:
     manifest = make_manifest(config={"profile": {"ranks": [0, 1]}})
     assert Manifest.from_json(manifest.to_json(), "m") == manifest
     assert Manifest.from_json(manifest.to_json().encode(), "m") == manifest
-    assert json.loads(manifest.to_json())["schema_version"] == 6
+    assert json.loads(manifest.to_json())["schema_version"] == 7
 
 
 DIGEST = "sha256:" + "0a" * 32
@@ -51,9 +51,9 @@ WRONG: list[tuple[str | bytes, str]] = [
     (b"\xff\xfe", r"m\.json: not UTF-8 \(invalid start byte\); the checkpoint is damaged"),
     (
         corrupted("schema_version", 1),
-        r"m\.json: schema_version=1, this program reads 6; use the program that wrote it",
+        r"m\.json: schema_version=1, this program reads 7; use the program that wrote it",
     ),
-    (corrupted("schema_version", ...), r"m\.json: schema_version=None, this program reads 6"),
+    (corrupted("schema_version", ...), r"m\.json: schema_version=None, this program reads 7"),
     (corrupted("schema_version", True), r"schema_version=True"),
     (corrupted("step", ...), r"m\.json: step is missing; expected an integer of at least 0"),
     (corrupted("step", -1), r"step=-1; expected an integer"),

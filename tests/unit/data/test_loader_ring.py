@@ -11,7 +11,7 @@ from megatrain.data.loader.ring_layout import RingLayout
 
 NUM_STEPS = 3
 NUM_READERS = 2
-SHARES = (Share(0, tuple(range(NUM_READERS)), has_tokens=True),)
+SHARES = (Share(0, tuple(range(NUM_READERS)), has_tokens=True, encoders=()),)
 
 
 class World(NamedTuple):

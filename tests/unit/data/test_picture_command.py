@@ -41,17 +41,6 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, json.loads(capsys.readouterr().out)
 
 
-SERVE = """
-import sys
-from megatrain.cli import main
-from megatrain.data.pictures import producers
-from tests.helpers.pillow_producer import pillow_command
-producers.producer_command = lambda directory, device, num_threads: pillow_command(directory)
-sys.exit(main(sys.argv[1:]))
-"""
-"""`megatrain` with producers that decode with Pillow."""
-
-
 def secret_file(directory: Path, content: bytes = bytes(SECRET_BYTES), mode: int = 0o600) -> Path:
     path = directory / "secret"
     path.write_bytes(content)
@@ -106,8 +95,9 @@ def test_serve_answers_until_it_is_stopped(tmp_path: Path, capsys: pytest.Captur
     with listen("127.0.0.1") as free:
         at = f"127.0.0.1:{free.getsockname()[1]}"
     secret = str(secret_file(tmp_path))
-    command = [sys.executable, "-c", SERVE, "data", "pictures", "serve", str(tmp_path), "--listen", at]
-    with subprocess.Popen([*command, "--secret", secret], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-m", "megatrain", "data", "pictures", "serve", str(tmp_path), "--listen", at]
+    command += ["--secret", secret, "--decoder", "pillow"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == f"serves 4 samples of {tmp_path} at {at}\n"
         _, found = answer(capsys, "sample", tmp_path, "--at", at, "--secret", secret, "--size", 32, "--patch", 16)

@@ -10,7 +10,7 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.data.pictures.dali_package import find_dali
 from megatrain.data.pictures.decoder import DaliDecoder
-from megatrain.data.pictures.picture_format import CPU, MIXED, REPLACE, PictureFormat
+from megatrain.data.pictures.picture_format import CPU, DALI, MIXED, REPLACE, PictureFormat
 from megatrain.data.pictures.picture_index import build_index
 from megatrain.data.pictures.picture_source import PictureSource, Producers
 from megatrain.data.pictures.producers import local_producers, producer_command
@@ -97,7 +97,7 @@ def test_dali_producers_cost_only_the_broken_picture(tmp_path: Path) -> None:
     )  # fmt: skip
     index = build_index(tmp_path / "shards")
     picture_format = PictureFormat(SIZE, SIZE)
-    with local_producers(producer_command(index.directory, CPU), 2, tmp_path / "logs", lambda _text: None) as local:
+    with local_producers(producer_command(index.directory, DALI), 2, tmp_path / "logs", lambda _text: None) as local:
         producers = Producers(local.addresses, local.secret, local.problem)
         with PictureSource(index.digest, picture_format, producers, REPLACE) as source:
             pictures = source.patches(range(index.num_samples))

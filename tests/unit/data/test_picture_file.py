@@ -12,8 +12,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.patches import patchify
 from megatrain.data.pictures.picture_file import patches_of_file
 from megatrain.data.pictures.picture_format import PictureFormat
+from megatrain.data.pictures.pillow_decoder import PillowDecoder
 from tests.helpers.drawn_pictures import drawn, encoded, resized, rotated_exif
-from tests.helpers.pillow_producer import PillowDecoder
 
 FORMAT = PictureFormat(24, 8, max_pixels=4096)
 

@@ -19,18 +19,18 @@ import pytest
 
 from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
 from megatrain.data.pictures.bad_picture import BadPictureError
-from megatrain.data.pictures.picture_format import REFUSE, REPLACE, PictureFormat
+from megatrain.data.pictures.picture_format import PILLOW, REFUSE, REPLACE, PictureFormat
 from megatrain.data.pictures.picture_index import PictureIndex, build_index
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
 from megatrain.data.pictures.preparation import prepared_pictures
 from megatrain.data.pictures.producer import Producer
-from megatrain.data.pictures.producers import PictureProducers, local_producers
+from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS
 from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
-from tests.helpers.pillow_producer import PillowDecoder, pillow_command
+from tests.helpers.pillow_producer import PillowDecoder
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.waiting import wait_until
 
@@ -252,8 +252,8 @@ def test_format_that_has_no_whole_patches_is_refused(size: int, patch: int) -> N
 
 
 @contextmanager
-def as_processes(directory: Path, num_producers: int, logs: Path, name: str = "Pillow") -> Iterator[PictureProducers]:
-    with local_producers(pillow_command(directory, name), num_producers, logs, lambda _text: None) as producers:
+def as_processes(directory: Path, num_producers: int, logs: Path) -> Iterator[PictureProducers]:
+    with local_producers(producer_command(directory, PILLOW), num_producers, logs, lambda _text: None) as producers:
         yield producers
 
 

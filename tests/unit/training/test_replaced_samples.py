@@ -14,14 +14,14 @@ from megatrain.comm.mesh import Mesh
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.layout import Layout
-from megatrain.data.bad_tokens import BadSample, BadTokens
+from megatrain.data.bad_tokens import BadSample
 from megatrain.data.reader import MicroBatch, StepBatch
 from megatrain.reporting import SourceReport
 from megatrain.training.bad_samples import REPLACED_IN_A_ROW_LIMIT, BadSamples
 from megatrain.training.step import Requests, StepOutcome
 from tests.helpers.single_rank import single_rank_mesh
 
-BAD = BadTokens("code.bin", 34, 2, "cannot be read")
+BAD = "code.bin at byte 34 (document 2): cannot be read"
 
 
 def batch(*samples: BadSample) -> StepBatch:

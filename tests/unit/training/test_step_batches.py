@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from tests.helpers.single_rank import single_rank_mesh
 from tests.helpers.training_case import make_config
 
 NUM_STEPS = 3
+OpenAll = Callable[[str, ExitStack], Prefetcher | HostLoader]
 
 
 def config_in(directory: Path, loader: str) -> Config:
@@ -35,11 +37,11 @@ def config_in(directory: Path, loader: str) -> Config:
 
 
 @pytest.fixture
-def open_all(tmp_path: Path) -> Callable[[str], Prefetcher | HostLoader]:
+def open_all(tmp_path: Path) -> OpenAll:
     """Opens the batches of a run of one rank by data.loader; its arena is tmp_path / "arena"."""
     arena = create_arena(tmp_path / "arena")
 
-    def open_with(loader: str) -> Prefetcher | HostLoader:
+    def open_with(loader: str, closing: ExitStack) -> Prefetcher | HostLoader:
         config = config_in(tmp_path, loader)
         mesh, reader = single_rank_mesh(), open_reader(config)
         checkpoints: Any = SimpleNamespace(
@@ -48,17 +50,16 @@ def open_all(tmp_path: Path) -> Callable[[str], Prefetcher | HostLoader]:
             stream=sample_stream(config, reader, ()),
         )
         sequence = config.steps(mesh.layout, 0, NUM_STEPS)
-        return open_batches(config, mesh, reader, sequence, checkpoints, print)
+        return open_batches(config, mesh, reader, sequence, checkpoints, print, closing)
 
     return open_with
 
 
-def test_host_loader_and_thread_deliver_the_same(
-    open_all: Callable[[str], Prefetcher | HostLoader], tmp_path: Path
-) -> None:
+def test_host_loader_and_thread_deliver_the_same(open_all: OpenAll, tmp_path: Path) -> None:
     found = {}
     for loader, kind in (("thread", Prefetcher), ("host", HostLoader)):
-        with open_all(loader) as batches:
+        with ExitStack() as closing:
+            batches = open_all(loader, closing)
             assert isinstance(batches, kind)
             has_files = any((tmp_path / "arena").iterdir())
             assert has_files == (loader == "host")
@@ -69,13 +70,14 @@ def test_host_loader_and_thread_deliver_the_same(
 
 
 def test_dry_run_states_the_ring_that_a_run_makes(
-    open_all: Callable[[str], Prefetcher | HostLoader],
+    open_all: OpenAll,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("megatrain.planning.plan_text.dry_run", lambda _: "")  # the memory of ranks takes seconds
-    open_all("host").close()
+    with ExitStack() as closing:
+        open_all("host", closing)
     made = re.search(r"\(1 replica\), into (.*) of ", capsys.readouterr().out)
     assert made is not None
     file, prefetch = tmp_path / "config.toml", config_in(tmp_path, "host").data.prefetch
@@ -92,10 +94,11 @@ def test_dry_run_states_the_ring_that_a_run_makes(
 
 
 def test_host_loader_refuses_unordered_stores(
-    open_all: Callable[[str], Prefetcher | HostLoader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_all: OpenAll, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(ConfigError, match=r'this host is aarch64, .*; use data.loader="thread"'):
-        open_all("host")
+        open_all("host", ExitStack())
     assert not list((tmp_path / "arena").iterdir())
-    open_all("thread").close()
+    with ExitStack() as closing:
+        open_all("thread", closing)

@@ -1,0 +1,69 @@
+"""Section [pictures]: pictures from shards, and the producers that decode them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from megatrain.config.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PicturesConfig:
+    """Pictures from shards, with data.pictures="shards", and the producers that decode them."""
+
+    shards: str = field(
+        default="",
+        metadata=option(
+            "Directory of WebDataset shards and their index, which `megatrain data pictures index` makes. Hosts that "
+            "run no producers need only the index."
+        ),
+    )
+    decoder: Literal["dali", "dali-mixed", "pillow"] = field(
+        default="dali",
+        metadata=option(
+            "What the producers on each host decode with. dali: NVIDIA DALI on the CPU. dali-mixed: NVIDIA DALI on a "
+            "GPU. pillow: Pillow, which is slower. Their pixels differ, so a run cannot change it."
+        ),
+    )
+    producers: int = field(
+        default=1,
+        metadata=option(
+            "Producers that are started on each host, beside the ranks, without pictures.addresses.",
+            minimum=1,
+            maximum=64,
+        ),
+    )
+    threads: int = field(
+        default=1, metadata=option("Threads of each of these producers that decode.", minimum=1, maximum=1024)
+    )
+    addresses: str = field(
+        default="",
+        metadata=option(
+            'Producers that run already (`megatrain data pictures serve`) and are asked instead: "HOST:PORT, '
+            'HOST:PORT".'
+        ),
+    )
+    secret: str = field(
+        default="",
+        metadata=option("File with the secret of the producers at pictures.addresses, on each host."),
+    )
+    max_pixels: int = field(
+        default=1 << 26,
+        metadata=option(
+            "Pictures with more pixels cannot be used. A producer decodes at most as many pixels together.",
+            unit="pixels",
+            minimum=1,
+        ),
+    )
+
+    @property
+    def peers(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each of the addresses. Raises: ValueError with the part that is not HOST:PORT."""
+        found = []
+        for part in self.addresses.split(",") if self.addresses else ():
+            host, _, port = part.strip().rpartition(":")
+            if not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
+                raise ValueError(part.strip())
+            found.append((host.strip("[]"), int(port)))
+        return tuple(found)

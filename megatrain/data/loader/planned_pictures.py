@@ -1,0 +1,107 @@
+"""The pictures of a run in the plan of a data loader: the loader opens the same source as the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from megatrain.checkpoint_format.sample_stream import StreamSource
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.files.json_object import JsonObject
+from megatrain.data.drawn_pictures import DrawnPictures, drawn_source
+from megatrain.data.pictures.picture_format import PictureFormat
+from megatrain.data.pictures.producer_file import read_producers
+from megatrain.data.pictures.shard_samples import ShardSamples
+from megatrain.data.training_source import TrainingSource
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShards:
+    """Pictures from shards. directory: of the index. producers: the file that names them (producer_file.py)."""
+
+    directory: str
+    tokenizer: str
+    decoder: str
+    max_pixels: int
+    producers: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPictures:
+    """source: the number of their source in the mixture. size, patch_size: in pixels. shards: None: they are drawn."""
+
+    source: int
+    size: int
+    patch_size: int
+    shards: PlannedShards | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The patches of a picture, and the bytes of a patch."""
+        picture_format = PictureFormat(self.size, self.patch_size)
+        return picture_format.num_patches, picture_format.patch_values
+
+    def open_source(self, identity: StreamSource, seed: int) -> TrainingSource:
+        """Return the source. identity: as it was when the round began.
+
+        Raises: DataError when the pictures are other ones; CheckpointError when the file of the producers is damaged.
+        """
+        source = self._opened(identity.name, seed)
+        if source.identity != identity:
+            raise DataError(
+                f"{identity.name}: has digest {source.identity.digest}, and had {identity.digest} when this round "
+                "began; program or index were replaced during the run: start the job again"
+            )
+        return source
+
+    def _opened(self, name: str, seed: int) -> TrainingSource:
+        shards = self.shards
+        if shards is None:
+            return drawn_source(name, DrawnPictures(self.size, self.patch_size, seed))
+        picture_format = PictureFormat(self.size, self.patch_size, shards.max_pixels)
+        samples = ShardSamples(Path(shards.directory), picture_format, Path(shards.tokenizer), shards.decoder)
+        samples.connect(read_producers(Path(shards.producers)))
+        return samples.source(name, seed)
+
+    @classmethod
+    def read(cls, read: JsonObject) -> Self:
+        """Return the pictures in a plan. Raises: CheckpointError naming the field."""
+        read.check_names(cls)
+        shards = None if read.is_null("shards") else _shards(read.section("shards"))
+        return cls(read.count("source"), read.count("size", least=1), read.count("patch_size", least=1), shards)
+
+
+def planned_pictures(sources: Sequence[TrainingSource | None], producers: Path | None) -> PlannedPictures | None:
+    """Return the pictures of the sources of a mixture; None if no source has any.
+
+    producers: the file that names the producers of pictures from shards.
+    """
+    for number, source in enumerate(sources):
+        pictures = None if source is None else source.pictures
+        if isinstance(pictures, DrawnPictures):
+            return PlannedPictures(number, pictures.size, pictures.patch_size)
+        if isinstance(pictures, ShardSamples):
+            assert producers is not None, "pictures from shards have producers"
+            made = pictures.format
+            shards = PlannedShards(
+                str(pictures.index.directory.absolute()),
+                str(pictures.tokenizer.absolute()),
+                pictures.decoder,
+                made.max_pixels,
+                str(producers),
+            )
+            return PlannedPictures(number, made.size, made.patch, shards)
+    return None
+
+
+def _shards(read: JsonObject) -> PlannedShards:
+    read.check_names(PlannedShards)
+    return PlannedShards(
+        read.text("directory"),
+        read.text("tokenizer"),
+        read.text("decoder"),
+        read.count("max_pixels", least=1),
+        read.text("producers"),
+    )

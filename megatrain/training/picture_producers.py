@@ -1,0 +1,80 @@
+"""The producers of pictures that a host uses in a round: its first rank starts them, or reads where they run.
+
+The other processes of the host find them by a file in the arena (data/pictures/producer_file.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from megatrain.checkpoint.job import JobCheckpoints
+from megatrain.comm import Mesh
+from megatrain.config.config import Config
+from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
+from megatrain.data.pictures.picture_source import Producers
+from megatrain.data.pictures.producer_file import write_producers
+from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
+from megatrain.data.pictures.shard_samples import ShardSamples
+from megatrain.run_files.run_directory import RunDirectory
+from megatrain.training.training_data import named_producers
+
+_logger = logging.getLogger(__name__)
+
+
+def open_producers(
+    config: Config, mesh: Mesh, shards: ShardSamples, checkpoints: JobCheckpoints, closing: ExitStack
+) -> Path:
+    """Have the producers of this host named in its arena until `closing` closes; return the file that names them.
+
+    Communication: an agreement of all ranks.
+    Raises: DataError, on every rank, when a host cannot start producers, or lacks a shard or the secret.
+    """
+    attachment = checkpoints.attachment
+    path = attachment.arena.loader_producers(checkpoints.round)
+    problem = None
+    if mesh.rank == attachment.ranks_of_host(mesh.rank)[0]:
+        # hosts may share the run directory, and a supervisor reads the end of its log
+        logs = RunDirectory(Path(config.job.resolved_run_directory)).logs / f"pictures-{mesh.rank:05d}"
+        try:
+            # those of a round that was killed
+            attachment.arena.remove_loader_files(checkpoints.round - 1)
+            closing.enter_context(_named(config, shards, path, logs))
+        except (MegatrainError, OSError) as error:
+            problem = str(error)
+    found = mesh.cpu_groups.agree(mesh.rank, problem)
+    if found is not None:
+        raise DataError(found)
+    return path
+
+
+@contextmanager
+def _named(config: Config, shards: ShardSamples, path: Path, logs: Path) -> Iterator[None]:
+    """Have producers run, and named in a file, during the block."""
+    pictures = config.pictures
+    with ExitStack() as ending:
+        if pictures.peers:
+            producers, local = named_producers(config), None
+        else:
+            shards.index.check_shards()
+            command = producer_command(shards.index.directory.absolute(), pictures.decoder, pictures.threads)
+            local = ending.enter_context(local_producers(command, pictures.producers, logs.absolute(), _logger.warning))
+            producers = Producers(local.addresses, local.secret)
+        write_producers(path, producers)
+        ending.callback(path.unlink, missing_ok=True)
+        if local is not None:
+            is_closing = threading.Event()
+            ending.callback(is_closing.set)
+            threading.Thread(target=_announce_end, args=(local, producers, path, is_closing), daemon=True).start()
+        yield
+
+
+def _announce_end(local: PictureProducers, producers: Producers, path: Path, is_closing: threading.Event) -> None:
+    """Write why no producer can answer as soon as none is started again: whoever waits for one stops waiting."""
+    local.wait()
+    if not is_closing.is_set():
+        with suppress(CheckpointError):
+            write_producers(path, producers, local.problem())

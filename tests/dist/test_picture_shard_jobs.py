@@ -1,0 +1,70 @@
+"""Jobs with pictures from shards: the numbers of one process in other layouts, by both loaders, after a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.dist.restarts import place
+from tests.dist.test_resume import STEPS, Sizes, assert_every_sample_is_trained_on_once, stop_and_resume
+from tests.dist.training_jobs import (
+    TWO_STEPS,
+    Tables,
+    TrainingJobs,
+    assert_bitwise,
+    assert_close,
+    assert_parity,
+    assert_states_bitwise,
+    distance,
+)
+from tests.helpers.picture_shards import shard_tables, write_shards
+from tests.helpers.training_case import make_config, on_layout
+
+BOUND = 1e-10
+LAYOUTS: dict[str, Sizes] = {"dp2": (1, 1, 2, 1), "dp4": (1, 1, 4, 1), "tp2-pp2": (2, 2, 1, 1)}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("data") / "shards", 2, 10, bad=(4, 9, 14, 17, 19))
+
+
+@pytest.fixture(scope="module")
+def tables(shards: Path) -> Tables:
+    found = shard_tables(shards)
+    return {**found, "data": {**found["data"], "bad_samples": "replace"}}
+
+
+@pytest.mark.slow(kept=["dp2-host"])
+@pytest.mark.parametrize("loader", ["thread", "host"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_shards_give_the_numbers_of_one_process(
+    layout: str, loader: str, tables: Tables, jobs: TrainingJobs, tmp_path: Path
+) -> None:
+    reference = jobs.remembered(make_config(TWO_STEPS, tables))
+    changes: Tables = {"data": {**tables["data"], "loader": loader}}
+    run = jobs.run(make_config(TWO_STEPS, tables, on_layout(*LAYOUTS[layout]), changes, place(tmp_path)))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    replaced = [[report.num_replaced for report in one.steps] for one in (run, reference)]
+    assert replaced[0] == replaced[1]
+    assert sum(replaced[0]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", [((1, 1, 2, 1), (1, 2, 2, 1)), ((2, 1, 1, 1), (1, 1, 4, 1))])
+def test_shards_resumed_at_another_layout(
+    pair: tuple[Sizes, Sizes], tables: Tables, jobs: TrainingJobs, tmp_path: Path
+) -> None:
+    common: Tables = {**tables, "train": {"steps": STEPS}, "optimizer": {"eps": 1e-4}}
+    host: Tables = {"data": {**tables["data"], "loader": "host"}}
+    before, after = stop_and_resume(jobs, common, tmp_path, *pair, changes=host)
+    reference = jobs.remembered(make_config(common))
+
+    assert_states_bitwise(after.initial_state, before.final_state)
+    assert_close(before.losses + after.losses, reference.losses, BOUND, "loss")
+    assert max(distance(after.final, reference.final).values()) <= BOUND
+    again, last = stop_and_resume(jobs, common, tmp_path / "by thread", *pair)
+    assert_every_sample_is_trained_on_once(again, last)

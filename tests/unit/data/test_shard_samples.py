@@ -1,0 +1,254 @@
+"""Samples with pictures from shards: the pixels and tokens of each sample by hand, in any layout, and bad pictures."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatrain.contracts.errors import DataError
+from megatrain.contracts.labels import IGNORED_LABEL
+from megatrain.contracts.step_plan import Dealing, StepPlan
+from megatrain.data.pictures.bad_picture import BadPictureError
+from megatrain.data.pictures.picture_index import PictureIndex
+from megatrain.data.pictures.picture_source import PictureSource, Producers
+from megatrain.data.pictures.pillow_decoder import pillow_identity
+from megatrain.data.pictures.producer import Producer
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS
+from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.tokenizer import load_tokenizer
+from megatrain.peers.link import SECRET_BYTES, PeerAddress
+from megatrain.peers.server import PeerServer, listen
+from megatrain.training.training_data import find_decoder, open_reader, sample_stream, shards_of
+from tests.helpers.drawn_pictures import resized
+from tests.helpers.picture_shards import TOKENIZER, VOCAB_SIZE, caption_of, picture_file, shard_tables, write_shards
+from tests.helpers.pillow_producer import PillowDecoder
+from tests.helpers.tiny_data import write_corpus
+from tests.helpers.training_case import make_config
+
+SECRET = bytes(SECRET_BYTES)
+NUM_PICTURES, NUM_PATCHES, SEQ_LEN = 16, 4, 16
+SIZE, PATCH = 24, 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("data") / "shards")
+
+
+@pytest.fixture(scope="module")
+def with_bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("data") / "bad", bad=(3, 12))
+
+
+@pytest.fixture
+def producers(request: pytest.FixtureRequest) -> Iterator[Producers]:
+    """A producer of the shards that the test's mark names, as a thread of this process."""
+    directory = request.getfixturevalue(request.param)
+    producer = Producer(PictureIndex(directory), PillowDecoder(pillow_identity()))
+    threading.Thread(target=producer.run, daemon=True).start()
+    listener = listen("127.0.0.1")
+    with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
+        yield Producers([PeerAddress(*listener.getsockname()[:2])], SECRET)
+
+
+def opened(directory: Path, producers: Producers, **data: str) -> tuple[BatchReader, PictureSource]:
+    tables = shard_tables(directory)
+    config = make_config(tables, {"data": {**tables["data"], "seed": 5, **data}})
+    reader = open_reader(config)
+    find_decoder(config, reader)
+    shards = shards_of(reader)
+    assert shards is not None
+    return reader, shards.connect(producers)
+
+
+def read(reader: BatchReader, cursor: int, size: int, num_replicas: int = 1) -> list[StepBatch]:
+    plan = StepPlan(cursor, size, 2, Dealing(size // 2, num_replicas, 1))
+    return [reader.read_step(plan, replica) for replica in range(num_replicas)]
+
+
+def by_sample(batches: list[StepBatch]) -> dict[int, tuple[list[int], list[int], bytes]]:
+    """Return tokens, labels and patches of each sample, by its number in the run; no patches without a picture."""
+    found = {}
+    for micro in (micro for batch in batches for micro in batch.microbatches):
+        patches_of = {}
+        if micro.patches_PKC is not None and micro.picture_place_K is not None:
+            pictures = micro.patches_PKC.swapaxes(0, 1)
+            patches_of = {
+                place: one.tobytes() for place, one in zip(micro.picture_place_K.tolist(), pictures, strict=True)
+            }
+        for place, number in enumerate(micro.sample_B.tolist()):
+            if number >= 0:
+                columns = micro.tokens_SB[:, place].tolist(), micro.labels_SB[:, place].tolist()
+                found[number] = (*columns, patches_of.get(place, b""))
+    return found
+
+
+def by_hand(directory: Path, number: int) -> tuple[list[int], list[int], bytes]:
+    """Return tokens, labels and patches of the picture with this number in the index."""
+    picture = resized(picture_file(number), SIZE)
+    corners = [(top, left) for top in range(0, SIZE, PATCH) for left in range(0, SIZE, PATCH)]
+    patches = b"".join(picture[top : top + PATCH, left : left + PATCH].tobytes() for top, left in corners)
+    tokenizer = load_tokenizer(directory / TOKENIZER)
+    caption = [tokenizer.eod_id, *tokenizer.encode(caption_of(number)), tokenizer.eod_id]
+    tokens, labels = (part[: SEQ_LEN - NUM_PATCHES] for part in (caption[:-1], caption[1:]))
+    padding = SEQ_LEN - NUM_PATCHES - len(tokens)
+    ignored = [IGNORED_LABEL]
+    return (
+        [0] * NUM_PATCHES + tokens + [0] * padding,
+        ignored * NUM_PATCHES + labels + ignored * padding,
+        patches,
+    )
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_samples_are_pictures_with_their_captions(shards: Path, producers: Producers) -> None:
+    """Two epochs and a half: each shows every picture once, in another order; some captions are too long."""
+    reader, asking = opened(shards, producers)
+    with asking:
+        found = by_sample(read(reader, 0, 40))
+    hand = [by_hand(shards, number) for number in range(NUM_PICTURES)]
+    order = [hand.index(found[sample]) for sample in range(40)]
+    assert sorted(order[:16]) == sorted(order[16:32]) == list(range(NUM_PICTURES))
+    assert order[:16] != order[16:32] != list(range(NUM_PICTURES))
+    assert max(Counter(order[32:]).values()) == 1
+    lengths = {sum(label != IGNORED_LABEL for label in labels) for _, labels, _ in hand}
+    assert SEQ_LEN - NUM_PATCHES in lengths
+    assert min(lengths) < SEQ_LEN - NUM_PATCHES
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_samples_do_not_depend_on_replicas_or_a_resume(shards: Path, producers: Producers) -> None:
+    reader, asking = opened(shards, producers)
+    with asking:
+        whole = by_sample(read(reader, 0, 24))
+        for num_replicas in (2, 3, 4):
+            assert by_sample(read(reader, 0, 24, num_replicas)) == whole
+        resumed, other = opened(shards, producers)
+        with other:
+            assert by_sample(read(resumed, 10, 14, 2)) == {n: whole[n] for n in range(10, 24)}
+            assert by_sample(read(resumed, 4, 2, 4)) == {n: whole[n] for n in (4, 5)}
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_pictures_beside_text_are_those_without_it(shards: Path, producers: Producers, tmp_path: Path) -> None:
+    reader, asking = opened(shards, producers)
+    with asking:
+        alone = by_sample(read(reader, 0, 24))
+    text = write_corpus(tmp_path / "text", 600, VOCAB_SIZE)
+    tables = shard_tables(shards)
+    data = {"pictures": "none", "tokenizer": tables["data"]["tokenizer"], "seed": 5, "balance": "cost"}
+    sources = {"data_source": {"pictures": "shards"}, "data_source-2": {"path": str(text), "name": "web"}}
+    for has_document_mask in (False, True):
+        mixed = open_reader(make_config(tables, sources, {"data": {**data, "has_document_mask": has_document_mask}}))
+        samples = shards_of(mixed)
+        assert samples is not None
+        with samples.connect(producers):
+            for num_replicas in (1, 3):
+                batches = read(mixed, 0, 24, num_replicas)
+                found = by_sample(batches)
+                pictured = [found[number] for number in sorted(found) if found[number][2]]
+                assert pictured == [alone[number] for number in range(len(pictured))]
+                assert {batch.num_pictures for batch in batches} == {len(pictured)}
+                assert 5 < len(pictured) < 20
+                texts = [labels for _, labels, patches in found.values() if not patches]
+                assert has_document_mask or all(IGNORED_LABEL not in labels for labels in texts)
+
+
+@pytest.mark.parametrize("producers", ["with_bad"], indirect=True)
+def test_bad_pictures_cost_their_samples_only(with_bad: Path, shards: Path, producers: Producers) -> None:
+    reader, asking = opened(with_bad, producers, bad_samples="replace")
+    with asking:
+        (batch,) = read(reader, 0, NUM_PICTURES)
+    found = by_sample([batch])
+    hand = [by_hand(shards, number) for number in range(NUM_PICTURES)]
+    nothing = ([0] * SEQ_LEN, [IGNORED_LABEL] * SEQ_LEN, bytes(NUM_PATCHES * PATCH * PATCH * 3))
+    bad = {sample.number for sample in batch.bad_samples}
+    assert {hand.index(found[sample]) for sample in found.keys() - bad} == set(range(NUM_PICTURES)) - {3, 12}
+    assert [found[sample] for sample in bad] == [nothing] * 2
+    texts = sorted(str(sample.reason) for sample in batch.bad_samples)
+    assert texts[0].startswith(f"{with_bad / 'shard-0.tar'}: 0003.png (sample 3): Pillow cannot decode it")
+    assert texts[1].startswith(f"{with_bad / 'shard-1.tar'}: 0012.png (sample 12): ")
+
+
+@pytest.mark.parametrize("producers", ["with_bad"], indirect=True)
+def test_bad_picture_is_refused_with_shard_and_member(with_bad: Path, producers: Producers) -> None:
+    reader, asking = opened(with_bad, producers)
+    with asking, pytest.raises(BadPictureError, match=r"shard-[01]\.tar: 00(03|12)\.png \(sample (3|12)\): "):
+        read(reader, 0, NUM_PICTURES)
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_producers_with_another_decoder_are_refused(shards: Path, producers: Producers) -> None:
+    reader, asking = opened(shards, producers)
+    asking.close()
+    samples = shards_of(reader)
+    assert samples is not None
+    samples.decoder = "DALI 2.4.0 cpu"
+    with samples.connect(producers), pytest.raises(DataError, match=r"decodes with Pillow .*, and this run with DALI"):
+        read(reader, 0, 2)
+
+
+def test_stream_names_data_and_decoder(shards: Path) -> None:
+    config = make_config(shard_tables(shards))
+    reader = open_reader(config)
+    find_decoder(config, reader)
+    stream = sample_stream(config, reader, ())
+    (source,) = stream.sources
+    assert source.num_tokens == NUM_PICTURES
+    assert PictureIndex(shards).digest.startswith(source.digest)
+    digest = hashlib.sha256((shards / TOKENIZER).read_bytes()).hexdigest()
+    assert stream.pictures == f"{pillow_identity()}, at most {1 << 26} pixels, tokenizer {digest[:12]}"
+
+
+def test_data_that_cannot_be_used_is_refused_at_start(shards: Path, tmp_path: Path) -> None:
+    tables = shard_tables(shards)
+    cases = [
+        ({"pictures": {**tables["pictures"], "shards": str(tmp_path)}}, r"pictures\.index: does not exist; make it"),
+        ({"model": {**tables["model"], "vocab_size": 100}}, r"has 264 tokens, more than model\.vocab_size=100"),
+        (
+            {"data": {**tables["data"], "tokenizer": str(tmp_path / "no.json")}},
+            r"no\.json: the tokenizer cannot be read",
+        ),
+    ]
+    for change, reason in cases:
+        with pytest.raises(DataError, match=reason):
+            open_reader(make_config(tables, change))
+
+
+def test_shards_that_are_absent_or_changed_are_refused(tmp_path: Path) -> None:
+    index = PictureIndex(write_shards(tmp_path / "shards"))
+    index.check_shards()
+    shard = tmp_path / "shards" / "shard-1.tar"
+    shard.write_bytes(shard.read_bytes() + b"more")
+    with pytest.raises(DataError, match=r"shard-1\.tar: has \d+ bytes, and .* describes \d+; copy it again"):
+        index.check_shards()
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard-1\.tar: the shard cannot be read: No such file"):
+        index.check_shards()
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_closed_source_ends_a_call_that_waits(shards: Path, producers: Producers) -> None:
+    """Nobody answers: the call would wait for minutes."""
+    silent = listen("127.0.0.1")
+    reader, asking = opened(shards, replace(producers, addresses=[PeerAddress(*silent.getsockname()[:2])]))
+    silent.close()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            read(reader, 0, 2)
+        except DataError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    asking.close()
+    waiting.join()
+    assert [str(error) for error in errors] == ["the source of pictures is closed"]

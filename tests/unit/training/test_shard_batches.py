@@ -1,0 +1,153 @@
+"""Batches with pictures from shards, by both loaders: producers of the host or at addresses, killed or failing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from megatrain.arena.directory import create_arena
+from megatrain.config.config import Config
+from megatrain.contracts.errors import DataError
+from megatrain.data.loader.host_loader import HostLoader
+from megatrain.data.pictures.producers import local_producers, producer_command
+from megatrain.data.prefetch import Prefetcher
+from megatrain.training.step_batches import open_batches
+from megatrain.training.training_data import find_decoder, open_reader, sample_stream
+from tests.helpers.host_loading import content
+from tests.helpers.picture_shards import shard_tables, write_shards
+from tests.helpers.processes import descendants, is_running, words_of
+from tests.helpers.single_rank import single_rank_mesh
+from tests.helpers.training_case import make_config
+
+NUM_STEPS = 5
+LOADERS = ("thread", "host")
+Batches = Prefetcher | HostLoader
+
+
+def config_of(shards: Path, root: Path, loader: str, **pictures: str) -> Config:
+    tables = shard_tables(shards)
+    return make_config(
+        tables,
+        {
+            "data": {**tables["data"], "loader": loader, "bad_samples": "replace"},
+            "pictures": {"shards": str(shards), "decoder": "dali"} | (pictures or tables["pictures"]),
+            "job": {"run_directory": str(root)},
+        },
+    )
+
+
+@contextmanager
+def opened(config: Config, root: Path) -> Iterator[Batches]:
+    """Open the batches of a run of one rank, in a new arena."""
+    mesh, reader = single_rank_mesh(), open_reader(config)
+    find_decoder(config, reader)
+    arena = create_arena(root / f"arena-{config.data.loader}")
+    attachment = SimpleNamespace(arena=arena, ranks_of_host=lambda rank: (rank,))
+    checkpoints: Any = SimpleNamespace(attachment=attachment, round=1, stream=sample_stream(config, reader, ()))
+    with ExitStack() as closing:
+        sequence = config.steps(mesh.layout, 0, NUM_STEPS)
+        yield open_batches(config, mesh, reader, sequence, checkpoints, print, closing)
+    assert not list(arena.root.iterdir())
+
+
+def producers_of(shards: Path) -> list[int]:
+    """Return the running producers of some shards that this process has started."""
+    wanted = str(shards).encode()
+    return [pid for pid in descendants(os.getpid()) if wanted in words_of(pid) and is_running(pid)]
+
+
+def delivered(config: Config, root: Path, after_step: Callable[[int], None] = lambda step: None) -> list[Any]:
+    with opened(config, root) as batches:
+        found = []
+        for step in range(NUM_STEPS):
+            found.append(content(batches.next()))
+            after_step(step)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("data") / "shards", 2, 16, bad=(5, 21))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    root = tmp_path_factory.mktemp("undisturbed")
+    found = delivered(config_of(shards, root, "thread"), root)
+    bad = {number for *_, bad in found for number, _, _ in bad}
+    assert len(bad) == 2
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+def test_killed_producers_change_no_batch(loader: str, shards: Path, undisturbed: list[Any], tmp_path: Path) -> None:
+    killed = []
+
+    def kill(step: int) -> None:
+        if step in (0, 2):
+            for pid in producers_of(shards):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+
+    config = config_of(shards, tmp_path, loader)
+    assert delivered(config, tmp_path, kill) == undisturbed
+    assert killed
+    assert producers_of(shards) == []
+
+
+def test_host_loader_delivers_what_the_thread_does(shards: Path, undisturbed: list[Any], tmp_path: Path) -> None:
+    assert delivered(config_of(shards, tmp_path, "host"), tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+def test_running_producers_are_asked(loader: str, shards: Path, undisturbed: list[Any], tmp_path: Path) -> None:
+    command = producer_command(shards, "pillow")
+    with local_producers(command, 2, tmp_path / "logs", lambda text: None) as local:
+        secret = tmp_path / "secret"
+        secret.write_bytes(local.secret)
+        secret.chmod(0o600)
+        addresses = ", ".join(map(str, local.addresses))
+        config = config_of(shards, tmp_path, loader, addresses=addresses, secret=str(secret))
+        assert delivered(config, tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+def test_producers_that_fail_again_and_again_end_the_run(loader: str, tmp_path: Path) -> None:
+    """Their index is damaged after the run has opened it, so no start of a producer can succeed."""
+    own = write_shards(tmp_path / "shards")
+    config = config_of(own, tmp_path, loader)
+    mesh, reader = single_rank_mesh(), open_reader(config)
+    find_decoder(config, reader)
+    arena = create_arena(tmp_path / "arena")
+    attachment = SimpleNamespace(arena=arena, ranks_of_host=lambda rank: (rank,))
+    checkpoints: Any = SimpleNamespace(attachment=attachment, round=1, stream=sample_stream(config, reader, ()))
+    damaged = bytearray((own / "pictures.index").read_bytes())
+    damaged[0] ^= 1
+    (own / "copy").write_bytes(damaged)
+    (own / "copy").replace(own / "pictures.index")
+    with ExitStack() as closing, pytest.raises(DataError, match=r"pictures\.index: has magic"):
+        sequence = config.steps(mesh.layout, 0, NUM_STEPS)
+        open_batches(config, mesh, reader, sequence, checkpoints, print, closing).next()
+
+
+def test_start_is_refused_without_shard_or_secret(shards: Path, tmp_path: Path) -> None:
+    own = write_shards(tmp_path / "shards")
+    (own / "shard-1.tar").unlink()
+    with (
+        pytest.raises(DataError, match=r"shard-1\.tar: the shard cannot be read"),
+        opened(config_of(own, tmp_path, "thread"), tmp_path),
+    ):
+        raise AssertionError("the run began")
+    config = config_of(shards, tmp_path, "thread", addresses="127.0.0.1:9", secret=str(tmp_path / "no"))
+    with pytest.raises(DataError, match=r"no: the secret cannot be read: No such file"):
+        find_decoder(config, open_reader(config))
