@@ -280,11 +280,11 @@ class BatchReader:
         return tuple("" if source is None or source.costs is None else source.costs.digest for source in self.sources)
 
     def _prepared(self, sources_N: NDArray[np.int64], indices_N: NDArray[np.int64]) -> BatchReader:
-        """Return the reader whose sources have what these samples need."""
-        prepared = (
-            source and source.prepared(indices_N[sources_N == number]) for number, source in enumerate(self.sources)
-        )
-        return replace(self, sources=tuple(prepared))
+        """Return the reader whose sources have what these samples need. A source without samples is not asked."""
+        sources = list(self.sources)
+        for number in np.unique(sources_N).tolist():
+            sources[number] = self._open(number).prepared(indices_N[sources_N == number])
+        return replace(self, sources=tuple(sources))
 
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
