@@ -160,6 +160,18 @@ def test_pictures_beside_text_are_those_without_it(shards: Path, producers: Prod
                 assert has_document_mask or all(IGNORED_LABEL not in labels for labels in texts)
 
 
+def test_source_without_samples_in_a_step_is_not_asked(shards: Path, tmp_path: Path) -> None:
+    text = write_corpus(tmp_path / "text", 600, VOCAB_SIZE)
+    tables = shard_tables(shards)
+    sources = {"data_source": {"pictures": "shards", "weight": 0.0}, "data_source-2": {"path": str(text)}}
+    data = {"pictures": "none", "tokenizer": tables["data"]["tokenizer"]}
+    reader = open_reader(make_config(tables, sources, {"data": data}))
+
+    (batch,) = read(reader, 0, 8)
+    assert batch.num_pictures == 0
+    assert all(micro.patches_PKC is None for micro in batch.microbatches)
+
+
 @pytest.mark.parametrize("producers", ["with_bad"], indirect=True)
 def test_bad_pictures_cost_their_samples_only(with_bad: Path, shards: Path, producers: Producers) -> None:
     reader, asking = opened(with_bad, producers, bad_samples="replace")
