@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatrain.config.options import option
+from megatrain.peers.link import PeerAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,7 @@ class PicturesConfig:
     )
 
     @property
-    def peers(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of each of the addresses. Raises: ValueError with the part that is not HOST:PORT."""
-        found = []
-        for part in self.addresses.split(",") if self.addresses else ():
-            host, _, port = part.strip().rpartition(":")
-            if not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
-                raise ValueError(part.strip())
-            found.append((host.strip("[]"), int(port)))
-        return tuple(found)
+    def peers(self) -> tuple[PeerAddress, ...]:
+        """The addresses. Raises: ValueError with the part that is not HOST:PORT."""
+        parts = self.addresses.split(",") if self.addresses else ()
+        return tuple(PeerAddress.parse(part.strip()) for part in parts)

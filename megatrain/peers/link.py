@@ -26,6 +26,7 @@ SECRET_BYTES = 32
 MAX_MESSAGE_BYTES = 4096
 """A message is a line of JSON. Larger data is sent as raw bytes, without a length prefix."""
 _HELLO = b"MTPEER1\n"
+_LARGEST_PORT = 65535
 _NONCE_BYTES = 32
 _TAG_BYTES = 32
 _LENGTH = struct.Struct("<I")
@@ -46,6 +47,14 @@ class PeerAddress:
 
     host: str
     port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "HOST:PORT"; an IPv6 host may be in brackets. Raises: ValueError with the text."""
+        host, _, port = text.rpartition(":")
+        if not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= _LARGEST_PORT:
+            raise ValueError(text)
+        return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

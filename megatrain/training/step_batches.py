@@ -11,7 +11,7 @@ from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
 from megatrain.config.step_sequence import StepSequence
-from megatrain.contracts.errors import CheckpointError, ConfigError
+from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
 from megatrain.data.loader.host_loader import HostLoader, RingLocation
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.loader.ring import store_order_problem
@@ -85,14 +85,16 @@ def _open_loader(
     problem = _create(place, plan) if is_first else None
     found = mesh.cpu_groups.agree(mesh.rank, problem)
     if found is not None:
-        if is_first:
-            with suppress(CheckpointError):  # the problem of the ring is reported, not this error
-                place.remove()
+        _remove(place, is_first=is_first)
         raise ConfigError([found])
     print_line(_note(plan, place))
     if shards is not None:
         print_line(_picture_note(config, shards))
-        open_producers(config, mesh, shards, checkpoints, closing)
+        try:
+            open_producers(config, mesh, shards, checkpoints, closing)
+        except DataError:
+            _remove(place, is_first=is_first)
+            raise
     batches = HostLoader(place, plan, ranks.index(mesh.rank), reader.source_names)
     mesh.cpu_groups.all_agree(True)
     # all ranks have opened the ring, so its file can be removed: its memory is freed when the ranks end
@@ -111,6 +113,13 @@ def _create(place: RingLocation, plan: LoaderPlan) -> str | None:
     except CheckpointError as error:
         return str(error)
     return None
+
+
+def _remove(place: RingLocation, *, is_first: bool) -> None:
+    """Remove the ring of a start that fails on all ranks."""
+    if is_first:
+        with suppress(CheckpointError):  # why the start fails is reported, not this error
+            place.remove()
 
 
 def _note(plan: LoaderPlan, place: RingLocation) -> str:

@@ -38,7 +38,6 @@ from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, path_or_url
 from megatrain.data.training_source import TrainingSource
-from megatrain.peers.link import PeerAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +125,7 @@ def shards_of(reader: BatchReader) -> ShardSamples | None:
 
 def named_producers(config: Config) -> Producers:
     """Return the producers at pictures.addresses. Raises: DataError when their secret cannot be used."""
-    addresses = [PeerAddress(*peer) for peer in config.pictures.peers]
-    return Producers(addresses, read_secret(Path(config.pictures.secret)))
+    return Producers(config.pictures.peers, read_secret(Path(config.pictures.secret)))
 
 
 def find_decoder(config: Config, reader: BatchReader) -> None:

@@ -111,10 +111,10 @@ def _add_secret(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
 def _address(text: str) -> PeerAddress:
     from megatrain.peers.link import PeerAddress
 
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    return PeerAddress(host.strip("[]"), int(port))
+    try:
+        return PeerAddress.parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT") from None
 
 
 def run_index(args: argparse.Namespace) -> int:

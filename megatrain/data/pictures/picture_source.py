@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -92,9 +92,8 @@ class PictureSource:
         shape = (len(numbers), self._format.num_patches, self._format.patch_values)
         patches_NPV = np.empty(shape, np.uint8)
         work = self._work = PictureRequests(numbers)
-        if self._is_closed:
-            raise DataError("the source of pictures is closed")
-        asking = [self._threads.submit(self._ask, asked, work, patches_NPV) for asked in self._asked]
+        # from here on, `close` stops the work
+        asking = [] if self._is_closed else self._start(work, patches_NPV)
         try:
             for one in asking:
                 one.result()
@@ -125,6 +124,14 @@ class PictureSource:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _start(self, work: PictureRequests, patches_NPV: NDArray[np.uint8]) -> list[Future[None]]:
+        try:
+            return [self._threads.submit(self._ask, asked, work, patches_NPV) for asked in self._asked]
+        except RuntimeError:
+            if not self._is_closed:
+                raise
+            return []
 
     def _ask(self, asked: _AskedProducer, work: PictureRequests, patches_NPV: NDArray[np.uint8]) -> None:
         """Send one producer the requests that no other one works on, until all are answered."""

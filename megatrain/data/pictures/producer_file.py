@@ -41,9 +41,8 @@ def read_producers(path: Path) -> Producers:
     Raises: CheckpointError naming the file.
     """
     read = _read(path)
-    addresses = [text.rpartition(":") for text in read.texts("addresses")]
     return Producers(
-        [PeerAddress(host.strip("[]"), int(port)) for host, _, port in addresses],
+        [PeerAddress.parse(text) for text in read.texts("addresses")],
         bytes.fromhex(read.text("secret")),
         lambda: _problem(path),
     )

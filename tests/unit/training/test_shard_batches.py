@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +15,16 @@ from typing import Any
 import pytest
 
 from megatrain.arena.directory import create_arena
+from megatrain.cli import main
+from megatrain.config import to_toml
 from megatrain.config.config import Config
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.layout import Layout
 from megatrain.data.loader.host_loader import HostLoader
+from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.pictures.producers import local_producers, producer_command
 from megatrain.data.prefetch import Prefetcher
+from megatrain.formatting import bytes_text
 from megatrain.training.step_batches import open_batches
 from megatrain.training.training_data import find_decoder, open_reader, sample_stream
 from tests.helpers.host_loading import content
@@ -140,14 +147,35 @@ def test_producers_that_fail_again_and_again_end_the_run(loader: str, tmp_path: 
         open_batches(config, mesh, reader, sequence, checkpoints, print, closing).next()
 
 
-def test_start_is_refused_without_shard_or_secret(shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loader", LOADERS)
+def test_start_is_refused_without_shard_or_secret(loader: str, shards: Path, tmp_path: Path) -> None:
     own = write_shards(tmp_path / "shards")
     (own / "shard-1.tar").unlink()
     with (
         pytest.raises(DataError, match=r"shard-1\.tar: the shard cannot be read"),
-        opened(config_of(own, tmp_path, "thread"), tmp_path),
+        opened(config_of(own, tmp_path, loader), tmp_path),
     ):
         raise AssertionError("the run began")
-    config = config_of(shards, tmp_path, "thread", addresses="127.0.0.1:9", secret=str(tmp_path / "no"))
+    assert not list((tmp_path / f"arena-{loader}").iterdir())
+    config = config_of(shards, tmp_path, loader, addresses="127.0.0.1:9", secret=str(tmp_path / "no"))
     with pytest.raises(DataError, match=r"no: the secret cannot be read: No such file"):
         find_decoder(config, open_reader(config))
+
+
+def test_dry_run_states_pictures_and_ring(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the index, as on the machine of a user, the data are not checked."""
+    monkeypatch.setattr("megatrain.planning.plan_text.dry_run", lambda _: "")  # the memory of ranks takes seconds
+    config, file = config_of(shards, tmp_path, "host"), tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert main(["config", "check", str(file), "--dry-run", "--world-size=1"]) == 0
+    found = capsys.readouterr().out
+    ring = RingLayout.of_host(config, Layout(), [0])
+    assert ring.picture_shape == (4, 432)
+    assert f"into a ring of {bytes_text(ring.num_bytes)} for" in found
+    assert re.search(r"source +pictures +samples read.*\n +pictures\.shards +32 ", found)
+    absent = config_of(tmp_path, tmp_path, "host")
+    file.write_text(to_toml(replace(absent, data=config.data)))
+    assert main(["config", "check", str(file), "--dry-run", "--world-size=1"]) == 0
+    assert "Training data: not checked, because they cannot be read here: " in capsys.readouterr().out
