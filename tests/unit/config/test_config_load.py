@@ -88,9 +88,9 @@ MISTAKES = {
         "[x.y]\nz = 1\n[optimizer]",
         (
             "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, "
-            "parameter_group, data, data_source, data_stage, validation_set, checkpoint, evaluation, log, profile, "
-            "kernels, fp8, runtime, telemetry, recovery, diagnostics, dashboard, notify, slack, pagerduty, email, "
-            "alertmanager or webhook (small.toml:14)"
+            "parameter_group, data, pictures, data_source, data_stage, validation_set, checkpoint, evaluation, log, "
+            "profile, kernels, fp8, runtime, telemetry, recovery, diagnostics, dashboard, notify, slack, pagerduty, "
+            "email, alertmanager or webhook (small.toml:14)"
         ),
     ),
     "key outside any section": (

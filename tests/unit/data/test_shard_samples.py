@@ -14,6 +14,7 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.step_plan import Dealing, StepPlan
+from megatrain.data.masked_samples import without_samples
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.picture_source import PictureSource, Producers
@@ -34,6 +35,8 @@ from tests.helpers.training_case import make_config
 SECRET = bytes(SECRET_BYTES)
 NUM_PICTURES, NUM_PATCHES, SEQ_LEN = 16, 4, 16
 SIZE, PATCH = 24, 12
+NOTHING = ([0] * SEQ_LEN, [IGNORED_LABEL] * SEQ_LEN, bytes(NUM_PATCHES * PATCH * PATCH * 3))
+"""A sample that is replaced."""
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +182,21 @@ def test_bad_pictures_cost_their_samples_only(with_bad: Path, shards: Path, prod
         (batch,) = read(reader, 0, NUM_PICTURES)
     found = by_sample([batch])
     hand = [by_hand(shards, number) for number in range(NUM_PICTURES)]
-    nothing = ([0] * SEQ_LEN, [IGNORED_LABEL] * SEQ_LEN, bytes(NUM_PATCHES * PATCH * PATCH * 3))
     bad = {sample.number for sample in batch.bad_samples}
     assert {hand.index(found[sample]) for sample in found.keys() - bad} == set(range(NUM_PICTURES)) - {3, 12}
-    assert [found[sample] for sample in bad] == [nothing] * 2
+    assert [found[sample] for sample in bad] == [NOTHING] * 2
     texts = sorted(str(sample.reason) for sample in batch.bad_samples)
     assert texts[0].startswith(f"{with_bad / 'shard-0.tar'}: 0003.png (sample 3): Pillow cannot decode it")
     assert texts[1].startswith(f"{with_bad / 'shard-1.tar'}: 0012.png (sample 12): ")
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_sample_that_another_rank_cannot_use_has_no_picture(shards: Path, producers: Producers) -> None:
+    reader, asking = opened(shards, producers)
+    with asking:
+        (batch,) = read(reader, 0, 8)
+    whole = by_sample([batch])
+    assert by_sample([without_samples(batch, [1, 6, 40])]) == {**whole, 1: NOTHING, 6: NOTHING}
 
 
 @pytest.mark.parametrize("producers", ["with_bad"], indirect=True)
