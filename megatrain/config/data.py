@@ -117,7 +117,8 @@ class DataConfig:
         metadata=option(
             "What happens with a training sample that cannot be used: a token id is outside the vocabulary, a part of "
             "a .bin file cannot be read, a page of packed samples differs from its checksum, or a picture or its "
-            "caption is broken. refuse: the run ends with the file and the byte, or with shard and member. replace: the sample has no labels; all other samples stay as they are."
+            "caption is broken. refuse: the run ends with the file and the byte, or with shard and member. replace: "
+            "the sample has no labels; all other samples stay as they are."
         ),
     )
     seed: int = field(default=0, metadata=option("Seed of the sample order. 0: train.seed.", minimum=0))
