@@ -17,6 +17,7 @@ from megatrain.comm.lanes import AwaitedLane
 from megatrain.config.config import Config
 from megatrain.config.pictures import patch_width
 from megatrain.contracts.process import Process
+from megatrain.model import PatchRows
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import estimate_memory
@@ -203,7 +204,7 @@ def random_inputs(rank_model: RankModel) -> list[PipelineInput]:
             torch.randint(config.model.vocab_size, shape),
             first_sample + microbatch * config.batch.micro_batch_size,
             torch.zeros(shape, dtype=torch.int64) if config.data.has_document_mask else None,
-            torch.randint(256, patch_shape, dtype=torch.uint8) if encodes else None,
+            PatchRows.of_all(torch.randint(256, patch_shape, dtype=torch.uint8)) if encodes else None,
         )
         for microbatch in range(config.num_microbatches(rank_model.mesh.layout))
     ]

@@ -27,6 +27,7 @@ from megatrain.config import (
 )
 from megatrain.config.model_products import document_cost
 from megatrain.config.parallel import LARGEST_SIZE
+from megatrain.config.picture_share import mixes_pictures
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
@@ -121,7 +122,8 @@ def _data_lines(config: Config) -> list[str]:
         ]
         for use in uses
     ]
-    unit = "pictures" if config.data.pictures == "shards" else "tokens"
+    are_shards = {source.pictures == "shards" for source in config.data_sources.values()}
+    unit = "tokens or pictures" if len(are_shards) > 1 else "pictures" if are_shards == {True} else "tokens"
     heads = ["source", unit, "samples read", "share", "epochs", "at most"]
     lines = [*tokenizer_notes(config), f"Training data of a new run until step {config.train.steps:,}"]
     lines += [f"  {line}" for line in table([heads, *rows], [0])]
@@ -144,11 +146,12 @@ def _balance_lines(config: Config, reader: BatchReader) -> list[str]:
 
     layout = config.layout(None)
     is_by_file = config.data.balance == "file"
-    if layout.num_sample_parts == 1 or not (config.data.has_document_mask or is_by_file):
+    by_cost_of = ["lengths of documents"] * config.data.has_document_mask + ["pictures"] * mixes_pictures(config)
+    if layout.num_sample_parts == 1 or not (by_cost_of or is_by_file):
         return []
     plans = config.steps(layout, config.batch.rampup_samples, _BALANCED_STEPS).plans()
     in_order, by_cost = expected_imbalance(reader, plans, document_cost(config.model))
-    measure, name = ("costs in the files", "file") if is_by_file else ("lengths of documents", "cost")
+    measure, name = ("costs in the files", "file") if is_by_file else (" and the ".join(by_cost_of), "cost")
     text = (
         f"  data.balance={value_text(config.data.balance)}: by the {measure}, the replica that computes longest takes "
         f'{in_order:.3f} times the mean with "none", {by_cost:.3f} with "{name}" ({_BALANCED_STEPS} steps)'
@@ -185,7 +188,7 @@ def _why_not_read(config: Config, error: DataError) -> str:
     with suppress(DataError):  # storage that cannot be reached from here
         prefixes = data_prefixes(config).values()
         files: list[DataPath] = [path for one in prefixes for path in (data_path(one), index_path(one))]
-        if config.data.pictures == "shards":
+        if any(source.pictures == "shards" for source in config.data_sources.values()):
             files.append(Path(config.pictures.shards, INDEX_NAME))
         if all(path.exists() for path in files):
             return f"THE RUN WOULD NOT START: {error}"

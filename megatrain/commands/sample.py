@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import real_number, seed, utf8_text, whole_number
 from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint
+from megatrain.contracts.errors import DataError
+from megatrain.data.pictures.picture_format import DALI, DECODERS, PictureFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from megatrain.config.model import ModelConfig
 
 SUMMARY = "sample text from a checkpoint"
 
@@ -15,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     add_ema(parser)
     parser.add_argument("--prompt", type=utf8_text, default="", help="text to continue (default: start a new document)")
+    parser.add_argument("--picture", metavar="FILE", help="picture before the prompt: JPEG, PNG or WebP")
+    parser.add_argument(
+        "--decoder", choices=DECODERS, default=DALI, help=f"what decodes the picture (default {DALI}), as in training"
+    )
     parser.add_argument("--max-tokens", type=whole_number(0), default=100, metavar="N",
                         help="stop after N tokens (default 100)")  # fmt: skip
     temperature = real_number("a finite number of at least 0", lambda value: 0.0 <= value < float("inf"))
@@ -32,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sample. Raises: CheckpointError or DataError that names the file; ConfigError if the device is missing."""
+    """Sample.
+
+    Raises: CheckpointError or DataError that names the file; ConfigError if the device is missing; DataError for a
+    picture if the model takes none, or the decoder is not installed.
+    """
     checkpoint = chosen_checkpoint(args)
     from megatrain.formatting import printable
     from megatrain.inference.generation import Sampling
@@ -40,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     loaded = load_checkpoint(checkpoint, choose_device(args.device), kind=args.kind)
     sampling = Sampling(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed)
-    tokens = list(loaded.tokens_after(loaded.tokenizer.encode(args.prompt), sampling))
+    patches = None if args.picture is None else _patches(args.picture, args.decoder, loaded.config)
+    tokens = list(loaded.tokens_after(loaded.tokenizer.encode(args.prompt), sampling, patches))
     text = loaded.tokenizer.decode(tokens)
     if args.json:
         print(json.dumps({"schema_version": 1, "checkpoint": str(checkpoint), "step": loaded.step,
@@ -49,3 +67,16 @@ def run(args: argparse.Namespace) -> int:
         # escape control characters that a model generates: a terminal would act on them
         print("\t".join(printable(part) for part in (args.prompt + text).split("\t")))
     return 0
+
+
+def _patches(path: str, decoder: str, model: ModelConfig) -> Tensor:
+    """Return the patches of the picture in a file. Raises: DataError."""
+    import torch
+
+    from megatrain.data.pictures.decoders import make_decoder
+    from megatrain.data.pictures.picture_file import patches_of_file
+
+    if not model.has_pictures:
+        raise DataError(f"--picture {path}: the model has no pictures (model.picture_size=0); leave it out")
+    picture_format = PictureFormat(model.picture_size, model.patch_size)
+    return torch.from_numpy(patches_of_file(Path(path), make_decoder(decoder), picture_format))

@@ -128,14 +128,14 @@ class Config:
     @property
     def data_sources(self) -> Mapping[str, DataSourceConfig]:
         """The sources of training data by the key that selects them: data.train, data.pictures, pictures.shards, or the
-        path of each [[data_source]]."""
+        path or the pictures of each [[data_source]]."""
         if self.data.train:
             return {"data.train": DataSourceConfig(path=self.data.train, name="data.train")}
-        if self.data.pictures == "drawn":
-            return {"data.pictures": DataSourceConfig(name="drawn pictures")}
-        if self.data.pictures == "shards":
-            return {"pictures.shards": DataSourceConfig(path=self.pictures.shards, name="pictures.shards")}
-        return {f"{name}.path": source for name, source in self.sections_of("data_source").items() if source.path}
+        if self.data.pictures != "none":
+            key = "pictures.shards" if self.data.pictures == "shards" else "data.pictures"
+            return {key: DataSourceConfig(pictures=self.data.pictures)}
+        sections = self.sections_of("data_source").items()
+        return {f"{name}.{'path' if one.path else 'pictures'}": one for name, one in sections if one.is_set}
 
     @property
     def data_stages(self) -> Sequence[DataStageConfig]:
@@ -181,7 +181,7 @@ class Config:
         return {
             f"{name}.path": validation_set
             for name, validation_set in self.sections_of("validation_set").items()
-            if validation_set.path
+            if validation_set.is_set
         }
 
     def sections_of(self, kind: str) -> Mapping[str, Any]:

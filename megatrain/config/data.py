@@ -19,6 +19,7 @@ MIN_WEIGHT = 1e-9
 """The smallest weight above 0: weights are rounded to multiples of it."""
 MAX_WEIGHT = 1_000_000
 NAME_PATTERN = r"[^,\n\r]*"
+_NAMES_OF_PICTURES = {"none": "", "drawn": "drawn pictures", "shards": "pictures.shards"}
 _WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -49,7 +50,8 @@ class DataConfig:
         metadata=option(
             "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
             "shapes that the program draws itself, with captions of three words as the text; needs no files. shards: "
-            "those of pictures.shards, with their captions, which data.tokenizer makes tokens of, as the text."
+            "those of pictures.shards, with their captions, which data.tokenizer makes tokens of, as the text. "
+            "Pictures beside text: [[data_source]]."
         ),
     )
     seq_len: int = field(
@@ -98,9 +100,9 @@ class DataConfig:
         default="none",
         metadata=option(
             "How the samples of a step are dealt to its micro-batches and replicas. none: in their order. cost: so "
-            "that all replicas compute equally long, by the lengths of the documents; needs data.has_document_mask. "
-            "file: by the costs of documents in the file that `megatrain data costs` makes for each pair. The samples "
-            "of a step are the same."
+            "that all replicas compute equally long, by the lengths of the documents and the pictures; needs "
+            "data.has_document_mask, or sources with and without pictures. file: by the costs of documents in the file "
+            "that `megatrain data costs` makes for each pair. The samples of a step are the same."
         ),
     )
     accepted_digest: str = field(
@@ -181,9 +183,19 @@ class DataSourceConfig:
         default="",
         metadata=option("Training tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
     )
+    pictures: Literal["none", "drawn", "shards"] = field(
+        default="none",
+        metadata=option(
+            "The pictures of the samples of this source. none: its samples are text only, also in a model with "
+            "model.picture_size. drawn, shards: see data.pictures; the captions are the text, so there is no path."
+        ),
+    )
     name: str = field(
         default="",
-        metadata=option("Name of the source in logs and checkpoints. Empty: the path.", pattern=NAME_PATTERN),
+        metadata=option(
+            'Name of the source in logs and checkpoints. Empty: the path, "drawn pictures" or "pictures.shards".',
+            pattern=NAME_PATTERN,
+        ),
     )
     weight: float = field(
         default=1.0,
@@ -204,8 +216,17 @@ class DataSourceConfig:
     )
 
     @property
+    def has_pictures(self) -> bool:
+        return self.pictures != "none"
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the section names any data."""
+        return bool(self.path) or self.has_pictures
+
+    @property
     def resolved_name(self) -> str:
-        return self.name or self.path
+        return self.name or self.path or _NAMES_OF_PICTURES[self.pictures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

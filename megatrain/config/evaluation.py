@@ -30,6 +30,11 @@ class ValidationSetConfig:
     )
 
     @property
+    def is_set(self) -> bool:
+        """Whether the section names any data."""
+        return bool(self.path)
+
+    @property
     def resolved_name(self) -> str:
         return self.name or self.path
 

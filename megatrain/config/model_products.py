@@ -70,15 +70,18 @@ class DocumentCost:
     """How the compute time of a document grows with its length: a term for each token, and one for each pair of tokens.
 
     The unit is one (query, key) pair in one layer. per_token: all other products of a token. windows: the size of each
-    window (0: none), and the number of layers that have it. All are integers, so that all hosts compute equal sums.
+    window (0: none), and the number of layers that have it. per_picture: of a picture in the encoder and the projector,
+    in addition to the tokens of its rows. All are integers, so that all hosts compute equal sums.
     """
 
     per_token: int
     windows: tuple[tuple[int, int], ...]
+    per_picture: int = 0
 
 
 def document_cost(model: ModelConfig) -> DocumentCost:
     """Return the cost of the documents of a sample, by the multiplications of the model."""
     windows = Counter(model.window_of(layer) for layer in range(model.num_layers))
-    per_token = round(products_per_token(model) / products_per_pair(model))
-    return DocumentCost(per_token, tuple(sorted(windows.items())))
+    per_pair = products_per_pair(model)
+    per_token, per_picture = (round(one(model) / per_pair) for one in (products_per_token, products_per_picture))
+    return DocumentCost(per_token, tuple(sorted(windows.items())), per_picture)

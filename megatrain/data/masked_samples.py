@@ -1,7 +1,7 @@
 """Remove samples from a batch that has been read: they become samples without labels, as if they had been replaced when
 they were read.
 
-Legend: S sequence, M micro-batches of a rank, B micro-batch, P patches, C bytes of a patch.
+Legend: S sequence, M micro-batches of a rank, B micro-batch, K pictures of a micro-batch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.bad_tokens import BadSample
+from megatrain.data.patches import Patches
 from megatrain.data.reader import MicroBatch, StepBatch
 
 
@@ -69,8 +71,15 @@ def _without(micro: MicroBatch, numbers: Collection[int]) -> MicroBatch:
         num_labels_B=np.where(is_removed_B, 0, micro.num_labels_B),
         squared_lengths=squared_lengths,
         num_documents=num_documents,
-        patches_PBC=None if micro.patches_PBC is None else np.where(is_removed_B[:, None], 0, micro.patches_PBC),
+        patches_PKC=_without_patches(micro, is_removed_B),
     )
+
+
+def _without_patches(micro: MicroBatch, is_removed_B: NDArray[np.bool_]) -> Patches | None:
+    """Return the patches of a micro-batch, zeros for the pictures of samples that are removed."""
+    if micro.patches_PKC is None or micro.picture_place_K is None:
+        return None
+    return np.where(is_removed_B[micro.picture_place_K, None], np.uint8(0), micro.patches_PKC)
 
 
 def _has_padding(micro: MicroBatch, sample: int) -> bool:

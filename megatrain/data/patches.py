@@ -6,6 +6,7 @@ green, blue. Shapes: N samples, P patches, C bytes of a patch. This package load
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,22 @@ class SamplePictures(Protocol):
 
     def patches(self, indices_N: NDArray[np.int64]) -> Patches:
         """Return the pictures of these samples of the source. Shapes: result [N, P, C]."""
+
+
+def pictures_of(
+    pictures: Sequence[SamplePictures | None], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64]
+) -> dict[int, Patches]:
+    """Return the picture of each sample that has one, by its place among the N samples. Shapes: each [P, C].
+
+    pictures: of each source, None for a source without. sources, indices: the source of each sample, and its number in
+    the source. Each source is asked once.
+    """
+    patches: dict[int, Patches] = {}
+    for number, found in enumerate(pictures):
+        places = np.flatnonzero(sources_N == number)
+        if found is not None and len(places):
+            patches |= zip(places.tolist(), found.patches(indices_N[places]), strict=True)
+    return patches
 
 
 def patchify(picture_HWC: Patches, patch_size: int) -> Patches:

@@ -3,9 +3,10 @@
 The step plan (contracts/step_plan.py) determines the samples of each micro-batch of a rank, and which micro-batches are
 empty. A step's set of samples depends only on cursor and global batch size, so a run may resume with another dp_size
 and read the same data. With a cost, balance.py determines which of them form a micro-batch. A mixture determines the
-source of each sample. A sample that cannot be used may be replaced by one without labels, which changes no other
-sample. A sample with a picture begins with the rows of its patches.
-Legend: S sequence, B micro-batch, P patches, C bytes of a patch. Arrays are sequence-first, int64 (patches: uint8).
+source of each sample, and the source whether it has a picture: then it begins with the rows of its patches. A sample
+that cannot be used may be replaced by one without labels, which changes no other sample.
+Legend: S sequence, B micro-batch, K pictures of a micro-batch, P patches, C bytes of a patch. Arrays are
+sequence-first, int64 (patches: uint8).
 This package loads no torch.
 """
 
@@ -28,7 +29,7 @@ from megatrain.data.balance import balanced_order
 from megatrain.data.cache_use import CacheUse
 from megatrain.data.loader_report import LoaderReport
 from megatrain.data.mixture import Mixture
-from megatrain.data.patches import Patches
+from megatrain.data.patches import Patches, pictures_of
 from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
@@ -51,8 +52,9 @@ class MicroBatch:
     squared_lengths: the sum of the squared lengths of the stretches that attend to themselves: the documents, or the
     whole windows without a document mask. Source: OSDI'25 sec. 5.2: the compute time of a micro-batch follows this sum.
     num_documents: the number of these stretches, without the padding.
-    patches_PBC: of the pictures, whose rows are the first of the sequence; zeros in an empty micro-batch. None if
-    samples have no pictures, or the rank does not encode them.
+    patches_PKC: of the pictures, whose rows are the first of their samples. picture_place_K: the place in the
+    micro-batch of the sample that each picture belongs to, ascending. Both are None if no sample has a picture, or the
+    rank does not encode them.
     """
 
     tokens_SB: NDArray[np.int64]
@@ -62,7 +64,8 @@ class MicroBatch:
     num_labels_B: NDArray[np.int64]
     squared_lengths: int
     num_documents: int
-    patches_PBC: Patches | None = None
+    patches_PKC: Patches | None = None
+    picture_place_K: NDArray[np.int64] | None = None
 
     @property
     def num_label_tokens(self) -> int:
@@ -77,7 +80,7 @@ class StepBatch:
     each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
     `loader`: of the data loader of the host; None if this rank has read the batch. `producers`: what each producer of
     pictures did for this batch, where it was read. `cache_use`: of the process that read it, up to then; None if no
-    tokens are in object storage, or another rank of the host reports it.
+    tokens are in object storage, or another rank of the host reports it. `num_pictures`: of the samples of all ranks.
     """
 
     cursor: int
@@ -91,6 +94,7 @@ class StepBatch:
     loader: LoaderReport | None = None
     producers: ProducerWorks = ()
     cache_use: CacheUse | None = None
+    num_pictures: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -98,7 +102,7 @@ class StepBatch:
         return sum(
             array.nbytes
             for one in self.microbatches
-            for array in (one.tokens_SB, one.labels_SB, one.document_SB, one.patches_PBC)
+            for array in (one.tokens_SB, one.labels_SB, one.document_SB, one.patches_PKC)
             if array is not None
         )
 
@@ -187,27 +191,34 @@ class BatchReader:
             bad[number] = str(error)
 
         prepared = self._prepared(sources_N, indices_N)
-        samples = iter(prepared._samples(numbers_N, sources_N, indices_N, on_bad))
+        samples = prepared._samples(numbers_N, sources_N, indices_N, on_bad)
+        first_rows = self._patches_of_sources[sources_N].tolist()
+        of_sources = [None if source is None else source.pictures for source in prepared.sources]
+        pictures = pictures_of(of_sources, sources_N, indices_N) if has_patches else {}
         seq_len = self.seq_len_of(plan)
-        patches = prepared._patches(slots, indices_N, plan.micro_batch_size) if has_patches else [None] * len(slots)
         # one array for all: the C library keeps its memory for the next step, and gives that of small ones back to the
         # kernel, whose zeroed pages then cost as much as all the rest of a read
         num_fields = 2 + self.has_document_mask
         fields_MFSB = np.empty((len(slots), num_fields, seq_len, plan.micro_batch_size), dtype=np.int64)
-        microbatches = [
-            assemble(
-                [next(samples) for _ in slot] or [()] * plan.micro_batch_size,
+        microbatches, first = [], 0
+        for slot, fields_FSB in zip(slots, fields_MFSB, strict=True):
+            own = slice(first, first + len(slot))
+            micro = assemble(
+                samples[own] or [()] * plan.micro_batch_size,
                 np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
                 seq_len,
                 self.has_document_mask,
                 on_bad,
                 has_tokens=has_tokens,
-                first_row=self.num_patches,
-                patches_PBC=patches_PBC,
+                first_rows=first_rows[own],
                 fields_FSB=fields_FSB,
             )
-            for slot, patches_PBC, fields_FSB in zip(slots, patches, fields_MFSB, strict=True)
-        ]
+            pictured = [place for place in range(first, own.stop) if place in pictures]
+            if pictured:
+                patches_PKC = np.stack([pictures[place] for place in pictured], axis=1)
+                micro = replace(micro, patches_PKC=patches_PKC, picture_place_K=np.array(pictured) - first)
+            microbatches.append(micro)
+            first = own.stop
         places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
         return StepBatch(
             plan.cursor,
@@ -220,13 +231,8 @@ class BatchReader:
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
             producers=next((source.works for source in prepared.sources if source is not None and source.works), ()),
             cache_use=self.cache_use,
+            num_pictures=self._num_pictures(plan),
         )
-
-    @property
-    def num_patches(self) -> int:
-        """The patches of the picture of a sample, the same for all samples; 0 if they have no pictures."""
-        sources = (source.pictures for source in self.sources if source is not None)
-        return max((0 if pictures is None else pictures.num_patches for pictures in sources), default=0)
 
     @property
     def cache_use(self) -> CacheUse | None:
@@ -238,7 +244,10 @@ class BatchReader:
     def remote_blocks(self, plan: StepPlan, replica: int) -> list[RemoteBlock]:
         """Return the blocks of remote files that `read_step` reads, in its order. Bad samples are left out."""
         numbers_N = np.array([number for slot in self.dealt(plan).slots(replica) for number in slot], dtype=np.int64)
-        windows = self._samples(numbers_N, *self.mixture.places(numbers_N), lambda number, error: None)
+        sources_N, indices_N = self.mixture.places(numbers_N)
+        remote = [number for number, source in enumerate(self.sources) if source and source.dataset.cache_use is not None]
+        found = np.isin(sources_N, remote)
+        windows = self._samples(numbers_N[found], sources_N[found], indices_N[found], lambda number, error: None)
         return [
             block
             for sample in windows
@@ -255,7 +264,7 @@ class BatchReader:
         return replace(plan, order=tuple(order.tolist()))
 
     def costs(self, samples: NDArray[np.int64], cost: DocumentCost | None) -> NDArray[np.int64]:
-        """Return the cost of each of these samples by the costs of its source, or else by the lengths of its documents.
+        """Return the cost of each of these samples by the costs of its source, or else by its documents and picture.
 
         Shapes: all [samples]. Raises: DataError when a file of costs or of packed samples is damaged.
         """
@@ -263,7 +272,8 @@ class BatchReader:
         costs = np.zeros_like(samples)
         for number in np.unique(sources).tolist():
             of_source = sources == number
-            costs[of_source] = self._open(number).sample_costs(cost, indices[of_source])
+            source = self._open(number)
+            costs[of_source] = source.sample_costs(cost, indices[of_source], has_document_mask=self.has_document_mask)
         return costs
 
     def seq_len_of(self, plan: StepPlan) -> int:
@@ -284,11 +294,11 @@ class BatchReader:
         return tuple("" if source is None or source.costs is None else source.costs.digest for source in self.sources)
 
     def _prepared(self, sources_N: NDArray[np.int64], indices_N: NDArray[np.int64]) -> BatchReader:
-        """Return the reader whose sources have what these samples need."""
-        prepared = (
-            source and source.prepared(indices_N[sources_N == number]) for number, source in enumerate(self.sources)
-        )
-        return replace(self, sources=tuple(prepared))
+        """Return the reader whose sources have what these samples need. A source without samples is not asked."""
+        sources = list(self.sources)
+        for number in np.unique(sources_N).tolist():
+            sources[number] = self._open(number).prepared(indices_N[sources_N == number])
+        return replace(self, sources=tuple(sources))
 
     def _sample_sources(self, sources: NDArray[np.int64], microbatches: Sequence[MicroBatch]) -> SampleSources | None:
         if len(self.sources) == 1:
@@ -299,19 +309,19 @@ class BatchReader:
         source_MB.reshape(-1)[: len(sources)] = sources
         return SampleSources(self.source_names, source_MB, num_labels_MB)
 
-    def _patches(
-        self, slots: Sequence[Sequence[int]], indices_N: NDArray[np.int64], micro_batch_size: int
-    ) -> list[Patches | None]:
-        """Return the patches of each slot, zeros for an empty one. indices: of the samples of all slots, in order.
+    @property
+    def _patches_of_sources(self) -> NDArray[np.int64]:
+        """The number of patches of each sample of a source; 0 for a source without pictures. Shape: [sources]."""
+        found = [0 if source is None else source.num_patches for source in self.sources]
+        return np.array(found, dtype=np.int64)
 
-        Pictures come from one source only. Shapes: of each result [P, B, C].
-        """
-        pictures = self.sources[0].pictures if self.sources[0] is not None else None
-        if pictures is None:
-            return [None] * len(slots)
-        patches_NPC = iter(pictures.patches(indices_N))
-        empty = np.zeros((pictures.num_patches, pictures.patch_width), dtype=np.uint8)
-        return [np.stack([next(patches_NPC) for _ in slot] or [empty] * micro_batch_size, axis=1) for slot in slots]
+    def _num_pictures(self, plan: StepPlan) -> int:
+        """Return how many samples of a step have a picture."""
+        has_pictures = self._patches_of_sources > 0
+        if not has_pictures.any():
+            return 0
+        sources, _ = self.mixture.places(np.array(plan.samples, dtype=np.int64))
+        return int(np.count_nonzero(has_pictures[sources]))
 
     def _samples(
         self, numbers_N: NDArray[np.int64], sources_N: NDArray[np.int64], indices_N: NDArray[np.int64], on_bad: _OnBad
@@ -367,17 +377,17 @@ def assemble(
     on_bad: _OnBad = _refuse,
     *,
     has_tokens: bool = True,
-    first_row: int = 0,
-    patches_PBC: Patches | None = None,
+    first_rows: Sequence[int] = (),
     fields_FSB: NDArray[np.int64] | None = None,
 ) -> MicroBatch:
-    """Return the micro-batch of these samples. The windows of a sample follow each other from `first_row` on.
+    """Return the micro-batch of these samples. The windows of a sample follow each other from its first row on.
 
-    Rows before `first_row` are of the picture: they have token 0 and label -100, and belong to the first document. A
-    sample with fewer labels than `seq_len` is padded with the same token and label. With `has_document_mask`, each
-    window begins another document, as does the padding, and the last token of a document gets label -100 too, because
-    it would have to predict the first token of an unrelated document. Without `has_tokens`, tokens are not read; see
-    BatchReader.read_step. fields_FSB: the memory for tokens, labels and, with the mask, documents; None: new memory.
+    first_rows: one for each sample, or none, if all are 0. Rows before it are of the picture: they have token 0 and
+    label -100, and belong to the first document. A sample with fewer labels than `seq_len` is padded with the same
+    token and label. With `has_document_mask`, each window begins another document, as does the padding, and the last
+    token of a document gets label -100 too, because it would have to predict the first token of an unrelated document.
+    Without `has_tokens`, tokens are not read; see BatchReader.read_step. fields_FSB: the memory for tokens, labels and,
+    with the mask, documents; None: new memory.
     """
     if fields_FSB is None:
         fields_FSB = np.empty((2 + has_document_mask, seq_len, len(samples)), dtype=np.int64)
@@ -387,6 +397,7 @@ def assemble(
     squared_lengths = 0 if has_document_mask else len(samples) * seq_len**2
     num_documents = 0
     for sample, windows in enumerate(samples):
+        first_row = first_rows[sample] if first_rows else 0
         place, bounds = first_row, [np.zeros(1, dtype=np.int64)]
         try:
             contents = [
@@ -426,5 +437,4 @@ def assemble(
         num_labels_B=num_labels_B,
         squared_lengths=squared_lengths,
         num_documents=num_documents,
-        patches_PBC=patches_PBC,
     )

@@ -31,12 +31,17 @@ def sample_cost(cost: DocumentCost, seq_len: int) -> int:
     return int(length_costs(cost, np.array([seq_len], dtype=np.int64))[0])
 
 
-def sample_costs(cost: DocumentCost, dataset: TokenStream, order: SourceOrder, indices: Int64) -> Int64:
+def sample_costs(
+    cost: DocumentCost, dataset: TokenStream, order: SourceOrder, indices: Int64, num_patches: int = 0
+) -> Int64:
     """Return the cost of samples of one source. indices: their numbers in its order. Shapes: all [samples].
 
+    num_patches: the rows of each sample's picture, which belong to its first document. The picture itself is left out.
     Raises: DataError when the file of packed samples is damaged there.
     """
     lengths, bounds = _documents(dataset, order, indices)
+    if num_patches:
+        lengths[bounds[:-1][np.diff(bounds) > 0]] += num_patches
     # the sum of a sample is the difference of two running sums, also for a sample without documents
     sums = np.concatenate([[0], np.cumsum(length_costs(cost, lengths))])
     num_tokens = np.concatenate([[0], np.cumsum(lengths)])

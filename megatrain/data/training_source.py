@@ -13,7 +13,7 @@ from megatrain.config.model_products import DocumentCost
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.patches import SamplePictures
 from megatrain.data.producer_work import ProducerWorks
-from megatrain.data.sample_costs import recorded_costs, sample_costs
+from megatrain.data.sample_costs import length_costs, recorded_costs, sample_costs
 from megatrain.data.token_stream import SourceOrder, TokenStream
 
 
@@ -41,12 +41,24 @@ class TrainingSource:
         """Return the source for reading these samples, by their numbers in its order. Raises: as `prepare`."""
         return self if self.prepare is None else self.prepare(self, indices)
 
-    def sample_costs(self, cost: DocumentCost | None, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    @property
+    def num_patches(self) -> int:
+        """The patches of the picture that each sample begins with; 0 if samples have none."""
+        return 0 if self.pictures is None else self.pictures.num_patches
+
+    def sample_costs(
+        self, cost: DocumentCost | None, indices: NDArray[np.int64], *, has_document_mask: bool
+    ) -> NDArray[np.int64]:
         """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].
 
-        cost: by the lengths of the documents, for a source without costs.
+        cost: by the lengths of the documents and the picture, for a source without costs. has_document_mask: otherwise
+        each sample counts as one document, and so do samples that must be asked for.
         """
         if self.costs is not None:
             return recorded_costs(self.costs, self.order, indices)
         assert cost is not None, "a source without costs in a reader without a cost"
-        return sample_costs(cost, self.dataset, self.order, indices)
+        if has_document_mask and self.prepare is None:
+            of_rows = sample_costs(cost, self.dataset, self.order, indices, self.num_patches)
+        else:
+            of_rows = length_costs(cost, self.order.lengths(indices))
+        return of_rows + cost.per_picture if self.pictures is not None else of_rows

@@ -63,7 +63,7 @@ class LoadedModel:
         """Return the logits of the token after each of `tokens`.
 
         patches: of the picture of each sample, for a model with pictures (data/patches.py::patchify). They take the
-        place of the first P tokens, whose values do not matter.
+        place of the first P tokens, whose values do not matter. None: the samples are text only.
         Shapes: tokens [S] or [B, S], with S at most model.seq_len; patches uint8 [P, C] or [B, P, C]; result [S, V] or
         [B, S, V], fp32 (fp64 for fp64), on the model's device.
         Raises: DataError when tokens or patches have another form, or tokens are not in the vocabulary.
@@ -75,6 +75,7 @@ class LoadedModel:
     def generate(
         self,
         prompt: str = "",
+        patches: Tensor | None = None,
         *,
         max_tokens: int = 100,
         temperature: float = 0.8,
@@ -84,25 +85,31 @@ class LoadedModel:
     ) -> str:
         """Return the text after `prompt`, as `megatrain sample` does with the same options. "" starts a document.
 
-        Raises: ConfigError for values out of range; DataError and CheckpointError, see `tokenizer`.
+        patches: of a picture before the prompt, see `tokens_after`.
+        Raises: ConfigError for values out of range; DataError for patches of another form; DataError and
+        CheckpointError, see `tokenizer`.
         """
         sampling = Sampling(max_tokens, temperature, top_k, top_p, seed)
-        return self.tokenizer.decode(list(self.tokens_after(self.tokenizer.encode(prompt), sampling)))
+        return self.tokenizer.decode(list(self.tokens_after(self.tokenizer.encode(prompt), sampling, patches)))
 
-    def tokens_after(self, prompt: Sequence[int], sampling: Sampling) -> Iterator[int]:
+    def tokens_after(self, prompt: Sequence[int], sampling: Sampling, patches: Tensor | None = None) -> Iterator[int]:
         """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document.
 
-        Raises: DataError for an empty prompt when the tokenizer names no end-of-document token, and for a model with
-        pictures, whose answers `logits` gives.
+        patches: of a picture before the prompt. If the text becomes longer than the model's context, its first tokens
+        are left out, and the picture stays. Shapes: uint8 [P, C].
+        Raises: DataError for an empty prompt when the tokenizer names no end-of-document token, and for patches of
+        another form.
         """
-        self._checked_patches(torch.zeros(1), None)
+        pictures = self._checked_patches(torch.zeros(self.config.seq_len), patches)
         tokenizer = self.tokenizer
         end = tokenizer.eod_id if tokenizer.end else None
-        yield from draw_tokens(self._next_logits, list(prompt) or [tokenizer.eod_id], end, sampling)
+        next_logits = partial(self._next_logits, pictures)
+        yield from draw_tokens(next_logits, list(prompt) or [tokenizer.eod_id], end, sampling)
 
-    def _next_logits(self, tokens: Sequence[int]) -> Tensor:
-        context = torch.tensor([tokens[-self.config.seq_len :]], device=self.device)
-        return self._logits(context, last_only=True)[0, 0].cpu()
+    def _next_logits(self, pictures: PatchRows | None, tokens: Sequence[int]) -> Tensor:
+        num_patches = 0 if pictures is None else len(pictures.patches_PKC)
+        context = [0] * num_patches + list(tokens[num_patches - self.config.seq_len :])
+        return self._logits(torch.tensor([context], device=self.device), pictures, last_only=True)[0, 0].cpu()
 
     def _logits(self, tokens_BS: Tensor, pictures: PatchRows | None = None, *, last_only: bool = False) -> Tensor:
         num_samples, seq_len = tokens_BS.shape
@@ -116,26 +123,21 @@ class LoadedModel:
 
     def _checked_patches(self, tokens: Tensor, patches: Tensor | None) -> PatchRows | None:
         """Return the patches of the pictures of `tokens`, [S] or [B, S], on the model's device. Raises: DataError."""
-        if not self.config.has_pictures:
-            if patches is not None:
-                raise DataError(
-                    "the model has no pictures (model.picture_size=0), and patches were given; leave them out"
-                )
+        if patches is None:
             return None
+        if not self.config.has_pictures:
+            raise DataError("the model has no pictures (model.picture_size=0), and patches were given; leave them out")
         shape = [*tokens.shape[:-1], self.config.num_patches, patch_width(self.config)]
-        if patches is None or list(patches.shape) != shape or patches.dtype != torch.uint8:
-            found = "none" if patches is None else f"{list(patches.shape)} of {patches.dtype}"
-            raise DataError(
-                f"the model takes pictures, and the patches are {found}; give LoadedModel.logits patches of shape "
-                f"{shape} and type uint8"
-            )
+        if list(patches.shape) != shape or patches.dtype != torch.uint8:
+            found = f"{list(patches.shape)} of {patches.dtype}"
+            raise DataError(f"the patches are {found}; give patches of shape {shape} and type uint8")
         if tokens.shape[-1] <= self.config.num_patches:
             raise DataError(
                 f"{tokens.shape[-1]} tokens in a sequence whose first {self.config.num_patches} rows are patches; give "
                 "at least one more"
             )
         patches_BPC = patches if patches.dim() == 3 else patches[None]
-        return PatchRows(patches_BPC.transpose(0, 1).to(self.device))
+        return PatchRows.of_all(patches_BPC.transpose(0, 1).to(self.device))
 
     def _checked(self, tokens: Tensor | Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         """Return the tokens as a tensor on the model's device. Raises: DataError."""

@@ -14,12 +14,28 @@ from megatrain.ops.documents import PackedDocuments
 class PatchRows:
     """The patches of the pictures of a micro-batch that this rank embeds.
 
-    Shapes: patches [P_local, B, C] uint8, C the pixels of a patch by row, each with red, green and blue. first: the
-    number of the first of these patches in the picture, 0 unless ranks hold different rows.
+    Shapes: patches [P_local, K, C] uint8, C the pixels of a patch by row, each with red, green and blue; place_K [K]
+    int64, the place in the micro-batch of the sample that each picture belongs to, ascending. first: the number of the
+    first of these patches in the picture, 0 unless ranks hold different rows.
     """
 
-    patches_PBC: Tensor
+    patches_PKC: Tensor
+    place_K: Tensor
     first: int = 0
+
+    @classmethod
+    def of_all(cls, patches_PBC: Tensor) -> PatchRows:
+        """Return the pictures of a micro-batch in which each sample has one."""
+        return cls(patches_PBC, torch.arange(patches_PBC.shape[1], device=patches_PBC.device))
+
+    def clone(self) -> PatchRows:
+        """Return a copy that shares no memory with these."""
+        return replace(self, patches_PKC=self.patches_PKC.clone(), place_K=self.place_K.clone())
+
+    def copy_(self, other: PatchRows) -> None:
+        """Copy the patches and places of `other`, which must have the same shapes."""
+        self.patches_PKC.copy_(other.patches_PKC)
+        self.place_K.copy_(other.place_K)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +46,7 @@ class TokenContext:
     documents: the document of each token, or None if attention may cross documents.
     token_offset: the position of this rank's first row of the hidden states. It is 0 unless ranks hold different rows
     (sequence parallelism).
-    pictures: only where the encoder is, and only if samples have pictures.
+    pictures: only where the encoder is, and only if one of the samples has a picture.
     """
 
     sample_B: Tensor
@@ -49,7 +65,7 @@ class TokenContext:
                 "a context with documents cannot be cloned, because their bounds differ between micro-batches; use "
                 "data.has_document_mask=false"
             )
-        pictures = self.pictures and replace(self.pictures, patches_PBC=self.pictures.patches_PBC.clone())
+        pictures = None if self.pictures is None else self.pictures.clone()
         return replace(self, sample_B=self.sample_B.clone(), pictures=pictures)
 
     def copy_(self, other: TokenContext) -> None:
@@ -58,12 +74,12 @@ class TokenContext:
             raise ValueError(f"a context of {self._form()} cannot copy the samples of {other._form()}")
         self.sample_B.copy_(other.sample_B)
         if self.pictures is not None and other.pictures is not None:
-            self.pictures.patches_PBC.copy_(other.pictures.patches_PBC)
+            self.pictures.copy_(other.pictures)
 
     def _form(self) -> str:
         further = "" if self.documents is None else ", documents"
         if self.pictures is not None:
-            further += f", patches of shape {list(self.pictures.patches_PBC.shape)}"
+            further += f", patches of shape {list(self.pictures.patches_PKC.shape)}"
         return f"{self.sample_B.numel()} samples, seq_len={self.seq_len}, token_offset={self.token_offset}{further}"
 
     def token_numbers(self, num_rows: int) -> Tensor:

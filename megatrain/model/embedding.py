@@ -1,4 +1,7 @@
-"""Token and position embedding. Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary, P patches."""
+"""Token and position embedding.
+
+Shapes: S sequence, B micro-batch, H hidden, V padded vocabulary, P patches, K pictures of a micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,13 @@ class WordEmbedding(nn.Module):
 
 
 class ProjectedPatches(NamedTuple):
-    """The first rows of the sequence: the projection of the patches, or this rank's part of a sum, and its bias."""
+    """The first rows of some samples: the projection of their patches, or this rank's part of a sum, and its bias.
 
-    x_PBH: Tensor
+    place_K: the places of these samples in the micro-batch.
+    """
+
+    x_PKH: Tensor
+    place_K: Tensor
     bias_H: Tensor
 
 
@@ -56,22 +63,31 @@ class Embedding(nn.Module):
     def forward(self, tokens_SB: Tensor, context: TokenContext, patches: ProjectedPatches | None = None) -> Tensor:
         """Return the hidden states. Shapes: tokens [S, B]; result [S, B, H].
 
-        patches: take the place of the first rows, whose tokens are not looked up. The factor sqrt(H) is for words only.
+        patches: replace the first rows of their samples, so the tokens there do not matter. The factor sqrt(H) is for
+        words only.
         """
         if patches is None:
             x_SBH = self._scaled(self.embedding_out(self.word(tokens_SB)))
         else:
-            num_patches = len(patches.x_PBH)
-            joined_SBH = torch.cat([patches.x_PBH, self.word(tokens_SB[num_patches:])])
-            x_SBH = self.embedding_out(joined_SBH)
-            num_own = min(max(num_patches - context.token_offset, 0), len(x_SBH))
-            x_SBH = torch.cat([x_SBH[:num_own] + patches.bias_H, self._scaled(x_SBH[num_own:])])
+            x_SBH = self._with_patches(tokens_SB, context.token_offset, patches)
         if self.position is not None:
             first = context.token_offset
             x_SBH = x_SBH + self.position[first : first + x_SBH.shape[0], None, :]
         if self.positions is not None:
             x_SBH = self.positions.add(x_SBH, context)
         return self.dropout(x_SBH, context)
+
+    def _with_patches(self, tokens_SB: Tensor, first_row: int, patches: ProjectedPatches) -> Tensor:
+        """Return the rows of this rank, of which the first has number `first_row`, without positions."""
+        x_PKH, place_K, bias_H = patches
+        num_patches = len(x_PKH)
+        words_SBH = self.word(tokens_SB)
+        joined_PBH = words_SBH[:num_patches].index_copy(1, place_K, x_PKH)
+        x_SBH = self.embedding_out(torch.cat([joined_PBH, words_SBH[num_patches:]]))
+        num_own = min(max(num_patches - first_row, 0), len(x_SBH))
+        first_SBH, later_SBH = x_SBH[:num_own], x_SBH[num_own:]
+        pictures_SKH = first_SBH.index_select(1, place_K) + bias_H
+        return torch.cat([self._scaled(first_SBH).index_copy(1, place_K, pictures_SKH), self._scaled(later_SBH)])
 
     def _scaled(self, x_SBH: Tensor) -> Tensor:
         return x_SBH if self.scale == 1.0 else x_SBH * _rounded(self.scale, x_SBH.dtype)

@@ -1,8 +1,8 @@
 """The encoder of pictures: a vision transformer made of the decoder's blocks (arXiv:2010.11929).
 
 patches -> projection, learned positions -> blocks with a norm before each sublayer, attending in both directions ->
-final norm. Shapes: P patches of a picture (P_local: those of this rank), B micro-batch, C bytes of a patch, H the
-encoder's hidden size.
+final norm. Shapes: P patches of a picture (P_local: those of this rank), K pictures of a micro-batch, C bytes of
+a patch, H the encoder's hidden size.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class PatchEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(hidden_size, num_bytes))
         self.bias = nn.Parameter(torch.empty(hidden_size))
 
-    def forward(self, patches_PBC: Tensor) -> Tensor:
-        """Return the hidden states. Shapes: patches [P_local, B, C] uint8; result [P_local, B, H]."""
-        return linear(patches_PBC.to(self.weight.dtype) / _MIDDLE_COLOUR - 1.0, self.weight, self.bias)
+    def forward(self, patches_PKC: Tensor) -> Tensor:
+        """Return the hidden states. Shapes: patches [P_local, K, C] uint8; result [P_local, K, H]."""
+        return linear(patches_PKC.to(self.weight.dtype) / _MIDDLE_COLOUR - 1.0, self.weight, self.bias)
 
 
 class PictureEncoder(nn.Module):
@@ -52,10 +52,10 @@ class PictureEncoder(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(encoder, layer, 0) for layer in range(encoder.num_layers)})
         self.norm = build_norm(encoder)
 
-    def forward(self, pictures: PatchRows, sample_B: Tensor) -> Tensor:
-        """Return the hidden states of this rank's patches, [P_local, B, H]."""
-        x_PBH = self.patch(pictures.patches_PBC)
-        x_PBH = x_PBH + self.position[pictures.first : pictures.first + len(x_PBH), None, :]
+    def forward(self, pictures: PatchRows, sample_K: Tensor) -> Tensor:
+        """Return the hidden states of this rank's patches, [P_local, K, H]."""
+        x_PKH = self.patch(pictures.patches_PKC)
+        x_PKH = x_PKH + self.position[pictures.first : pictures.first + len(x_PKH), None, :]
         pattern = AttentionPattern(
             self.num_patches,
             backend=self.kernels.attention,
@@ -63,8 +63,8 @@ class PictureEncoder(nn.Module):
             device_kind=self.device_kind,
             is_causal=False,
         )
-        stream, context = ResidualStream(x_PBH), TokenContext(sample_B, self.num_patches)
+        stream, context = ResidualStream(x_PKH), TokenContext(sample_K, self.num_patches)
         for block in self.blocks.values():
             stream = block(stream, context, pattern, context)
-        normed_PBH: Tensor = self.norm(stream)[0]
-        return normed_PBH
+        normed_PKH: Tensor = self.norm(stream)[0]
+        return normed_PKH

@@ -1,6 +1,7 @@
 """The projector: from the hidden states of the encoder of pictures to those of the decoder (arXiv:2310.03744).
 
-Shapes: P patches (P_local: those of this rank), B micro-batch, E the encoder's hidden size, H the decoder's.
+Shapes: P patches (P_local: those of this rank), K pictures of a micro-batch, E the encoder's hidden size, H the
+decoder's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Projector(nn.Module):
         self.down = Linear(config.hidden_size, config.hidden_size)
         self.bias = nn.Parameter(torch.empty(config.hidden_size))
 
-    def forward(self, x_PBE: Tensor) -> Tensor:
-        """Return the projection of all patches without `bias`. Shapes: x [P_local, B, E]; result [P, B, H]."""
-        projected_PBH: Tensor = self.down(self.activation(self.up(self.branch_in(x_PBE)), self.up.bias))
-        return projected_PBH
+    def forward(self, x_PKE: Tensor) -> Tensor:
+        """Return the projection of all patches without `bias`. Shapes: x [P_local, K, E]; result [P, K, H]."""
+        projected_PKH: Tensor = self.down(self.activation(self.up(self.branch_in(x_PKE)), self.up.bias))
+        return projected_PKH

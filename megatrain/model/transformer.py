@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from megatrain.config.kernels import KernelsConfig
 from megatrain.config.model import ModelConfig
-from megatrain.contracts.errors import DataError
 from megatrain.model.block import Block
 from megatrain.model.context import TokenContext
 from megatrain.model.embedding import Embedding, ProjectedPatches
@@ -99,19 +98,12 @@ class Transformer(nn.Module):
         return stream
 
     def _projected(self, context: TokenContext) -> ProjectedPatches | None:
-        """Return the first rows of the sequence; None if the model has no pictures.
-
-        Raises: DataError when the model has pictures, and the input none.
-        """
-        if self.encoder is None or self.projector is None:
+        """Return the first rows of the samples with pictures; None if the model or the micro-batch has none."""
+        pictures = context.pictures
+        if self.encoder is None or self.projector is None or pictures is None:
             return None
-        if context.pictures is None:
-            raise DataError(
-                f"the model takes pictures (model.picture_size={self.config.picture_size}), and the input has none; "
-                "set TokenContext.pictures"
-            )
-        encoded_PBE = self.encoder(context.pictures, context.sample_B)
-        return ProjectedPatches(self.projector(encoded_PBE), self.projector.bias)
+        encoded_PKE = self.encoder(pictures, context.sample_B.index_select(0, pictures.place_K))
+        return ProjectedPatches(self.projector(encoded_PKE), pictures.place_K, self.projector.bias)
 
     def _windows(self) -> set[int]:
         """Return the windows of this part's layers: one, or two if only some layers attend to all earlier tokens."""

@@ -108,14 +108,19 @@ class GraphedChunk:
     """Runs a chunk that is the whole model: with `forward` in the first steps, then from captured graphs of it."""
 
     def __init__(
-        self, forward: Forward, data_parallel: ChunkDataParallel, capture: Capture, decisions: Callable[[], Hashable]
+        self,
+        forward: Forward,
+        data_parallel: ChunkDataParallel,
+        capture: Capture,
+        decisions: Callable[[Any], Hashable],
     ) -> None:
-        """`decisions`: returns everything that may change and that Python code in `forward` or backward depends on."""
+        """`decisions`: returns everything that may change and that Python code in `forward` or backward depends on,
+        given the context of a micro-batch. Micro-batches with equal decisions have the same form."""
         self._forward = forward
         self._data_parallel = data_parallel
         self._capture = capture
         self._decisions = decisions
-        self._inputs: _Inputs | None = None
+        self._inputs: dict[Hashable, _Inputs] = {}
         self._graphs: dict[Hashable, _CapturedGraphs] = {}
         self._first_steps: dict[Hashable, int] = {}
         self._num_steps = 0
@@ -133,13 +138,16 @@ class GraphedChunk:
         written = self._data_parallel.written_gradients()
         if not any(map(any, written)):
             self._num_steps += 1
-        key = (written, self._decisions())
+        decisions = self._decisions(context)
+        key = (written, decisions)
         if key not in self._graphs:
             if self._num_steps < self._first_steps.setdefault(key, self._num_steps) + STEPS_BEFORE_CAPTURE:
                 return self._forward(x, context, labels_SB)
-            self._graphs[key] = self._capture_graphs(x, context, labels_SB)
-        assert self._inputs is not None
-        self._inputs.copy_(x, context, labels_SB)
+            if decisions not in self._inputs:
+                labels = None if labels_SB is None else labels_SB.clone()
+                self._inputs[decisions] = _Inputs(x.clone(), context.clone(), labels)
+            self._graphs[key] = self._capture_graphs(self._inputs[decisions])
+        self._inputs[decisions].copy_(x, context, labels_SB)
         graphs = self._graphs[key]
         graphs.forward()
         self._is_backward_due = True
@@ -151,10 +159,7 @@ class GraphedChunk:
         self._data_parallel.set_written_gradients(graphs.written)
         self._is_backward_due = False
 
-    def _capture_graphs(self, x: Tensor, context: Any, labels_SB: Tensor | None) -> _CapturedGraphs:
-        if self._inputs is None:
-            self._inputs = _Inputs(x.clone(), context.clone(), None if labels_SB is None else labels_SB.clone())
-        inputs = self._inputs
+    def _capture_graphs(self, inputs: _Inputs) -> _CapturedGraphs:
         outcome: list[tuple[Tensor, Backward]] = []
         forward = self._capture.capture(
             lambda: outcome.append(self._forward(inputs.x, inputs.context, inputs.labels_SB))

@@ -20,7 +20,7 @@ from megatrain.config.config import Config
 from megatrain.config.pictures import patch_width
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.model import ModelPart
+from megatrain.model import ModelPart, PatchRows
 from megatrain.ops.attention_choice import DeviceKind
 from megatrain.ops.documents import PackedDocuments
 from megatrain.parallel.bucket import Bucket
@@ -128,7 +128,10 @@ def _borrowed_buckets(chunk: BuiltChunk, built: Sequence[BuiltChunk]) -> tuple[B
 
 
 def planned_micro_batch(config: Config, tp: Group, *, has_patches: bool = False) -> PipelineInput:
-    """Return a micro-batch on meta. With a document mask each sample is one document: the real number is not known."""
+    """Return a micro-batch on meta. With a document mask each sample is one document: the real number is not known.
+
+    has_patches: each sample has a picture. No other micro-batch of a mixture needs more memory.
+    """
     shape = (config.seq_len, config.batch.micro_batch_size)
     tokens_SB = torch.empty(shape, dtype=torch.int64, device=_META)
     sample_B = torch.empty(shape[1], dtype=torch.int64, device=_META)
@@ -136,11 +139,11 @@ def planned_micro_batch(config: Config, tp: Group, *, has_patches: bool = False)
     if config.data.has_document_mask:
         starts = tuple(torch.empty(2, dtype=torch.int32, device=_META) for _ in range(shape[1]))
         documents = PackedDocuments(torch.empty_like(tokens_SB, dtype=torch.int32), starts, shape[:1] * shape[1])
-    patches_PBC = None
+    pictures = None
     if has_patches:
         patch_shape = (config.model.num_patches, shape[1], patch_width(config.model))
-        patches_PBC = torch.empty(patch_shape, dtype=torch.uint8, device=_META)
-    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, documents, patches_PBC)
+        pictures = PatchRows.of_all(torch.empty(patch_shape, dtype=torch.uint8, device=_META))
+    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, documents, pictures)
 
 
 def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:

@@ -145,7 +145,7 @@ def tensors_of(micro: PipelineInput) -> list[Tensor]:
     """Return all tensors of a micro-batch."""
     documents, pictures = micro.context.documents, micro.context.pictures
     packed = [] if documents is None else [documents.number_SB, *documents.starts]
-    patches = [] if pictures is None else [pictures.patches_PBC]
+    patches = [] if pictures is None else [pictures.patches_PKC, pictures.place_K]
     return [micro.tokens_SB, micro.labels_SB, micro.context.sample_B, *packed, *patches]
 
 

@@ -19,6 +19,7 @@ from megatrain.comm import Mesh
 from megatrain.config.config import Config, LayerKind
 from megatrain.config.model_size import block_weights, num_parameters, parameter_sizes
 from megatrain.config.optimizer import first_matching
+from megatrain.config.picture_share import picture_share
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import idle_text
 from megatrain.parallel.decoder import decoder_table
@@ -168,9 +169,10 @@ def plan_run(config: Config) -> RunPlan:
     """
     schedule = config.batch_schedule
     placed = [one for one in config.placed_stages if one.stage.global_batch_size or one.changes_length]
-    sizes = [(config.batch.global_batch_size, config.seq_len)]
+    sizes = [(config.batch.global_batch_size, config.seq_len, picture_share(config))]
     for one in placed:
-        sizes.append((one.stage.global_batch_size or sizes[-1][0], one.seq_len))
+        size = one.stage.global_batch_size or sizes[-1][0]
+        sizes.append((size, one.seq_len, picture_share(config, one.first_sample)))
     plans = {size: _plan_steps(config, *size) for size in dict.fromkeys(sizes)}
     later = tuple(
         LaterPlan(one.stage.after_tokens, schedule.steps_before(one.first_sample), plans[size])
@@ -179,8 +181,12 @@ def plan_run(config: Config) -> RunPlan:
     return replace(plans[sizes[0]], later=later)
 
 
-def _plan_steps(whole: Config, global_batch_size: int, seq_len: int) -> RunPlan:
-    """Return the plan of a job whose steps all have this size, and its samples this length."""
+def _plan_steps(whole: Config, global_batch_size: int, seq_len: int, pictures_per_sample: float) -> RunPlan:
+    """Return the plan of a job whose steps all have this size, and its samples this length.
+
+    pictures_per_sample: the share of the samples with a picture. It changes the FLOPs, but not the memory: that of a
+    micro-batch in which each sample has a picture.
+    """
     config = replace(
         whole,
         batch=replace(whole.batch, global_batch_size=global_batch_size),
@@ -241,7 +247,9 @@ def _plan_steps(whole: Config, global_batch_size: int, seq_len: int) -> RunPlan:
         global_batch_size=global_batch_size,
         seq_len=seq_len,
         num_tokens_per_step=global_batch_size * seq_len,
-        flops_per_token=training_flops_per_token(replace(config.model, seq_len=seq_len)),
+        flops_per_token=training_flops_per_token(
+            replace(config.model, seq_len=seq_len), pictures_per_sample=pictures_per_sample
+        ),
         grouped_parameters=grouped,
         groups=tuple(groups.values()),
         stages=tuple(stages),

@@ -36,8 +36,11 @@ class IntervalBuilder:
         done = [step for step in steps if not step.is_skipped]
         tokens = [step.num_tokens for step in steps]
         per_rank = sum(tokens) / wall_s / last.world_size
-        # steps of longer samples compute more for a token
-        flops = _mean([self._cost.flops_per_token(step.seq_len) for step in steps], tokens)
+        # steps of longer samples, or with more pictures, compute more for a token
+        flops = _mean(
+            [self._cost.flops_per_token(step.seq_len, step.num_pictures / step.global_batch_size) for step in steps],
+            tokens,
+        )
         return IntervalReport(
             step=last.step,
             num_steps=len(steps),

@@ -55,6 +55,8 @@ class StepReport:
     world_size: int
     num_replaced: int = 0
     """Samples of this step that cannot be used and were replaced (data.bad_samples)."""
+    num_pictures: int = 0
+    """Samples of this step that have a picture."""
     sources: tuple[SourceReport, ...] = ()
     """The sources with tokens or replaced samples in this step, in the order of the mixture; none for a run with one
     source."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_products import products_per_pair, products_per_picture, products_per_token, widths_of
+from megatrain.config.picture_share import picture_share
 
 if TYPE_CHECKING:
     import torch
@@ -63,29 +64,37 @@ def attended_pairs(seq_len: int, window_size: int = 0) -> int:
     return window * (window + 1) // 2 + (seq_len - window) * window
 
 
-def forward_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
-    """Return the FLOPs of one token's forward pass, averaged over a full sequence with its picture."""
+def forward_flops_per_token(
+    model: ModelConfig, attention: Attention = "exact", pictures_per_sample: float = 1.0
+) -> float:
+    """Return the FLOPs of one token's forward pass, averaged over a full sequence with its picture.
+
+    pictures_per_sample: below 1 if some samples have none; no effect on a model without pictures.
+    """
     pairs = _pairs_of_all_layers(model) if attention == "exact" else model.num_layers * model.seq_len**2
-    shared = products_per_pair(model) * pairs + products_per_picture(model)
+    shared = products_per_pair(model) * pairs + products_per_picture(model) * pictures_per_sample
     return 2 * (products_per_token(model) + shared / model.seq_len)
 
 
-def training_flops_per_token(model: ModelConfig, attention: Attention = "exact") -> float:
+def training_flops_per_token(
+    model: ModelConfig, attention: Attention = "exact", pictures_per_sample: float = 1.0
+) -> float:
     """Return the FLOPs of one token's forward and backward pass; recomputation is not counted."""
-    return (1 + _BACKWARD_TO_FORWARD) * forward_flops_per_token(model, attention)
+    return (1 + _BACKWARD_TO_FORWARD) * forward_flops_per_token(model, attention, pictures_per_sample)
 
 
-def flops_formula(model: ModelConfig) -> str:
+def flops_formula(model: ModelConfig, pictures_per_sample: float = 1.0) -> str:
     """Return one line with the formula for the FLOPs of a token of this model, and the result."""
     span = f"window {model.window_size}, causal" if model.has_window else "causal"
     if model.has_window and model.full_attention_every:
         span += f", each {model.full_attention_every}th layer without it, mean of layers"
     widths = widths_of(model)
     pairs = _pairs_of_all_layers(model) / model.num_layers
-    picture = f" + {products_per_picture(model)} of the picture/S" if model.has_pictures else ""
+    flops = training_flops_per_token(model, pictures_per_sample=pictures_per_sample)
+    picture = f" + {pictures_per_sample:g}*{products_per_picture(model)} of pictures/S" if model.has_pictures else ""
     return (
         f"FLOPs/token = 3 * 2 * (layers * (h*(2q+2kv) + {widths.num_mlp_matrices}*h*ffn + 2*q*pairs/S) + h*vocab"
-        f"{picture}) = {training_flops_per_token(model):.4g}, with h={model.hidden_size} q={widths.query}"
+        f"{picture}) = {flops:.4g}, with h={model.hidden_size} q={widths.query}"
         f" kv={widths.kv} ffn={model.resolved_ffn_size} layers={model.num_layers} vocab={model.vocab_size} (unpadded)"
         f" S={model.seq_len} pairs={pairs:.10g} ({span}); backward = 2 * forward, recompute not counted"
     )
@@ -120,14 +129,18 @@ class ComputeCost:
     formula: str
     """One line on how both are counted."""
 
-    def flops_per_token(self, seq_len: int) -> float:
-        """Return the FLOPs of a token's forward and backward pass in a sample of this length."""
-        return _flops_per_token(self.model, seq_len)
+    def flops_per_token(self, seq_len: int, pictures_per_sample: float = 0.0) -> float:
+        """Return the mean FLOPs of a token's forward and backward pass in samples of this length."""
+        without, whole = _flops_per_token(self.model, seq_len)
+        return without + pictures_per_sample * (whole - without)
 
 
 @lru_cache(maxsize=64)
-def _flops_per_token(model: ModelConfig, seq_len: int) -> float:
-    return training_flops_per_token(replace(model, seq_len=seq_len))
+def _flops_per_token(model: ModelConfig, seq_len: int) -> tuple[float, float]:
+    """Return the FLOPs of a token in a sample of this length without a picture, and with one."""
+    sized = replace(model, seq_len=seq_len)
+    without, whole = (training_flops_per_token(sized, pictures_per_sample=count) for count in (0.0, 1.0))
+    return without, whole
 
 
 def compute_cost(config: Config, device_name: str) -> ComputeCost:
@@ -141,7 +154,7 @@ def compute_cost(config: Config, device_name: str) -> ComputeCost:
         known = f"not printed: no {precision} peak is known for {device_name}; set telemetry.peak_tflops"
     else:
         known = f"tokens/s/device * FLOPs/token / peak, peak = {peak / 1e12:g} TFLOP/s ({source})"
-    formula = flops_formula(replace(config.model, seq_len=config.seq_len))
+    formula = flops_formula(replace(config.model, seq_len=config.seq_len), picture_share(config))
     return ComputeCost(config.model, peak, f"{formula}; MFU {known}")
 
 

@@ -20,7 +20,7 @@ from megatrain.comm.sequence import gather_columns
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES
 from megatrain.data.reader import MicroBatch
-from megatrain.model import initialise_
+from megatrain.model import PatchRows, TokenContext, initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.model.head import CustomLoss
 from megatrain.ops.cross_entropy import write_sample_losses
@@ -99,19 +99,22 @@ class RankModel:
 
     def pipeline_input(self, tokens_SB: torch.Tensor, labels_SB: torch.Tensor, sample_B: torch.Tensor,
                        document_SB: torch.Tensor | None,
-                       patches_PBC: torch.Tensor | None = None) -> PipelineInput:  # fmt: skip
+                       pictures: PatchRows | None = None) -> PipelineInput:  # fmt: skip
         """Return the pipeline's input on this rank's device for a micro-batch on the CPU."""
         documents = None if document_SB is None else pack_documents(document_SB)
-        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, documents, patches_PBC)
+        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, documents, pictures)
 
     def input_of(self, micro: MicroBatch) -> PipelineInput:
         """Return the pipeline's input on this rank's device for a micro-batch of the data."""
+        pictures = None
+        if micro.patches_PKC is not None and micro.picture_place_K is not None:
+            pictures = PatchRows(torch.from_numpy(micro.patches_PKC), torch.from_numpy(micro.picture_place_K))
         return self.pipeline_input(
             torch.from_numpy(micro.tokens_SB),
             torch.from_numpy(micro.labels_SB),
             torch.from_numpy(micro.sample_B),
             None if micro.document_SB is None else torch.from_numpy(micro.document_SB),
-            None if micro.patches_PBC is None else torch.from_numpy(micro.patches_PBC),
+            pictures,
         )
 
     def set_training(self, is_training: bool) -> None:
@@ -178,7 +181,7 @@ def _as_trained(config: Config, chunk: BuiltChunk, capture: Capture | None) -> P
         if config.parallel.overlaps_by_bucket:
             plain.data_parallel.overlap_by_bucket(chunk.meta.module)
         return plain
-    graphs = GraphedChunk(plain.forward, plain.data_parallel, capture, lambda: _decisions(chunk))
+    graphs = GraphedChunk(plain.forward, plain.data_parallel, capture, partial(_decisions, chunk))
     return replace(plain, graphs=graphs)
 
 
@@ -196,10 +199,11 @@ def _keep_sample_losses(config: Config, chunk: BuiltChunk, device: torch.device)
     return losses_B
 
 
-def _decisions(chunk: BuiltChunk) -> Hashable:
+def _decisions(chunk: BuiltChunk, context: TokenContext) -> Hashable:
     """Return the values that change during training and on which the model's Python code branches.
 
     A graph is captured for each combination of these values: docs/adr/0029.
     """
     scales = chunk.fp8_scales
-    return chunk.meta.module.training, scales is not None and scales.scaling.is_primed
+    num_pictures = 0 if context.pictures is None else len(context.pictures.place_K)
+    return chunk.meta.module.training, scales is not None and scales.scaling.is_primed, num_pictures

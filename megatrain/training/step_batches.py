@@ -140,4 +140,4 @@ def _picture_note(config: Config, shards: ShardSamples) -> str:
     pictures = config.pictures
     started = f"{count_text(pictures.producers, 'producer')} on each host"
     by = f"producers at {pictures.addresses}" if pictures.peers else started
-    return f'data.pictures="shards": {shards.index.num_samples:,} pictures, made by {by}: {shards.made_by}'
+    return f"pictures.shards: {shards.index.num_samples:,} pictures, made by {by}: {shards.made_by}"

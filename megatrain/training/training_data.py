@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
@@ -62,10 +62,6 @@ def open_reader(config: Config) -> BatchReader:
     from the model, and when two sources have the same content; or when the vocabulary of drawn pictures is too large,
     or the index of shards of pictures or the tokenizer of their captions cannot be used.
     """
-    if config.data.pictures == "drawn":
-        return _drawn_reader(config)
-    if config.data.pictures == "shards":
-        return _shard_reader(config)
     prefixes = data_prefixes(config)
     metas = read_metas(prefixes)
     check_same_tokenizer(prefixes, metas)
@@ -82,11 +78,16 @@ def open_reader(config: Config) -> BatchReader:
         dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
         return dataset, data_digest(dataset)
 
-    keys = list(config.data_sources)
+    keys = [key for key, source in config.data_sources.items() if not source.has_pictures]
     # the blocks of one remote source are already fetched at the same time
     is_remote = any(isinstance(prefixes[key], RemotePath) for key in keys)
-    found = map(open_one, keys) if is_remote else side_by_side(open_one, keys)
-    for (key, source), (dataset, digest) in zip(config.data_sources.items(), found, strict=True):
+    found = dict(zip(keys, map(open_one, keys) if is_remote else side_by_side(open_one, keys), strict=True))
+    for key, source in config.data_sources.items():
+        if source.has_pictures:
+            pictures = (_shard_source if source.pictures == "shards" else _drawn_source)(config, key, source)
+            sources.append(replace(pictures, max_epochs=source.max_epochs))
+            continue
+        dataset, digest = found[key]
         is_packed = config.data.packing != "none"
         sizes = PartSizes(config.data.block_tokens, config.data.part_tokens)
         # a source that begins in a later stage needs no samples of the lengths before
@@ -101,38 +102,29 @@ def open_reader(config: Config) -> BatchReader:
     return BatchReader.of(sources, mixture, has_mask, replaces_bad_samples, balanced_cost(config))
 
 
-def _drawn_reader(config: Config) -> BatchReader:
+def _drawn_source(config: Config, key: str, source: DataSourceConfig) -> TrainingSource:
     model, seed = config.model, config.resolved_data_seed
-    num_labels = min(config.seq_lens) - model.num_patches
+    found, num_labels = f'{key}="drawn"', min(config.seq_lens) - model.num_patches
     if model.vocab_size < len(WORDS):
         raise DataError(
-            f'data.pictures="drawn": captions have {len(WORDS)} words, more than model.vocab_size={model.vocab_size}; '
+            f"{found}: captions have {len(WORDS)} words, more than model.vocab_size={model.vocab_size}; "
             f"set model.vocab_size={len(WORDS)}"
         )
     if num_labels < CAPTION_TOKENS - 1:
         raise DataError(
-            f'data.pictures="drawn": {model.num_patches} patches leave {num_labels} tokens of a sample for the '
+            f"{found}: {model.num_patches} patches leave {num_labels} tokens of a sample for the "
             f"caption, which needs {CAPTION_TOKENS - 1}; use longer samples or larger patches"
         )
     pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
-    ((key, source),) = config.data_sources.items()
-    return _picture_reader(config, drawn_source(source.resolved_name, pictures, key.partition(".")[0]))
+    return drawn_source(source.resolved_name, pictures, key.partition(".")[0])
 
 
-def _shard_reader(config: Config) -> BatchReader:
+def _shard_source(config: Config, key: str, source: DataSourceConfig) -> TrainingSource:
     model, pictures = config.model, config.pictures
     picture_format = PictureFormat(model.picture_size, model.patch_size, pictures.max_pixels)
     samples = ShardSamples(Path(pictures.shards), picture_format, Path(config.data.tokenizer))
     samples.check_tokenizer(model.vocab_size)
-    ((key, source),) = config.data_sources.items()
-    return _picture_reader(
-        config, samples.source(source.resolved_name, config.resolved_data_seed, key.partition(".")[0])
-    )
-
-
-def _picture_reader(config: Config, source: TrainingSource) -> BatchReader:
-    mixture = Mixture(config.resolved_data_seed, planned_stages(config), 1)
-    return BatchReader.of([source], mixture, config.data.has_document_mask, config.data.bad_samples == "replace")
+    return samples.source(source.resolved_name, config.resolved_data_seed, key.partition(".")[0])
 
 
 def shards_of(reader: BatchReader) -> ShardSamples | None:
@@ -203,8 +195,8 @@ def data_prefixes(config: Config) -> Mapping[str, DataPath]:
 
     Raises: DataError when a URL has no driver, or the cache cannot be used.
     """
-    sources = config.data_sources if config.data.pictures == "none" else {}
-    return _prefixes(config, {**sources, **config.validation_sets})
+    with_files = {key: source for key, source in config.data_sources.items() if not source.has_pictures}
+    return _prefixes(config, {**with_files, **config.validation_sets})
 
 
 def _prefixes(config: Config, named: Mapping[str, DataSourceConfig | ValidationSetConfig]) -> dict[str, DataPath]:

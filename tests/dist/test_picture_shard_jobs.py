@@ -20,7 +20,8 @@ from tests.dist.training_jobs import (
     distance,
 )
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
-from tests.helpers.picture_shards import shard_tables, write_shards
+from tests.helpers.picture_shards import VOCAB_SIZE, shard_tables, write_shards
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config, on_layout
 
 BOUND = 1e-10
@@ -57,6 +58,30 @@ def test_shards_give_the_numbers_of_one_process(
     asking = {rank for rank, box in boxes_by_rank(tmp_path / "boxes").items() if spans(box, Operation.PICTURE_REQUESTS)}
     # one rank of each replica records the reads of the host's loader
     assert len(asking) == (config.parallel.dp_size if loader == "host" else config.layout(None).world_size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["thread", "host"])
+@pytest.mark.parametrize("layout", ["dp2", "tp2-pp2"])
+def test_shards_beside_text_give_the_numbers_of_one_process(
+    layout: str, loader: str, tables: Tables, jobs: TrainingJobs, tmp_path: Path
+) -> None:
+    text = write_corpus(tmp_path / "text", 2000, VOCAB_SIZE)
+    mixture: Tables = {
+        **tables,
+        "data": {**tables["data"], "pictures": "none"},
+        "data_source": {"pictures": "shards"},
+        "data_source-2": {"path": str(text), "name": "web"},
+    }
+    reference = jobs.run(make_config(TWO_STEPS, mixture, {"batch": {"micro_batch_size": 1}}))
+    changes: Tables = {"data": {**mixture["data"], "loader": loader, "balance": "cost"}}
+    run = jobs.run(make_config(TWO_STEPS, mixture, on_layout(*LAYOUTS[layout]), changes, place(tmp_path)))
+
+    assert_bitwise(run.initial, reference.initial)
+    assert_parity(run, reference, BOUND)
+    counts = [report.num_pictures for report in run.steps]
+    assert counts == [report.num_pictures for report in reference.steps]
+    assert 0 < min(counts) <= max(counts) < 8
 
 
 @pytest.mark.slow

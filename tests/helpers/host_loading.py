@@ -101,7 +101,7 @@ def read_alone(reader: BatchReader, steps: StepSequence, layout: Layout, rank: i
 def content(batch: StepBatch, *, has_tokens: bool = True) -> tuple[Any, ...]:
     """Return a copy of everything in a batch, for comparison."""
     sources = None if batch.sources is None else (batch.sources.names, batch.sources.source_MB.tolist())
-    sums = (batch.num_label_tokens, batch.squared_lengths, batch.num_documents)
+    sums = (batch.num_label_tokens, batch.squared_lengths, batch.num_documents, batch.num_pictures)
     micros = [_micro(one, has_tokens=has_tokens) for one in batch.microbatches]
     bad = [(sample.number, sample.source, sample.reason) for sample in batch.bad_samples]
     return batch.cursor, batch.global_batch_size, sums, sources, micros, bad
@@ -112,5 +112,13 @@ def _micro(one: MicroBatch, *, has_tokens: bool) -> tuple[Any, ...]:
     if has_tokens:
         arrays += [one.tokens_SB, one.labels_SB]
     assert all(array.dtype == np.int64 for array in arrays)
-    patches = None if one.patches_PBC is None else (one.patches_PBC.shape, one.patches_PBC.tobytes())
-    return one.squared_lengths, one.num_documents, one.num_label_tokens, [array.tolist() for array in arrays], patches
+    patches = None if one.patches_PKC is None else (one.patches_PKC.shape, one.patches_PKC.tobytes())
+    places = None if one.picture_place_K is None else one.picture_place_K.tolist()
+    return (
+        one.squared_lengths,
+        one.num_documents,
+        one.num_label_tokens,
+        [array.tolist() for array in arrays],
+        patches,
+        places,
+    )

@@ -19,6 +19,7 @@ from megatrain.config.data import (
 )
 from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.options import options_of
+from megatrain.config.picture_share import mixes_pictures
 from megatrain.config.problem import Problem, closest_name, unset_problems
 from megatrain.config.tables import kind_of
 from megatrain.config.toml_text import setting, value_text
@@ -62,11 +63,11 @@ def data_problems(context: Context) -> Iterator[Problem]:
             'whose magnitudes would change the scales of fp8.scaling="delayed"; use scaling="current", or '
             'data.bad_samples="refuse"',
         )
-    if config.data.balance == "cost" and not config.data.has_document_mask:
+    if config.data.balance == "cost" and not config.data.has_document_mask and not mixes_pictures(config):
         yield Problem(
             ("data.balance", "data.has_document_mask"),
-            f"data.balance={value_text(config.data.balance)} needs data.has_document_mask=true: without it, all "
-            'samples cost the same; set it, or data.balance="none" or "file"',
+            f"data.balance={value_text(config.data.balance)} needs data.has_document_mask=true, or sources with and "
+            'without pictures: otherwise all samples cost the same; set it, or data.balance="none" or "file"',
         )
     if config.data.balance != "none" and config.data.packing != "none" and config.data.bad_samples == "replace":
         yield Problem(
@@ -79,11 +80,11 @@ def data_problems(context: Context) -> Iterator[Problem]:
         sections = config.sections_of(named.name)
         with_path = {name: source for name, source in sections.items() if source.path}
         for section, source in sections.items():
-            if section not in with_path:
+            if not source.is_set:
                 yield from unset_problems(section, source, "path")
         yield from _two_forms(config, named, with_path)
         yield from _names_of_paths(with_path)
-        yield from _same_data(named, with_path)
+        yield from _same_data(named, {name: source for name, source in sections.items() if source.is_set})
     # a source with a wrong path or name is missing here, or has another name
     are_sources_known = not any(_names_source(key) for key in context.doubtful)
     yield from _weight_problems(config.sections_of("data_source"), are_all_known=are_sources_known)
@@ -129,14 +130,14 @@ def _names_of_paths(with_path: Mapping[str, Any]) -> Iterator[Problem]:
             )
 
 
-def _same_data(named: _DataSections, with_path: _Sections) -> Iterator[Problem]:
+def _same_data(named: _DataSections, sections: _Sections) -> Iterator[Problem]:
     for name in ("path", "name"):
         seen: dict[str, str] = {}
-        for section, source in with_path.items():
+        for section, source in sections.items():
             value = source.resolved_name if name == "name" else source.path
-            first = seen.setdefault(value, section)
+            first = seen.setdefault(value, section) if value else section
             # two sections with the same path have the same name, too, unless they set one
-            if first != section and (name == "path" or source.path != with_path[first].path):
+            if first != section and (name == "path" or source.path != sections[first].path):
                 key = f"{section}.{name}"
                 yield Problem(
                     (key, f"{first}.{name}"),
@@ -152,11 +153,11 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig], *, are_all_known:
                 f"{section}.weight={source.weight} is above 0 and below {MIN_WEIGHT}; use 0, or greater weights for "
                 "all sources",
             )
-    with_path = {name: source for name, source in sections.items() if source.path}
-    if are_all_known and with_path and not any(source.weight for source in with_path.values()):
+    found = {name: source for name, source in sections.items() if source.is_set}
+    if are_all_known and found and not any(source.weight for source in found.values()):
         yield Problem(
-            tuple(f"{section}.weight" for section in with_path),
-            f"{next(iter(with_path))}.weight=0.0, and no other source has a weight; give one a weight above 0",
+            tuple(f"{section}.weight" for section in found),
+            f"{next(iter(found))}.weight=0.0, and no other source has a weight; give one a weight above 0",
         )
 
 
@@ -167,7 +168,7 @@ def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Prob
     are_names_known: the names of all sources are known.
     """
     config = context.config
-    names = [source.resolved_name for source in config.sections_of("data_source").values() if source.path]
+    names = [source.resolved_name for source in config.sections_of("data_source").values() if source.is_set]
     begins: dict[int, str] = {}
     # a stage during the ramp-up is refused, so that the ramp-up, which may be wrong, does not matter here
     placed = replace(config, batch=config.batch.without_rampup).placed_stages

@@ -10,6 +10,7 @@ from megatrain.config.data import DataConfig
 from megatrain.config.model import ModelConfig
 from megatrain.config.options import Value, options_of
 from megatrain.config.picture_files import PicturesConfig
+from megatrain.config.picture_share import mixes_pictures
 from megatrain.config.pictures import encoder_of
 from megatrain.config.problem import Problem, divisors, multiples_around, nearest
 from megatrain.config.toml_text import setting, value_text
@@ -22,10 +23,7 @@ _SHARDS, _ADDRESSES = "pictures.shards", "pictures.addresses"
 _OF_PICTURES = ("patch_size", "encoder_hidden_size", "encoder_num_layers", "encoder_num_heads", "encoder_ffn_size")
 
 _EXCLUDED: Mapping[str, str] = {
-    "train": "the text is the captions",
-    "validation": "held-out text has no pictures",
     "packing": "a caption is a sample",
-    "balance": "all samples cost the same",
 }
 """Keys of [data] that must keep their defaults beside pictures, and why."""
 _EXCLUDED_BY_DRAWN: Mapping[str, str] = {**_EXCLUDED, "tokenizer": "captions have a vocabulary of their own"}
@@ -65,28 +63,57 @@ def _unused_problems(model: ModelConfig) -> Iterator[Problem]:
             )
 
 
+def _kinds(config: Config) -> dict[str, str]:
+    """Return the kind of the pictures by the key that names it."""
+    kinds = {_DATA: config.data.pictures}
+    kinds |= {f"{name}.pictures": source.pictures for name, source in config.sections_of("data_source").items()}
+    return {key: kind for key, kind in kinds.items() if kind != "none"}
+
+
 def _data_problems(config: Config) -> Iterator[Problem]:
     """Yield which other keys of the data cannot be used with pictures, and pictures that no model takes."""
-    data, model = config.data, config.model
-    if data.pictures == "none":
+    kinds = _kinds(config)
+    if not kinds:
         return
-    found = f"{_DATA}={value_text(data.pictures)}"
+    yield from _source_problems(config, kinds)
+    (key, kind), model, data = next(iter(kinds.items())), config.model, config.data
+    found = f"{key}={value_text(kind)}"
     if not model.has_pictures:
-        yield Problem((_DATA, _SIZE), f'{found} does nothing with {_SIZE}=0; set picture_size, or use pictures="none"')
-    if data.pictures == "drawn" and model.has_pictures and model.picture_size < SMALLEST_DRAWN:
+        yield Problem((key, _SIZE), f'{found} does nothing with {_SIZE}=0; set picture_size, or use pictures="none"')
+    if kind == "drawn" and model.has_pictures and model.picture_size < SMALLEST_DRAWN:
         yield Problem(
-            (_DATA, _SIZE),
+            (key, _SIZE),
             f"{found} needs {_SIZE} of at least {SMALLEST_DRAWN}, found {model.picture_size}: in smaller pictures the "
             f"shapes look alike; use {SMALLEST_DRAWN} or more",
         )
-    for name, kind in (("data_source", "training"), ("validation_set", "held-out")):
-        for section, values in config.sections_of(name).items():
-            if values.path:
-                yield _excluded(f"{section}.path", values.path, found, f"{kind} text has no pictures; remove it")
-    for name, reason in (_EXCLUDED_BY_DRAWN if data.pictures == "drawn" else _EXCLUDED).items():
+    for name, reason in (_EXCLUDED_BY_DRAWN if kind == "drawn" else _EXCLUDED).items():
         value, default = getattr(data, name), options_of(DataConfig)[name].default
         if value != default:
-            yield _excluded(f"data.{name}", value, found, f"{reason}; use {name}={value_text(default)}")
+            yield _excluded(f"data.{name}", value, (key, kind), f"{reason}; use {name}={value_text(default)}")
+    if data.balance == "file":
+        reason = 'captions have no file of costs; use balance="cost" or "none"'
+        yield _excluded("data.balance", data.balance, (key, kind), reason)
+    if data.balance == "cost" and data.has_document_mask and not mixes_pictures(config):
+        yield _excluded("data.balance", data.balance, (key, kind), 'all samples cost the same; use balance="none"')
+
+
+def _source_problems(config: Config, kinds: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield which sources cannot be used beside each other. kinds: of the pictures, by their key."""
+    first, *others = kinds.items()
+    train = config.data.train
+    if train:
+        reason = f'the text is the captions; use train="", and a [[data_source]] for {value_text(train)}'
+        yield _excluded("data.train", train, first, reason)
+    for section, source in config.sections_of("data_source").items():
+        if source.path and source.has_pictures:
+            reason = "the text is the captions; use another [[data_source]] for one of them"
+            yield _excluded(f"{section}.path", source.path, (f"{section}.pictures", source.pictures), reason)
+        elif source.path and first[0] == _DATA:
+            reason = f'it names all samples; use pictures="none", and a [[data_source]] with pictures="{first[1]}"'
+            yield _excluded(f"{section}.path", source.path, first, reason)
+    for key, kind in others:
+        reason = "only one source may have pictures; remove one of them"
+        yield _excluded(key, kind, first, reason)
 
 
 def _shard_problems(config: Config) -> Iterator[Problem]:
@@ -97,27 +124,33 @@ def _shard_problems(config: Config) -> Iterator[Problem]:
         for name, option in options_of(PicturesConfig).items()
         if (value := getattr(pictures, name)) != option.default
     }
-    if data.pictures != "shards":
+    key = next((key for key, kind in _kinds(config).items() if kind == "shards"), None)
+    if key is None:
         for name, value in changed.items():
-            key = f"pictures.{name}"
+            unused = f"pictures.{name}"
             yield Problem(
-                (key, _DATA),
-                f'{setting(key, value)} does nothing with {_DATA}={value_text(data.pictures)}; use {_DATA}="shards", '
-                f"or remove {name}",
+                (unused, _DATA),
+                f"{setting(unused, value)} does nothing with {_DATA}={value_text(data.pictures)}; use "
+                f'{_DATA}="shards", or remove {name}',
             )
         return
     if not pictures.shards:
         yield Problem(
-            (_SHARDS, _DATA),
-            f'{_DATA}="shards" needs {_SHARDS}: the directory of the shards and their index, which `megatrain data '
+            (_SHARDS, key),
+            f'{key}="shards" needs {_SHARDS}: the directory of the shards and their index, which `megatrain data '
             "pictures index` makes",
         )
     if not data.tokenizer:
         yield Problem(
-            ("data.tokenizer", _DATA),
-            f'{_DATA}="shards" needs data.tokenizer, the tokenizer of the captions: the path of a tokenizer.json or of '
+            ("data.tokenizer", key),
+            f'{key}="shards" needs data.tokenizer, the tokenizer of the captions: the path of a tokenizer.json or of '
             "a NAME.model",
         )
+    yield from _producer_problems(pictures, changed)
+
+
+def _producer_problems(pictures: PicturesConfig, changed: Mapping[str, Value]) -> Iterator[Problem]:
+    """Yield what is wrong with the producers. changed: the keys of [pictures] that have not their defaults."""
     try:
         has_addresses = bool(pictures.peers)
     except ValueError as error:
@@ -142,8 +175,11 @@ def _shard_problems(config: Config) -> Iterator[Problem]:
             )
 
 
-def _excluded(key: str, value: Value, found: str, reason: str) -> Problem:
-    return Problem((key, _DATA), f"{setting(key, value)} cannot be used with {found}: {reason}")
+def _excluded(key: str, value: Value, pictures: tuple[str, str], reason: str) -> Problem:
+    """Return the problem of a key that cannot be used beside pictures: the key that names them, and their kind."""
+    pictures_key, kind = pictures
+    found = f"{pictures_key}={value_text(kind)}"
+    return Problem((key, pictures_key), f"{setting(key, value)} cannot be used with {found}: {reason}")
 
 
 def _head_problems(model: ModelConfig) -> Iterator[Problem]:

@@ -128,12 +128,13 @@ def _port_problems(config: Config) -> Iterator[Problem]:
 
 def training_problems(config: Config) -> list[Problem]:
     """Return the problems that matter only for training."""
-    if config.model.has_pictures and config.data.pictures == "none":
+    if config.model.has_pictures and not any(one.has_pictures for one in config.data_sources.values()):
         return [
             Problem(
                 ("model.picture_size", "data.pictures"),
                 f"model.picture_size={config.model.picture_size} needs training samples with pictures, and "
-                'data.pictures="none"; use data.pictures="shards" or "drawn", or picture_size=0',
+                'data.pictures="none"; use data.pictures="shards" or "drawn", a [[data_source]] with pictures, or '
+                "picture_size=0",
             )
         ]
     if config.data_sources:

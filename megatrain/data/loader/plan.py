@@ -250,15 +250,15 @@ def _stage(read: JsonObject) -> BatchStage:
 
 
 def _numbers_of(cost: DocumentCost | None) -> list[int] | None:
-    """Return the numbers of a cost for JSON: per_token, then size and number of layers of each window."""
-    return None if cost is None else [cost.per_token, *chain.from_iterable(cost.windows)]
+    """Return the numbers of a cost for JSON: of a token and of a picture, then size and layers of each window."""
+    return None if cost is None else [cost.per_token, cost.per_picture, *chain.from_iterable(cost.windows)]
 
 
 def _cost(read: JsonObject) -> DocumentCost | None:
     if read.is_null("balanced_cost"):
         return None
-    per_token, *windows = read.counts("balanced_cost")
-    return DocumentCost(per_token, tuple(zip(windows[::2], windows[1::2], strict=True)))
+    per_token, per_picture, *windows = read.counts("balanced_cost")
+    return DocumentCost(per_token, tuple(zip(windows[::2], windows[1::2], strict=True)), per_picture)
 
 
 def _cache(read: JsonObject) -> CacheSettings:

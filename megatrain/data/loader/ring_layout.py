@@ -136,8 +136,8 @@ class RingLayout:
     @property
     def content_words(self) -> int:
         """The words of the largest batch in a slot, before its patches: see slot_content.py."""
-        per_sample = 4 + self.seq_len * (3 if self.has_document_mask else 2)
-        return self.max_microbatches * (3 + self.micro_batch_size * per_sample)
+        per_sample = 5 + self.seq_len * (3 if self.has_document_mask else 2)
+        return self.max_microbatches * (4 + self.micro_batch_size * per_sample)
 
     @property
     def slot_bytes(self) -> int:

@@ -1,13 +1,15 @@
 """The content of a slot: the micro-batches of one share of one step, as arrays at fixed places.
 
-Legend: M micro-batches, B micro-batch, S sequence, P patches, C bytes of a patch. A step with fewer micro-batches than
-M uses the first ones.
+Legend: M micro-batches, B micro-batch, S sequence, K pictures of a micro-batch, P patches, C bytes of a patch, U =
+P * B * C. A step with fewer micro-batches than M uses the first ones, and a micro-batch with fewer pictures than B the
+first bytes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -30,20 +32,19 @@ class SlotContent:
         self._max_microbatches, self._slot_bytes = layout.max_microbatches, layout.slot_bytes
         per_sample = (layout.micro_batch_size,)
         per_token = (layout.seq_len, layout.micro_batch_size)
-        self._numbers_M3 = self._next((3,))
+        self._numbers_M4 = self._next((4,))
         self._sample_MB = self._next(per_sample)
         self._num_labels_MB = self._next(per_sample)
         self._source_MB = self._next(per_sample)
         self._is_bad_MB = self._next(per_sample)
+        self._has_picture_MB = self._next(per_sample)
         self._tokens_MSB = self._next(per_token)
         self._labels_MSB = self._next(per_token)
         self._document_MSB = self._next(per_token) if layout.has_document_mask else None
-        num_patches, patch_width = layout.picture_shape
-        self._patches_MPBC: Patches | None = None
-        if num_patches:
-            full = (layout.max_microbatches, num_patches, layout.micro_batch_size, patch_width)
-            self._patches_MPBC = np.ndarray(full, np.uint8, buffer, start + self._offset)
-            self._offset += self._patches_MPBC.nbytes
+        self._picture_shape = layout.picture_shape
+        full = (layout.max_microbatches, layout.micro_batch_size * prod(layout.picture_shape))
+        self._patches_MU: Patches = np.ndarray(full, np.uint8, buffer, start + self._offset)
+        self._offset += self._patches_MU.nbytes
         self._reasons = Reasons(memoryview(buffer)[start + self._offset :][: layout.text_bytes])
 
     def _next(self, shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -61,7 +62,7 @@ class SlotContent:
         # samples may be shorter than those for which the slot has room
         seq_len = batch.seq_len
         for number, one in enumerate(batch.microbatches):
-            self._numbers_M3[number] = seq_len, one.squared_lengths, one.num_documents
+            self._numbers_M4[number] = seq_len, one.squared_lengths, one.num_documents, batch.num_pictures
             self._sample_MB[number] = one.sample_B
             self._num_labels_MB[number] = one.num_labels_B
             self._is_bad_MB[number] = [sample in bad for sample in one.sample_B.tolist()]
@@ -69,8 +70,10 @@ class SlotContent:
             self._labels_MSB[number, :seq_len] = one.labels_SB
             if self._document_MSB is not None and one.document_SB is not None:
                 self._document_MSB[number, :seq_len] = one.document_SB
-            if self._patches_MPBC is not None and one.patches_PBC is not None:
-                self._patches_MPBC[number] = one.patches_PBC
+            self._has_picture_MB[number] = 0
+            if one.patches_PKC is not None and one.picture_place_K is not None:
+                self._has_picture_MB[number, one.picture_place_K] = 1
+                self._patches_MU[number, : one.patches_PKC.size] = one.patches_PKC.ravel()
         return count
 
     def batch(
@@ -81,9 +84,8 @@ class SlotContent:
         plan: of the step that was stored. source_names: the names of all sources. has_patches: see
         BatchReader.read_step.
         """
-        patches_MPBC = self._patches_MPBC if has_patches else None
         num_labels_MB, source_MB = self._num_labels_MB[:count].copy(), self._source_MB[:count].copy()
-        seq_len = int(self._numbers_M3[0, 0])
+        seq_len, _, _, num_pictures = self._numbers_M4[0].tolist()
         microbatches = [
             MicroBatch(
                 tokens_SB=self._tokens_MSB[number, :seq_len],
@@ -91,12 +93,13 @@ class SlotContent:
                 document_SB=None if self._document_MSB is None else self._document_MSB[number, :seq_len],
                 sample_B=self._sample_MB[number].copy(),
                 num_labels_B=num_labels_MB[number],
-                squared_lengths=int(self._numbers_M3[number, 1]),
-                num_documents=int(self._numbers_M3[number, 2]),
-                patches_PBC=None if patches_MPBC is None else patches_MPBC[number],
+                squared_lengths=int(self._numbers_M4[number, 1]),
+                num_documents=int(self._numbers_M4[number, 2]),
             )
             for number in range(count)
         ]
+        if has_patches:
+            microbatches = [self._with_pictures(number, one) for number, one in enumerate(microbatches)]
         return StepBatch(
             plan.cursor,
             plan.global_batch_size,
@@ -106,7 +109,17 @@ class SlotContent:
             sum(one.num_documents for one in microbatches),
             SampleSources(source_names, source_MB, num_labels_MB) if len(source_names) > 1 else None,
             self._bad_samples(count),
+            num_pictures=num_pictures,
         )
+
+    def _with_pictures(self, number: int, micro: MicroBatch) -> MicroBatch:
+        place_K = np.flatnonzero(self._has_picture_MB[number])
+        if not len(place_K):
+            return micro
+        num_patches, patch_width = self._picture_shape
+        shape = (num_patches, len(place_K), patch_width)
+        patches_PKC = self._patches_MU[number, : prod(shape)].reshape(shape)
+        return replace(micro, patches_PKC=patches_PKC, picture_place_K=place_K)
 
     def _bad_samples(self, count: int) -> tuple[BadSample, ...]:
         is_bad_MB = self._is_bad_MB[:count].astype(bool)

@@ -24,7 +24,8 @@ _SPARE_BYTES = 16 << 20
 
 
 class PictureHeaderError(Exception):
-    """The content is not a supported picture, or is cut off in its header. The text is the reason."""
+    """The header of a picture refuses it: the format is not supported, it is cut off, or it is too large. The text is
+    the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,15 @@ def read_header(content: bytes) -> PictureHeader:
     except (struct.error, IndexError):
         raise PictureHeaderError("it is cut off in its header") from None
     raise PictureHeaderError(f"it is not a JPEG, PNG or WebP picture: it starts with {content[:8]!r}")
+
+
+def checked_header(content: bytes, max_pixels: int) -> PictureHeader:
+    """Return the header of a picture that may be decoded. Raises: PictureHeaderError."""
+    header = read_header(content)
+    problem = header_problem(header, max_pixels)
+    if problem:
+        raise PictureHeaderError(problem)
+    return header
 
 
 def header_problem(header: PictureHeader, max_pixels: int) -> str:

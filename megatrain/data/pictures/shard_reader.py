@@ -13,9 +13,8 @@ from megatrain.data.pictures.bad_picture import BadPicture, BadPictureError
 from megatrain.data.pictures.picture_header import (
     PictureHeader,
     PictureHeaderError,
-    header_problem,
+    checked_header,
     max_encoded_bytes,
-    read_header,
 )
 from megatrain.data.pictures.picture_index import JSON_CAPTION, NO_CAPTION, IndexedShard, PictureIndex
 from megatrain.data.pictures.shard import member_name
@@ -56,10 +55,10 @@ class ShardReader:
         is_caption = False
         try:
             content = self._content(shard, record, "", max_encoded_bytes(max_pixels))
-            header = _checked_header(content, max_pixels)
+            header = checked_header(content, max_pixels)
             is_caption = record["caption"] != NO_CAPTION
             caption = self._caption(shard, record)
-        except _MemberError as fault:
+        except (_MemberError, PictureHeaderError) as fault:
             raise BadPictureError(self.bad(number, str(fault), is_caption=is_caption)) from None
         return EncodedPicture(number, content, header, caption)
 
@@ -123,14 +122,3 @@ class ShardReader:
         if len(self._open) > _MAX_OPEN_SHARDS:
             self._open.popitem(last=False)[1].close()
         return file
-
-
-def _checked_header(content: bytes, max_pixels: int) -> PictureHeader:
-    try:
-        header = read_header(content)
-    except PictureHeaderError as error:
-        raise _MemberError(str(error)) from None
-    problem = header_problem(header, max_pixels)
-    if problem:
-        raise _MemberError(problem)
-    return header

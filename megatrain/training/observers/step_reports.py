@@ -69,7 +69,8 @@ class StepValues(StepObserver):
         if done.batch.cache_use is not None:
             for kind, value in zip(_CACHE_VALUES, done.batch.cache_use, strict=True):
                 record(kind, value)
-        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * self._cost.flops_per_token(seq_len))
+        flops = self._cost.flops_per_token(seq_len, done.batch.num_pictures / done.batch.global_batch_size)
+        record(StepValue.MODEL_FLOPS, num_tokens / self._world_size * flops)
         if self._cost.peak is not None:
             record(StepValue.PEAK_FLOPS, self._cost.peak)
         if self._is_on_gpu:
@@ -106,6 +107,7 @@ class StepReports(StepObserver):
             consumed_samples=progress.consumed_samples,
             consumed_tokens=progress.consumed_tokens,
             global_batch_size=done.batch.global_batch_size,
+            num_pictures=done.batch.num_pictures,
             is_skipped=done.outcome.is_skipped,
             num_skipped=progress.num_skipped,
             memory_bytes=self._memory.peak_bytes(),

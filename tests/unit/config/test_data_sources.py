@@ -29,7 +29,7 @@ PROBLEMS = {
     '[data]\ntrain = "a"\nbalance = "cost"\nhas_document_mask = true\npacking = "best_fit"\nbad_samples = "replace"': (
         'data.balance="cost" needs the lengths of the documents of every sample'
     ),
-    '[data]\ntrain = "a"\nbalance = "cost"': 'data.balance="cost" needs data.has_document_mask=true: without it, all',
+    '[data]\ntrain = "a"\nbalance = "cost"': 'data.balance="cost" needs data.has_document_mask=true, or sources with',
     '[data]\ntrain = "a"\ncache_bytes = 2_000_000': (
         r"data.cache_bytes=2000000 must be at least 2 \* data.cache_block_bytes \* \(data.readahead_blocks \+ 1\) = "
         "136314880; use a larger cache, smaller blocks or fewer of them"

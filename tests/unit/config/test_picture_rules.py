@@ -6,7 +6,9 @@ from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 PICTURES = ("--model.picture_size=32", "--model.patch_size=8", "--model.encoder_num_heads=8")
 DRAWN = (*PICTURES, "--data.pictures=drawn")
+MIXED = (*PICTURES, "--data_source.pictures=drawn", "--data_source-2.path=web")
 SHARDS = (*PICTURES, "--data.pictures=shards", "--pictures.shards=web", "--data.tokenizer=tokenizer.json")
+MIXED_SHARDS = (*SHARDS, "--data.pictures=none", "--data_source.pictures=shards", "--data_source-2.path=web")
 CASES = {
     "pictures": (PICTURES, None),
     "drawn pictures": (DRAWN, None),
@@ -70,15 +72,74 @@ CASES = {
     "drawn pictures beside text": (
         [*DRAWN, "--data.train=web"],
         (
-            'data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="" '
-            "(--data.train on the command line)"
+            'data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="", and '
+            'a [[data_source]] for "web" (--data.train on the command line)'
         ),
     ),
     "drawn pictures beside a source": (
         [*DRAWN, "--data_source.path=web"],
         (
-            'data_source.path="web" cannot be used with data.pictures="drawn": training text has no pictures; remove '
-            "it (--data_source.path on the command line)"
+            'data_source.path="web" cannot be used with data.pictures="drawn": it names all samples; use '
+            'pictures="none", and a [[data_source]] with pictures="drawn" (--data_source.path on the command line)'
+        ),
+    ),
+    "a source of drawn pictures": ([*PICTURES, "--data_source.pictures=drawn"], None),
+    "a mixture of pictures and text": ([*MIXED, "--data.validation=held-out", "--data.balance=cost"], None),
+    "a source of drawn pictures with a path": (
+        [*MIXED, "--data_source.path=code"],
+        (
+            'data_source.path="code" cannot be used with data_source.pictures="drawn": the text is the captions; use '
+            "another [[data_source]] for one of them (--data_source.path on the command line)"
+        ),
+    ),
+    "two sources of drawn pictures": (
+        [*PICTURES, "--data_source.pictures=drawn", "--data_source-2.pictures=drawn", "--data_source-2.name=more"],
+        (
+            'data_source-2.pictures="drawn" cannot be used with data_source.pictures="drawn": only one source may have '
+            "pictures; remove one of them (--data_source-2.pictures on the command line)"
+        ),
+    ),
+    "a mixture of shards and text": ([*MIXED_SHARDS, "--data.loader=host", "--data.balance=cost"], None),
+    "a source of shards without a tokenizer": (
+        [*MIXED_SHARDS, "--data.tokenizer="],
+        (
+            'data_source.pictures="shards" needs data.tokenizer, the tokenizer of the captions: the path of a '
+            "tokenizer.json or of a NAME.model (--data.tokenizer on the command line)"
+        ),
+    ),
+    "shards beside drawn pictures": (
+        [*SHARDS, "--data_source.pictures=drawn"],
+        (
+            'data_source.pictures="drawn" cannot be used with data.pictures="shards": only one source may have '
+            "pictures; remove one of them (--data_source.pictures on the command line)"
+        ),
+    ),
+    "captions of masked documents dealt by cost": (
+        [*SHARDS, "--data.balance=cost", "--data.has_document_mask=true"],
+        (
+            'data.balance="cost" cannot be used with data.pictures="shards": all samples cost the same; use '
+            'balance="none" (--data.balance on the command line)'
+        ),
+    ),
+    "drawn pictures without a weight": (
+        [*PICTURES, "--data_source.pictures=drawn", "--data_source.weight=0"],
+        (
+            "data_source.weight=0.0, and no other source has a weight; give one a weight above 0 "
+            "(--data_source.weight on the command line)"
+        ),
+    ),
+    "a mixture dealt by files of costs": (
+        [*MIXED, "--data.balance=file"],
+        (
+            'data.balance="file" cannot be used with data_source.pictures="drawn": captions have no file of costs; '
+            'use balance="cost" or "none" (--data.balance on the command line)'
+        ),
+    ),
+    "equal pictures dealt by cost": (
+        [*DRAWN, "--data.balance=cost"],
+        (
+            'data.balance="cost" needs data.has_document_mask=true, or sources with and without pictures: otherwise '
+            'all samples cost the same; set it, or data.balance="none" or "file" (--data.balance on the command line)'
         ),
     ),
     "drawn pictures by the loader of a host": ([*DRAWN, "--data.loader=host"], None),
@@ -144,13 +205,7 @@ CASES = {
             'packing="none" (--data.packing on the command line)'
         ),
     ),
-    "text to evaluate on": (
-        [*SHARDS, "--data.validation=held-out"],
-        (
-            'data.validation="held-out" cannot be used with data.pictures="shards": held-out text has no pictures; use '
-            'validation="" (--data.validation on the command line)'
-        ),
-    ),
+    "text to evaluate on": ([*SHARDS, "--data.validation=held-out"], None),
 }  # fmt: skip
 
 
@@ -163,6 +218,8 @@ def test_training_needs_pictures_for_a_model_that_takes_them(problems_of: Proble
 
     assert found.startswith(
         "model.picture_size=32 needs training samples with pictures, and "
-        'data.pictures="none"; use data.pictures="shards" or "drawn", or picture_size=0'
+        'data.pictures="none"; use data.pictures="shards" or "drawn", a [[data_source]] with pictures, or '
+        "picture_size=0"
     )
+    assert problems_of(*MIXED, is_for_training=True) == ()
     assert problems_of(*DRAWN, is_for_training=True) == ()

@@ -109,9 +109,9 @@ def samples_of(parts: list[StepBatch]) -> dict[int, bytes]:
     """Return tokens, labels and patches of each sample by its number."""
     found = {}
     for micro in (micro for part in parts for micro in part.microbatches):
-        assert micro.patches_PBC is not None
+        assert micro.patches_PKC is not None
         for place, number in enumerate(micro.sample_B.tolist()):
-            arrays = (micro.tokens_SB, micro.labels_SB, micro.patches_PBC)
+            arrays = (micro.tokens_SB, micro.labels_SB, micro.patches_PKC)
             found[number] = b"".join(np.ascontiguousarray(array[:, place]).tobytes() for array in arrays)
     return found
 
@@ -129,8 +129,9 @@ def test_samples_are_the_same_for_any_number_of_replicas() -> None:
 def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
     config = make_config(PICTURES, {"data": PICTURES["data"] | {"has_document_mask": True}})
     (part,) = read(config, 0)
+    assert part.num_pictures == 8
     for micro in part.microbatches:
-        assert micro.patches_PBC is not None
+        assert micro.patches_PKC is not None
         assert micro.document_SB is not None
         number = int(micro.sample_B[0])
         caption = scene_of(5, number).caption
@@ -139,7 +140,9 @@ def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
         assert micro.labels_SB[:, 0].tolist() == [-100] * 16 + list(caption[1:]) + [-100] * 4
         assert micro.document_SB[:, 0].tolist() == [0] * 20 + [1] * 4
         assert micro.num_labels_B.tolist() == [num_labels]
-        assert (micro.patches_PBC[:, 0] == patchify(drawn(scene_of(5, number), SIZE), PATCH)).all()
+        assert micro.picture_place_K is not None
+        assert micro.picture_place_K.tolist() == [0]
+        assert (micro.patches_PKC[:, 0] == patchify(drawn(scene_of(5, number), SIZE), PATCH)).all()
 
 
 def test_length_change_adds_padding_only() -> None:
@@ -160,9 +163,8 @@ def test_patches_are_read_for_the_first_stage_alone() -> None:
     (without,) = read(make_config(PICTURES), 0, has_patches=False)
 
     assert last.sample_B.tolist() == [-1]
-    assert last.patches_PBC is not None
-    assert not last.patches_PBC.any()
-    assert all(micro.patches_PBC is None for micro in without.microbatches)
+    assert last.patches_PKC is None
+    assert all(micro.patches_PKC is None for micro in without.microbatches)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from megatrain.config.config import Config
 from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
@@ -17,6 +19,7 @@ from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import BatchReader
 from megatrain.training.training_data import open_reader, sample_stream
 from tests.helpers.host_loading import content, steps
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
 NUM_STEPS = 4
@@ -30,10 +33,10 @@ SHAPE = (4, 432)
 """[P, C] of a picture."""
 
 
-def planned(layout: Layout, ranks: range) -> tuple[BatchReader, LoaderPlan]:
-    reader = open_reader(CONFIG)
+def planned(layout: Layout, ranks: range, config: Config = CONFIG) -> tuple[BatchReader, LoaderPlan]:
+    reader = open_reader(config)
     sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
-    stream = sample_stream(CONFIG, reader, ())
+    stream = sample_stream(config, reader, ())
     plan = loader_plan(reader, stream, sequence, layout, ranks, DataConfig(prefetch=1))
     return reader, LoaderPlan.from_json(plan.to_json().encode(), "plan")
 
@@ -42,7 +45,7 @@ def planned(layout: Layout, ranks: range) -> tuple[BatchReader, LoaderPlan]:
     ("sizes", "ranks", "shape"),
     [
         ({"dp_size": 3}, range(3), SHAPE),
-        # the empty micro-batches of a pipeline have patches, too
+        # the empty micro-batches of a pipeline have no pictures
         ({"tp_size": 2, "pp_size": 2, "dp_size": 2}, range(2, 6), SHAPE),
         ({"pp_size": 3, "dp_size": 2}, range(2, 6), (0, 0)),
     ],
@@ -50,8 +53,23 @@ def planned(layout: Layout, ranks: range) -> tuple[BatchReader, LoaderPlan]:
 def test_ranks_that_encode_get_patches_by_the_ring(sizes: dict[str, int], ranks: range, shape: tuple[int, int]) -> None:
     layout = Layout(**sizes)
     reader, plan = planned(layout, ranks)
+    assert RingLayout.of(plan).picture_shape == shape
+    assert_ranks_get_what_they_would_read(layout, ranks, reader, plan)
+
+
+@pytest.mark.parametrize("balance", ["none", "cost"])
+def test_pictures_beside_text_pass_the_ring(balance: str, tmp_path: Path) -> None:
+    text = write_corpus(tmp_path / "text", 600, CONFIG.model.vocab_size)
+    sources = {"data_source": {"path": str(text), "name": "web"}, "data_source-2": {"pictures": "drawn"}}
+    model = {"picture_size": 24, "patch_size": 12, "seq_len": 12, "encoder_num_layers": 1}
+    config = make_config({"model": model, "data": {"balance": balance}}, sources)
+    layout, ranks = Layout(tp_size=2, pp_size=2, dp_size=3), range(2, 10)
+    assert_ranks_get_what_they_would_read(layout, ranks, *planned(layout, ranks, config))
+
+
+def assert_ranks_get_what_they_would_read(layout: Layout, ranks: range, reader: BatchReader, plan: LoaderPlan) -> None:
+    """Let a loader of these ranks of a host fill its ring, step by step, and read it as they do."""
     ring_layout = RingLayout.of(plan)
-    assert ring_layout.picture_shape == shape
     buffer = bytearray(ring_layout.num_bytes)
     ring, reads = Ring(buffer, ring_layout), RingFiller(plan, Ring(buffer, ring_layout), plan.open_reader)
     for step, step_plan in enumerate(plan.steps.plans()):

@@ -27,8 +27,9 @@ from megatrain.peers.link import SECRET_BYTES, PeerAddress
 from megatrain.peers.server import PeerServer, listen
 from megatrain.training.training_data import find_decoder, open_reader, sample_stream, shards_of
 from tests.helpers.drawn_pictures import resized
-from tests.helpers.picture_shards import TOKENIZER, caption_of, picture_file, shard_tables, write_shards
+from tests.helpers.picture_shards import TOKENIZER, VOCAB_SIZE, caption_of, picture_file, shard_tables, write_shards
 from tests.helpers.pillow_producer import PillowDecoder
+from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
 SECRET = bytes(SECRET_BYTES)
@@ -75,14 +76,19 @@ def read(reader: BatchReader, cursor: int, size: int, num_replicas: int = 1) -> 
 
 
 def by_sample(batches: list[StepBatch]) -> dict[int, tuple[list[int], list[int], bytes]]:
-    """Return tokens, labels and patches of each sample, by its number in the run."""
+    """Return tokens, labels and patches of each sample, by its number in the run; no patches without a picture."""
     found = {}
     for micro in (micro for batch in batches for micro in batch.microbatches):
-        assert micro.patches_PBC is not None
+        patches_of = {}
+        if micro.patches_PKC is not None and micro.picture_place_K is not None:
+            pictures = micro.patches_PKC.swapaxes(0, 1)
+            patches_of = {
+                place: one.tobytes() for place, one in zip(micro.picture_place_K.tolist(), pictures, strict=True)
+            }
         for place, number in enumerate(micro.sample_B.tolist()):
             if number >= 0:
                 columns = micro.tokens_SB[:, place].tolist(), micro.labels_SB[:, place].tolist()
-                found[number] = (*columns, micro.patches_PBC[:, place].tobytes())
+                found[number] = (*columns, patches_of.get(place, b""))
     return found
 
 
@@ -130,6 +136,43 @@ def test_samples_do_not_depend_on_replicas_or_a_resume(shards: Path, producers: 
         with other:
             assert by_sample(read(resumed, 10, 14, 2)) == {n: whole[n] for n in range(10, 24)}
             assert by_sample(read(resumed, 4, 2, 4)) == {n: whole[n] for n in (4, 5)}
+
+
+@pytest.mark.parametrize("producers", ["shards"], indirect=True)
+def test_pictures_beside_text_are_those_without_it(shards: Path, producers: Producers, tmp_path: Path) -> None:
+    reader, asking = opened(shards, producers)
+    with asking:
+        alone = by_sample(read(reader, 0, 24))
+    text = write_corpus(tmp_path / "text", 600, VOCAB_SIZE)
+    tables = shard_tables(shards)
+    data = {"pictures": "none", "tokenizer": tables["data"]["tokenizer"], "seed": 5, "balance": "cost"}
+    sources = {"data_source": {"pictures": "shards"}, "data_source-2": {"path": str(text), "name": "web"}}
+    for has_document_mask in (False, True):
+        mixed = open_reader(make_config(tables, sources, {"data": {**data, "has_document_mask": has_document_mask}}))
+        samples = shards_of(mixed)
+        assert samples is not None
+        with samples.connect(producers):
+            for num_replicas in (1, 3):
+                batches = read(mixed, 0, 24, num_replicas)
+                found = by_sample(batches)
+                pictured = [found[number] for number in sorted(found) if found[number][2]]
+                assert pictured == [alone[number] for number in range(len(pictured))]
+                assert {batch.num_pictures for batch in batches} == {len(pictured)}
+                assert 5 < len(pictured) < 20
+                texts = [labels for _, labels, patches in found.values() if not patches]
+                assert has_document_mask or all(IGNORED_LABEL not in labels for labels in texts)
+
+
+def test_source_without_samples_in_a_step_is_not_asked(shards: Path, tmp_path: Path) -> None:
+    text = write_corpus(tmp_path / "text", 600, VOCAB_SIZE)
+    tables = shard_tables(shards)
+    sources = {"data_source": {"pictures": "shards", "weight": 0.0}, "data_source-2": {"path": str(text)}}
+    data = {"pictures": "none", "tokenizer": tables["data"]["tokenizer"]}
+    reader = open_reader(make_config(tables, sources, {"data": data}))
+
+    (batch,) = read(reader, 0, 8)
+    assert batch.num_pictures == 0
+    assert all(micro.patches_PKC is None for micro in batch.microbatches)
 
 
 @pytest.mark.parametrize("producers", ["with_bad"], indirect=True)

@@ -13,7 +13,6 @@ from torch.nn import functional
 from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import num_parameters, parameter_sizes
 from megatrain.config.pictures import encoder_of
-from megatrain.contracts.errors import DataError
 from megatrain.model import ModelPart, PatchRows, TokenContext, Transformer, initialise_
 
 B, S, P = 2, 12, 4
@@ -40,7 +39,7 @@ def drawn_inputs() -> tuple[Tensor, Tensor, TokenContext]:
     labels = tokens[1:].clone()
     labels[:P] = -100
     patches = torch.randint(0, 256, (P, B, 27), generator=generator, dtype=torch.uint8)
-    return tokens[:-1], labels, TokenContext(torch.arange(B), S, pictures=PatchRows(patches))
+    return tokens[:-1], labels, TokenContext(torch.arange(B), S, pictures=PatchRows.of_all(patches))
 
 
 def as_transformers_vit(model: Transformer) -> Any:
@@ -92,9 +91,9 @@ def as_transformers_vit(model: Transformer) -> Any:
     return vit
 
 
-def pixels_of(patches_PBC: Tensor) -> Tensor:
+def pixels_of(patches_PKC: Tensor) -> Tensor:
     """Return the pictures of these patches from -1 to 1, [B, 3, 6, 6]."""
-    rows = patches_PBC.double().permute(1, 0, 2).reshape(B, 2, 2, 3, 3, 3)  # patch row and column, row, column, colour
+    rows = patches_PKC.double().permute(1, 0, 2).reshape(B, 2, 2, 3, 3, 3)  # patch row and column, row, column, colour
     return rows.permute(0, 5, 1, 3, 2, 4).reshape(B, 3, 6, 6) / 127.5 - 1.0
 
 
@@ -106,7 +105,7 @@ def test_encoder_computes_what_transformers_computes() -> None:
 
     with torch.no_grad():
         found = model.encoder(context.pictures, context.sample_B).transpose(0, 1)
-        expected = as_transformers_vit(model)(pixels_of(context.pictures.patches_PBC)).last_hidden_state
+        expected = as_transformers_vit(model)(pixels_of(context.pictures.patches_PKC)).last_hidden_state
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -136,7 +135,7 @@ def test_loss_and_gradients_are_those_of_a_plain_forward() -> None:
     found = model(tokens, context, labels)
     gradients = torch.autograd.grad(found, list(model.parameters()))
     vit = as_transformers_vit(model)
-    encoded = vit(pixels_of(context.pictures.patches_PBC)).last_hidden_state.transpose(0, 1)
+    encoded = vit(pixels_of(context.pictures.patches_PKC)).last_hidden_state.transpose(0, 1)
     expected = plain_loss(model, encoded, tokens, labels, context)
     names = [name for name, _ in model.named_parameters() if not name.startswith("encoder.")]
     position = next(
@@ -155,9 +154,9 @@ def test_text_sees_the_picture_and_patches_see_no_text() -> None:
     model = build()
     tokens, _, context = drawn_inputs()
     assert context.pictures is not None
-    other = context.pictures.patches_PBC.clone()
+    other = context.pictures.patches_PKC.clone()
     other[P - 1, 0] += 1
-    changed = TokenContext(context.sample_B, S, pictures=PatchRows(other))
+    changed = TokenContext(context.sample_B, S, pictures=PatchRows.of_all(other))
     with torch.no_grad():
         before, after = model.hidden(tokens, context), model.hidden(tokens, changed)
         with_other_text = model.hidden((tokens + 1) % 30, context)
@@ -168,11 +167,42 @@ def test_text_sees_the_picture_and_patches_see_no_text() -> None:
     assert torch.equal(before[:P], with_other_text[:P])
 
 
-def test_model_with_pictures_refuses_an_input_without() -> None:
-    tokens, labels, _ = drawn_inputs()
+@pytest.mark.parametrize("place", [0, 1])
+def test_pictures_and_text_share_a_micro_batch(place: int) -> None:
+    """The loss and the gradients are the sums of those of each sample alone, of which one has a picture."""
+    model = build(has_scaled_embedding=True)
+    tokens, labels, context = drawn_inputs()
+    labels[:P, 1 - place] = 3
+    assert context.pictures is not None
+    patches_P1C = context.pictures.patches_PKC[:, place, None]
+    pictures = PatchRows(patches_P1C, torch.tensor([place]))
+    parameters = list(model.parameters())
 
-    with pytest.raises(DataError, match=r"takes pictures \(model\.picture_size=6\), and the input has none"):
-        build()(tokens, TokenContext(torch.arange(B), S), labels)
+    found = model(tokens, TokenContext(context.sample_B, S, pictures=pictures), labels)
+    gradients = torch.autograd.grad(found, parameters)
+    columns = [(tokens[:, [one]], labels[:, [one]]) for one in (place, 1 - place)]
+    pictured = TokenContext(torch.tensor([place]), S, pictures=PatchRows.of_all(patches_P1C))
+    losses = [model(columns[0][0], pictured, columns[0][1])]
+    plain = Transformer(replace(model.config, picture_size=0)).double()
+    plain.embedding, plain.blocks, plain.loss_head = model.embedding, model.blocks, model.loss_head
+    losses.append(plain(columns[1][0], TokenContext(torch.tensor([1 - place]), S), columns[1][1]))
+    expected = torch.autograd.grad(losses[0] + losses[1], parameters)
+
+    torch.testing.assert_close(found, losses[0] + losses[1], rtol=1e-12, atol=1e-12)
+    for (name, _), one, other in zip(model.named_parameters(), gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_micro_batch_without_pictures_runs_no_encoder() -> None:
+    model = build()
+    tokens, labels, context = drawn_inputs()
+    loss = model(tokens, TokenContext(context.sample_B, S), labels)
+    loss.backward()
+
+    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == {
+        name for name, _ in model.named_parameters() if not name.startswith(("encoder.", "projector."))
+    }
 
 
 def test_picture_parameters_have_names_sizes_and_values() -> None:
@@ -196,13 +226,17 @@ def test_context_copies_its_pictures() -> None:
     """A captured graph reads a micro-batch from fixed memory, into which each further one is copied."""
     _, _, context = drawn_inputs()
     assert context.pictures is not None
-    fixed, before = context.clone(), context.pictures.patches_PBC.clone()
-    other = TokenContext(torch.arange(B) + 5, S, pictures=PatchRows(255 - before))
+    fixed, before = context.clone(), context.pictures.patches_PKC.clone()
+    other = TokenContext(torch.arange(B) + 5, S, pictures=PatchRows(255 - before, torch.tensor([1, 0])))
     fixed.copy_(other)
 
     assert fixed.pictures is not None
-    assert torch.equal(fixed.pictures.patches_PBC, 255 - before)
-    assert torch.equal(context.pictures.patches_PBC, before)
-    for form in (TokenContext(torch.arange(B), S), TokenContext(torch.arange(B), S, pictures=PatchRows(before[1:]))):
+    assert torch.equal(fixed.pictures.patches_PKC, 255 - before)
+    assert fixed.pictures.place_K.tolist() == [1, 0]
+    assert torch.equal(context.pictures.patches_PKC, before)
+    for form in (
+        TokenContext(torch.arange(B), S),
+        TokenContext(torch.arange(B), S, pictures=PatchRows.of_all(before[1:])),
+    ):
         with pytest.raises(ValueError, match=r"cannot copy the samples of"):
             fixed.copy_(form)

@@ -239,6 +239,21 @@ def test_each_length_of_the_data_is_planned() -> None:
     assert "\n  most memory: from token 5,000 on, " in render(plan)
 
 
+def test_mixture_of_pictures_and_text_is_planned() -> None:
+    """Its FLOPs are those of the mean sample of each stage, its memory that of a micro-batch with pictures only."""
+    pictures = {"model.picture_size": 64, "model.patch_size": 16, "batch.global_batch_size": 8}
+    later = {"data_stage.after_tokens": 5000, "data_stage.global_batch_size": 16, "data_stage.weights": "web=1"}
+    mixture = {"data_source.pictures": "drawn", "data_source-2.path": "web", "data_source-2.weight": 3.0}
+    plan = plan_run(Config.from_dict(with_changes({**pictures, **mixture, **later})))
+    whole, text = (
+        plan_run(Config.from_dict(with_changes(one))) for one in (pictures, {**pictures, "data_source.path": "web"})
+    )
+
+    assert plan.flops_per_token == pytest.approx((whole.flops_per_token + 3 * text.flops_per_token) / 4)
+    assert plan.later[0].plan.flops_per_token == text.flops_per_token < whole.flops_per_token
+    assert plan.largest_stage.memory == whole.largest_stage.memory
+
+
 def test_middle_stages_of_other_layers_are_distinguished() -> None:
     """An end stage that is a separate chunk, and middle stages of two kinds: the fullest stage is one of them."""
     changes = {"parallel.pp_size": 5, "model.num_layers": 7, "parallel.layers_per_chunk": [2, 2, 1, 2, 0]}

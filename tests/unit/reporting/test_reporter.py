@@ -87,6 +87,19 @@ def test_line_of_an_interval_has_all_figures(
     )
 
 
+def test_flops_of_an_interval_count_its_pictures(
+    make_reporter: MakeReporter, make_step: MakeStep, make_config: Callable[..., Config], stream: Stream, clock: Clock
+) -> None:
+    model = {"picture_size": 16, "patch_size": 8}
+    with make_reporter(model=model, data={"pictures": "drawn"}) as reporter:
+        run(reporter, clock, [make_step(1), make_step(2, num_pictures=8), make_step(3, num_pictures=4)])
+
+    sized = replace(make_config(model=model).model, seq_len=1000)
+    # of the two steps of the interval, one has pictures in all samples, and one in half
+    flops = 16000 / 4 / 4 * training_flops_per_token(sized, pictures_per_sample=0.75)
+    assert f" | {flops / 1e12:.3g} TFLOP/s/rank | " in step_lines(stream)[1]
+
+
 def test_the_formula_of_mfu_is_printed_once_if_a_peak_is_known(
     make_reporter: MakeReporter, make_step: MakeStep, stream: Stream, clock: Clock
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_line_holds_every_field(tmp_path: Path, make_step: MakeStep) -> None:
         "memory_bytes": 3 << 29,
         "world_size": 4,
         "num_replaced": 0,
+        "num_pictures": 0,
         "sources": [
             {"name": "web", "loss": 2.25, "num_tokens": 75, "num_replaced": 0},
             {"name": "code", "loss": None, "num_tokens": 25, "num_replaced": 3},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from megatrain.config.model import ModelConfig
 from megatrain.telemetry.flops import (
+    ComputeCost,
     attended_pairs,
     flops_formula,
     forward_flops_per_token,
@@ -83,6 +84,20 @@ def test_against_a_count_by_hand(changes: dict[str, object]) -> None:
     model = ModelConfig(**{**shape, **changes})
     assert forward_flops_per_token(model) * model.seq_len == pytest.approx(count_by_hand(model), rel=1e-12)
     assert training_flops_per_token(model) == 3 * forward_flops_per_token(model)
+
+
+def test_samples_without_pictures_compute_no_encoder() -> None:
+    shape = {"vocab_size": 50, "seq_len": 16, "hidden_size": 12, "num_layers": 3, "num_heads": 4}
+    encoder = {"encoder_hidden_size": 10, "encoder_num_layers": 2, "encoder_ffn_size": 7, "encoder_num_heads": 5}
+    model = ModelConfig(**shape, picture_size=6, patch_size=2, **encoder)
+    pictured, text = count_by_hand(model), count_by_hand(replace(model, picture_size=0))
+    assert pictured > 1.05 * text
+    for share in (0.0, 0.25, 1.0):
+        expected = 3 * (share * pictured + (1 - share) * text) / model.seq_len
+        assert training_flops_per_token(model, pictures_per_sample=share) == pytest.approx(expected, rel=1e-12)
+        cost = ComputeCost(replace(model, seq_len=32), None, "")
+        assert cost.flops_per_token(model.seq_len, share) == pytest.approx(expected, rel=1e-12)
+    assert " + 0.25*" in flops_formula(model, 0.25)
 
 
 def test_llama_3_8b_as_published() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import NoReturn
 
 import numpy as np
@@ -14,6 +16,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import DataError
 from megatrain.data.drawn_pictures import DrawnPictures
 from megatrain.demo_vision import Answers, answers_of, captions_of
+from megatrain.inference.generation import Sampling
 from megatrain.inference.loaded_model import LoadedModel
 from megatrain.model import PatchRows, TokenContext, Transformer
 
@@ -46,7 +49,9 @@ def loaded() -> LoadedModel:
 
 def plain_logits(loaded: LoadedModel, tokens: list[int], patches_PC: Tensor) -> Tensor:
     """Return the logits [S, V] of one sample, by the model's own call."""
-    context = TokenContext(torch.zeros(1, dtype=torch.int64), len(tokens), pictures=PatchRows(patches_PC[:, None]))
+    context = TokenContext(
+        torch.zeros(1, dtype=torch.int64), len(tokens), pictures=PatchRows.of_all(patches_PC[:, None])
+    )
     with torch.no_grad():
         hidden = loaded.model.hidden(torch.tensor(tokens)[:, None], context)
         assert loaded.model.loss_head is not None
@@ -66,6 +71,30 @@ def test_logits_of_several_pictures_are_those_of_each(loaded: LoadedModel) -> No
         torch.testing.assert_close(loaded.logits(tokens[sample], patches[sample]), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_text_without_a_picture_is_that_of_a_decoder_alone(loaded: LoadedModel) -> None:
+    decoder = Transformer(replace(MODEL, picture_size=0)).double().eval()
+    decoder.load_state_dict(loaded.model.state_dict(), strict=False)
+    alone = LoadedModel(decoder, decoder.config, 0, torch.device("cpu"), no_tokenizer)
+    tokens = [3, 5, 7]
+
+    torch.testing.assert_close(loaded.logits(tokens), alone.logits(tokens), rtol=1e-12, atol=1e-12)
+
+
+def test_tokens_follow_the_picture_and_the_last_tokens(loaded: LoadedModel) -> None:
+    """The picture stays in the context, which has room for 4 tokens beside it."""
+    speaking = replace(loaded, read_tokenizer=lambda: SimpleNamespace(end="", eod_id=0))
+    patches, rows = patches_of_numbers()[0], [0] * MODEL.num_patches
+    expected = [1, 2]
+    for _ in range(6):
+        expected.append(int(plain_logits(loaded, rows + expected[-4:], patches)[-1].argmax()))
+
+    greedy = Sampling(max_tokens=6, temperature=0.0)
+    assert list(speaking.tokens_after([1, 2], greedy, patches)) == expected[2:]
+    assert list(speaking.tokens_after([1, 2], greedy)) != expected[2:]
+    with pytest.raises(DataError, match=r"the patches are \[3, 108\] of torch\.uint8"):
+        list(speaking.tokens_after([1, 2], greedy, patches[:3]))
+
+
 def test_captions_are_the_likeliest_words(loaded: LoadedModel) -> None:
     found = captions_of(loaded, NUMBERS)
 
@@ -79,14 +108,17 @@ def test_captions_are_the_likeliest_words(loaded: LoadedModel) -> None:
 @pytest.mark.parametrize(
     ("tokens", "patches", "message"),
     [
-        ([0] * 17, None, "the patches are none; give LoadedModel.logits patches of shape [16, 108] and type uint8"),
-        ([0] * 17, torch.zeros(16, 108), "the patches are [16, 108] of torch.float32; give"),
-        ([[0] * 17], torch.zeros(16, 108, dtype=torch.uint8), "give LoadedModel.logits patches of shape [1, 16, 108]"),
+        (
+            [0] * 17,
+            torch.zeros(16, 108),
+            "the patches are [16, 108] of torch.float32; give patches of shape [16, 108] and type uint8",
+        ),
+        ([[0] * 17], torch.zeros(16, 108, dtype=torch.uint8), "give patches of shape [1, 16, 108]"),
         ([0] * 16, torch.zeros(16, 108, dtype=torch.uint8), "16 tokens in a sequence whose first 16 rows are patches"),
     ],
 )  # fmt: skip
 def test_patches_of_another_form_are_refused(
-    loaded: LoadedModel, tokens: list[int], patches: Tensor | None, message: str
+    loaded: LoadedModel, tokens: list[int], patches: Tensor, message: str
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         loaded.logits(tokens, patches)

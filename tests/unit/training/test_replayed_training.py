@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from megatrain.config.config import Config
+from megatrain.config.pictures import patch_width
 from megatrain.contracts.labels import IGNORED_LABEL
+from megatrain.model import PatchRows
+from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import ChunkPlacement, build_schedule, forward_only
 from megatrain.training.rank_model import RankModel
 from megatrain.training.step import train_step
@@ -97,6 +100,8 @@ def run(
         inputs = [replace(one, labels_SB=one.labels_SB.clone()) for one in inputs]  # They shared memory with tokens.
         for one in inputs:
             one.labels_SB[: number % 3] = IGNORED_LABEL
+        if config.model.has_pictures and number % 2:
+            inputs = [with_picture(config, one) for one in inputs]
         schedule = build_schedule("1f1b", 1, 1, len(inputs))
         outcome = train_step(
             rank_model, schedule, inputs, num_label_tokens=sum(int((one.labels_SB >= 0).sum()) for one in inputs),
@@ -108,6 +113,13 @@ def run(
         trace.skipped.append(outcome.is_skipped)
     trace.weights = parameters_by_name(rank_model)
     return trace
+
+
+def with_picture(config: Config, micro: PipelineInput) -> PipelineInput:
+    """Return a micro-batch whose second sample has a picture."""
+    model = config.model
+    patches_P1C = micro.tokens_SB[: model.num_patches, :1, None].expand(-1, -1, patch_width(model)).to(torch.uint8)
+    return replace(micro, context=replace(micro.context, pictures=PatchRows(patches_P1C, torch.tensor([1]))))
 
 
 def require_same_training(config: Config, between: Between = lambda rank_model, number: None) -> list[int]:
@@ -122,6 +134,14 @@ def require_same_training(config: Config, between: Between = lambda rank_model, 
 def test_replayed_training_is_bitwise_the_same(case: str) -> None:
     """One graph for the first micro-batch, whose gradients are fresh, and one for the two that add to them."""
     assert require_same_training(config_of(CASES[case], 3)) == [5, 5, 10, 10]
+
+
+@pytest.mark.slow
+def test_graphs_differ_by_the_number_of_pictures() -> None:
+    """4 steps have no picture, and 3 have one; the first step of each kind is not captured."""
+    model = {"picture_size": 4, "patch_size": 2, "encoder_num_layers": 1}
+
+    assert require_same_training(config_of({"model": model}, 1)) == [3, 3, 2, 2]
 
 
 @pytest.mark.slow(kept=["1"])

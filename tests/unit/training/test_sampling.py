@@ -256,6 +256,14 @@ def test_the_function_writes_what_the_command_prints(run: TrainedRun, capfd: pyt
     assert printed["text"]
 
 
+def test_picture_for_a_model_without_is_refused(
+    run: TrainedRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "picture.png"
+    assert main(["sample", str(run.root), "--picture", str(picture), "--device", "cpu"]) == DataError.exit_code
+    assert f"--picture {picture}: the model has no pictures" in capfd.readouterr().err
+
+
 def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:
     loaded = load(run.root, step=2, device="cpu")
     tokens_BS = torch.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN)
