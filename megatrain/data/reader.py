@@ -245,7 +245,8 @@ class BatchReader:
         """Return the blocks of remote files that `read_step` reads, in its order. Bad samples are left out."""
         numbers_N = np.array([number for slot in self.dealt(plan).slots(replica) for number in slot], dtype=np.int64)
         sources_N, indices_N = self.mixture.places(numbers_N)
-        remote = [number for number, source in enumerate(self.sources) if source and source.dataset.cache_use is not None]
+        opened = enumerate(self.sources)
+        remote = [number for number, source in opened if source and source.dataset.cache_use is not None]
         found = np.isin(sources_N, remote)
         windows = self._samples(numbers_N[found], sources_N[found], indices_N[found], lambda number, error: None)
         return [
