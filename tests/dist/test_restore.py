@@ -35,7 +35,7 @@ from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_
 from tests.helpers.waiting import wait_until
 
 # no two of four ranks save the same; replicas are in test_peer_copies.py
-LAYOUT = on_layout(2, 2, 1, 2)
+LAYOUT = on_layout(1, 4, 1)
 STEPS, INTERVAL = 5, 2
 OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": INTERVAL}}
 KEPT: Tables = {"checkpoint": {"interval": INTERVAL, "keep_arena_s": 60.0}}

@@ -66,11 +66,15 @@ def assert_same_numbers(run: Run, reference: Run) -> None:
     assert run.losses[-1] < run.losses[0]
 
 
-@pytest.mark.slow(kept=["dp7", "dp3-two-chunks-empty"])
+@pytest.mark.slow(kept=["dp3-two-chunks-empty"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_uneven_replicas_compute_as_one_does(case: Case, jobs: TrainingJobs, all_data: Tables) -> None:
     data = {"data": all_data["data"] | case.changes.get("data", {})}
+    sizes = case.layout["parallel"]
+    # as few layers as the layout has chunks, and at least two
+    depth = {"num_layers": max(2, sizes.get("pp_size", 1) * sizes.get("num_chunks", 1))}
     changes = {name: table for name, table in case.changes.items() if name != "data"}
+    changes["model"] = depth | changes.get("model", {})
     reference = jobs.remembered(make_config(data, changes))
     run = jobs.run(make_config(data, changes, case.layout))
 
@@ -99,7 +103,7 @@ def test_uneven_replicas_report_the_losses_of_sources(jobs: TrainingJobs, tmp_pa
 @pytest.mark.slow
 def test_run_continues_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     """Each layout trains one step and saves; the next layout resumes from that."""
-    common: Tables = {**train_data, "train": {"steps": 4}}
+    common: Tables = {**train_data, "train": {"steps": 4}, "model": {"num_layers": 2}}
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.remembered(make_config(common, layout(8)))
     losses: list[float] = []
