@@ -39,6 +39,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
         "model.patch_size": 8, "model.encoder_num_layers": 3, "batch.micro_batch_size": 1, "batch.global_batch_size": 2,
     },
     "dp2, zero bubble": {"parallel.pp_size": 2, "parallel.dp_size": 2, "parallel.schedule": "zero_bubble"},
+    "parallel block, full, pp2, zero bubble": {
+        "model.block": "parallel", "parallel.recompute": "full", "parallel.pp_size": 2,
+        "parallel.schedule": "zero_bubble",
+    },
 }  # fmt: skip
 
 

@@ -18,7 +18,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": on_layout(1, 1, 2),
     "pp2-chunks2": on_layout(1, 2, 1, 2),
     "pp2-zero-bubble": on_layout(1, 2, 1, schedule="zero_bubble"),
-    "tp2-pp2-dp2": on_layout(2, 2, 2),
     "tp2-sequence-chunks2": {**on_layout(2, 1, 1), "parallel": {"tp_size": 2, "num_sequence_chunks": 2}},
 }
 

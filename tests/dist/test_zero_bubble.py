@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory import measure_rank, with_changes
-from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.schedule import ActionKind, build_schedule
 from tests.dist.test_resume import HALF, STEPS, stop_and_resume
@@ -24,7 +22,6 @@ from tests.dist.training_jobs import (
     assert_states_bitwise,
 )
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans
-from tests.helpers.rank_pool import RankPool
 from tests.helpers.training_case import CaseOrders, Poison, make_config, on_layout
 
 BOUND = 1e-10
@@ -190,30 +187,3 @@ def test_dgrads_and_wgrads_are_separate_spans(jobs: TrainingJobs, train_data: Ta
             key=lambda span: span.start_ns,
         )
         assert [(Operation(span.operation), span.microbatch) for span in found] == expected
-
-
-MEMORY: dict[str, Any] = {
-    # The sequences are so many, and the vocabulary so small, that the blocks' activations take most of the memory.
-    "model.seq_len": 128,
-    "model.hidden_size": 128,
-    "model.vocab_size": 256,
-    "batch.micro_batch_size": 4,
-    "batch.global_batch_size": 16,
-    "parallel.pp_size": 2,
-    "parallel.schedule": "zero_bubble",
-}
-# More cases, in which weights and logits count too, are in test_memory_of_ranks.py.
-MEMORY_CASES: dict[str, dict[str, Any]] = {
-    "tp2-selective": {"parallel.tp_size": 2, "parallel.recompute": "selective", "model.mlp": "swiglu"},
-    "parallel-block-full": {"model.block": "parallel", "parallel.recompute": "full"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", MEMORY_CASES)
-def test_zero_bubble_memory_is_as_planned(case: str, rank_pool: RankPool) -> None:
-    tables = with_changes({**MEMORY, **MEMORY_CASES[case]})
-    world_size = Config.from_dict(tables).layout(None).world_size
-
-    for rank, (counted, estimated, moment) in enumerate(rank_pool.run(measure_rank, world_size, tables)):
-        assert abs(estimated / counted - 1) < 0.025, f"rank {rank}: {counted:,} counted, {estimated:,}: {moment}"
