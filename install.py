@@ -13,6 +13,7 @@ import ast
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,10 @@ ROOT = Path(__file__).resolve().parent
 WHAT = ["--constraint", str(ROOT / "constraints.txt"), "--editable", f"{ROOT}[dev]"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
 QUIET = ("--quiet", "--quiet")
-UV = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable, "--compile-bytecode"]
+UV = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
+NOT_COMPILED = r"/(tests|transformers/models|torch/_inductor|torch/testing/_internal|moto|megatron)/"
+"""Large packages of which tests and checks import little: Python compiles those modules at first use."""
+COMPILE = [sys.executable, "-m", "compileall", "-qq", "-j", "0", "-x", NOT_COMPILED, sysconfig.get_path("purelib")]
 BUILD_OF_TORCH = "import torch; print(torch.version.cuda or '')"
 
 
@@ -73,7 +77,11 @@ def _install_with_uv(run: Run, environment: Mapping[str, str], *, wants_cuda: bo
     options = pip_options(run([*PIP, "config", "list"], None)[1])
     build = torch_arguments(cpu_wheels(options.get("find-links", [])), wants_cuda=wants_cuda)
     code, _ = run([*UV, *uv_arguments(options), *build, *WHAT], {**uv_environment(options), **environment})
-    return f"uv ended with exit code {code}" if code else ""
+    if code:
+        return f"uv ended with exit code {code}"
+    # A file that cannot be compiled, such as a template, is no problem.
+    run(COMPILE, None)
+    return ""
 
 
 def pip_options(listed: str) -> dict[str, list[str]]:

@@ -42,11 +42,11 @@ def assert_same_numbers(runs: list[Run], reference: Run) -> None:
     assert max(distance(runs[-1].final, reference.final).values()) <= 1e-10
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2"])
+@pytest.mark.slow(kept=["pp2-dp2"])
 @pytest.mark.parametrize(
     "layout",
-    [on_layout(2, 2, 2), on_layout(1, 1, 4), {"parallel": {"dp_size": 3, "pp_size": 2, "zero_stage": 2}}],
-    ids=["tp2-pp2-dp2", "dp4", "pp2-dp3-zero2"],
+    [on_layout(1, 2, 2), on_layout(2, 1, 2), {"parallel": {"dp_size": 3, "pp_size": 2, "zero_stage": 2}}],
+    ids=["pp2-dp2", "tp2-dp2", "pp2-dp3-zero2"],
 )
 def test_stages_train_alike_on_one_device_and_in_a_layout(
     layout: Tables, jobs: TrainingJobs, train_data: Tables
@@ -63,13 +63,13 @@ def test_stages_train_alike_on_one_device_and_in_a_layout(
 
 
 @pytest.mark.slow
-def test_stages_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+def test_stages_go_on_through_4_5_3_and_4_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     """The stops are in the middle of the first stage's steps, at the beginning of the second stage, and in its
-    middle."""
+    middle. In one step, one of 5 replicas has no sample."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.remembered(make_config(train_data, STAGES))
     runs = []
-    for dp_size, stop in ((8, 1), (7, 3), (3, 5), (8, None)):
+    for dp_size, stop in ((4, 1), (5, 3), (3, 5), (4, None)):
         layout: Tables = {"parallel": {"bucket_size": 3000, "dp_size": dp_size}}
         orders = CaseOrders() if stop is None else CaseOrders(stop_at=(dp_size - 1, stop - 1))
         runs.append(jobs.run(make_config(train_data, STAGES, place, layout), orders))

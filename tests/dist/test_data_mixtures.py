@@ -57,6 +57,7 @@ class Mixed:
         }
         common = make_config(
             {"data": {"train": ""}, "batch": {"global_batch_size": BATCH}, "train": {"steps": steps}},
+            {"model": {"num_layers": 1}},
             # The learning rate does not depend on the step at which a run stops.
             {"optimizer": {"lr_warmup_steps": 0, "lr_decay_steps": 100}},
             {"checkpoint": {"interval": 1, "keep_last": 9}},
@@ -158,12 +159,11 @@ def test_a_packed_run_resumes_in_the_same_samples(rank_pool: RankPool, tmp_path:
     runs = [Mixed(rank_pool, tmp_path / name) for name in ("stops", "does not stop")]
     for run in runs:
         run.stages = {"data": {"packing": "best_fit", "has_document_mask": True}}
-        exit_code, output = run.train(2, web, code)
-        assert exit_code == ExitCode.DATA
-        prefix, seq_len = run.prefixes["web"], str(make_config().model.seq_len)
-        assert f"make it with `megatrain data pack {prefix} --seq-len {seq_len}`" in output
-        for name in ("web", "code"):
-            assert main(["data", "pack", str(run.prefixes[name]), "--seq-len", seq_len]) == ExitCode.OK
+    exit_code, output = runs[0].train(2, web, code)
+    assert exit_code == ExitCode.DATA
+    assert f"make it with `megatrain data pack {runs[0].prefixes['web']} --seq-len {SEQ_LEN}`" in output
+    for prefix in (run.prefixes[name] for run in runs for name in ("web", "code")):
+        assert main(["data", "pack", str(prefix), "--seq-len", str(SEQ_LEN)]) == ExitCode.OK
     for steps in (2, 4):
         exit_code, output = runs[0].train(steps, web, code)
         assert exit_code == ExitCode.OK, output

@@ -41,6 +41,7 @@ class Evaluated:
         config = make_config(
             self._train_data,
             numbered,
+            {"model": {"num_layers": 1}},
             {"train": {"steps": steps}, "checkpoint": {"interval": 1}, "evaluation": {"num_samples": 2}},
             place(self.root),
         )

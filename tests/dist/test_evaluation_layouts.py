@@ -9,7 +9,7 @@ import pytest
 
 from megatrain.reporting import EvaluationReport
 from tests.dist.conftest import VOCAB_SIZE
-from tests.dist.training_jobs import Tables, TrainingJobs, assert_close
+from tests.dist.training_jobs import TWO_STEPS, Tables, TrainingJobs, assert_close
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config, on_layout
 
@@ -18,8 +18,8 @@ NUM_WINDOWS = 5
 NUM_SMALL_TOKENS = 16 + 7 + 1
 """Two windows, the second one short: most pipelines get none."""
 COMMON: Tables = {
+    **TWO_STEPS,
     "evaluation": {"num_samples": NUM_WINDOWS, "interval": 1},
-    "train": {"steps": 3},
     "model": {"dropout": 0.1},
 }
 
@@ -45,10 +45,10 @@ def test_every_layout_evaluates_the_same_windows(
     run = jobs.run(make_config(two_sets, COMMON, on_layout(*sizes)))
 
     evaluations = run.ranks[0].evaluations
-    assert [evaluation.step for evaluation in evaluations] == [1, 2, 3]
+    assert [evaluation.step for evaluation in evaluations] == [1, 2]
     counts = [16 * NUM_WINDOWS, NUM_SMALL_TOKENS - 1]
-    assert [[one.num_tokens for one in evaluation.sets] for evaluation in evaluations] == [counts] * 3
-    assert [evaluation.num_tokens for evaluation in evaluations] == [sum(counts)] * 3
+    assert [[one.num_tokens for one in evaluation.sets] for evaluation in evaluations] == [counts] * 2
+    assert [evaluation.num_tokens for evaluation in evaluations] == [sum(counts)] * 2
     assert_close(losses(evaluations), losses(reference.ranks[0].evaluations), 1e-10, "evaluation")
     # A set beside another set has the same loss as alone.
     assert_close(

@@ -45,11 +45,11 @@ def assert_same_numbers(runs: list[Run], reference: Run) -> None:
     assert max(distance(runs[-1].final, reference.final).values()) <= 1e-10
 
 
-@pytest.mark.slow(kept=["tp2-pp2-dp2"])
+@pytest.mark.slow(kept=["tp2-pp2"])
 @pytest.mark.parametrize(
     "layout",
-    [on_layout(2, 2, 2), {"parallel": {"dp_size": 3, "pp_size": 2, "zero_stage": 2}}],
-    ids=["tp2-pp2-dp2", "pp2-dp3-zero2"],
+    [on_layout(2, 2, 1), {"parallel": {"dp_size": 3, "pp_size": 2, "zero_stage": 2}}],
+    ids=["tp2-pp2", "pp2-dp3-zero2"],
 )
 def test_lengths_train_alike_on_one_device_and_in_a_layout(
     layout: Tables, jobs: TrainingJobs, train_data: Tables
@@ -78,17 +78,17 @@ def test_packed_lengths_train_alike_in_a_layout(jobs: TrainingJobs, train_data: 
     found = tables(train_data)
     data = {"train": "", "seq_len": 4, "has_document_mask": True, "packing": "best_fit", "balance": "cost"}
     reference = jobs.run(make_config(found | {"data": data | {"balance": "none"}}))
-    assert_same_numbers([jobs.run(make_config(found | {"data": data}, on_layout(2, 2, 2)))], reference)
+    assert_same_numbers([jobs.run(make_config(found | {"data": data}, on_layout(1, 2, 2)))], reference)
 
 
 @pytest.mark.slow
-def test_lengths_go_on_through_8_7_3_and_8_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
+def test_lengths_go_on_through_4_3_2_and_5_replicas(jobs: TrainingJobs, train_data: Tables, tmp_path: Path) -> None:
     """The stages are added before they begin, and the run stops at the beginning of one stage and in the middle of
-    another."""
+    another. At the end one of 5 replicas has no sample."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}}
     reference = jobs.remembered(make_config(tables(train_data)))
     runs = []
-    for dp_size, stop in ((8, 1), (7, 2), (3, 5), (8, None)):
+    for dp_size, stop in ((4, 1), (3, 2), (2, 5), (5, None)):
         config = {**tables(train_data), "parallel": {"bucket_size": 3000, "dp_size": dp_size}}
         if stop == 1:
             # The run begins without stages.

@@ -36,9 +36,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {name: CASES[name] for name in NAMES} | {
     },
     "pictures, tp2 pp2, selective": {
         "parallel.tp_size": 2, "parallel.pp_size": 2, "parallel.recompute": "selective", "model.picture_size": 64,
-        "model.patch_size": 8, "model.encoder_num_layers": 3,
+        "model.patch_size": 8, "model.encoder_num_layers": 3, "batch.micro_batch_size": 1, "batch.global_batch_size": 2,
     },
     "dp2, zero bubble": {"parallel.pp_size": 2, "parallel.dp_size": 2, "parallel.schedule": "zero_bubble"},
+    "parallel block, full, pp2, zero bubble": {
+        "model.block": "parallel", "parallel.recompute": "full", "parallel.pp_size": 2,
+        "parallel.schedule": "zero_bubble",
+    },
 }  # fmt: skip
 
 

@@ -22,10 +22,9 @@ from tests.helpers.training_case import make_config, on_layout
 LAYOUTS = {
     "dp4": on_layout(1, 1, 4),
     "tp2-dp2": on_layout(2, 1, 2),
-    "pp4-dp2": on_layout(1, 4, 2),
+    "pp2-dp2": on_layout(1, 2, 2),
     "pp2-dp2-chunks2": on_layout(1, 2, 2, 2),
-    # two micro-batches, as many as there are stages: fewer exchanges than on_layout's
-    "tp2-pp2-chunks2": {**on_layout(2, 2, 1, 2), "batch": {"micro_batch_size": 4}},
+    "tp2-pp2-chunks2": on_layout(2, 2, 1, 2),
     "dp2-chunks2": on_layout(1, 1, 2, 2),
     "pp2-dp2-zero-bubble": on_layout(1, 2, 2, schedule="zero_bubble"),
     "tp2-pp2-zero-bubble": on_layout(2, 2, 1, schedule="zero_bubble"),
@@ -34,10 +33,10 @@ COMMON: Tables = {"train": {"precision": "fp32", "steps": 3}, "model": {"dropout
 OPTIONS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "dp4": ("dp4", {}, {"num_layers": 2}),
     "tp2-dp2-zero2-selective": ("tp2-dp2", {"zero_stage": 2, "recompute": "selective"}, {"num_layers": 2}),
-    "pp4-dp2-zero2-tied": ("pp4-dp2", {"zero_stage": 2}, {"has_tied_head": True}),
+    "pp2-dp2-zero2-tied": ("pp2-dp2", {"zero_stage": 2}, {"has_tied_head": True, "num_layers": 2}),
     "tp2-pp2-chunks2-full": ("tp2-pp2-chunks2", {"recompute": "full"}, {}),
-    "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True}),
-    "pp2-dp2-zero-bubble": ("pp2-dp2-zero-bubble", {}, {}),
+    "dp2-chunks2-tied": ("dp2-chunks2", {}, {"has_tied_head": True, "num_layers": 2}),
+    "pp2-dp2-zero-bubble": ("pp2-dp2-zero-bubble", {}, {"num_layers": 2}),
     "pp2-dp2-chunks2": ("pp2-dp2-chunks2", {}, {}),
     "tp2-pp2-zero-bubble": ("tp2-pp2-zero-bubble", {}, {"num_layers": 2}),
 }

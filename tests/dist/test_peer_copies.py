@@ -37,7 +37,7 @@ from tests.dist.restarts import (
     wait_for_commit,
     wait_for_the_end_of_writers,
 )
-from tests.dist.training_jobs import Run, Tables, TrainingJobs
+from tests.dist.training_jobs import SHALLOW, Run, Tables, TrainingJobs
 from tests.helpers.faults import WriterFault, WriterFaults
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
@@ -48,6 +48,7 @@ LAYOUT = on_layout(1, 2, 2)
 NUM_HOSTS = 4
 KEEPERS = {0: 3, 1: 2, 2: 1, 3: 0}
 OPTIONS: Tables = {
+    **SHALLOW,
     "train": {"steps": 5},
     "checkpoint": {"interval": 2, "keep_arena_s": 60.0, "has_peer_copies": True},
 }

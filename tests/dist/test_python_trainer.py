@@ -44,7 +44,7 @@ TABLES: Tables = {
 LAYOUTS: dict[str, Tables] = {
     "tp2": on_layout(2, 1, 1),
     "tp2-pp2-dp2": on_layout(2, 2, 2),
-    "pp2-dp2-chunks2": on_layout(1, 2, 2, 2),
+    "pp2-dp2-chunks2": {**on_layout(1, 2, 2, 2), "batch": {"micro_batch_size": 1}},
 }
 
 

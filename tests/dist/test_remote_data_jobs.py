@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.dist.restarts import place
-from tests.dist.training_jobs import Tables, TrainingJobs
+from tests.dist.training_jobs import SHALLOW, TWO_STEPS, Tables, TrainingJobs
 from tests.helpers.training_case import make_config, on_layout
 
 
@@ -21,7 +21,9 @@ def test_job_on_urls_trains_as_on_the_local_files(
     found, expected = (
         jobs.run(
             make_config(
-                on_layout(2, 1, 2),
+                TWO_STEPS,
+                SHALLOW,
+                on_layout(1, 1, 2),
                 place(tmp_path / name),
                 {"data": {"train": "", "validation": f"{scheme}{validation}", "has_document_mask": True, **more}},
                 {"data_source": {"path": f"{scheme}{train}", "name": "web"}},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatrain.config.config import Config
-from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
+from tests.dist.training_jobs import SHALLOW, Tables, TrainingJobs, assert_close, distance
 from tests.helpers.bad_disk import break_disk
 from tests.helpers.mixed_data import write_mixture
 from tests.helpers.rank_protocol import RankContext
@@ -33,7 +33,7 @@ def train_with_one_bad_disk(context: RankContext, config: Config, orders: CaseOr
 @pytest.fixture
 def data(tmp_path: Path) -> Tables:
     mixture = write_mixture(tmp_path)
-    return {**mixture, "data": {**mixture["data"], "bad_samples": "replace"}}
+    return {**mixture, **SHALLOW, "data": {**mixture["data"], "bad_samples": "replace"}}
 
 
 @pytest.mark.slow(kept=["tp"])

@@ -10,6 +10,7 @@ from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.lineage import candidates
 from megatrain.checkpoint_format.local_location import LocalLocation
 from tests.dist.training_jobs import (
+    SHALLOW,
     Run,
     Tables,
     TrainingJobs,
@@ -123,7 +124,7 @@ def test_resumed_at_another_layout_ends_as_one_process_does(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "precision", "sizes"),
-    [("adamw", "fp32", (1, 2, 2, 2)), ("lamb", "bf16", (2, 1, 2, 1)), ("muon", "bf16", (2, 2, 2, 2))],
+    [("adamw", "fp32", (1, 2, 2, 2)), ("lamb", "bf16", (2, 2, 1, 1)), ("muon", "bf16", (2, 1, 2, 1))],
     ids=["adamw-fp32", "lamb-bf16", "muon-bf16"],
 )
 def test_resumed_at_the_same_layout_continues_bitwise(
@@ -148,7 +149,7 @@ def test_resumed_at_the_same_layout_continues_bitwise(
 def test_resume_with_another_update_rule_begins_an_average(
     jobs: TrainingJobs, train_data: Tables, tmp_path: Path
 ) -> None:
-    common: Tables = {**train_data, "train": {"steps": STEPS}}
+    common: Tables = {**train_data, **SHALLOW, "train": {"steps": STEPS}}
     changes: Tables = {"optimizer": {"name": "muon", "ema_decay": 0.75}, "checkpoint": {"save_at_end": True}}
     before, after = stop_and_resume(jobs, common, tmp_path, (2, 1, 2, 1), (1, 2, 2, 1), changes)
 
@@ -171,8 +172,8 @@ def test_all_ranks_take_a_checkpoint_by_time_after_the_same_step(
     """One rank reads the clock: the others must receive its decision in that step, or they would not take the
     snapshot."""
     place: Tables = {"job": {"run_directory": str(tmp_path)}, "checkpoint": {"interval_s": 0.001, "keep_last": 0}}
-    run = jobs.run(make_config(train_data, place, {"train": {"steps": 5}}, on_layout(2, 2, 2)))
-    assert [report.step for report in run.steps] == [1, 2, 3, 4, 5]
+    run = jobs.run(make_config(train_data, SHALLOW, place, {"train": {"steps": 4}}, on_layout(1, 2, 2)))
+    assert [report.step for report in run.steps] == [1, 2, 3, 4]
     taken = [note for note in run.ranks[0].notes if note.startswith("snapshot of step ")]
     assert taken
     steps = committed_steps(LocalLocation(tmp_path / "checkpoints" / "main"))

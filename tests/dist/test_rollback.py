@@ -30,6 +30,7 @@ def tables(data: Tables, directory: Path, *, interval: int = 3, load: str = "") 
         {"job": {"run_directory": str(directory)}, "train": {"steps": STEPS}},
         {"checkpoint": {"interval": interval, "keep_last": 10, "save_at_end": True, "load": load}},
         data,
+        {"model": {"num_layers": 1}},
         on_layout(*SIZES),
     ]
 

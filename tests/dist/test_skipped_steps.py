@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from tests.dist.training_jobs import Tables, TrainingJobs, assert_close, distance
+from tests.dist.training_jobs import SHALLOW, Tables, TrainingJobs, assert_close, distance
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.training_case import CaseOrders, Poison, make_config, on_layout, train_on_rank
 
 SIZES = (2, 2, 2)
-MODEL: Tables = {"model": {"num_layers": 2}, "train": {"steps": 5}}
+STEPS = 4
+MODEL: Tables = {**SHALLOW, "train": {"steps": STEPS}, "batch": {"micro_batch_size": 1}}
 SKIPPED = 2
 """The third step, counted from 0."""
 
@@ -40,22 +41,22 @@ POISONS = {
 @pytest.mark.parametrize("case", POISONS)
 def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs, train_data: Tables) -> None:
     poison, options = POISONS[case]
-    run = jobs.run(make_config(train_data, MODEL, on_layout(*SIZES), options), CaseOrders(poison=poison))
+    run = jobs.run(make_config(train_data, on_layout(*SIZES), MODEL, options), CaseOrders(poison=poison))
 
     for record in run.ranks:
-        assert [report.is_skipped for report in record.steps] == [step == SKIPPED for step in range(5)]
-        assert [report.num_skipped for report in record.steps] == [0, 0, 1, 1, 1]
+        assert [report.is_skipped for report in record.steps] == [step == SKIPPED for step in range(STEPS)]
+        assert [report.num_skipped for report in record.steps] == [0, 0, 1, 1]
         # weights and moments are untouched, bit by bit
         assert record.digests[SKIPPED] == record.digests[SKIPPED - 1]
-        assert len(set(record.digests)) == 4
-        assert record.num_updates == 4
+        assert len(set(record.digests)) == 3
+        assert record.num_updates == 3
     # The batch of the skipped step is consumed, and the learning rate has moved on, as in one process.
     alone = Poison(rank=0, steps=(SKIPPED,), parameter="blocks.0.mlp_branch.mlp.up.weight")
     reference = jobs.run(
         make_config(train_data, MODEL, {"optimizer": options.get("optimizer", {})}), CaseOrders(poison=alone)
     )
-    finite = [step for step in range(5) if step != SKIPPED]
-    assert [report.consumed_samples for report in run.steps] == [8, 16, 24, 32, 40]
+    finite = [step for step in range(STEPS) if step != SKIPPED]
+    assert [report.consumed_samples for report in run.steps] == [8, 16, 24, 32]
     assert [report.lr for report in run.steps] == [report.lr for report in reference.steps]
     assert_close([run.losses[step] for step in finite], [reference.losses[step] for step in finite], 1e-10, "loss")
     assert max(distance(run.final, reference.final).values()) <= 1e-10
@@ -63,14 +64,14 @@ def test_all_ranks_skip_a_step_that_is_not_finite(case: str, jobs: TrainingJobs,
 
 @pytest.mark.slow
 def test_too_many_skipped_steps_in_a_row_stop_all_ranks(rank_pool: RankPool, train_data: Tables) -> None:
-    config = make_config(train_data, {"train": {"steps": 9, "max_skipped_steps": 3}}, on_layout(2, 2, 1))
+    config = make_config(train_data, {"train": {"steps": 9, "max_skipped_steps": 3}}, SHALLOW, on_layout(2, 1, 1))
     # Two consecutive skips are allowed; a good step resets the count.
     poison = Poison(rank=1, steps=(1, 2, 4, 5, 6), parameter="blocks.1.mlp_branch.mlp.down.weight")
 
     with pytest.raises(RankError) as caught:
-        rank_pool.run(train_on_rank, 4, config, CaseOrders(poison=poison))
+        rank_pool.run(train_on_rank, 2, config, CaseOrders(poison=poison))
 
-    assert sorted(failure.rank for failure in caught.value.failures) == [0, 1, 2, 3]
+    assert sorted(failure.rank for failure in caught.value.failures) == [0, 1]
     for failure in caught.value.failures:
         assert "NonFiniteError: loss=" in failure.description
         assert "at step 7: not finite for 3 steps in a row (train.max_skipped_steps)" in failure.description

@@ -18,7 +18,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2": on_layout(1, 1, 2),
     "pp2-chunks2": on_layout(1, 2, 1, 2),
     "pp2-zero-bubble": on_layout(1, 2, 1, schedule="zero_bubble"),
-    "tp2-pp2-dp2": on_layout(2, 2, 2),
     "tp2-sequence-chunks2": {**on_layout(2, 1, 1), "parallel": {"tp_size": 2, "num_sequence_chunks": 2}},
 }
 
@@ -32,11 +31,13 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Tables:
 @pytest.mark.slow(kept=["tp2"])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_losses_by_source_are_the_same_in_every_layout(layout: Tables, jobs: TrainingJobs, mixture: Tables) -> None:
-    one_process = make_config(mixture)
+    parallel = layout["parallel"]
+    depth: Tables = {"model": {"num_layers": max(2, parallel.get("pp_size", 1) * parallel.get("num_chunks", 1))}}
+    one_process = make_config(mixture, depth)
     size = one_process.batch.global_batch_size
     batches = [open_reader(one_process).read_step(step_plan(step * size, size), 0) for step in range(3)]
     expected = losses_by_source(single_rank_model(one_process), batches[0])
-    run = jobs.run(make_config(mixture, layout))
+    run = jobs.run(make_config(mixture, depth, layout))
 
     assert {source.name: (source.loss, source.num_tokens) for source in run.steps[0].sources} == {
         name: (pytest.approx(loss, rel=1e-12), num_tokens) for name, (loss, num_tokens) in expected.items()

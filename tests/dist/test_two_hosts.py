@@ -30,7 +30,7 @@ from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 
-LAYOUT = on_layout(1, 1, 2)
+LAYOUT: Tables = {**on_layout(1, 1, 2), "model": {"num_layers": 1}}
 STEPS = 7
 OPTIONS: Tables = {"train": {"steps": STEPS}, "checkpoint": {"interval": 2, "keep_arena_s": 60.0}}
 

@@ -12,15 +12,15 @@ from tests.helpers.variant_package import on_the_path, write_variant_package
 
 BOUND = 1e-10
 LAYOUTS: dict[str, list[Tables]] = {
-    "tp2-pp2-dp2": [on_layout(2, 2, 2), {"parallel": {"num_sequence_chunks": 2, "recompute": "full"}}],
-    "more-ranks-than-keys": [on_layout(4, 1, 2), {"parallel": {"num_sequence_chunks": 2, "recompute": "selective"}}],
+    "tp2-dp2": [on_layout(2, 1, 2), {"parallel": {"num_sequence_chunks": 2, "recompute": "full"}}],
+    "more-ranks-than-keys": [on_layout(4, 1, 1), {"parallel": {"num_sequence_chunks": 2, "recompute": "selective"}}],
     "zero-bubble": [on_layout(2, 2, 1, schedule="zero_bubble")],
 }
 POSITIONS: dict[str, set[str]] = {"counted": {"pace", "table"}, "leaning": {"stretch", "lean"}, "none": set()}
 """Position scheme -> its parameters."""
 # Without parameters, layouts differ only in the ranks that compute the positions of a chunk of the sequence.
 PLACED = [(positions, layout) for positions in POSITIONS for layout in LAYOUTS if POSITIONS[positions]]
-PLACED.append(("none", "tp2-pp2-dp2"))
+PLACED.append(("none", "tp2-dp2"))
 
 
 @pytest.mark.slow(kept=["zero-bubble"])

@@ -87,19 +87,10 @@ def metrics(config: Config, kind: str) -> list[dict[str, Any]]:
 def test_worker_trains_on_the_configured_data(
     config: Config, ended: list[Ended], jobs: TrainingJobs, all_data: Tables
 ) -> None:
-    same, other_seed, no_mask = (
-        jobs.run(make_config(all_data, on_layout(1, 2, 1, 2), {"train": {"steps": STEPS}}, {"data": data}))
-        for data in (
-            {"seed": 5, "has_document_mask": True},
-            {"seed": 7, "has_document_mask": True},
-            {"seed": 5, "has_document_mask": False},
-        )
-    )
+    data = {"seed": 5, "has_document_mask": True}
+    same = jobs.run(make_config(all_data, on_layout(1, 2, 1, 2), {"train": {"steps": STEPS}}, {"data": data}))
 
-    losses = [record["loss"] for record in metrics(config, "step")]
-    assert losses == same.losses
-    assert losses != other_seed.losses
-    assert losses != no_mask.losses
+    assert [record["loss"] for record in metrics(config, "step")] == same.losses
     assert [record["loss"] for record in metrics(config, "evaluation")] == [same.evaluation.loss]
 
 

@@ -28,6 +28,9 @@ TWO_STEPS: Tables = {"train": {"steps": 2}, "optimizer": {"lr_warmup_steps": 1, 
 """The fewest steps that test each part of a step: the second one's forward uses the weights of the first one's update,
 and its update uses moments that are not zero, with another learning rate."""
 
+SHALLOW: Tables = {"model": {"num_layers": 2}}
+"""Half of the tiny model's layers, for layouts of at most two chunks: all layers have exchanges of the same kinds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -44,11 +44,11 @@ ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
 SHALLOW: Tables = {"model": {"num_layers": 2, "dropout": 0.1}}
 """For layouts whose chunks get one layer or more of two: each layer has its own exchanges, all of the same kinds."""
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
-    "dp2-chunks2": (on_layout(1, 1, 2, 2),),
+    "dp2-chunks2": (on_layout(1, 1, 2, 2), SHALLOW),
     "dp4-zero2": (on_layout(1, 1, 4), ZERO_2, SHALLOW),
     "pp2-dp2-chunks2-aligned": (on_layout(1, 2, 2, 2), {"parallel": {"has_aligned_reductions": True}}),
     "pp2-dp2-zero2-chunks2": (on_layout(1, 2, 2, 2), ZERO_2),
-    "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), {"model": {"has_tied_head": True, "dropout": 0.1}}),
+    "pp2-dp2-gpipe-tied": (on_layout(1, 2, 2, schedule="gpipe"), SHALLOW, {"model": {"has_tied_head": True}}),
     "pp4-zero-bubble": (on_layout(1, 4, 1, schedule="zero_bubble"),),
     "pp2-chunks2": (on_layout(1, 2, 1, 2),),
     "tp2-dp2": (on_layout(2, 1, 2), SHALLOW),

@@ -90,11 +90,12 @@ def make_config(*changes: Mapping[str, Mapping[str, Any]]) -> Config:
 def on_layout(tp_size: int, pp_size: int, dp_size: int, num_chunks: int = 1, schedule: str = "1f1b") -> dict[str, Any]:
     """Return the tables of a layout; more than one chunk means the interleaved schedule.
 
-    Micro-batches are as large as possible while they fill the pipeline twice, where the tiny global batch allows it.
+    Micro-batches are as large as possible while there are two, and as many as stages, where the tiny global batch
+    allows it: the cost of a job on many ranks is its number of exchanges.
     """
     name = "interleaved" if num_chunks > 1 else schedule
     sizes = {"tp_size": tp_size, "pp_size": pp_size, "dp_size": dp_size, "num_chunks": num_chunks}
-    micro_batch_size = max(1, TINY["batch"]["global_batch_size"] // (2 * pp_size * dp_size))
+    micro_batch_size = max(1, TINY["batch"]["global_batch_size"] // (max(2, pp_size) * dp_size))
     return {"parallel": {**sizes, "schedule": name}, "batch": {"micro_batch_size": micro_batch_size}}
 
 

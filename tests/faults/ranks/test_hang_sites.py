@@ -63,11 +63,16 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], list[tuple[int, str]]]] = {
 }
 
 
+def with_all_stages(tp_size: int, pp_size: int, dp_size: int) -> dict[str, Any]:
+    """Return the tables of a layout whose steps, of 4 samples, have as many micro-batches as there are stages."""
+    return {**on_layout(tp_size, pp_size, dp_size), "batch": {"micro_batch_size": 4 // (pp_size * dp_size)}}
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_culprit_of_every_site_is_named(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tp_size, pp_size, dp_size), sites = LAYOUTS[name]
     orders = [(rank, FIRST + APART * number, "sleep", site) for number, (rank, site) in enumerate(sites)]
-    check_named(tmp_path, capsys, orders, on_layout(tp_size, pp_size, dp_size))
+    check_named(tmp_path, capsys, orders, with_all_stages(tp_size, pp_size, dp_size))
 
 
 def test_culprit_of_a_hang_in_snapshot_or_evaluation_is_named(
@@ -79,7 +84,7 @@ def test_culprit_of_a_hang_in_snapshot_or_evaluation_is_named(
         "evaluation": {"interval": 4, "num_samples": 16},
     }
     orders = [(1, 15, "sleep", "snapshot"), (2, 24, "sleep", "evaluation"), (3, 34, "sleep", "in checkpoint")]
-    check_named(tmp_path, capsys, orders, on_layout(1, 2, 2), evaluated)
+    check_named(tmp_path, capsys, orders, with_all_stages(1, 2, 2), evaluated)
 
 
 def test_the_command_names_the_hung_rank_and_marks_its_stack(
@@ -88,7 +93,7 @@ def test_the_command_names_the_hung_rank_and_marks_its_stack(
     patient = {"recovery": {"hang_floor_s": 300.0}}
     orders = [(1, 14, "interpreter-lock", IN_FORWARD)]
     with running_job(
-        tmp_path, patient, OVERLAPPED, on_layout(1, 2, 2), ranks_per_host=WORKERS, orders=orders
+        tmp_path, patient, OVERLAPPED, with_all_stages(1, 2, 2), ranks_per_host=WORKERS, orders=orders
     ) as running:
         running.struck_unix_s()
         words = ["diag", "hang", str(running.job.files.root), "--blackbox", str(tmp_path / "job" / "boxes")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import threading
@@ -31,9 +32,11 @@ Put = Callable[[Path], Location]
 
 
 @pytest.fixture(params=["disk", "memory"])
-def put(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Put]:
+def put(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     """Checkpoints on a disk, or in memory, which puts and removes files as object stores do."""
     if request.param == "disk":
+        # Processes are delayed here, but the power does not fail.
+        monkeypatch.setattr(os, "fsync", lambda file: None)
         yield lambda directory: LocalLocation(directory / "checkpoints")
         return
     root = open_location(f"memory:/{tmp_path}")

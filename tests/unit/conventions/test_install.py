@@ -112,8 +112,8 @@ class Commands:
                 name, output = "config", ""
             case [*_, "uv"]:
                 name, output = "get uv", ""
-            case [_, "-m", "pip", *_]:
-                name, output = "pip", ""
+            case [_, "-m", "pip" | "compileall" as name, *_]:
+                output = ""
             case _:
                 name, output = "torch", self.cuda
         self.ran.append(name)
@@ -123,15 +123,16 @@ class Commands:
 @pytest.mark.parametrize(
     ("codes", "cuda", "has_gpu", "variables", "ran", "code"),
     [
-        ({}, "", False, {}, ["get uv", "config", "uv", "torch"], 0),
+        ({}, "", False, {}, ["get uv", "config", "uv", "compileall", "torch"], 0),
+        ({"compileall": 1}, "", False, {}, ["get uv", "config", "uv", "compileall", "torch"], 0),
         ({"get uv": 1}, "", False, {}, ["get uv", "pip", "torch"], 0),
         ({"uv": 2}, "", False, {}, ["get uv", "config", "uv", "pip", "torch"], 0),
         ({"uv": 2, "pip": 3}, "", False, {}, ["get uv", "config", "uv", "pip"], 3),
         ({"get uv": 1}, "13.0", False, {}, ["get uv", "pip", "torch"], 0),
-        ({}, "13.0", False, {}, ["get uv", "config", "uv", "torch"], 1),
-        ({}, "13.0", True, {}, ["get uv", "config", "uv", "torch"], 0),
-        ({}, "13.0", False, {"MEGATRAIN_TORCH": "cuda"}, ["get uv", "config", "uv", "torch"], 0),
-        ({"torch": 1}, "", False, {}, ["get uv", "config", "uv", "torch"], 1),
+        ({}, "13.0", False, {}, ["get uv", "config", "uv", "compileall", "torch"], 1),
+        ({}, "13.0", True, {}, ["get uv", "config", "uv", "compileall", "torch"], 0),
+        ({}, "13.0", False, {"MEGATRAIN_TORCH": "cuda"}, ["get uv", "config", "uv", "compileall", "torch"], 0),
+        ({"torch": 1}, "", False, {}, ["get uv", "config", "uv", "compileall", "torch"], 1),
     ],
 )
 def test_pip_installs_where_uv_does_not(

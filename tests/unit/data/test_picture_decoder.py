@@ -25,7 +25,8 @@ from tests.helpers.drawn_pictures import (
 )
 from tests.helpers.require import require
 
-require("dali", not find_dali().problem, find_dali().problem)
+PROBLEM = find_dali().problem
+require("dali", not PROBLEM, PROBLEM)
 
 SIZE = 48
 MAX_DIFFERENCE = 1
