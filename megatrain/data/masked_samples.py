@@ -13,7 +13,8 @@ import numpy as np
 
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.bad_tokens import BadSample
-from megatrain.data.reader import MicroBatch, StepBatch
+from megatrain.data.microbatch import MicroBatch
+from megatrain.data.reader import StepBatch
 
 
 def without_samples(batch: StepBatch, numbers: Collection[int]) -> StepBatch:

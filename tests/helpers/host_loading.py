@@ -19,8 +19,9 @@ from megatrain.contracts.step_plan import Dealing
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
+from megatrain.data.microbatch import MicroBatch
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, MicroBatch, StepBatch
+from megatrain.data.reader import BatchReader, StepBatch
 from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.tiny_data import write_corpus
 

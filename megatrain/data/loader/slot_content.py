@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.loader.ring_layout import WORD_BYTES, RingLayout
-from megatrain.data.reader import MicroBatch, StepBatch
+from megatrain.data.microbatch import MicroBatch
+from megatrain.data.reader import StepBatch
 from megatrain.data.sample_sources import SampleSources
 
 
