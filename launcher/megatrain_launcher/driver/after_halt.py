@@ -133,7 +133,7 @@ def _respond(
         incident = replace(incident, notes={**incident.notes, PAIRS_NOTE: "yes"})
     if response.checked:
         incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.checked)})
-        command = HostCommand(state.next_command, "check", response.checked, incident.incident_id, created_unix_s=now)
+        command = HostCommand(state.next_command, "check", response.checked, incident.incident_id)
         actions += (SendCommand(command),)
     state = replace(state, incidents={**state.incidents, incident.incident_id: incident})
     return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident), *actions))

@@ -28,7 +28,7 @@ def respond_to_stall(
     without_evidence = tuple(part for part in round_.hosts if part.host not in evidence)
     actions = probes_for(now, state, without_evidence)
     if not _has_asked(state, round_, since, now):
-        actions = (_evidence_command(now, state, round_), *actions)
+        actions = (_evidence_command(state, round_), *actions)
     if without_evidence and now - since < EVIDENCE_S:
         return Decision(actions, f"no progress on {', '.join(stalled[:8])}: waiting for evidence")
     found = find_culprit(round_, evidence, (stall_sentence(state, host) for host in stalled[:4]))
@@ -78,7 +78,7 @@ def _has_asked(state: ClusterState, round_: Round, since: float, now: float) -> 
     )
 
 
-def _evidence_command(now: float, state: ClusterState, round_: Round) -> SendCommand:
+def _evidence_command(state: ClusterState, round_: Round) -> SendCommand:
     hosts = tuple(part.host for part in round_.hosts)
     request = f"round-{round_.number}"
-    return SendCommand(HostCommand(state.next_command, "evidence", hosts, request, created_unix_s=now))
+    return SendCommand(HostCommand(state.next_command, "evidence", hosts, request))

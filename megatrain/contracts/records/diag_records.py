@@ -112,7 +112,6 @@ class DashboardRecord:
     url: str
     session: str
     """Each start of the server has a new one."""
-    started_unix_s: float = 0.0
     version: str = ""
     token_file: str = ""
     """File with the token that the page generated and requires; empty if it requires none or a configured one."""

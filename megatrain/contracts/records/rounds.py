@@ -195,4 +195,3 @@ class HostCommand:
     request: str = ""
     partners: Mapping[str, str] = field(default_factory=dict)
     """For "pairs": each host's partner, in both directions."""
-    created_unix_s: float = 0.0
