@@ -27,7 +27,7 @@ from megatrain_launcher.driver.breaking import (
 from megatrain_launcher.driver.fences import workers_gone_at
 from megatrain_launcher.driver.incidents import median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.responses import HOLD
+from megatrain_launcher.driver.response import HOLD
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.liveness import Liveness
 

@@ -37,7 +37,8 @@ from megatrain_launcher.driver.incidents import (
 )
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import asked_to_stop
-from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
+from megatrain_launcher.driver.response import REQUEUE, STOP, Facts, Response
+from megatrain_launcher.driver.responses import respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.stopping import Stopping, stopping_of, waiting_text
 from megatrain_launcher.driver.verdict_actions import cordon_removals

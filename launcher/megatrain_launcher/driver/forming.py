@@ -22,7 +22,7 @@ from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, WAIT_FOR_MORE_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
-from megatrain_launcher.driver.responses import EVICT
+from megatrain_launcher.driver.response import EVICT
 from megatrain_launcher.driver.state import ClusterState
 
 _MAX_FENCED = 512

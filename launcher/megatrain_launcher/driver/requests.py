@@ -33,7 +33,7 @@ from megatrain_launcher.driver.live_round import unsaved
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
-from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
+from megatrain_launcher.driver.response import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdicts import decided_by_person
 
