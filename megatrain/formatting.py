@@ -98,6 +98,16 @@ def printable(text: str) -> str:
     )
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode a text: JSON, and command-line bytes of another encoding, may contain lone
+    surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_control(character: str) -> bool:
     """Return whether a character controls a terminal or page: control codes, line ends, changes of text direction."""
     is_turning = unicodedata.bidirectional(character) in _DIRECTION_CHANGES
