@@ -39,13 +39,7 @@ class CoreChoice:
     text: str
 
 
-def bind_process(
-    cpu_binding: CpuBinding,
-    local_rank: int,
-    local_world_size: int,
-    gpu_address: str = "",
-    sys_root: Path = Path("/sys"),
-) -> str:
+def bind_process(cpu_binding: CpuBinding, local_rank: int, local_world_size: int, gpu_address: str = "") -> str:
     """Bind this process and its threads according to runtime.cpu_binding, and return a text about what was done.
 
     `gpu_address` is the PCI address of the rank's GPU, see `gpu_pci_address`; empty without a GPU.
@@ -55,8 +49,8 @@ def bind_process(
         return "not bound to cores"
     if not hasattr(os, "sched_setaffinity"):
         raise ConfigError([f'runtime.cpu_binding="{cpu_binding}" needs Linux; use "none" on this system'])
-    host = read_host_cores(sys_root)
-    gpu_node = read_gpu_node(gpu_address, sys_root)
+    host = read_host_cores(Path("/sys"))
+    gpu_node = read_gpu_node(gpu_address, Path("/sys"))
     choice = choose_cores(cpu_binding, host, local_rank, local_world_size, gpu_node)
     try:
         _apply(choice.cores)
