@@ -58,10 +58,11 @@ def time_text(unix_s: float) -> str:
         return f"{unix_s:.0f} s after 1970"
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 0-3, 6"; "" for no ranks."""
+def ranks_text(ranks: Iterable[int], most: int = 64) -> str:
+    """Return "rank 3" or "ranks 0-3, 6"; "" for no ranks. Beyond `most` ranks, the others are counted."""
     ordered = sorted(set(ranks))
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges_text(ordered)}" if ordered else ""
+    more = f" and {len(ordered) - most:,} more" if len(ordered) > most else ""
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges_text(ordered[:most])}{more}" if ordered else ""
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
@@ -75,11 +76,12 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def names_text(names: Sequence[str], most: int = 8) -> str:
+def names_text(names: Sequence[object], most: int = 8) -> str:
     """Return "a, b and c". For more than `most` names, return the first ones and the number of the others."""
-    if len(names) > most:
-        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    items = [str(name) for name in names]
+    if len(items) > most:
+        return f"{', '.join(items[: most - 1])} and {len(items) - most + 1:,} more"
+    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
 
 
 def alternatives(texts: Sequence[object]) -> str:

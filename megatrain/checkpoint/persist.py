@@ -65,6 +65,7 @@ from megatrain.checkpoint_format.manifest import FileEntry, Manifest
 from megatrain.checkpoint_format.removals import check_not_being_removed
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round, is_superseded, round_starts
 from megatrain.contracts.errors import CheckpointError, MissingFileError
+from megatrain.formatting import names_text
 
 _NUM_FILES_AT_ONCE = 4
 """Files in progress at once: while some wait for the disk, others are read and hashed."""
@@ -398,5 +399,4 @@ def _read(path: Path) -> bytes:
 
 
 def _hosts_text(indexes: Sequence[int]) -> str:
-    listed = ", ".join(map(str, indexes[:10])) + (" and more" if len(indexes) > 10 else "")
-    return f"host{'s' if len(indexes) != 1 else ''} {listed}"
+    return f"host{'s' if len(indexes) != 1 else ''} {names_text(indexes)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from megatrain.contracts.records.incident import Incident
+from megatrain.formatting import names_text
 
 
 def incidents_since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
@@ -18,9 +19,8 @@ def failure_counts(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str,
 
 
 def names_with_counts(hosts: Sequence[str], times: Mapping[str, int]) -> str:
-    """Return "host-1 for the 3rd time, ...": up to four hosts, then the number of further ones."""
-    shown = ", ".join(f"{host} for the {ordinal(times[host])} time" for host in hosts[:4])
-    return shown + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    """Return "host-1 for the 3rd time and host-2 for the 4th time"; at most four hosts are named."""
+    return names_text([f"{host} for the {ordinal(times[host])} time" for host in hosts], 4)
 
 
 def incident_ids(incidents: Sequence[Incident]) -> str:

@@ -315,5 +315,5 @@ def _halt_for(
 
 
 def _unknown(state: ClusterState, host: str) -> str:
-    known = ", ".join(sorted(state.hosts, key=natural_order)[:16]) or "none"
-    return f"no host {host!r} is registered; registered: {known}"
+    known = sorted(state.hosts, key=natural_order)
+    return f"no host {host!r} is registered; registered: {names_text(known, 16) or 'none'}"

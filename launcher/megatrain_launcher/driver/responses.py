@@ -12,7 +12,7 @@ from dataclasses import replace
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain.formatting import names_text
+from megatrain.formatting import names_text, ranks_text
 from megatrain_job.failures.culprit import is_victim, root_of
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain_job.jobs.incident_phrases import rank_and_end
@@ -99,7 +99,7 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         return replace(named, reason="a hang without a culprit", needs_pair_tests=True)
     who = names_text(hosts)
     if ranks:
-        who = f"{'rank' if len(ranks) == 1 else 'ranks'} {names_text([str(rank) for rank in ranks])} on {who}"
+        who = f"{ranks_text(ranks)} on {who}"
     causes = (facts.gpu_faults[host].text for host in hosts if host in facts.gpu_faults)
     signs = "; ".join(sign for sign in (facts.sign, *causes) if sign)
     reason = f"{who} held up all others{f': {signs}' if signs else ''}"
