@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_operator_cases, gpu_timing
-from benchmarks.gpu_operator_cases import OperatorCase, Sizes, cases, compiled, products
+from benchmarks import gpu_timing
+from benchmarks.gpu_flat_cases import plain_adamw
+from benchmarks.gpu_operator_case import OperatorCase, Sizes, compiled
+from benchmarks.gpu_operator_cases import cases, products
 from benchmarks.gpu_step import (
     PlainLlama,
     PlainNorm,
@@ -206,7 +208,7 @@ def test_plain_adamw_is_ours() -> None:
     grad, master, exp_avg = (torch.randn(64, generator=generator) for _ in range(3))
     theirs = [grad, master, exp_avg, exp_avg.square(), torch.zeros(64, dtype=torch.bfloat16)]
     ours = [one.clone() for one in theirs]
-    gpu_operator_cases._plain_adamw(*theirs)
+    plain_adamw(*theirs)
     adamw_(
         *ours, torch.tensor([0, 64]), torch.tensor([True]),
         lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, num_updates=3, gradient_scale=0.5,
