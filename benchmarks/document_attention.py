@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from benchmarks.bars import Bar, at_least, at_most
 from benchmarks.result import Result
-from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention import AttentionPattern, softmax_attention
 from megatrain.ops.documents import PackedDocuments, pack_documents
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
 
@@ -122,7 +122,7 @@ def _inputs(seq_len: int) -> Inputs:
 def _packed(inputs: Inputs, seq_len: int, window_size: int, documents: PackedDocuments | None) -> None:
     pattern = AttentionPattern(seq_len, window_size, documents)
     q, k, v = inputs
-    out = causal_attention(q, k, v, pattern)
+    out = softmax_attention(q, k, v, pattern)
     torch.autograd.grad(out, inputs, torch.ones_like(out))
 
 

@@ -7,55 +7,21 @@ Shapes: T tokens, H hidden, F ffn, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.gpu_flat_cases import flat_cases
+from benchmarks.gpu_operator_case import OperatorCase, Sizes, Work, backward, draw, forward, pair
 from megatrain.ops.activation import bias_gelu, bias_swiglu
 from megatrain.ops.cross_entropy import CROSS_ENTROPY_ALONE, local_statistics, logits_gradient_, summed_cross_entropy
 from megatrain.ops.dropout import residual_dropout
 from megatrain.ops.embedding import embedding
 from megatrain.ops.linear import add_product_
 from megatrain.ops.normalization import layer_norm, rms_norm
-from megatrain.ops.optimizer_step import adamw_, lamb_apply_, lamb_direction_
-from megatrain.ops.quantization import E4M3, fp8_quantize, fp8_scale
 from megatrain.ops.rotary import inverse_frequencies, rotary_table, split_rotated_
-from megatrain.ops.square_sums import square_sum
-
-Operation = Callable[..., Tensor | tuple[Tensor, ...]]
-Work = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of the cases. `vocab_size`: of the cross entropy; `num_weights`: of an optimizer's shard."""
-
-    tokens: int = 8192
-    hidden: int = 4096
-    ffn: int = 14336
-    heads: int = 32
-    kv_heads: int = 8
-    vocab_size: int = 128256
-    num_weights: int = 1 << 28
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorCase:
-    """One measurement. `theirs` makes the plain torch form, given a wrapper: `compiled`, or one that does nothing."""
-
-    name: str
-    num_bytes: int
-    ours: Callable[[], Work]
-    theirs: Callable[[Callable[[Operation], Operation]], Work] | None
-    why_not_compiled: str = ""
-
-
-def compiled(operation: Operation) -> Operation:
-    """Return the operation, compiled by torch for the sizes with which it is called."""
-    return torch.compile(operation, dynamic=False)
 
 
 def cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
@@ -64,7 +30,7 @@ def cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     yield from _activation_cases(sizes, device)
     yield from _residual_cases(sizes, device)
     yield from _end_cases(sizes, device)
-    yield from _flat_cases(sizes, device)
+    yield from flat_cases(sizes, device)
 
 
 def products(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, int, dict[str, Callable[[], Work]]]]:
@@ -85,7 +51,7 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[tuple[str, int, dic
 
 def _ways_to_add(tokens: int, rows: int, columns: int, device: torch.device) -> dict[str, Callable[[], Work]]:
     def tensors() -> tuple[Tensor, Tensor, Tensor]:
-        grad, x = _draw(device, tokens, rows), _draw(device, tokens, columns)
+        grad, x = draw(device, tokens, rows), draw(device, tokens, columns)
         return grad, x, torch.zeros(rows, columns, dtype=torch.float32, device=device)
 
     def ours() -> Work:
@@ -103,46 +69,6 @@ def _ways_to_add(tokens: int, rows: int, columns: int, device: torch.device) -> 
     return {"ours": ours, "product, then sum": rounded_then_added, "product alone": product_alone}
 
 
-def _pair(name: str, ours: Operation, theirs: Operation, make: Callable[[], list[Tensor]], bytes_each: tuple[int, int],
-          ) -> Iterator[OperatorCase]:  # fmt: skip
-    """Yield the forward and the backward case of one operation."""
-    yield OperatorCase(
-        f"{name} forward", bytes_each[0], lambda: _forward(ours, make()), lambda wrap: _forward(wrap(theirs), make())
-    )
-    yield OperatorCase(
-        f"{name} backward", bytes_each[1], lambda: _backward(ours, make()), lambda wrap: _backward(wrap(theirs), make())
-    )
-
-
-def _forward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
-    def work() -> None:
-        with torch.no_grad():
-            operation(*inputs)
-
-    return work
-
-
-def _backward(operation: Operation, inputs: Sequence[Tensor]) -> Work:
-    leaves = [one.requires_grad_() if one.is_floating_point() else one for one in inputs]
-    kept: dict[str, list[Tensor]] = {}
-
-    def work() -> None:
-        # the graph is made on the stream that is recorded, because backward runs on the stream of its forward
-        if not kept:
-            out = operation(*leaves)
-            outs = [one for one in (out if isinstance(out, tuple) else (out,)) if one.requires_grad]
-            kept["outs"], kept["grads"] = outs, [torch.randn_like(one) for one in outs]
-        torch.autograd.grad(
-            kept["outs"], [one for one in leaves if one.requires_grad], kept["grads"], retain_graph=True
-        )
-
-    return work
-
-
-def _draw(device: torch.device, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*shape, device=device, dtype=dtype)
-
-
 def _norm_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
     tokens, hidden = sizes.tokens, sizes.hidden
     matrix = 2 * tokens * hidden
@@ -155,22 +81,22 @@ def _norm_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
         total = x + added
         return functional.layer_norm(total, weight.shape, weight, bias, 1e-5), total
 
-    yield from _pair(
+    yield from pair(
         "rms_norm with residual",
         lambda x, weight, added: rms_norm(x, weight, 1e-5, added),
         eager_rms,
-        lambda: [_draw(device, tokens, hidden), _draw(device, hidden), _draw(device, tokens, hidden)],
+        lambda: [draw(device, tokens, hidden), draw(device, hidden), draw(device, tokens, hidden)],
         (4 * matrix, 4 * matrix),
     )
-    yield from _pair(
+    yield from pair(
         "layer_norm with residual",
         lambda x, weight, bias, added: layer_norm(x, weight, bias, 1e-5, added),
         eager_layer,
         lambda: [
-            _draw(device, tokens, hidden),
-            _draw(device, hidden),
-            _draw(device, hidden),
-            _draw(device, tokens, hidden),
+            draw(device, tokens, hidden),
+            draw(device, hidden),
+            draw(device, hidden),
+            draw(device, tokens, hidden),
         ],
         (4 * matrix, 4 * matrix),
     )
@@ -186,18 +112,18 @@ def _activation_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCa
     def eager_gelu(x: Tensor, bias: Tensor) -> Tensor:
         return functional.gelu(x + bias, approximate="tanh")
 
-    yield from _pair(
+    yield from pair(
         "swiglu",
         lambda x: bias_swiglu(x, None),
         eager_swiglu,
-        lambda: [_draw(device, tokens, 2, ffn)],
+        lambda: [draw(device, tokens, 2, ffn)],
         (3 * matrix, 5 * matrix),
     )
-    yield from _pair(
+    yield from pair(
         "bias and gelu",
         bias_gelu,
         eager_gelu,
-        lambda: [_draw(device, tokens, ffn), _draw(device, ffn)],
+        lambda: [draw(device, tokens, ffn), draw(device, ffn)],
         (2 * matrix, 3 * matrix),
     )
 
@@ -227,14 +153,14 @@ def _residual_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase
     yield OperatorCase(
         "rotary forward, with the split of q, k and v",
         2 * product_bytes,
-        lambda: _forward(ours, [_draw(device, tokens, 1, groups, rows, head_dim)]),
-        lambda wrap: _forward(wrap(eager_rotary), [_draw(device, tokens, 1, groups, rows, head_dim)]),
+        lambda: forward(ours, [draw(device, tokens, 1, groups, rows, head_dim)]),
+        lambda wrap: forward(wrap(eager_rotary), [draw(device, tokens, 1, groups, rows, head_dim)]),
     )
-    yield from _pair(
+    yield from pair(
         "residual + dropout(y + bias)",
         lambda x, y, bias: residual_dropout(x, y, bias, 0.1, (1, 2), token_SB),
         lambda x, y, bias: x + functional.dropout(y + bias, 0.1),
-        lambda: [_draw(device, tokens, 1, hidden), _draw(device, tokens, 1, hidden), _draw(device, hidden)],
+        lambda: [draw(device, tokens, 1, hidden), draw(device, tokens, 1, hidden), draw(device, hidden)],
         (3 * matrix, 2 * matrix),
     )
 
@@ -250,118 +176,26 @@ def _end_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
 
     def our_gradient() -> Work:
         # called directly, because backward overwrites the logits and so a graph could not be replayed
-        logits, grad = _draw(device, tokens, vocab), torch.ones(tokens, device=device)
+        logits, grad = draw(device, tokens, vocab), torch.ones(tokens, device=device)
         lse = local_statistics(logits, labels, 0, vocab)[0]
         return lambda: logits_gradient_(logits, labels, lse, grad, 0, vocab, CROSS_ENTROPY_ALONE)
 
     yield OperatorCase(
         "cross entropy forward",
         logits_bytes,
-        lambda: _forward(lambda logits: summed_cross_entropy(logits, labels, vocab), [_draw(device, tokens, vocab)]),
-        lambda wrap: _forward(wrap(eager_loss), [_draw(device, tokens, vocab)]),
+        lambda: forward(lambda logits: summed_cross_entropy(logits, labels, vocab), [draw(device, tokens, vocab)]),
+        lambda wrap: forward(wrap(eager_loss), [draw(device, tokens, vocab)]),
     )
     yield OperatorCase(
         "cross entropy backward, in place",
         2 * logits_bytes,
         our_gradient,
-        lambda wrap: _backward(wrap(eager_loss), [_draw(device, tokens, vocab)]),
+        lambda wrap: backward(wrap(eager_loss), [draw(device, tokens, vocab)]),
     )
-    yield from _pair(
+    yield from pair(
         "embedding",
         lambda weight: embedding(ids, weight),
         lambda weight: functional.embedding(ids, weight),
-        lambda: [_draw(device, vocab, hidden)],
+        lambda: [draw(device, vocab, hidden)],
         (4 * tokens * hidden, 2 * tokens * hidden + 2 * vocab * hidden),
     )
-
-
-def _flat_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
-    count = sizes.num_weights
-    rows = count // sizes.hidden
-
-    def our_adamw() -> Work:
-        grad, master, exp_avg = (_draw(device, count, dtype=torch.float32) for _ in range(3))
-        exp_avg_sq, published = exp_avg.square(), _draw(device, count)
-        borders = torch.tensor([0, count // 2, count], device=device)
-        is_decayed = torch.tensor([True, False], device=device)
-        return lambda: adamw_(
-            *(grad, master, exp_avg, exp_avg_sq, published, borders, is_decayed),
-            lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, num_updates=3, gradient_scale=0.5,
-        )  # fmt: skip
-
-    def their_adamw(_: Callable[[Operation], Operation]) -> Work:
-        weight = torch.nn.Parameter(_draw(device, count, dtype=torch.float32))
-        weight.grad = torch.randn_like(weight)
-        published = _draw(device, count)
-        # capturable keeps the number of updates on the GPU; CPUs do not support it
-        optimizer = torch.optim.AdamW(
-            [weight], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True, capturable=device.type == "cuda"
-        )
-
-        def step() -> None:
-            optimizer.step()
-            published.copy_(weight.detach())
-
-        return step
-
-    def their_plain_adamw(wrap: Callable[[Operation], Operation]) -> Work:
-        grad, master, exp_avg = (_draw(device, count, dtype=torch.float32) for _ in range(3))
-        exp_avg_sq, published = exp_avg.square(), _draw(device, count)
-        return _forward(wrap(_plain_adamw), [grad, master, exp_avg, exp_avg_sq, published])
-
-    def our_lamb() -> Work:
-        grad, master, exp_avg = (_draw(device, count, dtype=torch.float32) for _ in range(3))
-        exp_avg_sq, published = exp_avg.square(), _draw(device, count)
-        borders = torch.tensor([0, count // 2, count], device=device)
-        is_decayed = torch.tensor([True, False], device=device)
-        ratios = torch.ones(2, dtype=torch.float64, device=device)
-
-        def step() -> None:
-            lamb_direction_(
-                *(grad, master, exp_avg, exp_avg_sq, borders, is_decayed),
-                beta1=0.9, beta2=0.95, eps=1e-6, weight_decay=0.1, num_updates=3, gradient_scale=0.5,
-            )  # fmt: skip
-            lamb_apply_(grad, master, published, borders, ratios, lr=1e-3)
-
-        return step
-
-    yield OperatorCase(
-        "AdamW, 30 bytes a weight, beside torch's fused one and a copy", 30 * count, our_adamw, their_adamw,
-        why_not_compiled="one kernel already",
-    )  # fmt: skip
-    yield OperatorCase("AdamW, 30 bytes a weight, beside plain operations", 30 * count, our_adamw, their_plain_adamw)
-    yield OperatorCase("LAMB, 42 bytes a weight in its two passes", 42 * count, our_lamb, None)
-    flat = _draw(device, count, dtype=torch.float32)
-    yield OperatorCase(
-        "squared norm",
-        4 * count,
-        lambda: lambda: square_sum(flat),
-        lambda wrap: _forward(wrap(lambda x: torch.linalg.vector_norm(x).square()), [flat]),
-    )
-    matrix = _draw(device, rows, sizes.hidden)
-    scale = fp8_scale(matrix, E4M3)
-    yield OperatorCase(
-        "FP8 quantization with the transposed copy",
-        4 * count,
-        lambda: lambda: fp8_quantize(matrix, scale, E4M3, True, True),
-        lambda wrap: _forward(wrap(_eager_quantize), [matrix, scale]),
-    )
-
-
-def _plain_adamw(
-    grad: Tensor, master: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, published: Tensor
-) -> tuple[Tensor, ...]:
-    """The third update of `our_adamw`, with weight decay for all weights."""
-    grad = grad * 0.5
-    exp_avg.lerp_(grad, 1.0 - 0.9)
-    exp_avg_sq.mul_(0.95).addcmul_(grad, grad, value=1.0 - 0.95)
-    master.mul_(1.0 - 1e-3 * 0.1)
-    root = exp_avg_sq.sqrt().mul_((1.0 - 0.95**3) ** -0.5).add_(1e-8)
-    master.addcdiv_(exp_avg, root, value=-1e-3 / (1.0 - 0.9**3))
-    published.copy_(master)
-    return ()
-
-
-def _eager_quantize(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    q = (x.float() * scale[0]).clamp(-448.0, 448.0).to(E4M3)
-    return q, q.t().contiguous()

@@ -9,7 +9,8 @@ from functools import partial
 import torch
 
 from benchmarks.gpu_ceilings import BANDWIDTH, CEILINGS, ceilings
-from benchmarks.gpu_operator_cases import OperatorCase, cases, products
+from benchmarks.gpu_operator_case import OperatorCase
+from benchmarks.gpu_operator_cases import cases, products
 from benchmarks.gpu_record import GpuStage, ratio
 from benchmarks.gpu_stage import Work, fill, run_stage
 from benchmarks.gpu_target import GpuTarget

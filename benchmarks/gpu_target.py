@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_operator_cases import Operation, Sizes, compiled
+from benchmarks.gpu_operator_case import Operation, Sizes, compiled
 from benchmarks.gpu_timing import Work, seconds_of, seconds_on_cpu
 
 

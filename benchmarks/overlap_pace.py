@@ -1,4 +1,4 @@
-"""Paced compute: the true numerics on small tensors, and then a wait until a stated time is over, as for a device."""
+"""Paced compute: a real computation on small tensors, then a wait for the rest of the time of a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.paced_train import pause_until
 
 
 def paced_forward(forward_s: float) -> Any:
-    """Return a chunk's forward that takes at least `forward_s`, and its backward twice that. 0: the original one."""
+    """Return a chunk's forward that takes at least `forward_s`; its backward takes twice as long. 0: no least time."""
     forward = PipelineChunk.forward
 
     def paced(chunk: PipelineChunk, x: Tensor, context: Any, labels_SB: Tensor | None) -> tuple[Tensor, Backward]:
@@ -57,7 +57,7 @@ class LayerPace:
         """
 
     def attach(self, module: Transformer) -> None:
-        """Pace this chunk from now on. These hooks run after earlier ones, so after the wait for parameters."""
+        """Pace this chunk from now on. Its hooks are added last, so they run after the wait for parameters."""
         parts = [module.embedding, *module.blocks.values(), module.loss_head]
         layer_size = max(_num_parameters(block) for block in module.blocks.values())
         for part in (part for part in parts if part is not None):

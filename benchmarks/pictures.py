@@ -23,8 +23,7 @@ from PIL import Image
 
 from benchmarks.bars import at_least
 from benchmarks.pictures_sides import FORMAT, Decoding, bare_side, producer_side
-from benchmarks.result import Result
-from megatrain.contracts.errors import DataError
+from benchmarks.result import MissingPartError, Result
 from megatrain.data.pictures.dali_package import find_dali
 from megatrain.data.pictures.picture_index import build_index
 
@@ -38,10 +37,10 @@ SEED = 1
 
 
 def run(num_rounds: int = ROUNDS, round_pictures: int = ROUND_PICTURES, num_pictures: int = PICTURES) -> Result:
-    """Draw pictures, then decode them on both sides. Raises: DataError without DALI."""
+    """Draw pictures, then decode them on both sides. Raises: MissingPartError without DALI."""
     found = find_dali()
     if found.problem:
-        raise DataError(f"{found.problem}; `make test-dali` installs it, then set PYTHONPATH=.venv/dali")
+        raise MissingPartError("dali", f"{found.problem}; `make test-dali` installs it, then set PYTHONPATH=.venv/dali")
     decodings: dict[str, list[Decoding]] = {OURS: [], PEER: []}
     with tempfile.TemporaryDirectory(prefix="pictures-") as name, ExitStack() as processes:
         directory = Path(name)

@@ -20,6 +20,14 @@ from benchmarks.tables import cell, table
 RESULTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 
+class MissingPartError(Exception):
+    """A benchmark needs a part that is not installed. part: its name in MEGATRAIN_REQUIRE."""
+
+    def __init__(self, part: str, problem: str) -> None:
+        super().__init__(problem)
+        self.part = part
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """`rows`: dictionaries with the same keys. `notes`: what the figures mean and what they do not mean.

@@ -58,10 +58,11 @@ def time_text(unix_s: float) -> str:
         return f"{unix_s:.0f} s after 1970"
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 0-3, 6"; "" for no ranks."""
+def ranks_text(ranks: Iterable[int], most: int = 64) -> str:
+    """Return "rank 3" or "ranks 0-3, 6"; "" for no ranks. Beyond `most` ranks, the others are counted."""
     ordered = sorted(set(ranks))
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges_text(ordered)}" if ordered else ""
+    more = f" and {len(ordered) - most:,} more" if len(ordered) > most else ""
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {ranges_text(ordered[:most])}{more}" if ordered else ""
 
 
 def ranges_text(numbers: Iterable[int]) -> str:
@@ -96,6 +97,16 @@ def printable(text: str) -> str:
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 can encode a text: JSON, and command-line bytes of another encoding, may contain lone
+    surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_control(character: str) -> bool:

@@ -24,6 +24,7 @@ from tests.helpers.shared_compilation import import_share
 from tests.helpers.waiting import PATIENCE
 
 if TYPE_CHECKING:
+    from megatrain_job.coordination.client import EtcdClient
     from tests.helpers.etcd_server import EtcdServers
 
 TIMEOUT_S = 300.0
@@ -170,6 +171,15 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
 
     with EtcdServers(tmp_path_factory.mktemp("etcd")) as servers:
         yield servers
+
+
+@pytest.fixture
+def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
+    from megatrain_job.coordination.client import EtcdClient
+    from megatrain_job.coordination.settings import EtcdSettings
+
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
+        yield one
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ import logging
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import megatrain
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.diag_records import DashboardRecord
@@ -70,8 +68,8 @@ def serve_live(
 
     @contextmanager
     def announced(url: str, session: str) -> Iterator[None]:
-        now_s, host = time.time(), socket.gethostname()
-        record = DashboardRecord(url, session, now_s, megatrain.__version__, str(token_file or ""), host)
+        host = socket.gethostname()
+        record = DashboardRecord(url, session, str(token_file or ""), host)
         consequence = "`megatrain status` does not show it"
         announcement = Announcement(client, keys.dashboard, record, name="the dashboard", consequence=consequence)
         try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.files import file_locks
 
@@ -174,7 +175,7 @@ def wake(path: Path) -> bool:
     return True
 
 
-class WakeReader:
+class WakeReader(Closable):
     """The writer's end of the FIFO.
 
     Raises: CheckpointError when it cannot be opened.
@@ -205,9 +206,3 @@ class WakeReader:
             self._poll.unregister(self._file)
             os.close(self._file)
             self._file = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from megatrain.arena.slot_layout import (
     HEADER_BYTES,
@@ -24,12 +23,13 @@ from megatrain.arena.slot_layout import (
     encode_header,
     slot_bytes,
 )
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 
 _NUM_READ_ATTEMPTS = 100
 
 
-class SlotReader:
+class SlotReader(Closable):
     """An open slot. Its worker may be writing to it.
 
     Raises: MissingFileError when there is no such file; CheckpointError, from every method, when it is damaged.
@@ -55,12 +55,6 @@ class SlotReader:
         if found != expected:
             raise CheckpointError(f"{self.path}: {found} bytes, its header requires {expected}; the slot is truncated")
         return header
-
-    def __enter__(self) -> SlotReader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._file >= 0:

@@ -13,6 +13,7 @@ from megatrain.arena.plans import HostPlan
 from megatrain.arena.sealed import SealedSlot
 from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.write_marks import WritingMark
+from megatrain.formatting import ranks_text
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -68,7 +69,7 @@ def to_give_up(
         elif is_superseded(snapshot, plan, slots):
             reason = f"round {newest} needs a checkpoint, and hosts of round {snapshot.round} may be gone"
         elif (missing := _missing_ranks(members, plan)) and (is_old or not has_workers):
-            reason = f"not sealed by {_ranks_text(missing)}, which cannot seal it any more"
+            reason = f"not sealed by {ranks_text(missing)}, which cannot seal it any more"
         if reason:
             found.append(GivenUpSnapshot(snapshot, tuple(members), reason))
     return found
@@ -133,8 +134,3 @@ def _plan_of(round_number: int, plans: Mapping[int, HostPlan]) -> HostPlan | Non
 
 def _missing_ranks(members: Sequence[SealedSlot], plan: HostPlan) -> list[int]:
     return sorted(set(plan.ranks) - {member.rank for member in members})
-
-
-def _ranks_text(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:5])) + (" and more" if len(ranks) > 5 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"

@@ -48,6 +48,7 @@ from megatrain.checkpoint_format.round_starts import (
 from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.checkpoint_format.verifications import VERIFIED_NAME
 from megatrain.contracts.errors import CheckpointError
+from megatrain.formatting import names_text
 
 LOCK_NAME = "LOCK"
 """The lock file in a checkpoint.directory. The run that saves there holds the lock."""
@@ -275,7 +276,7 @@ def _check_nothing_was_saved(checkpoints: Location, branches: Sequence[Branch]) 
             remains += [f"{entry.name}/{child.name}" for child in children if not is_unfinished(child)]
     if remains:
         raise CheckpointError(
-            f"{checkpoints}: holds {_shortened(remains)}, but no committed checkpoint to resume from (a step-*"
+            f"{checkpoints}: holds {names_text(remains, 5)}, but no committed checkpoint to resume from (a step-*"
             f" directory with a matching COMMIT, in {_searched(branches)}); remove it to start from scratch, or name"
             " another job.run_directory or checkpoint.load"
         )
@@ -294,7 +295,3 @@ def _searched(branches: Sequence[Branch]) -> str:
     parts = [branches[0].name]
     parts += [f"{member.parent} up to step {member.parent_step}" for member in branches if member.parent]
     return ", or ".join(parts)
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (" and more" if len(names) > 5 else "")

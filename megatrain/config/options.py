@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from megatrain.config.toml_text import TinyNumber, shortened, value_text
 from megatrain.config.variants import is_variant
-from megatrain.formatting import alternatives
+from megatrain.formatting import alternatives, is_utf8
 
 Value = int | float | bool | str | tuple[int, ...]
 """The types of a key's value. A list of TOML is held as a tuple, so that a section is immutable."""
@@ -164,7 +164,7 @@ class Option:
             fault, _, hint = wrong[2].partition(";")
             return f"{fault}: element {wrong[0]} is {shortened(value_text(wrong[1]))};{hint}"
         if isinstance(value, str):
-            return None if _is_utf8(value) else "holds bytes that are not UTF-8; use text in UTF-8"
+            return None if is_utf8(value) else "holds bytes that are not UTF-8; use text in UTF-8"
         return self._number_violation(value, "a value")
 
     def _number_violation(self, number: float, wanted: str) -> str | None:
@@ -235,15 +235,6 @@ def _integers(items: list[object] | tuple[object, ...]) -> tuple[int, ...]:
             found = f"element {number} is {shortened(value_text(item))}, {_type_text(item)}"
             raise WrongTypeError(f"must be {_WANTED['list of int']}; {found}")
     return tuple(item for item in items if isinstance(item, int))
-
-
-def _is_utf8(text: str) -> bool:
-    """Return whether a text has no lone surrogates: Python uses them for command-line bytes that are not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _bound_text(bound: float) -> str:

@@ -42,7 +42,6 @@ class BinsSummary:
 
     seq_len: int
     num_bins: int
-    num_pieces: int
     num_labels: int
     num_left_out: int
 
@@ -193,7 +192,7 @@ def write_bins(
         fields = (BINS_MAGIC, BINS_VERSION, seq_len, data_digest(dataset).encode("ascii"), num_pieces, num_bins)
         file.seek(0)
         file.write(packed_header(BINS_HEADER, *fields))
-    return BinsSummary(seq_len, num_bins, num_pieces, num_labels, num_left_out)
+    return BinsSummary(seq_len, num_bins, num_labels, num_left_out)
 
 
 def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:

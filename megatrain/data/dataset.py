@@ -24,7 +24,7 @@ from megatrain.data.tokenizer import has_library_of, load_tokenizer, read_tokeni
 
 BLOCKS = 64
 BLOCK_TOKENS = 16384
-"""BLOCKS blocks have a million tokens."""
+"""The blocks that are checked have a million tokens in total: BLOCKS * BLOCK_TOKENS."""
 _INDEX_BLOCK = 4096
 """Elements of a block of the index in the digest: they have as many bytes as a block of tokens."""
 _STRETCH_TOKENS = 256

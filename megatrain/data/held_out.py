@@ -13,7 +13,7 @@ import numpy as np
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.step_plan import NO_SAMPLE, Dealing, StepPlan
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.reader import MicroBatch, TokenWindow, assemble
+from megatrain.data.microbatch import MicroBatch, TokenWindow, assemble
 
 
 def num_windows(dataset: IndexedDataset, seq_len: int) -> int:

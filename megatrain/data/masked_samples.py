@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.bad_tokens import BadSample
+from megatrain.data.microbatch import MicroBatch
 from megatrain.data.patches import Patches
-from megatrain.data.reader import MicroBatch, StepBatch
+from megatrain.data.reader import StepBatch
 
 
 def without_samples(batch: StepBatch, numbers: Collection[int]) -> StepBatch:

@@ -11,8 +11,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.readahead import Readahead
 from megatrain.data.reader import StepBatch
@@ -23,7 +23,7 @@ _SIGN_S = 0.5
 """How often a rank that waits for a step shows that it waits."""
 
 
-class Prefetcher:
+class Prefetcher(Closable):
     """Delivers `read_step(plan)` for each of `plans`, in order, `prefetch` steps ahead.
 
     With `prefetch` 0 there is no thread, and each step is read when it is requested. readahead: fetches what the steps
@@ -57,14 +57,6 @@ class Prefetcher:
                     "the thread that reads the next steps", error, "data.prefetch=0 needs none"
                 ) from error
             self._thread = thread
-
-    def __enter__(self) -> Prefetcher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def next(self, while_waiting: Callable[[], None] = lambda: None) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary.

@@ -82,8 +82,8 @@ class Gemma2(Llama):
         found = super().problems(model)
         if model.attention_scale and _scalar(model) ** -0.5 != model.attention_scale:
             found.append(
-                f"model.attention_scale={model.attention_scale} cannot be exported: {self.architecture} has "
-                f"1 / sqrt(n) of a whole number n only"
+                f"model.attention_scale={model.attention_scale} cannot be exported: {self.architecture} supports "
+                f"only 1 / sqrt(n) of a whole number n"
             )
         return found
 

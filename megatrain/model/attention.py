@@ -21,12 +21,12 @@ from megatrain.model.frequencies import RotaryPositions
 from megatrain.model.linear import Linear, Projection
 from megatrain.model.norm import RmsNorm, ZeroCenteredRmsNorm
 from megatrain.model.variant import build_variant
-from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention import AttentionPattern, softmax_attention
 from megatrain.ops.precision import accumulate_dtype
 from megatrain.ops.rotary import split_partly_rotated, split_rotated_
 
 AttendHeads = Callable[[Tensor, Tensor, Tensor, AttentionPattern], Tensor]
-"""A function like causal_attention(): takes queries, keys, values and the pattern, and returns the heads' outputs."""
+"""A function like softmax_attention(): takes queries, keys, values and the pattern, and returns the heads' outputs."""
 
 Positions = RotaryPositions | TokenContext
 """The tables of rotary positions, or, for a variant's `rotate`, the context of all rows of the sequence."""
@@ -93,7 +93,7 @@ class QueryKeyValue(Projection):
 
 
 class Attention(nn.Module):
-    """Causal self-attention without the output bias, which the branch adds after `branch_out`."""
+    """Softmax self-attention without the output bias, which the branch adds after `branch_out`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -138,6 +138,6 @@ class Attention(nn.Module):
 
 def _attend_heads(config: ModelConfig) -> AttendHeads:
     if config.is_own("attention"):
-        return causal_attention
+        return softmax_attention
     found: AttendHeads | type[nn.Module] = load_variant("attention", config.attention)
     return build_variant(config, "attention") if isinstance(found, type) else found

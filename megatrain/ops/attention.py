@@ -127,7 +127,7 @@ class AttentionPattern:
         return self._mask
 
 
-def causal_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
+def softmax_attention(q_SBND: Tensor, k_SBGD: Tensor, v_SBGD: Tensor, pattern: AttentionPattern) -> Tensor:
     """Return softmax(scale * q k') v over the keys that `pattern` allows. torch's kernels compute softmax in fp32.
 
     Shapes: q [S, B, N, D]; k and v [S, B, G, D], N a multiple of G; result [S, B, N * D].

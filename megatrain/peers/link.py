@@ -17,9 +17,9 @@ import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CommunicationError
 
 SECRET_BYTES = 32
@@ -60,7 +60,7 @@ class PeerAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class PeerConnection:
+class PeerConnection(Closable):
     """A connection of two programs. After `authenticate`, each has proved that it has the same secret.
 
     Raises: CommunicationError naming the peer, from every method.
@@ -143,12 +143,6 @@ class PeerConnection:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _send(self, data: bytes | memoryview) -> None:
         try:

@@ -8,9 +8,8 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CommunicationError
 from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.programs.background import lower_thread_priority
@@ -35,7 +34,7 @@ def listen(host: str, port: int = 0) -> socket.socket:
         raise CommunicationError(f"{where}: cannot listen on this address: {error.strerror or error}") from error
 
 
-class PeerServer:
+class PeerServer(Closable):
     """Calls `serve` with each authenticated connection, in a separate thread; drops all other connections.
 
     The server closes the listener, and each connection after `serve`, which must handle all errors that it can expect.
@@ -77,12 +76,6 @@ class PeerServer:
             connection.cut()
         for thread in (self._thread, *served):
             thread.join(_CLOSE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _accept(self) -> None:
         if self._has_low_priority:

@@ -22,8 +22,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any, Final, Self
+from types import FrameType
+from typing import Any, Final
+
+from megatrain.contracts.closable import Closable
 
 GROUP_SIGNALS: Final = (
     signal.SIGTERM,
@@ -73,7 +75,7 @@ def interrupt(_name: str) -> None:
     raise KeyboardInterrupt
 
 
-class StopSignals:
+class StopSignals(Closable):
     """Handles the stop signals from its construction to `close`. Outside the main thread it handles no signals.
 
     A signal that is ignored already, such as SIGHUP under nohup, stays ignored. A forked child has the earlier
@@ -125,12 +127,6 @@ class StopSignals:
         previous, self._previous = self._previous, {}
         for number in previous:
             signal.signal(number, signal.SIG_IGN)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name

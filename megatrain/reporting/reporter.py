@@ -6,10 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from megatrain.config.config import Config
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.layout import Layout
 from megatrain.reporting.console import open_console
 from megatrain.reporting.interval import IntervalBuilder
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Reporter:
+class Reporter(Closable):
     """Prints a line every log.interval steps, at the first and at the last step, and writes to the metric sinks.
 
     Only rank 0 has a Reporter. It calls `check_run_lock` before each write to the run directory, which raises
@@ -57,12 +57,6 @@ class Reporter:
         self._first_at = 0.0
         self.print_line(f"ranks: {layout.world_size} ({layout}), each on {name}")
         self.print_line(cost.formula)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def step(self, report: StepReport) -> None:
         """Report a finished step."""

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.files.system_files import system_text
+from megatrain.formatting import ranges_text
 
 CpuBinding = Literal["none", "core", "numa"]
 
@@ -39,13 +41,7 @@ class CoreChoice:
     text: str
 
 
-def bind_process(
-    cpu_binding: CpuBinding,
-    local_rank: int,
-    local_world_size: int,
-    gpu_address: str = "",
-    sys_root: Path = Path("/sys"),
-) -> str:
+def bind_process(cpu_binding: CpuBinding, local_rank: int, local_world_size: int, gpu_address: str = "") -> str:
     """Bind this process and its threads according to runtime.cpu_binding, and return a text about what was done.
 
     `gpu_address` is the PCI address of the rank's GPU, see `gpu_pci_address`; empty without a GPU.
@@ -55,8 +51,8 @@ def bind_process(
         return "not bound to cores"
     if not hasattr(os, "sched_setaffinity"):
         raise ConfigError([f'runtime.cpu_binding="{cpu_binding}" needs Linux; use "none" on this system'])
-    host = read_host_cores(sys_root)
-    gpu_node = read_gpu_node(gpu_address, sys_root)
+    host = read_host_cores(Path("/sys"))
+    gpu_node = read_gpu_node(gpu_address, Path("/sys"))
     choice = choose_cores(cpu_binding, host, local_rank, local_world_size, gpu_node)
     try:
         _apply(choice.cores)
@@ -116,11 +112,11 @@ def read_host_cores(sys_root: Path) -> HostCores:
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     nodes = {}
     for directory in (sys_root / "devices/system/node").glob("node[0-9]*"):
-        nodes[int(directory.name.removeprefix("node"))] = parse_core_list(_read(directory / "cpulist"))
+        nodes[int(directory.name.removeprefix("node"))] = parse_core_list(system_text(directory / "cpulist"))
     physical = {}
     for core in allowed:
         topology = sys_root / f"devices/system/cpu/cpu{core}/topology"
-        package, number = _read(topology / "physical_package_id"), _read(topology / "core_id")
+        package, number = system_text(topology / "physical_package_id"), system_text(topology / "core_id")
         if package.isdigit() and number.isdigit():
             physical[core] = (int(package), int(number))
     return HostCores(allowed, nodes, physical)
@@ -128,7 +124,7 @@ def read_host_cores(sys_root: Path) -> HostCores:
 
 def read_gpu_node(gpu_address: str, sys_root: Path) -> int | None:
     """Return the NUMA node of a PCI device; None without a device or if its node is unknown (-1)."""
-    text = _read(sys_root / "bus/pci/devices" / gpu_address / "numa_node") if gpu_address else ""
+    text = system_text(sys_root / "bus/pci/devices" / gpu_address / "numa_node") if gpu_address else ""
     return int(text) if text.isdigit() else None
 
 
@@ -159,15 +155,7 @@ def parse_core_list(text: str) -> tuple[int, ...]:
 
 
 def _cores_text(cores: Sequence[int]) -> str:
-    """Return the cores in Linux's form, such as 0-3,8: the inverse of `parse_core_list`."""
-    ranges: list[list[int]] = []
-    for core in cores:
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-    return f"core{'s' if len(cores) > 1 else ''} {text}"
+    return f"core{'s' if len(cores) > 1 else ''} {ranges_text(cores)}"
 
 
 def _apply(cores: Sequence[int]) -> None:
@@ -179,11 +167,3 @@ def _apply(cores: Sequence[int]) -> None:
     for name in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread has ended in the meantime
             os.sched_setaffinity(int(name), cores)
-
-
-def _read(path: Path) -> str:
-    """Return a file's text without the final newline; empty if it cannot be read (no such file or value)."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -18,7 +18,7 @@ from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
 from megatrain.data.held_out import evaluation_batches
-from megatrain.data.reader import MicroBatch
+from megatrain.data.microbatch import MicroBatch
 from megatrain.reporting import EvaluationReport, Reporter, ValidationSetReport
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases

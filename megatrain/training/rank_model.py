@@ -19,7 +19,7 @@ from megatrain.comm import Mesh
 from megatrain.comm.sequence import gather_columns
 from megatrain.config.config import Config
 from megatrain.contracts.layout import STAGES
-from megatrain.data.reader import MicroBatch
+from megatrain.data.microbatch import MicroBatch
 from megatrain.model import PatchRows, TokenContext, initialise_
 from megatrain.model.fp8 import Fp8Scales
 from megatrain.model.head import CustomLoss

@@ -17,6 +17,7 @@ import torch
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.checkpoint_format.branches import MAIN_BRANCH
 from megatrain.checkpoint_format.claims import JobRound
+from megatrain.checkpoint_format.sample_stream import SampleStream
 from megatrain.comm import Mesh, create_mesh, join, leave, open_rendezvous
 from megatrain.comm.group_stores import GroupStores
 from megatrain.comm.rendezvous import Rendezvous
@@ -44,7 +45,7 @@ from megatrain.training.kernel_readiness import kernel_note, processor_notes, re
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
-from megatrain.training.rank_model import build_rank_model
+from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.same_start import check_same_config, check_same_costs, check_same_pictures
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
@@ -104,20 +105,8 @@ def run_worker(
                 for note in notes:
                     reporter.print_line(note)
             rank_model = build_rank_model(config, mesh, recorder, device, loss=extensions.loss)
-            checkpoints = JobCheckpoints(
-                config,
-                mesh,
-                rank_model.saved_shards(),
-                sample_stream(config, reader, validation),
-                local_rank=process.local_rank,
-                round_number=process.round,
-                directory=config.checkpoint.directory or str(run_directory.checkpoints),
-                logs=run_directory.logs,
-                store_address=process.store,
-                host=process.host,
-                rollback=process.rollback,
-                job_round=job_round,
-            )
+            stream = sample_stream(config, reader, validation)
+            checkpoints = _job_checkpoints(config, process, mesh, rank_model, stream, run_directory, job_round)
             profiler = closing.enter_context(StepProfiler(config.profile, process.rank, run_directory.logs))
             garbage = closing.enter_context(PlannedGarbageCollection(config.train.gc_interval, recorder))
             parts = StepLoopParts(
@@ -143,6 +132,31 @@ def run_worker(
         leave()
         recorder.close()
     return exit_code
+
+
+def _job_checkpoints(
+    config: Config,
+    process: Process,
+    mesh: Mesh,
+    rank_model: RankModel,
+    stream: SampleStream,
+    run_directory: RunDirectory,
+    job_round: JobRound | None,
+) -> JobCheckpoints:
+    return JobCheckpoints(
+        config,
+        mesh,
+        rank_model.saved_shards(),
+        stream,
+        local_rank=process.local_rank,
+        round_number=process.round,
+        directory=config.checkpoint.directory or str(run_directory.checkpoints),
+        logs=run_directory.logs,
+        store_address=process.store,
+        host=process.host,
+        rollback=process.rollback,
+        job_round=job_round,
+    )
 
 
 def _job_round(config: Config, process: Process) -> JobRound | None:

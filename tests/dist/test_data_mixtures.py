@@ -28,7 +28,6 @@ from tests.helpers.rank_pool import RankPool
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.train_command import run_command
 from tests.helpers.training_case import make_config
-from tests.helpers.waiting import DEADLINE_S
 
 BATCH = 8
 SEQ_LEN = make_config().model.seq_len
@@ -188,7 +187,7 @@ def test_a_rollback_skips_samples_in_the_mixture_that_read_them(mixed: Mixed) ->
     worker = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     worker |= {"MASTER_PORT": str(free_ports(1)[0]), ROLLBACK_VARIABLE: encode(back).decode()}
     words = ["-m", "megatrain", "train", str(mixed.write(5, web, code))]
-    done = run_forked(words, environment={**os.environ, **worker}, timeout_s=DEADLINE_S)
+    done = run_forked(words, environment={**os.environ, **worker})
     assert done.returncode == ExitCode.OK, done.stderr
     found = mixed.stream(5, branch="branch-0002")
     assert found.stages == (MixtureStage(0, (3, 1), SEQ_LEN), MixtureStage(3 * BATCH, (1, 1), SEQ_LEN))

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.forked_program import forked_program, run_forked
 from tests.helpers.permissions import heed_permissions
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import DEADLINE_S, wait_until
+from tests.helpers.waiting import wait_until
 
 SEEN = """
 import json, os, signal, sys
@@ -41,7 +41,7 @@ def test_fork_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> Non
         env=environment,
         check=True,
     )
-    fork = run_forked(arguments, timeout_s=DEADLINE_S, environment=environment, directory=tmp_path)
+    fork = run_forked(arguments, environment=environment, directory=tmp_path)
     assert fork.returncode == 0, fork.stderr
     expected, found = json.loads(new.stdout), json.loads(fork.stdout)
     if kind == "-m":
@@ -64,7 +64,7 @@ def test_fork_sees_what_a_new_interpreter_sees(kind: str, tmp_path: Path) -> Non
     ],
 )
 def test_fork_ends_as_a_new_interpreter_does(source: str, exit_code: int, output: str) -> None:
-    done = run_forked(["-c", source], timeout_s=DEADLINE_S)
+    done = run_forked(["-c", source])
     assert (done.returncode, done.stdout) == (exit_code, "late\n" if "late" in source else "")
     assert done.stderr.endswith(output)
 
@@ -86,5 +86,5 @@ def test_fork_and_its_children_heed_permissions(tmp_path: Path) -> None:
         "print(os.access('closed', os.W_OK), end=' ', flush=True)\n"
         "subprocess.run([sys.executable, '-c', \"import os; print(os.access('closed', os.W_OK))\"], check=True)\n"
     )
-    done = run_forked(["-c", source], timeout_s=DEADLINE_S, directory=tmp_path, prepare=[heed_permissions])
+    done = run_forked(["-c", source], directory=tmp_path, prepare=[heed_permissions])
     assert (done.stdout, done.stderr) == ("False False\n", "")

@@ -29,7 +29,6 @@ from tests.helpers.rank_protocol import RankContext
 from tests.helpers.train_command import run_command
 from tests.helpers.train_process import TrainJob, finish, forked, make_job, started
 from tests.helpers.training_case import on_layout
-from tests.helpers.waiting import DEADLINE_S
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 STEPS = 4
@@ -194,7 +193,7 @@ def test_signal_saves_and_the_next_run_continues(
 
 def test_a_program_ends_with_the_exit_code_of_its_error() -> None:
     program = "import megatrain; megatrain.Trainer({'model': {'colour': 1}}).run_as_program()"
-    done = run_forked(["-c", program], timeout_s=DEADLINE_S)
+    done = run_forked(["-c", program])
 
     assert done.returncode == ExitCode.CONFIG
     assert "megatrain: error: the configuration has " in done.stderr

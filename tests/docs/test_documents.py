@@ -67,7 +67,7 @@ def run(command: list[str], directory: Path, where: str, text: str) -> None:
 
 def run_fork(arguments: list[str], directory: Path, where: str, text: str) -> None:
     """Run a Python program that need not import torch first."""
-    done = run_forked(arguments, directory=directory, environment=environment(), timeout_s=DEADLINE_S)
+    done = run_forked(arguments, directory=directory, environment=environment())
     check(done, where, text)
 
 

@@ -18,7 +18,6 @@ from megatrain.checkpoint_format.round_starts import RoundStart, begin_round
 from megatrain.contracts.layout import Layout
 from tests.helpers.forked_program import run_forked
 from tests.helpers.one_source import stream_of_one
-from tests.helpers.waiting import DEADLINE_S
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -142,6 +141,6 @@ def crash_at(number: int, preparation: str, action: str) -> bool:
     Return whether it reached that change; False if the action ended before.
     """
     script = _CRASH.format(number=number, crashed=CRASHED, preparation=preparation, action=action)
-    done = run_forked(["-c", script], timeout_s=DEADLINE_S)
+    done = run_forked(["-c", script])
     assert done.returncode in (0, CRASHED), done.stderr
     return done.returncode == CRASHED

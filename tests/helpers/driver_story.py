@@ -79,7 +79,7 @@ def halted(job: SimulatedJob, number: int) -> Halt:
 
 def ask(job: SimulatedJob, kind: RequestKind, host: str = "") -> str:
     request_id = f"q{len(job.etcd.log)}"
-    job.etcd.put(KEYS.request(request_id), encode(JobRequest(request_id, kind, "me@here", job.now, host)))
+    job.etcd.put(KEYS.request(request_id), encode(JobRequest(request_id, kind, "me@here", host)))
     return request_id
 
 

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum, auto
-from types import TracebackType
-from typing import Self
+
+from megatrain.contracts.closable import Closable
 
 _PIECE_BYTES = 1 << 14
 _DRIP_S = 0.05
@@ -55,7 +55,7 @@ class FirstWatches:
         return bool(found)
 
 
-class EtcdProxy:
+class EtcdProxy(Closable):
     """Forwards to a port of this machine. `budget` may return, for each new connection, the number of bytes after which
     it is cut."""
 
@@ -105,14 +105,6 @@ class EtcdProxy:
         for thread in self._threads:
             thread.join()
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, run: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, name="proxy", daemon=True)

@@ -78,7 +78,7 @@ class RunningCollector:
 
     def _stop(self) -> None:
         self.server.stop(10.0)
-        assert self.statistics.counters().streams == 0, "a stream did not end"
+        assert self.statistics.counters().connected == (), "a stream did not end"
 
 
 def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, round_number: int = 0, **columns: Any) -> Spans:

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from tests.helpers.fork_server import fork_context
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 _ENVIRONMENT_FIELDS = (47, 48)
 """Begin and end of /proc/<pid>/environ in memory, among the fields of /proc/<pid>/stat after the name."""
@@ -105,10 +106,10 @@ def forked_program(
             process.close()
 
 
-def run_forked(arguments: Sequence[str], *, timeout_s: float, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_forked(arguments: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, with the options of `forked_program`, and return what subprocess.run would."""
     with forked_program(arguments, **options) as program:
-        stdout, stderr = program.communicate(timeout_s)
+        stdout, stderr = program.communicate(DEADLINE_S)
         assert program.returncode is not None
         return subprocess.CompletedProcess(list(arguments), program.returncode, stdout, stderr)
 

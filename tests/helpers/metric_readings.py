@@ -38,4 +38,6 @@ def make_job_reading(now_s: float = NOW_S) -> JobReading:
         verdicts={("straggler", "compute", "high"): 1},
         health=health_of([Reason(ReasonCode.RECOVERING, "an incident")]),
         rows_stored={"totals": 6400}, rows_rejected={"future": 0}, connected_hosts=2, segment_bytes=1_000_000,
+        rows_not_analyzed={"ended-round": 7}, batches={"new": 90, "repeated": 3}, bytes_received=5_000_000,
+        failed_commits=2,
     )  # fmt: skip

@@ -21,9 +21,9 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from megatrain.contracts.closable import Closable
 from tests.helpers.fork_server import fork_context
 from tests.helpers.rank_protocol import FailedRank, RankContext, RankJob
 from tests.helpers.waiting import DEADLINE_S, PATIENCE, DeadlineError
@@ -58,7 +58,7 @@ class _Rank:
     link: Connection
 
 
-class RankPool:
+class RankPool(Closable):
     """Up to `size` processes that run functions as ranks 0, 1, ... of a world. Use it as a context manager."""
 
     def __init__(self, size: int) -> None:
@@ -66,14 +66,6 @@ class RankPool:
         self._directory = tempfile.TemporaryDirectory(prefix="megatrain-ranks-")
         self._ranks: list[_Rank] = []
         self._num_runs = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def process_ids(self) -> list[int | None]:

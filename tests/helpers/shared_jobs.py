@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
+
+from megatrain.contracts.closable import Closable
 
 JobType = TypeVar("JobType")
 
 
-class SharedJobs:
+class SharedJobs(Closable):
     """Has one job at a time. `make_directory` returns a directory for each."""
 
     def __init__(self, make_directory: Callable[[], Path]) -> None:
@@ -45,11 +46,3 @@ class SharedJobs:
         """End the job, if there is one."""
         self._job = None
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -116,7 +116,7 @@ def writer_thread(
 def drain(arena: Arena, preparation: str = "") -> str:
     """Run a writer process until it ends by itself, and return its stderr. No other process uses the arena."""
     script = f"import sys\nfrom megatrain.checkpoint.writer import main\n{preparation}\nsys.exit(main(sys.argv[1:]))"
-    done = run_forked(["-c", script, str(arena.root)], timeout_s=DEADLINE_S)
+    done = run_forked(["-c", script, str(arena.root)])
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -164,8 +164,6 @@ def crash_writer(arena: Arena, number: int, after: str = "") -> str | None:
     Changes up to the one called `after` do not count. Return the change that it was about to make, such as "write
     COMMIT"; None if it completed everything before.
     """
-    done = run_forked(
-        ["-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number), after], timeout_s=DEADLINE_S
-    )
+    done = run_forked(["-c", _CRASHING.format(crashed=CRASHED), str(arena.root), str(number), after])
     assert done.returncode in (0, CRASHED), done.stderr
     return done.stdout.strip() if done.returncode == CRASHED else None

@@ -48,7 +48,7 @@ def outcome_of(job: SimulatedJob, verdict_id: str) -> VerdictOutcome | None:
 def ask_about(job: SimulatedJob, kind: RequestKind, verdict_id: str) -> str:
     """Request to approve or to dismiss a verdict; return the request's id."""
     request_id = f"q{len(job.etcd.log)}"
-    request = JobRequest(request_id, kind, "me@here", job.now, verdict=verdict_id)
+    request = JobRequest(request_id, kind, "me@here", verdict=verdict_id)
     job.etcd.put(KEYS.request(request_id), encode(request))
     return request_id
 

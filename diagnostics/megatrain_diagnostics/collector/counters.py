@@ -54,11 +54,10 @@ class IngestCounters:
     dropped_rows: Mapping[str, int]
     """Rows that hosts had to drop before they could send them, by host."""
     refused_handshakes: int
-    streams: int
-    """Number of open streams."""
     connected: tuple[str, ...]
     """Hosts with an open stream."""
     failed_commits: int
+    """Attempts to store rows that failed; the rows are stored by a later attempt."""
     skipped_rows: int
     """Rows that the live detection skipped, because too many waited for it or for their round; they are stored."""
 
@@ -123,7 +122,6 @@ class IngestStatistics:
     def count_stream(self, change: int, host: str) -> None:
         """Count a stream that opened (`change` 1) or ended (-1)."""
         with self._lock:
-            self._numbers["streams"] += change
             self._open_streams[host] += change
             if not self._open_streams[host]:
                 del self._open_streams[host]
@@ -142,7 +140,6 @@ class IngestStatistics:
                 refused_batches=dict(self._refused_batches),
                 dropped_rows={host: sum(sessions.values()) for host, sessions in self._dropped_rows.items()},
                 refused_handshakes=numbers["refused_handshakes"],
-                streams=numbers["streams"],
                 connected=tuple(sorted(self._open_streams)),
                 failed_commits=numbers["failed_commits"],
                 skipped_rows=numbers["skipped_rows"],

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import socket
 import time
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from megatrain.commands.printing import facts, print_json, print_lines, print_no
 from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
+from megatrain.formatting import count_text, ranks_text
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory
 from megatrain_diagnostics.analysis.flight_recorder import disagreements, flight_activities, flight_groups, known_ranks
 from megatrain_diagnostics.analysis.hang import find_hang
@@ -232,16 +232,13 @@ def _as_text(answer: HangAnswer) -> list[str]:
                 ("silent", entry.silent),
                 ("not waited for by", entry.not_waiting),
             ]
-            text = "; ".join(f"{word} {_brief(ranks)}" for word, ranks in held if ranks)
-            lines.append(
-                f"  {entry.sequence} of {entry.group}: {_brief(entry.waiting)} wait; {text or 'all ranks are in it'}"
-            )
+            text = "; ".join(f"{word} {ranks_text(ranks)}" for word, ranks in held if ranks)
+            text = text or "all ranks are in it"
+            lines.append(f"  {entry.sequence} of {entry.group}: {ranks_text(entry.waiting)} wait; {text}")
         lines += _more(len(report.missing) - _MAX_ROWS, "collectives")
     for one in answer.disagreements:
         lines.append(f"  {one.sequence} of {one.group} differs between the ranks:")
-        lines += [
-            f"    {call}: {'rank' if len(ranks) == 1 else 'ranks'} {_brief(ranks)}" for call, ranks in one.calls.items()
-        ]
+        lines += [f"    {call}: {ranks_text(ranks)}" for call, ranks in one.calls.items()]
     return [*lines, *_stack_lines(answer.stacks), "", LEGEND, *grid_lines(roster.layout, answer.letters)]
 
 
@@ -252,21 +249,14 @@ def _stack_lines(stacks: StackFinding) -> list[str]:
     for cluster in stacks.clusters[:_MAX_ROWS]:
         kind = "wait" if cluster.is_waiting else "do not wait"
         frames = " < ".join(cluster.frames[-_MAX_FRAMES:][::-1])
-        lines.append(f"  {len(cluster.ranks)} {kind} ({_brief(cluster.ranks)}): {frames}")
+        lines.append(f"  {len(cluster.ranks)} {kind} ({ranks_text(cluster.ranks)}): {frames}")
     lines += _more(len(stacks.clusters) - _MAX_ROWS, "kinds of stacks")
     if stacks.shared is not None:
-        lines.append(
-            f"  the outliers {_brief(stacks.outliers)} share {stacks.shared.name} ({len(stacks.shared.ranks)} ranks)"
-        )
+        shared = f"{stacks.shared.name} ({count_text(len(stacks.shared.ranks), 'rank')})"
+        lines.append(f"  the outliers ({ranks_text(stacks.outliers)}) share {shared}")
     elif stacks.outliers:
-        lines.append(f"  the outliers {_brief(stacks.outliers)} have no common group except the whole job")
+        lines.append(f"  the outliers ({ranks_text(stacks.outliers)}) have no common group except the whole job")
     return lines
-
-
-def _brief(ranks: Iterable[int]) -> str:
-    numbers = list(ranks)
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
 
 
 def _more(number: int, what: str) -> list[str]:

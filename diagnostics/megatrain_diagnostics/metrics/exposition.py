@@ -274,6 +274,8 @@ class JobCollector(Collector):
             ("megatrain_rounds", "Rounds that have begun.", job.rounds),
             ("megatrain_checkpoint_failures", "Checkpoints that could not be saved to storage.", job.save_failures),
             ("megatrain_events_lost", "Rows that hosts reported as lost.", job.rows_dropped),
+            ("megatrain_events_received_bytes", "Size of the received batches of rows.", job.bytes_received),
+            ("megatrain_events_failed_commits", "Failed attempts to store rows.", job.failed_commits),
         ):
             if count is not None:
                 yield _counter(name, text, labels, "", {"": count})
@@ -288,10 +290,13 @@ class JobCollector(Collector):
             ),
         ):
             yield _counter(name, text, labels, "receiver", dict(values))
-        yield _counter("megatrain_events_stored", "Rows stored on disk.", labels, "table", dict(job.rows_stored))
-        yield _counter(
-            "megatrain_events_rejected", "Rows that the daemon rejected.", labels, "reason", dict(job.rows_rejected)
-        )
+        for name, text, by, values in (
+            ("megatrain_events_batches", "Received batches of rows.", "kind", job.batches),
+            ("megatrain_events_stored", "Rows stored on disk.", "table", job.rows_stored),
+            ("megatrain_events_not_analyzed", "Stored rows that were not analyzed.", "reason", job.rows_not_analyzed),
+            ("megatrain_events_rejected", "Rows that the daemon rejected.", "reason", job.rows_rejected),
+        ):
+            yield _counter(name, text, labels, by, dict(values))
         yield self._verdicts(job)
 
     def _step_durations(self, job: JobReading) -> Metric:

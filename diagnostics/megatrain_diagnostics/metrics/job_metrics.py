@@ -75,6 +75,10 @@ def reading_of(parts: MetricsParts, checkpoints: SavedCheckpointWatch, job: str)
         rows_stored=counters.stored_rows,
         rows_rejected=refused_by_reason(counters.refused_rows),
         rows_dropped=sum(counters.dropped_rows.values()),
+        rows_not_analyzed={"ended-round": counters.old_rows, "overload": counters.skipped_rows},
+        batches={"new": counters.batches, "repeated": counters.duplicate_batches},
+        bytes_received=counters.num_bytes,
+        failed_commits=counters.failed_commits,
         connected_hosts=len(counters.connected),
         segment_bytes=parts.store.num_bytes,
     )

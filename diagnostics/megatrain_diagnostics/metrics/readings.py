@@ -150,6 +150,13 @@ class JobReading:
     """By reason."""
     rows_dropped: int = 0
     """Rows that hosts report as dropped."""
+    rows_not_analyzed: Mapping[str, int] = field(default_factory=dict)
+    """Stored rows by the reason why they were not analyzed: their round has ended, or too many rows waited."""
+    batches: Mapping[str, int] = field(default_factory=dict)
+    """Received batches of rows: "new", or "repeated" after a connection was lost."""
+    bytes_received: int = 0
+    failed_commits: int = 0
+    """Attempts to store rows that failed."""
     connected_hosts: int = 0
     silent_ranks: int = 0
     segment_bytes: int = 0

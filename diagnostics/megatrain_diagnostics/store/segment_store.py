@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.file_locks import lock, without_lock
 from megatrain.contracts.files.vanished_files import is_in_place
@@ -33,7 +32,7 @@ _FOREIGN_NUMBER = 10**15
 _logger = logging.getLogger(__name__)
 
 
-class SegmentStore:
+class SegmentStore(Closable):
     """Buffers rows of any table and writes them as segments. Safe to use from many threads."""
 
     def __init__(self, directory: Path, *, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -98,14 +97,6 @@ class SegmentStore:
         """Release the lock. Uncommitted rows are lost."""
         with self._commit_lock, suppress(OSError):
             os.close(self._lock_file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, kind: type[Table], batches: list[pa.RecordBatch]) -> None:
         rows = pa.Table.from_batches(batches)

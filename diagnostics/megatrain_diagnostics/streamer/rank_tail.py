@@ -11,9 +11,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from megatrain.contracts.black_box.reader import BlackBoxReader
-from megatrain.contracts.black_box.values import ClockBase, Progress, State
+from megatrain.contracts.black_box.values import ClockBase, Progress, RecordFlag, State
 from megatrain.contracts.errors import DataError
+from megatrain.programs.processes import process_stat
 from megatrain_diagnostics.events.tables import (
     Groups,
     Ranks,
@@ -23,6 +26,7 @@ from megatrain_diagnostics.events.tables import (
     Values,
     axis_values,
     from_columns,
+    joined,
     select,
 )
 from megatrain_diagnostics.streamer.record_tables import (
@@ -64,9 +68,11 @@ class RankTail:
         self.progress: Progress = self._reader.progress()
         self._is_alive, self._state = True, State.RUNNING
         self.totals: StepTotals | None = None
-        """Totals of the last completed step that was seen."""
+        """All totals of the last completed step that was seen."""
+        self._newest_totals: StepTotals | None = None
+        """As `totals`, but the rank may be writing further ones of the same step."""
         self.values: Values | None = None
-        """Values of the last step that was seen."""
+        """The newest value of each kind."""
         self.num_lost = 0
         """Records that were overwritten in the ring before they were read."""
         self.num_invalid = 0
@@ -87,7 +93,8 @@ class RankTail:
 
     def check_process(self) -> None:
         """Check whether the rank's process exists. Separate from `poll`, because it costs as much as a poll."""
-        self._is_alive = _is_alive(self.identity.pid)
+        stat = process_stat(self.identity.pid)
+        self._is_alive = stat is not None and not stat.is_dead
 
     @property
     def is_running(self) -> bool:
@@ -106,7 +113,14 @@ class RankTail:
         self.num_lost += polled.num_lost
         found: Tables = [] if self._is_announced else [(Ranks, self._ranks_row())]
         self._is_announced = True
-        return found + self._rows(polled.ended) if len(polled.ended) else found
+        is_writing_totals = False
+        if len(polled.ended):
+            found += self._rows(polled.ended)
+            # a rank writes the totals of a step without a pause, so others may follow if the newest record is one
+            is_writing_totals = bool(polled.ended["flags"][-1] & RecordFlag.STEP_TOTAL)
+        if not is_writing_totals:
+            self.totals = self._newest_totals
+        return found
 
     def _rows(self, ended: Records) -> Tables:
         spans, totals, values, num_invalid = kinds_of(ended)
@@ -121,11 +135,12 @@ class RankTail:
             found.append((Groups, self._groups_rows()))
         if len(totals):
             rows = totals_table(totals, self._source)
-            self.totals = select(rows, rows.step == rows.step.max())
+            known = rows if self._newest_totals is None else joined(StepTotals, [self._newest_totals, rows])
+            self._newest_totals = select(known, known.step == known.step.max())
             found.append((StepTotals, rows))
         if len(values):
             rows_of_values = values_table(values, self._source)
-            self.values = select(rows_of_values, rows_of_values.step == rows_of_values.step.max())
+            self.values = _newest_of_each_kind(self.values, rows_of_values)
             found.append((Values, rows_of_values))
         if len(chosen):
             found.append((Spans, spans_table(chosen, self._source)))
@@ -180,12 +195,10 @@ def _excess(reader: BlackBoxReader) -> str:
     return f"opened at {at_ns} ns of the monotonic clock" if at_ns > _LATEST_NS else ""
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+def _newest_of_each_kind(before: Values | None, added: Values) -> Values:
+    rows = added if before is None else joined(Values, [before, added])
+    _, places = np.unique(rows.kind[::-1], return_index=True)
+    return select(rows, len(rows.kind) - 1 - places)
 
 
 def box_inode(path: Path) -> int:

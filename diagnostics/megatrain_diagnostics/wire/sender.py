@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.events.tables import Clocks, TableType, from_columns, num_rows, select
 from megatrain_diagnostics.wire.authentication import SenderName
@@ -68,7 +67,7 @@ class SenderState:
     """The newest comparison with the daemon's clock."""
 
 
-class Sender:
+class Sender(Closable):
     """Streams until `close`. Safe to use from many threads.
 
     `clock_ns`: the clock of all times in the tables. `spool_directory`: used only by this host and job; None: batches
@@ -141,14 +140,6 @@ class Sender:
         self._outbox.rewind()
         self._spill_now(keep_bytes=0)
         return is_empty
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         num_failures = 0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError
 from megatrain_job.coordination.errors import CompactedError, FutureRevisionError, LeaseExistsError, LeaseLostError
 from megatrain_job.coordination.gateway import Gateway
@@ -48,7 +48,7 @@ class Lease:
     ttl_s: int
 
 
-class EtcdClient:
+class EtcdClient(Closable):
     """Safe to use from many threads. Every method raises CoordinationError naming endpoints and key.
 
     Calls that are safe to apply twice (`is_repeatable`) are tried at every endpoint until the deadline. By default
@@ -62,14 +62,6 @@ class EtcdClient:
     def close(self) -> None:
         """Close all connections. Watches, elections and other open objects of this client fail."""
         self.gateway.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def get(self, key: Text, *, revision: int = 0, deadline_s: float | None = None) -> KeyValue | None:
         """Return a key's newest value (or the one at `revision`), None if it does not exist."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.watch import Watch
@@ -15,7 +14,7 @@ from megatrain_job.coordination.watch_event import WatchEvent
 from megatrain_job.coordination.wire import KeyRange
 
 
-class Follower:
+class Follower(Closable):
     """Passes each event of a range to `take`, in a separate thread, until `close`.
 
     The first event, and the first one after any failure (also of `take`), is a Snapshot, which replaces earlier
@@ -57,14 +56,6 @@ class Follower:
             watch.close()
         if not self._thread.is_current:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _follow(self) -> None:
         with self._lock:

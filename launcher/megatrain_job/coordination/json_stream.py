@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.gateway_response import JsonObject, parse_object, read_response, unwrap
 from megatrain_job.coordination.http_exchange import HttpExchange
@@ -14,7 +13,7 @@ from megatrain_job.coordination.settings import Endpoint
 from megatrain_job.coordination.transport import MAX_CONTENT_BYTES, Deadline, EtcdConnection
 
 
-class JsonStream:
+class JsonStream(Closable):
     """A streamed response: one JSON object per line, independent of packet boundaries.
 
     One thread reads; any thread may call `interrupt`.
@@ -72,14 +71,6 @@ class JsonStream:
     def close(self) -> None:
         self._on_close(self)
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _receive(self, deadline: Deadline) -> bool:
         """Read arrived bytes; return whether more may follow. An incomplete last line is never returned."""

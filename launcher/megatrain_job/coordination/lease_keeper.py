@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
-from types import TracebackType
-from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient, Lease
 from megatrain_job.coordination.errors import LeaseLostError
@@ -36,7 +35,7 @@ class LeaseState(Enum):
     CLOSED = "closed"
 
 
-class LeaseKeeper:
+class LeaseKeeper(Closable):
     """Takes a lease at once and renews it until `close`. Raises: CoordinationError when none is granted.
 
     `on_change` is called in the keeper's thread: it must be quick and must not raise.
@@ -100,14 +99,6 @@ class LeaseKeeper:
             # the lease expires by itself if etcd cannot be reached
             with suppress(CoordinationError):
                 self._client.revoke_lease(self.lease_id, deadline_s=self._period_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         pause_s = self._period_s

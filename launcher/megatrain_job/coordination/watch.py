@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import CompactedError, InvalidResponseError
@@ -49,7 +48,7 @@ class WatchLimits:
     capacity: int = 1024
 
 
-class Watch:
+class Watch(Closable):
     """A thread that follows a range until `close`. Without `start_revision` it begins with a Snapshot."""
 
     def __init__(
@@ -125,14 +124,6 @@ class Watch:
                 self._stream.interrupt()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def _is_over(self) -> bool:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from megatrain.contracts.closable import Closable
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 
 _Value = TypeVar("_Value")
@@ -58,7 +59,7 @@ def read_nvml() -> DriverReading | None:
         return None
 
 
-class NvmlSession:
+class NvmlSession(Closable):
     """NVML, opened once for many readings. Not thread-safe. After an error, the next reading opens it again."""
 
     def __init__(self) -> None:
@@ -100,12 +101,6 @@ class NvmlSession:
                 _asked(self._nvml, lambda: self._nvml.nvmlEventSetFree(self._events))
             _asked(self._nvml, self._nvml.nvmlShutdown)
         self._is_open, self._events = False, None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open(self) -> str:
         """Open the library if it is not open; return the error if that fails. Raises: NvmlMissingError."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from megatrain.formatting import names_text
 from megatrain_job.failures.bundle import read_rank
 from megatrain_job.failures.hang import Confidence, HangReport
 from megatrain_job.failures.verdict import FailureAction
@@ -110,7 +111,7 @@ def _of_named(
     shared = [host for host in hosts if host in faults]
     causes = tuple(faults[host].text for host in shared[:_MAX_LISTED])
     if not shared:
-        positions = f"the positions of the ranks show {', '.join(hosts[:_MAX_LISTED])}"
+        positions = f"the positions of the ranks show {names_text(hosts)}"
         return HangBlame(ranks, hosts, report.confidence, _elsewhere(faults, (), f"; but {positions}"))
     elsewhere = _elsewhere(faults, shared)
     # a rank that is certain to hang stays named: two ranks can hang, and the kernel reports only one of the causes

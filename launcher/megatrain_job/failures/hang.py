@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from megatrain.contracts.black_box.operations import Operation
+from megatrain.formatting import ranks_text
 
 _AROUND_OTHERS = (Operation.STEP, Operation.EVALUATION, Operation.BARRIER, Operation.CLIP)
 """Spans that contain exchanges with other ranks: they do not show that the rank's CPU thread itself is busy."""
@@ -250,7 +251,7 @@ def _suspects(
         )  # fmt: skip
     circle = _circle(waits_for)
     return circle, Confidence.WEAK, (
-        f"{_ranks(circle)} wait for one another in different groups: they call collectives in different orders"
+        f"{ranks_text(circle)} wait for one another in different groups: they call collectives in different orders"
     )  # fmt: skip
 
 
@@ -259,25 +260,25 @@ def _why(missing: tuple[Missing, ...], suspects: set[int], silent: set[int]) -> 
     entry = closest(entry for entry in missing if suspects.intersection(entry.absent))
     if entry is not None:
         text = (
-            f"{_ranks(suspects)} never entered collective {entry.sequence} of {entry.group}, "
+            f"{ranks_text(suspects)} never entered collective {entry.sequence} of {entry.group}, "
             f"in which {_waits(entry.waiting)}"
         )
     else:
         inside = next(entry for entry in missing if suspects.intersection(entry.not_waiting))
         text = (
-            f"{_ranks(suspects)} entered collective {inside.sequence} of {inside.group} and went on to something "
+            f"{ranks_text(suspects)} entered collective {inside.sequence} of {inside.group} and went on to something "
             f"else before its end, for which {_waits(inside.waiting)}"
         )
     return (f"{text}; {_log_nothing(silent)}" if silent else text), entry is not None
 
 
 def _log_nothing(ranks: set[int]) -> str:
-    return f"{_ranks(ranks)} {'logs' if len(ranks) == 1 else 'log'} nothing"
+    return f"{ranks_text(ranks)} {'logs' if len(ranks) == 1 else 'log'} nothing"
 
 
 def _waits(ranks: Iterable[int]) -> str:
     numbers = tuple(ranks)
-    return f"{_ranks(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
+    return f"{ranks_text(numbers)} {'waits' if len(numbers) == 1 else 'wait'}"
 
 
 def _circle(waits_for: Mapping[int, frozenset[int]]) -> set[int]:
@@ -288,9 +289,3 @@ def _circle(waits_for: Mapping[int, frozenset[int]]) -> set[int]:
         if needed == left:
             return left
         left = needed
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = sorted(ranks)
-    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {shown}"

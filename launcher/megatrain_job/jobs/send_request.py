@@ -55,9 +55,8 @@ RequestEvent = Answer | CheckReport | JobEnd | EtcdUnreachable
 
 def make_request(kind: RequestKind, *, host: str = "", reason: str = "", verdict: str = "", by: str = "") -> JobRequest:
     """Return a request of the person at this terminal, or of the person that `by` names."""
-    now_s = time.time()
-    request_id = f"{int(now_s * 1000):013d}-{secrets.token_hex(4)}"
-    return JobRequest(request_id, kind, by or requester(), now_s, host, reason, verdict)
+    request_id = f"{int(time.time() * 1000):013d}-{secrets.token_hex(4)}"
+    return JobRequest(request_id, kind, by or requester(), host, reason, verdict)
 
 
 def requester() -> str:
@@ -79,10 +78,10 @@ def check_accepts_requests(snapshot: JobSnapshot) -> None:
     if not snapshot.hosts:
         raise CoordinationError(f"job {job!r} is not running: no executor is registered; start it again")
     if not snapshot.driver:
-        raise CoordinationError(
-            f"job {job!r} has no driver at the moment, so a request would not be answered; try again in a few seconds. "
-            "If no host of the job may be the driver, start `megatrain driver`"
-        )
+        hint = "try again in a few seconds"
+        if not snapshot.has_driver_candidate:
+            hint = f"all its hosts were launched with --no-driver; start `megatrain driver {job}`"
+        raise CoordinationError(f"job {job!r} has no driver at the moment, so a request would not be answered; {hint}")
 
 
 def request_events(

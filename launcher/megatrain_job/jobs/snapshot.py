@@ -83,6 +83,10 @@ class JobSnapshot:
         return self.record is not None or bool(self.hosts) or bool(self.rounds) or self.end is not None
 
     @property
+    def has_driver_candidate(self) -> bool:
+        return any(host.is_driver_candidate for host in self.hosts.values())
+
+    @property
     def newest_round(self) -> Round | None:
         return self.rounds[max(self.rounds)] if self.rounds else None
 

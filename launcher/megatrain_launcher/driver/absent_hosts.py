@@ -14,7 +14,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState
 from megatrain.contracts.records.rounds import Round, RoundHost
-from megatrain.formatting import count_text
+from megatrain.formatting import count_text, names_text
 from megatrain_launcher.driver.actions import Alarm, Decision, DriverAction, OpenIncident
 from megatrain_launcher.driver.breaking import (
     break_round,
@@ -27,7 +27,7 @@ from megatrain_launcher.driver.breaking import (
 from megatrain_launcher.driver.fences import workers_gone_at
 from megatrain_launcher.driver.incidents import median_step_s, new_incident
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.responses import HOLD
+from megatrain_launcher.driver.response import HOLD
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.liveness import Liveness
 
@@ -102,7 +102,7 @@ def respond_to_vanished(
         )
         return break_round(now, round_, incident)
     if now - began < _TOLERATED_S:
-        return Decision(probes, f"{', '.join(names[:8])}: the lease ended a moment ago")
+        return Decision(probes, f"{names_text(names)}: the lease ended a moment ago")
     if _are_too_many(policy, round_, gone):
         return _hold(
             now,
@@ -119,7 +119,7 @@ def respond_to_vanished(
     # a frozen host still accepts connections: an answer counts only once a stall would have been reported
     if all(_is_alive(state, part) for part in gone) and now - began > _silence_limit_s(state, policy, round_):
         return _hold(now, state, round_, names, began, probes, "they answer probes, and no host reports a stall")
-    return Decision(probes, f"{', '.join(names[:8])}: the lease ended; a host is evicted only after a second sign")
+    return Decision(probes, f"{names_text(names)}: the lease ended; a host is evicted only after a second sign")
 
 
 def _second_evidence(
@@ -139,7 +139,7 @@ def _second_evidence(
     saved = [part.host for part in others if _exit_code_of(state, round_, part) == ExitCode.SAVED_AND_STOPPED]
     if saved:
         # all ranks agreed to save and stop, but no registered host or person requested it: a missing host may have
-        return _SecondEvidence((f"{', '.join(saved[:8])}: the workers were asked to save and stop, and did so",), began)
+        return _SecondEvidence((f"{names_text(saved)}: the workers were asked to save and stop, and did so",), began)
     if _are_too_many(policy, round_, gone) or all(_is_alive(state, part) for part in gone):
         # a host that has finished its work no longer reports stalls
         is_waiting = all(_is_done(state, round_, part) for part in others)
@@ -200,7 +200,7 @@ def _hold(
     why: str,
 ) -> Decision:
     gone = f"{_part_of(names, round_)} {'is' if len(names) == 1 else 'are'} not registered"
-    reason = f"held: {gone} ({', '.join(names[:8])}), but {why}"
+    reason = f"held: {gone} ({names_text(names)}), but {why}"
     actions: tuple[DriverAction, ...] = (*probes, Alarm("control-plane", reason))
     if open_hold(state, round_) is None and len(_holds(state, round_)) < _MAX_HOLDS:
         incident = new_incident(
@@ -222,7 +222,7 @@ def hold_of_returned(now: float, state: ClusterState, round_: Round) -> tuple[Op
     if not names or len(_holds(state, round_)) >= _MAX_HOLDS:
         return ()
     lost = f"{_part_of(names, round_)} lost {'its lease' if len(names) == 1 else 'their leases'}"
-    reason = f"held: {lost} ({', '.join(names[:8])}) and registered again; training continued"
+    reason = f"held: {lost} ({names_text(names)}) and registered again; training continued"
     incident = new_incident(
         now, state, IncidentKind.CONTROL_PLANE, round_=round_, began=now, reason=reason, action=HOLD
     )  # fmt: skip

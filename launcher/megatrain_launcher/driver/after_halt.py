@@ -37,7 +37,8 @@ from megatrain_launcher.driver.incidents import (
 )
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import asked_to_stop
-from megatrain_launcher.driver.responses import REQUEUE, STOP, Facts, Response, respond
+from megatrain_launcher.driver.response import REQUEUE, STOP, Facts, Response
+from megatrain_launcher.driver.responses import respond
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.stopping import Stopping, stopping_of, waiting_text
 from megatrain_launcher.driver.verdict_actions import cordon_removals
@@ -133,7 +134,7 @@ def _respond(
         incident = replace(incident, notes={**incident.notes, PAIRS_NOTE: "yes"})
     if response.checked:
         incident = replace(incident, notes={**incident.notes, CHECK_NOTE: ",".join(response.checked)})
-        command = HostCommand(state.next_command, "check", response.checked, incident.incident_id, created_unix_s=now)
+        command = HostCommand(state.next_command, "check", response.checked, incident.incident_id)
         actions += (SendCommand(command),)
     state = replace(state, incidents={**state.incidents, incident.incident_id: incident})
     return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident), *actions))

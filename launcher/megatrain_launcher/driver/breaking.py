@@ -14,7 +14,7 @@ from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound,
 from megatrain_launcher.driver.folding import plausible_time
 from megatrain_launcher.driver.incidents import new_incident, statuses_in
 from megatrain_launcher.driver.policy import PROBE_AGAIN_S
-from megatrain_launcher.driver.responses import RESTART
+from megatrain_launcher.driver.response import RESTART
 from megatrain_launcher.driver.state import ClusterState
 
 _MAX_FAILURES = 32

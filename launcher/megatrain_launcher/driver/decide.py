@@ -32,7 +32,7 @@ from megatrain_launcher.driver.incidents import advanced_incidents, kept_receipt
 from megatrain_launcher.driver.live_round import decide_live_round
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.requests import answer_all, answer_requests
-from megatrain_launcher.driver.responses import RESTART
+from megatrain_launcher.driver.response import RESTART
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdicts import answer_verdicts, decline_all
 

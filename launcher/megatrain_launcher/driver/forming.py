@@ -15,14 +15,14 @@ from megatrain.contracts.records.host_records import CheckReport, HostPhase, Hos
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_requests import RequestKind
 from megatrain.contracts.records.rounds import Cordon, JobEnd, Rollback, Round
-from megatrain.formatting import count_text
+from megatrain.formatting import count_text, names_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.incidents import CHECK_NOTE, PAIRS_NOTE, as_ended, not_before
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import CHECK_TIMEOUT_S, WAIT_FOR_MORE_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
-from megatrain_launcher.driver.responses import EVICT
+from megatrain_launcher.driver.response import EVICT
 from megatrain_launcher.driver.state import ClusterState
 
 _MAX_FENCED = 512
@@ -305,9 +305,7 @@ def _missing(
             reasons[part.host] = f"gone since {_clock(state.gone_since(part))}"
         elif part.host in left_out and part.host not in available:
             reasons[part.host] = left_out[part.host]
-    names = sorted(reasons, key=natural_order)
-    shown = [f"{host} ({reasons[host]})" for host in names[:8]]
-    return ", ".join(shown) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return names_text([f"{host} ({reasons[host]})" for host in sorted(reasons, key=natural_order)])
 
 
 def _clock(unix_s: float) -> str:

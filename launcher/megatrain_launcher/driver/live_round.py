@@ -17,7 +17,7 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import HostPhase, RankFailure
 from megatrain.contracts.records.incident import OVER_NOTE, IncidentKind
 from megatrain.contracts.records.rounds import JobEnd, Round
-from megatrain.formatting import count_text
+from megatrain.formatting import count_text, names_text
 from megatrain_job.failures.culprit import is_victim
 from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_launcher.driver.absent_hosts import (
@@ -150,7 +150,7 @@ def _steady(now: float, state: ClusterState, policy: Policy, round_: Round) -> D
         return Decision(over, text)
     if policy.slots(count) >= policy.slots(len(round_.hosts)):
         return Decision(over, f"{text}; with {count} hosts a step would take the same time")
-    reason = f"{', '.join(sorted(waiting)[:8])} can take part: {len(round_.hosts)} -> {count} hosts"
+    reason = f"{names_text(sorted(waiting))} can take part: {len(round_.hosts)} -> {count} hosts"
     at_risk = unsaved(state, round_)
     if at_risk:
         return Decision(over, f"{text}; {reason}, once storage accepts checkpoints again: {at_risk}")

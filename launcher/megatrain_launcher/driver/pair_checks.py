@@ -94,9 +94,7 @@ def _command_turn(now: float, state: ClusterState, test_run: str, ring: Sequence
         return None
     # the command of the first turn names all hosts; later turns read the ring from it
     hosts = tuple(ring) if turn == 0 else tuple(host for pair in met for host in pair)
-    command = HostCommand(
-        state.next_command, _KIND, hosts, _turn_id(test_run, turn), partners=partners(met), created_unix_s=now
-    )  # fmt: skip
+    command = HostCommand(state.next_command, _KIND, hosts, _turn_id(test_run, turn), partners=partners(met))
     return PairCheck((SendCommand(command),), f"pair tests, turn {turn + 1} of {num_turns(len(ring))} begins")
 
 

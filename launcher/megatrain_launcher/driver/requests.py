@@ -33,7 +33,7 @@ from megatrain_launcher.driver.live_round import unsaved
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
 from megatrain_launcher.driver.ranks import topology_key
-from megatrain_launcher.driver.responses import EVICT, RESTART, STOP
+from megatrain_launcher.driver.response import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdicts import decided_by_person
 
@@ -190,7 +190,7 @@ def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest)
     match request.kind:
         case RequestKind.CHECKPOINT:
             hosts = tuple(part.host for part in round_.hosts)
-            command = SendCommand(_command(now, state, "checkpoint", hosts, request))
+            command = SendCommand(_command(state, "checkpoint", hosts, request))
             return (command, _answer(now, request, "asked all hosts to save"))
         case RequestKind.RESTART if _is_newer(state, round_, request):
             return _await_training(now, state, request, round_)
@@ -251,15 +251,15 @@ def _await_training(now: float, state: ClusterState, request: JobRequest, round_
     return _answer_waiting(now, state, request, f"round {round_.number} begins")
 
 
-def _command(now: float, state: ClusterState, kind: str, hosts: tuple[str, ...], request: JobRequest) -> HostCommand:
-    return HostCommand(state.next_command, kind, hosts, request.request_id, created_unix_s=now)
+def _command(state: ClusterState, kind: str, hosts: tuple[str, ...], request: JobRequest) -> HostCommand:
+    return HostCommand(state.next_command, kind, hosts, request.request_id)
 
 
 def _check(now: float, state: ClusterState, request: JobRequest) -> tuple[DriverAction, ...]:
     if request.host and request.host not in state.hosts:
         return _refuse(now, request, _unknown(state, request.host))
     hosts = (request.host,) if request.host else tuple(sorted(state.hosts, key=natural_order))
-    command = _command(now, state, "check", hosts, request)
+    command = _command(state, "check", hosts, request)
     text = f"asked {count_text(len(hosts), 'host')} to run {'its' if len(hosts) == 1 else 'their'} checks"
     return (SendCommand(command), _answer(now, request, text))
 
@@ -315,5 +315,5 @@ def _halt_for(
 
 
 def _unknown(state: ClusterState, host: str) -> str:
-    known = ", ".join(sorted(state.hosts, key=natural_order)[:16]) or "none"
-    return f"no host {host!r} is registered; registered: {known}"
+    known = sorted(state.hosts, key=natural_order)
+    return f"no host {host!r} is registered; registered: {names_text(known, 16) or 'none'}"

@@ -6,19 +6,36 @@ that is not a victim. The limits on restarts are applied last and can turn a res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.formatting import names_text, ranks_text
 from megatrain_job.failures.culprit import is_victim, root_of
-from megatrain_job.failures.gpu_faults import GpuFault
 from megatrain_job.failures.verdict import LABELS, FailureAction, Label, label_row
 from megatrain_job.jobs.incident_phrases import rank_and_end
-from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, restart_budget, step_of
+from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, step_of
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.recent_incidents import (
+    failure_counts,
+    incident_ids,
+    incidents_since,
+    names_with_counts,
+)
+from megatrain_launcher.driver.response import (
+    EVICT,
+    REQUEUE,
+    RESTART,
+    ROLLBACK,
+    STOP,
+    Facts,
+    Response,
+    exit_code_of,
+)
+from megatrain_launcher.driver.response_limits import evict_if_recurring, limit_restarts
 
 _FATAL = {
     ExitCode.CONFIG: "the configuration or the layout is wrong",
@@ -34,66 +51,13 @@ _LABEL_OF_CODE = {
     ExitCode.UNREACHABLE: Label.NETWORK,
 }
 _ONE_RETRY = (FailureAction.STOP_USER, FailureAction.RETRY_THEN_STOP, FailureAction.ROLLBACK)
-RESTART, EVICT, STOP, REQUEUE, HOLD = "restart", "evict", "stop", "requeue", "hold"
-ROLLBACK = "rollback"
-"""The action: restart from a checkpoint before the bad steps, and skip their batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """The known facts about a broken round."""
-
-    kind: IncidentKind
-    round: int
-    failures: tuple[RankFailure, ...]
-    host_of: Mapping[int, str]
-    """By rank."""
-    lost: Mapping[str, str]
-    """Hosts of the round that are gone, with the evidence."""
-    suspects: tuple[str, ...]
-    """Hosts to which victims lost the connection, or to which a hang's evidence points."""
-    suspect_ranks: tuple[int, ...] = ()
-    sign: str = ""
-    """The strongest evidence of a hang, as a sentence."""
-    last_step: int | None = None
-    stop_reason: str = ""
-    """The reason that a host reported for stopping its own workers."""
-    fit: frozenset[str] = frozenset()
-    """Hosts that may take part in the next round, before this response excludes any."""
-    gpu_faults: Mapping[str, GpuFault] = field(default_factory=dict)
-    """By host: the worst error of its GPUs in the time of a hang."""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """The driver's response to a failure. `exit_code` is the job's if `action` is stop or requeue."""
-
-    action: str
-    reason: str
-    label: str = ""
-    culprit_hosts: tuple[str, ...] = ()
-    culprit_ranks: tuple[int, ...] = ()
-    cordoned: tuple[str, ...] = ()
-    """The culprits that no round may use until a person removes their cordon."""
-    checked: tuple[str, ...] = ()
-    """The hosts that must pass their health checks before they take part again."""
-    needs_pair_tests: bool = False
-    """Whether all hosts run pair tests before the next round, because the culprit is unknown."""
-    exit_code: int = 0
-    kind: IncidentKind = IncidentKind.FAILURE
-    rollback: tuple[int, int, int] | None = None
-    """The step to roll back to, and the first and last step whose batches are skipped."""
-
-    @property
-    def is_cordoned(self) -> bool:
-        return bool(self.cordoned)
 
 
 def respond(facts: Facts, history: Sequence[Incident], policy: Policy, now: float) -> Response:
     """Return the response to a broken round. `history`: the incidents before this one, oldest first."""
     response = _by_cause(facts, history, policy, now)
     if response.action in (RESTART, EVICT, ROLLBACK):
-        return _limit_restarts(_evict_if_recurring(response, facts, history, policy, now), facts, history, policy, now)
+        return limit_restarts(evict_if_recurring(response, facts, history, policy, now), facts, history, policy, now)
     return response
 
 
@@ -106,7 +70,9 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     if facts.lost:
         names = tuple(sorted(facts.lost))
         are = "is" if len(names) == 1 else "are"
-        reason = EvictionReason.HOST_LOST.text(hosts=_names(names), are=are, evidence="; ".join(facts.lost.values()))
+        reason = EvictionReason.HOST_LOST.text(
+            hosts=names_text(names), are=are, evidence="; ".join(facts.lost.values())
+        )
         return Response(EVICT, reason, culprit_hosts=names, kind=IncidentKind.HOST_LOST)
     if facts.suspects:
         return _for_network(facts.suspects, (), facts, history, policy, now)
@@ -131,19 +97,21 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     )  # fmt: skip
     if not hosts:
         return replace(named, reason="a hang without a culprit", needs_pair_tests=True)
-    who = f"{_ranks(ranks)} on {_names(hosts)}" if ranks else _names(hosts)
+    who = names_text(hosts)
+    if ranks:
+        who = f"{ranks_text(ranks)} on {who}"
     causes = (facts.gpu_faults[host].text for host in hosts if host in facts.gpu_faults)
     signs = "; ".join(sign for sign in (facts.sign, *causes) if sign)
     reason = f"{who} held up all others{f': {signs}' if signs else ''}"
     broken = tuple(host for host in hosts if _is_broken(host, facts))
-    times = _times(
-        hosts, [incident for incident in _since(history, now - HOUR_S) if incident.kind is IncidentKind.HANG]
+    times = failure_counts(
+        hosts, [incident for incident in incidents_since(history, now - HOUR_S) if incident.kind is IncidentKind.HANG]
     )
     often = tuple(host for host in hosts if host not in broken and times[host] >= policy.hangs_per_hour)
     if broken:
-        reason = EvictionReason.BROKEN_IN_A_HANG.text(hang=reason, host=_names(broken))
+        reason = EvictionReason.BROKEN_IN_A_HANG.text(hang=reason, host=names_text(broken))
     if often:
-        reason = EvictionReason.HANGS.text(hang=reason, times=_names_with_counts(often, times))
+        reason = EvictionReason.HANGS.text(hang=reason, times=names_with_counts(often, times))
     if broken or often:
         cordoned = (*broken, *often)
         left = tuple(host for host in checked if host not in cordoned)
@@ -184,7 +152,7 @@ def _for_root(root: RankFailure, facts: Facts, history: Sequence[Incident], poli
         return replace(named, action=REQUEUE, reason=reason, exit_code=int(ExitCode.SAVED_AND_STOPPED))
     if action in _ONE_RETRY and _is_again(label, facts, history):
         reason = f"{text}, as before at the same step: a restart did not help"
-        return replace(named, action=STOP, reason=reason, exit_code=_exit_code_of(root))
+        return replace(named, action=STOP, reason=reason, exit_code=exit_code_of(root))
     if root.exit_code == ExitCode.NON_FINITE and facts.last_step:
         return _for_non_finite(named, facts.last_step, history, policy, now)
     return named
@@ -203,7 +171,7 @@ def _for_non_finite(
     if len(recent) >= policy.max_rollbacks:
         reason = (
             f"{named.reason}; the job has already rolled back {len(recent)} times within an hour, "
-            f"diagnostics.max_rollbacks={policy.max_rollbacks} ({_ids(recent)})"
+            f"diagnostics.max_rollbacks={policy.max_rollbacks} ({incident_ids(recent)})"
         )
         return replace(named, action=STOP, reason=reason, exit_code=int(ExitCode.NON_FINITE))
     first = max(0, last_step - policy.max_skipped_steps)
@@ -213,7 +181,7 @@ def _for_non_finite(
 
 def rollbacks_since(incidents: Iterable[Incident], moment: float) -> list[Incident]:
     """Return the incidents since `moment` for which the job rolled back."""
-    return _since([incident for incident in incidents if incident.rollback is not None], moment)
+    return incidents_since([incident for incident in incidents if incident.rollback is not None], moment)
 
 
 def _for_network(
@@ -226,51 +194,16 @@ def _for_network(
     text: str = "",
 ) -> Response:
     """Restart after a host's first network failures; evict it at `network_failures` of them within the window."""
-    text = text or f"victims lost the connection to {_names(hosts)}"
+    text = text or f"victims lost the connection to {names_text(hosts)}"
     named = Response(RESTART, text, label=Label.NETWORK, culprit_hosts=hosts, culprit_ranks=ranks)
-    recent = _since(history, now - policy.network_window_s)
-    times = _times(hosts, [incident for incident in recent if incident.label == named.label])
+    recent = incidents_since(history, now - policy.network_window_s)
+    times = failure_counts(hosts, [incident for incident in recent if incident.label == named.label])
     cordoned = tuple(host for host in hosts if times[host] >= policy.network_failures)
     if cordoned:
-        names = _names_with_counts(cordoned, times)
+        names = names_with_counts(cordoned, times)
         reason = EvictionReason.NETWORK_FAILURES.text(failure=text, times=names, window_s=policy.network_window_s)
         return replace(named, action=EVICT, reason=reason, culprit_hosts=cordoned, cordoned=cordoned)
     return named
-
-
-def _evict_if_recurring(
-    response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
-) -> Response:
-    """Evict hosts that were lost or failed too often by their own fault, if the job can continue without them."""
-    most = max(1.0, policy.max_vanished_fraction * len(set(facts.host_of.values())))
-
-    def counts_against_host(kind: IncidentKind, label: str, num_culprits: int) -> bool:
-        is_host_fault = kind is IncidentKind.HOST_LOST or (
-            kind is IncidentKind.FAILURE and label_row(label).counts_against_host
-        )
-        return is_host_fault and num_culprits <= most  # if many hosts fail at once, the cause is shared
-
-    if not counts_against_host(response.kind, response.label, len(response.culprit_hosts)):
-        return response
-    recent = _since(history, now - HOUR_S)
-    alike = [
-        incident
-        for incident in recent
-        if counts_against_host(incident.kind, incident.label, len(incident.culprit_hosts))
-    ]
-    hosts, ranks = set(response.culprit_hosts), set(response.culprit_ranks)
-    if any(
-        ranks.intersection(incident.culprit_ranks) and hosts.isdisjoint(incident.culprit_hosts) for incident in alike
-    ):
-        return response  # the failure follows the rank, not the host
-    times = _times(response.culprit_hosts, alike)
-    often = tuple(host for host in response.culprit_hosts if times[host] >= policy.host_failures_per_hour)
-    if not often or set(often) <= set(response.cordoned):
-        return response
-    reason = EvictionReason.FAILURES.text(failure=response.reason, times=_names_with_counts(often, times))
-    if not policy.best_count(len(facts.fit - set(often))):
-        return replace(response, reason=f"{reason}, and the job cannot continue without it")
-    return replace(response, action=EVICT, reason=reason, cordoned=tuple(dict.fromkeys((*response.cordoned, *often))))
 
 
 def _label_and_action(failure: RankFailure) -> tuple[str, str]:
@@ -289,75 +222,6 @@ def _is_again(label: str, facts: Facts, history: Sequence[Incident]) -> bool:
     return step_of(facts.last_step) <= step_of(before.last_step)
 
 
-def _limit_restarts(
-    response: Response, facts: Facts, history: Sequence[Incident], policy: Policy, now: float
-) -> Response:
-    """Stop after too many restarts within an hour, or too many without progress."""
-    budget = restart_budget(
-        history,
-        facts.last_step,
-        now,
-        per_hour=policy.restarts_per_hour,
-        without_progress=policy.restarts_without_progress,
-    )
-    root = root_of(facts.failures)
-    code = int(ExitCode.FAILURE) if root is None else _exit_code_of(root)
-    if len(budget.recent) >= policy.restarts_per_hour:
-        reason = (
-            f"{response.reason}; the {_nth(len(budget.recent) + 1)} failure within an hour, "
-            f"recovery.restarts_per_hour={policy.restarts_per_hour} ({_ids(budget.recent)})"
-        )
-        return replace(response, action=STOP, reason=reason, exit_code=code)
-    if len(budget.without_new_step) >= policy.restarts_without_progress:
-        reason = (
-            f"{response.reason}; {len(budget.without_new_step)} restarts in a row completed no new step, "
-            f"recovery.restarts_without_progress={policy.restarts_without_progress} ({_ids(budget.without_new_step)})"
-        )
-        return replace(response, action=STOP, reason=reason, exit_code=code)
-    return response
-
-
-def _since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
-    """Return the incidents since `moment`, by the time at which a driver detected each; host clocks may be wrong."""
-    return [incident for incident in incidents if incident.moments.detected >= moment]
-
-
-def _times(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str, int]:
-    """Return how often each host has failed, including this time."""
-    return {host: 1 + sum(1 for incident in alike if host in incident.culprit_hosts) for host in hosts}
-
-
-def _names_with_counts(hosts: Sequence[str], times: Mapping[str, int]) -> str:
-    """Return "host-1 for the 3rd time, ...": up to four hosts, then the number of further ones."""
-    shown = ", ".join(f"{host} for the {_nth(times[host])} time" for host in hosts[:4])
-    return shown + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
-
-
-def _exit_code_of(failure: RankFailure) -> int:
-    return failure.exit_code if failure.exit_code > 0 else int(ExitCode.FAILURE)
-
-
 def _end_of(failure: RankFailure, facts: Facts) -> str:
     text = rank_and_end(failure, facts.host_of.get(failure.rank))
     return f"{text}: {failure.line.strip()}" if failure.line else text
-
-
-def _ids(incidents: Sequence[Incident]) -> str:
-    shown = [incident.incident_id for incident in incidents[-5:]]
-    more = len(incidents) - len(shown)
-    return ", ".join(shown) + (f" and {more} before" if more else "")
-
-
-def _names(hosts: Sequence[str]) -> str:
-    return ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "")
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-def _nth(number: int) -> str:
-    if 10 <= number % 100 <= 20:
-        return f"{number}th"
-    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from megatrain.contracts.records.host_records import HangEvidence
 from megatrain.contracts.records.incident import IncidentKind
 from megatrain.contracts.records.rounds import HostCommand, Round
+from megatrain.formatting import names_text
 from megatrain_launcher.driver.actions import Decision, SendCommand
 from megatrain_launcher.driver.breaking import break_round, broken_incident, probes_for, stall_began, stall_sentence
 from megatrain_launcher.driver.hangs import CulpritFinding, find_culprit
@@ -28,14 +29,14 @@ def respond_to_stall(
     without_evidence = tuple(part for part in round_.hosts if part.host not in evidence)
     actions = probes_for(now, state, without_evidence)
     if not _has_asked(state, round_, since, now):
-        actions = (_evidence_command(now, state, round_), *actions)
+        actions = (_evidence_command(state, round_), *actions)
     if without_evidence and now - since < EVIDENCE_S:
-        return Decision(actions, f"no progress on {', '.join(stalled[:8])}: waiting for evidence")
+        return Decision(actions, f"no progress on {names_text(stalled)}: waiting for evidence")
     found = find_culprit(round_, evidence, (stall_sentence(state, host) for host in stalled[:4]))
     if found.waits_for_storage:
         # the wait has its own limit, after which the rank fails with the reason: runtime.checkpoint_timeout_s, and for
         # data that of reads from object storage or of producers
-        return Decision(actions, f"no progress on {', '.join(stalled[:8])}: {found.waits_for_storage}")
+        return Decision(actions, f"no progress on {names_text(stalled)}: {found.waits_for_storage}")
     silent = {part.host for part in without_evidence}
     if found.hosts and silent.issuperset(found.hosts):
         dead = {part.host: proof for part in without_evidence if (proof := state.proof_of_death(part))}
@@ -79,7 +80,7 @@ def _has_asked(state: ClusterState, round_: Round, since: float, now: float) -> 
     )
 
 
-def _evidence_command(now: float, state: ClusterState, round_: Round) -> SendCommand:
+def _evidence_command(state: ClusterState, round_: Round) -> SendCommand:
     hosts = tuple(part.host for part in round_.hosts)
     request = f"round-{round_.number}"
-    return SendCommand(HostCommand(state.next_command, "evidence", hosts, request, created_unix_s=now))
+    return SendCommand(HostCommand(state.next_command, "evidence", hosts, request))

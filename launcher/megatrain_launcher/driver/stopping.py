@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.records.host_records import HostPhase
 from megatrain.contracts.records.rounds import Halt, Round, RoundHost
+from megatrain.formatting import names_text
 from megatrain_launcher.driver.fences import grace_s, workers_gone_at
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
@@ -107,10 +108,10 @@ def _wait_until(
 
 
 def waiting_text(now: float, round_: Round, stopping: Stopping) -> str:
-    names = ", ".join(part.host for part in stopping.pending[:8])
+    names = names_text([part.host for part in stopping.pending])
     text = f"round {round_.number} is halted: waiting for {names} to stop"
     if not stopping.unreachable:
         return text
     left_s = max(stopping.unreachable.values()) - now
-    unreachable = ", ".join(sorted(stopping.unreachable)[:8])
+    unreachable = names_text(sorted(stopping.unreachable))
     return f"{text}; the halt may not have reached {unreachable}: workers there end within {left_s:.0f} s"

@@ -15,7 +15,7 @@ from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import HOSTS_NOTE, REQUEST_NOTE, new_incident
 from megatrain_launcher.driver.outcome_rules import Judgement, incident_of_hang
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
-from megatrain_launcher.driver.responses import EVICT, ROLLBACK, STOP
+from megatrain_launcher.driver.response import EVICT, ROLLBACK, STOP
 from megatrain_launcher.driver.state import ClusterState
 
 _MAX_SENTENCES = 16

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, VerdictKind, VerdictOutcome
 from megatrain.contracts.records.job_requests import JobRequest, RequestKind
+from megatrain.formatting import names_text
 from megatrain_launcher.driver.actions import DriverAction, DropKey, RecordOutcome
 from megatrain_launcher.driver.outcome_rules import Judgement, number_of_round, outcome_of
 from megatrain_launcher.driver.policy import Policy
@@ -68,7 +69,7 @@ def decided_by_person(now: float, state: ClusterState, policy: Policy, request: 
         waiting = sorted(
             outcome.verdict_id for outcome in state.outcomes.values() if outcome.kind is OutcomeKind.WAITING
         )
-        known = f"; waiting for a person: {', '.join(waiting[:8])}" if waiting else "; none waits for a person"
+        known = f"; waiting for a person: {names_text(waiting)}" if waiting else "; none waits for a person"
         return VerdictReply((), f"no verdict {request.verdict!r}{known}", is_accepted=False)
     outcome = state.outcomes.get(verdict.verdict_id)
     if outcome is not None and outcome.kind is not OutcomeKind.WAITING:

@@ -219,9 +219,12 @@ class ExecutorControl:
     def _ask_driver(self, stop: _Stop) -> None:
         request_id = f"stop-{self._parts.host}-{secrets.token_hex(4)}"
         request = JobRequest(
-            request_id, RequestKind.STOP, by=f"executor@{self._parts.host}", created_unix_s=time.time(),
-            reason=stop.reason, exit_code=ExitCode.SAVED_AND_STOPPED,
-        )  # fmt: skip
+            request_id,
+            RequestKind.STOP,
+            by=f"executor@{self._parts.host}",
+            reason=stop.reason,
+            exit_code=ExitCode.SAVED_AND_STOPPED,
+        )
         try:
             self._parts.client.put(self._parts.keys.request(request_id), encode(request), deadline_s=_ASK_S)
         except CoordinationError as error:

@@ -19,6 +19,7 @@ from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import JobEnd, JobRecord, LostLaunch
+from megatrain.formatting import names_text
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, KeyValue, Operation, Put, Range
 from megatrain_launcher.executor.settings import ExecutorSettings
@@ -230,7 +231,7 @@ def _shown(config: Mapping[str, str], key: str) -> str:
 
 
 def _another_launch(record: JobRecord, view: JobView, mine: JobRecord) -> str:
-    names = ", ".join(sorted(host.host for host in view.hosts)[:4])
+    names = names_text(sorted(host.host for host in view.hosts), 4)
     state = "has ended, but its hosts have not left" if view.end is not None else "is running"
     own = mine.launch_id or "none"
     return (

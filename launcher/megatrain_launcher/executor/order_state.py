@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DiagSettings
 from megatrain.contracts.records.job_keys import JobKeys, key_number
@@ -55,7 +55,7 @@ class _LocalStop:
     is_saving: bool = False
 
 
-class OrderState:
+class OrderState(Closable):
     """Follows the orders for one host. Implements `interfaces.Orders`; thread-safe.
 
     `on_change` is called after each change, possibly by a watching thread: it must be quick and must not raise.
@@ -105,14 +105,6 @@ class OrderState:
         self.leave(self._leave_reason or "the executor ends")
         for follower in self._followers:
             follower.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def problem(self) -> str:

@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from megatrain.contracts.closable import Closable
 from megatrain.run_files.run_directory import rank_log_path
 from megatrain_job.failures.classifier import LogClassifier
 from megatrain_job.failures.rule import HOST
@@ -115,7 +115,7 @@ class _PumpState:
     is_closing: bool = False
 
 
-class WorkerLogs:
+class WorkerLogs(Closable):
     """Keeps the logs of one host's workers. The reading thread calls `on_alarm(round, rank, verdict)`, which must not
     block.
 
@@ -210,12 +210,6 @@ class WorkerLogs:
         self._wake()
         self._pump.join(_TEE_CLOSE_S + DRAIN_TIMEOUT_S)
         self._disk.close(DRAIN_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the socket is full: the pump wakes anyway

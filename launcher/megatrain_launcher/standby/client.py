@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.processes import living_members
@@ -77,7 +77,7 @@ class _State:
     problem: str = ""
 
 
-class StandbyClient:
+class StandbyClient(Closable):
     """Starts the standby server, and workers through it: the server forks them with `preload` imported.
 
     `environment`: the server's environment; it should contain the workers' variables that libraries read when they are
@@ -205,12 +205,6 @@ class StandbyClient:
         self.wait_gone(_CLOSE_S)
         self._kill_server()  # no worker is left, or the rest cannot be killed; the server may still import modules
         self._keeper.join(_CLOSE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _send(self, message: Message, descriptor: int | None = None) -> bool:
         with self._state.changed:

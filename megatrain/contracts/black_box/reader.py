@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 
 from megatrain.contracts.black_box.encoding import (
     CONTROL,
@@ -49,6 +48,7 @@ from megatrain.contracts.black_box.values import (
     State,
     StepTotal,
 )
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.own_files import NotOwnError, check_own_directory, open_own_file
 
@@ -104,7 +104,7 @@ class BoxStatus:
     cursor: int
 
 
-class BlackBoxReader:
+class BlackBoxReader(Closable):
     """An open black box, whose rank may be running: this user's file, in a directory that only this user can write to.
 
     Raises: DataError, from every method, for a file that is missing, unreadable, truncated, not a black box, of another
@@ -138,12 +138,6 @@ class BlackBoxReader:
                 " something was appended to it"
             )
         return identity, clock, capacity
-
-    def __enter__(self) -> BlackBoxReader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._file >= 0:

@@ -29,6 +29,7 @@ class HostRecord:
     """Whether the host passed its checks and receives orders. An unfit host stays registered, with the reason."""
     unfit_reason: str = ""
     is_driver_candidate: bool = True
+    """False: it was launched with --no-driver and is never the driver."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Its location, for instance switch=s1: hosts of one switch get neighbouring ranks."""
 

@@ -28,7 +28,6 @@ class JobRequest:
     request_id: str
     kind: RequestKind
     by: str
-    created_unix_s: float
     host: str = ""
     reason: str = ""
     verdict: str = ""

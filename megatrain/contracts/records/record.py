@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain.formatting import is_utf8
 
 SCHEMA_VERSION = 1
 _MAX_SHOWN = 80
@@ -169,7 +170,7 @@ def _read_scalar(wanted: Any, value: Any, location: str) -> Any:
     if wanted is bool and isinstance(value, bool):
         return value
     if wanted is str and isinstance(value, str):
-        if _is_text(value):
+        if is_utf8(value):
             return value
         raise _wrong(location, value, "text without half surrogate pairs, which cannot be written")
     if isinstance(wanted, type) and issubclass(wanted, StrEnum):
@@ -178,15 +179,6 @@ def _read_scalar(wanted: Any, value: Any, location: str) -> Any:
         except ValueError:
             raise _wrong(location, value, f"one of {', '.join(wanted)}") from None
     raise _wrong(location, value, {float: "a number", int: "an integer", bool: "true or false"}.get(wanted, "a string"))
-
-
-def _is_text(value: str) -> bool:
-    """Return whether UTF-8 can encode a string: JSON may contain lone surrogates, which keys and file names cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _wrong(location: str, value: Any, rule: str) -> CoordinationError:

@@ -13,7 +13,7 @@ MAX_SKIPPED_STEPS = 1000
 MAX_INTERVAL_S = 1e6
 """Longest time from one step to the next: 11 days, so that a wrong number cannot make a driver wait forever."""
 TURN_MARK = ".turn-"
-"""In the request id of a "pairs" command: between the purpose of the pair tests and the number of the turn."""
+"""Separates the purpose of the pair tests from the number of the turn in the request id of a "pairs" command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,4 +195,3 @@ class HostCommand:
     request: str = ""
     partners: Mapping[str, str] = field(default_factory=dict)
     """For "pairs": each host's partner, in both directions."""
-    created_unix_s: float = 0.0

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.bad_tokens import BadSample
 from megatrain.data.loader.ring_layout import WORD_BYTES, RingLayout
+from megatrain.data.microbatch import MicroBatch
 from megatrain.data.patches import Patches
-from megatrain.data.reader import MicroBatch, StepBatch
+from megatrain.data.reader import StepBatch
 from megatrain.data.sample_sources import SampleSources
 
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any
 
 from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.closable import Closable
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 
 _OLDEST_GENERATION = 2
 
 
-class PlannedGarbageCollection(StepObserver):
+class PlannedGarbageCollection(StepObserver, Closable):
     """Switches Python's collector off and runs it every `interval` steps. An interval of 0 changes nothing."""
 
     def __init__(self, interval: int, recorder: Recorder) -> None:
@@ -47,12 +48,6 @@ class PlannedGarbageCollection(StepObserver):
             self._token = self._recorder.begin(Operation.GC)
         else:
             self._recorder.end(self._token)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Restore Python's collector."""

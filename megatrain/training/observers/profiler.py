@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from megatrain.config.recording import ProfileConfig
+from megatrain.contracts.closable import Closable
 from megatrain.training.observers.step_observer import CompletedStep, StepObserver
 
 
-class StepProfiler(StepObserver):
+class StepProfiler(StepObserver, Closable):
     """Profiles steps [first_step, first_step + num_steps) if this rank is one of the chosen ranks."""
 
     def __init__(self, config: ProfileConfig, rank: int, directory: Path) -> None:
@@ -37,12 +37,6 @@ class StepProfiler(StepObserver):
             return ""
         first, count = self._config.first_step, self._config.num_steps
         return f"profile.first_step={first}, profile.num_steps={count}: the trace is {self._finish()}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> Path | None:
         """Write the trace so far, if the run ends before the last chosen step. Return its path."""

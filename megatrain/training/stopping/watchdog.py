@@ -16,9 +16,8 @@ import logging
 import os
 import signal
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.fencing.fence import FenceRule
 from megatrain.programs.processes import set_parent_death_signal
 from megatrain.programs.stop_signals import GROUP_SIGNALS, call_in_forked_children
@@ -27,7 +26,7 @@ from megatrain.training.stopping.watchdog_process import COMMAND, DISARM, EXTEND
 _logger = logging.getLogger(__name__)
 
 
-class Watchdog:
+class Watchdog(Closable):
     """The worker's handle to its watchdog process, created by `start_watchdog`."""
 
     def __init__(self, pid: int, pipe_fd: int) -> None:
@@ -64,12 +63,6 @@ class Watchdog:
             if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _send(self, command: int, value: float, text: bytes = b"") -> None:
         if self._pipe_fd < 0:

@@ -5,7 +5,6 @@ All tests use one job of two hosts and a spare. benchmarks/recovery_network.py m
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
@@ -76,7 +75,7 @@ def test_management_network_is_down_while_training_goes_on(shared_jobs: SharedJo
         is_training_cut_off = bool(before.trainers & set(cut_off))
         cut_at = job.cut(cut_off, MANAGEMENT)
         wait_until(lambda: not set(cut_off) & set(job.sessions()), "the leases to run out")
-        request = JobRequest(f"request of {who}", RequestKind.CHECKPOINT, "a test", time.time())
+        request = JobRequest(f"request of {who}", RequestKind.CHECKPOINT, "a test")
         job.view.client.put(job.view.keys.request(request.request_id), encode(request))
         job.wait_seconds(cut_at, LONG_S)
         if who == "the driver" and is_training_cut_off:

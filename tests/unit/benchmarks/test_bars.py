@@ -14,7 +14,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import result as results
 from benchmarks.bars import as_written, at_least, at_most, must_hold
-from benchmarks.result import RESULTS, Result
+from benchmarks.result import RESULTS, MissingPartError, Result
 from benchmarks.summary import BEGIN, END, summary, write_summary
 
 
@@ -53,6 +53,23 @@ def test_command_fails_beyond_a_bar_and_pages_name_it(
     assert table.startswith(f"before\n{BEGIN}\n| benchmark |")
     assert table.endswith(f"|\n{END}\nafter\n")
     assert (row in table) is is_missed
+
+
+@pytest.mark.parametrize("requirement", ["", "all", "dali"])
+def test_benchmark_without_its_part_is_skipped_unless_required(
+    requirement: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> Result:
+        raise MissingPartError("dali", "NVIDIA DALI is not installed")
+
+    monkeypatch.setattr(command, "NAMES", ("made",))
+    monkeypatch.setitem(sys.modules, "benchmarks.made", SimpleNamespace(run=run))
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    monkeypatch.setenv("MEGATRAIN_REQUIRE", requirement)
+    must_run = requirement == "dali"
+    assert command.main() == must_run
+    why = "required by MEGATRAIN_REQUIRE" if must_run else "skipped"
+    assert capsys.readouterr().out == f"\nmade: {why}: NVIDIA DALI is not installed\n"
 
 
 def test_the_committed_table_follows_from_the_committed_results(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_operator_stages, gpu_stage, gpu_target
-from benchmarks.gpu_operator_cases import OperatorCase, compiled
+from benchmarks.gpu_operator_case import OperatorCase, compiled
 from benchmarks.gpu_operator_stages import operation
 from benchmarks.gpu_record import GpuRecord, beside, markdown
 from benchmarks.gpu_stage import BrokenDeviceError, described, fill

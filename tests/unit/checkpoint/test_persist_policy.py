@@ -137,7 +137,7 @@ def test_unsealed_slot_is_awaited_only_within_the_limit() -> None:
     assert reasons(slots, plans(PLAN), has_workers=False) == {10: gone}
     assert reasons(slots, plans(PLAN, replace(PLAN, round=3))) == {10: gone}
     three = replace(PLAN, ranks=(0, 1, 2))
-    assert reasons(slots, plans(three), has_workers=False) == {10: gone.replace("rank 1", "ranks 1, 2")}
+    assert reasons(slots, plans(three), has_workers=False) == {10: gone.replace("rank 1", "ranks 1-2")}
     assert reasons(slots, {}, has_workers=False) == {}
     assert reasons([slot(0, 10, 0, Persist.DONE)], plans(PLAN), has_workers=False) == {}
 

@@ -71,7 +71,7 @@ def test_coordinator_gives_up_on_a_host_that_writes_nothing(tmp_path: Path) -> N
     job.put_snapshot(step=10, snapshot=4)
     with writer_thread(job.arenas[0]):
         problem = wait_for(job.arenas[0], failures=1).last_error
-        assert "waited 0.1 s for the data files of hosts 1, 2; see the writer's log there" in problem
+        assert "waited 0.1 s for the data files of hosts 1 and 2; see the writer's log there" in problem
     assert not is_committed(job.step(10))
     assert is_unfinished(job.step(10))
     # The files of this host are gone; a late host learns at once that the attempt is over.
@@ -79,7 +79,7 @@ def test_coordinator_gives_up_on_a_host_that_writes_nothing(tmp_path: Path) -> N
     with writer_thread(job.arenas[1]):
         problem = wait_for(job.arenas[1], failures=1).last_error
         assert "host 0 gave up: " in problem
-        assert "waited 0.1 s for the data files of hosts 1, 2" in problem
+        assert "waited 0.1 s for the data files of hosts 1 and 2" in problem
 
 
 def test_host_gives_up_on_a_coordinator_that_does_not_commit(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_uncommitted_checkpoints_are_never_a_start_from_scratch(checkpoints: Loc
         candidates(checkpoints)
     for step in range(6):
         put_manifest(main, step)
-    with pytest.raises(CheckpointError, match=r"step-000000004 and more, but no committed checkpoint"):
+    with pytest.raises(CheckpointError, match=r"step-000000003 and 3 more, but no committed checkpoint"):
         candidates(checkpoints)
 
 
@@ -228,7 +228,7 @@ def test_run_with_only_empty_directories_starts_afresh(checkpoints: Location) ->
 def test_checkpoints_outside_of_branches_are_no_fresh_start(checkpoints: Location) -> None:
     for step in (10, 20):
         put_checkpoint(checkpoints, step)
-    message = r"holds step-000000010, step-000000020, but no committed checkpoint to resume from"
+    message = r"holds step-000000010 and step-000000020, but no committed checkpoint to resume from"
     with pytest.raises(CheckpointError, match=message):
         candidates(checkpoints)
     put_main(checkpoints, 5)

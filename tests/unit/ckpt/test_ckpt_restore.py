@@ -16,7 +16,6 @@ from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.checkpoint_tree import found, put_main, put_manifest, tree
 from tests.helpers.forked_program import run_forked
 from tests.helpers.saved_checkpoint import Ckpt, put_whole
-from tests.helpers.waiting import DEADLINE_S
 
 
 def checkpoints_of(run: Path) -> LocalLocation:
@@ -144,7 +143,7 @@ sys.exit(code)
 
 
 def test_job_that_starts_during_verification_is_noticed(run: Path) -> None:
-    done = run_forked(["-c", RESTORE_AND_START, str(run)], timeout_s=DEADLINE_S)
+    done = run_forked(["-c", RESTORE_AND_START, str(run)])
 
     assert (done.returncode, "is training in" in done.stderr, "Nothing was changed" in done.stderr) == (66, True, True)
     assert current_branch(checkpoints_of(run)) == "branch-0002"

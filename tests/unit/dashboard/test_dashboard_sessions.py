@@ -82,7 +82,7 @@ def test_a_copy_of_a_cookie_ends_with_its_session(locked: Served) -> None:
 
 
 def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any client may request it: a plain digest of the tokens could be compared with millions of guesses a second."""
+    """Every client sees the name. A plain digest of the tokens would permit millions of guesses a second."""
     cheap = "\n".join(("name of the cookie", VIEWER_TOKEN, OPERATOR_TOKEN, ""))
     assert hashlib.sha256(cheap.encode()).hexdigest()[:12] not in SETTINGS.cookie_name
     costs, scrypt = [], hashlib.scrypt

@@ -12,8 +12,9 @@ from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.step_plan import NO_SAMPLE, Dealing, StepPlan
 from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.microbatch import TokenWindow, assemble
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, StepBatch, TokenWindow, assemble
+from megatrain.data.reader import BatchReader, StepBatch
 from tests.helpers.one_source import reader_of_one
 from tests.helpers.step_plans import step_plan
 

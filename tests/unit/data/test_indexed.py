@@ -24,7 +24,6 @@ from megatrain.data.summary import summarize
 from tests.helpers.forked_program import run_forked
 from tests.helpers.require import require
 from tests.helpers.tiny_data import write_corpus
-from tests.helpers.waiting import DEADLINE_S
 
 DOCUMENTS = [[5, 6, 7], [300], [0, 65499]]
 # Field by field from the format's specification: magic, version 1, code 8 (uint16), 3 sequences, 4 bounds.
@@ -118,7 +117,7 @@ for prefix in ("theirs", "union"):
         builder.add_index({other!r})
     builder.finalize(f"{tmp_path}/{{prefix}}.idx")
 """
-    result = run_forked(["-c", script], timeout_s=DEADLINE_S)
+    result = run_forked(["-c", script])
     assert result.returncode == 0, result.stderr
     theirs = IndexedDataset(tmp_path / "theirs")
     assert [theirs.document(number).tolist() for number in range(3)] == [[5, 6, 7], [300], [0, 65499, 1]]
@@ -148,7 +147,7 @@ for vocab_size, prefix, other in zip({sizes!r}, {ours!r}, {theirs!r}):
     builder.finalize(other + ".idx")
     print(json.dumps([dataset[number].tolist() for number in range(len(dataset))]))
 """
-    result = run_forked(["-c", script], timeout_s=DEADLINE_S)
+    result = run_forked(["-c", script])
     assert result.returncode == 0, result.stderr
     read = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("[[")]
     assert read == [DOCUMENTS, DOCUMENTS]

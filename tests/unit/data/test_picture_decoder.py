@@ -30,9 +30,9 @@ require("dali", not PROBLEM, PROBLEM)
 
 SIZE = 48
 MAX_DIFFERENCE = 1
-"""Of a value of 0 to 255, after resizing: the filters round differently."""
+"""Tolerance of values from 0 to 255 after resizing: the filters round differently."""
 MAX_DIFFERENCE_OF = {"palette": 4}
-"""Dithered: neighbouring pixels differ much."""
+"""Tolerance of dithered pictures, whose neighbouring pixels differ strongly."""
 PLAIN = encoded(drawn(90, 70), quality=90)
 BROKEN = {
     "cut-jpeg": PLAIN[:-700],

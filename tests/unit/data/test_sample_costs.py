@@ -17,7 +17,8 @@ from megatrain.config.serialize import to_toml
 from megatrain.contracts.step_plan import NO_SAMPLE, Dealing, StepPlan
 from megatrain.data.bins import write_bins
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.reader import BatchReader, MicroBatch
+from megatrain.data.microbatch import MicroBatch
+from megatrain.data.reader import BatchReader
 from megatrain.telemetry.flops import attended_pairs, forward_flops_per_token
 from megatrain.training.training_data import open_reader
 from tests.helpers.training_case import make_config

@@ -61,12 +61,6 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServers]:
         yield servers
 
 
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as client:
-        yield client
-
-
 @pytest.mark.slow
 def test_killed_daemon_keeps_acknowledged_batches(etcd: EtcdServers, client: EtcdClient, tmp_path: Path) -> None:
     run, num_sent = tmp_path / "run", 0

@@ -116,15 +116,23 @@ def test_metrics_show_what_etcd_held_at_the_last_poll() -> None:
     assert found.effective_time_ratio == 0.991
 
 
-def test_host_with_two_streams_is_connected_once() -> None:
+def test_metrics_show_what_the_daemon_received() -> None:
     statistics = IngestStatistics()
     for host in ("host-1", "host-1", "host-2"):
         statistics.count_stream(1, host)
+    for is_repeated in (False, False, True):
+        statistics.count_batch(100, is_duplicate=is_repeated)
+    statistics.count_old_rows(7)
+    statistics.count_skipped_rows(5)
+    statistics.count_failed_commit()
     others: Any = SimpleNamespace(
         assessment=StragglerAssessment(), silent_ranks=tuple, num_bytes=0, last_poll=EtcdPoll(), count=0, saved=None
     )
     parts = MetricsParts(TrainingMetrics(), statistics, others, others, others, others)
-    assert reading_of(parts, others, "demo").connected_hosts == 2
+    found = reading_of(parts, others, "demo")
+    assert found.connected_hosts == 2, "a host with two streams counts once"
+    assert (found.batches, found.bytes_received, found.failed_commits) == ({"new": 2, "repeated": 1}, 300, 1)
+    assert found.rows_not_analyzed == {"ended-round": 7, "overload": 5}
 
 
 def test_unreachable_etcd_is_red() -> None:

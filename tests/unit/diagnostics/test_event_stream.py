@@ -230,7 +230,7 @@ def test_sender_stays_idle_without_a_daemon(tmp_path: Path) -> None:
         assert state.dropped_rows + 4000 * state.num_batches >= 400_000 - 4000
         store.may_commit.set()
         sender.close()
-        wait_until(lambda: collector.statistics.counters().streams == 0, "the end of the stream")
+        wait_until(lambda: collector.statistics.counters().connected == (), "the end of the stream")
         # the next batch reports the dropped rows to the daemon
         assert collector.statistics.counters().dropped_rows["host-1"] > 0
 
@@ -361,7 +361,7 @@ def test_malformed_frame_ends_the_stream_with_a_reason(tmp_path: Path) -> None:
             with pytest.raises(WireError, match="not a frame: kind 80, a header of "):
                 while host.receive() is not None:
                     pass
-        wait_until(lambda: collector.statistics.counters().streams == 0, "the end of the stream")
+        wait_until(lambda: collector.statistics.counters().connected == (), "the end of the stream")
         wait_until(lambda: num_rows(collector.read(Spans)) == 5, "the rows")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import megatrain.telemetry.recorder
+import megatrain.telemetry.span_recorder
 from megatrain.contracts.black_box.encoding import Word, box_bytes
 from megatrain.contracts.black_box.header_encoding import encode_header
 from megatrain.contracts.black_box.operations import Operation, StepValue
@@ -258,7 +259,7 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: StreamedHost, capl
     now_ns = time.monotonic_ns()
     with pytest.MonkeyPatch.context() as patch:
         # rank 1 did nothing for a minute, in which rank 0 moved
-        for module in (time, megatrain.telemetry.recorder):
+        for module in (time, megatrain.telemetry.recorder, megatrain.telemetry.span_recorder):
             patch.setattr(module, "monotonic_ns", lambda: now_ns + 60_000_000_000)
         take_steps(moving, range(4, 6))
         streamer.poll(LONG_S + 0.2)

@@ -262,6 +262,38 @@ def test_reading_of_a_rank_has_the_producers_of_its_last_step(open_box: OpenBox)
     tail.close()
 
 
+def test_reading_while_a_step_is_recorded_is_complete(open_box: OpenBox) -> None:
+    recorder, path = open_box()
+    tail = RankTail(path, CLOCK)
+
+    def take_step(step: int) -> None:
+        recorder.set_step(step)
+        for operation in (FORWARD, Operation.DATA_WAIT):
+            recorder.record_span(operation, 0, (step + 1) * 10**9, 0)
+        recorder.complete_step()
+
+    take_step(0)
+    recorder.record_value(StepValue.LABEL_TOKENS, 60.0)
+    recorder.record_value(StepValue.DOCUMENTS, 7.0)
+    tail.poll()
+    take_step(1)
+    last_total = 10
+    with path.open("r+b") as file:
+        file.seek(RING_OFFSET + last_total * 64)
+        file.write(bytes(8))
+        file.flush()
+        tail.poll()
+        before = rank_reading(tail, CLOCK)
+        file.seek(RING_OFFSET + last_total * 64)
+        file.write(last_total.to_bytes(8, "little"))
+    recorder.record_value(StepValue.LABEL_TOKENS, 50.0)
+    tail.poll()
+    after = rank_reading(tail, CLOCK)
+    assert [(found.compute_s, found.data_wait_s) for found in (before, after)] == [(1.0, 1.0), (2.0, 2.0)]
+    assert (after.label_tokens, after.documents) == (50.0, 7.0)
+    tail.close()
+
+
 def test_sampled_step_includes_the_gathers_that_it_awaits(open_box: OpenBox) -> None:
     """They start after the update of the step before; those that the next step awaits are included, too."""
     recorder, path = open_box(num_records=512)

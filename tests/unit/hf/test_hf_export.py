@@ -57,7 +57,7 @@ def test_transformers_computes_our_logits(case: str, tmp_path: Path) -> None:
     expected = their_logits(theirs, tokens)
 
     assert theirs.dtype == torch.float32
-    assert expected.std() > 0.5, "weights of this size show nothing"
+    assert expected.std() > 0.5, "weights so small would hide a wrong layer"
     assert_same_logits(our_logits(parameters, model, tokens), expected)
 
 

@@ -11,19 +11,11 @@ import pytest
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.executor.membership import LeaseTimes, Membership
-from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.registered_host import TIMES
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
-        yield one
 
 
 @pytest.fixture

@@ -374,7 +374,7 @@ def test_person_stops_the_job() -> None:
 def test_a_stop_without_a_checkpoint_is_reported() -> None:
     job = begin()
     request_id = ask(job, RequestKind.STOP)
-    job.etcd.put(KEYS.request("later"), encode(JobRequest("later", RequestKind.STOP, "me", job.now)))
+    job.etcd.put(KEYS.request("later"), encode(JobRequest("later", RequestKind.STOP, "me")))
     go_on(job, 0.1)
     job.hosts[members(job, 1)[0]].fail(job.now, is_cascade=False, exit_code=74)
     go_on(job, 1.0)

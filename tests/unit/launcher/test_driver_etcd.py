@@ -63,7 +63,7 @@ def test_a_standby_driver_continues_after_a_driver_dies(etcd: EtcdServers, tmp_p
             "the report",
         )  # fmt: skip
 
-        client.put(KEYS.request("q"), encode(JobRequest("q", RequestKind.STOP, "me@here", NOW)))
+        client.put(KEYS.request("q"), encode(JobRequest("q", RequestKind.STOP, "me@here")))
         hosts.wait_for(Halt, KEYS.halt(2))
         for host in range(2):
             hosts.say(host, HostPhase.DONE, 2, exit_code=75)

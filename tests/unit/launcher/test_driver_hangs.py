@@ -53,7 +53,7 @@ def test_stopped_process_is_named_before_a_late_rank() -> None:
     found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4, "T"), rank(3, 4, 4))})
     assert (found.ranks, found.hosts, found.confidence) == ((2,), ("b",), "certain")
     assert found.sentences[:2] == (
-        "rank 2 is stopped (T); ranks 0, 1 wait for it in collective 5 of dp:0+4x1",
+        "rank 2 is stopped (T); ranks 0-1 wait for it in collective 5 of dp:0+4x1",
         "rank 2 is at step 7 in dp-all-reduce",
     )
 
@@ -63,7 +63,7 @@ def test_a_stopped_process_leaves_the_network_unnamed() -> None:
     found = find_culprit(ROUND, reported)
     assert (found.ranks, found.confidence) == ((2,), "certain")
     assert not any("network" in sentence or "GPU" in sentence for sentence in found.sentences)
-    assert found.sentences[0] == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp:0+4x1"
+    assert found.sentences[0] == "rank 2 is stopped (T); ranks 0-1, 3 wait for it in collective 5 of dp:0+4x1"
 
 
 def test_a_silent_host_is_likely_and_named() -> None:

@@ -139,7 +139,7 @@ class Interleavings(RuleBasedStateMachine):
         if kind is RequestKind.STOP:
             return
         self.requests += 1
-        request = JobRequest(f"q{self.requests}", kind, "me@here", self.job.now, host=f"host-{host}")
+        request = JobRequest(f"q{self.requests}", kind, "me@here", host=f"host-{host}")
         self.job.etcd.put(KEYS.request(request.request_id), encode(request))
 
     @rule(

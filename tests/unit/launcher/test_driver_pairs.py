@@ -292,7 +292,7 @@ def test_requested_check_pairs_the_idle_hosts(host: str, text: str) -> None:
     policy = replace(STORY, max_hosts=2, feasible_counts={2: 1})
     job = begin(5, good, policy)
     before = len(commands_of(job))
-    request = JobRequest("asked", RequestKind.CHECK, "me@here", job.now, host)
+    request = JobRequest("asked", RequestKind.CHECK, "me@here", host)
     job.etcd.put(SIMULATED_KEYS.request("asked"), encode(request))
     key = SIMULATED_KEYS.answer("asked")
 

@@ -105,7 +105,7 @@ def test_restart_of_a_stopping_round_adds_no_round(stop) -> None:
 def test_stop_during_a_save_waits_and_ends_the_job() -> None:
     job = begin()
     begin_to_save(job)
-    job.etcd.put(KEYS.request("s"), encode(JobRequest("s", RequestKind.STOP, "slurm", job.now, exit_code=75)))
+    job.etcd.put(KEYS.request("s"), encode(JobRequest("s", RequestKind.STOP, "slurm", exit_code=75)))
     drive(job)
     assert ended(job) is None
     assert (answer(job, "s").text, answer(job, "s").is_done) == (
@@ -152,8 +152,8 @@ def test_checkpoint_request_of_a_stopping_round_is_answered() -> None:
 
 def test_requests_are_answered_in_order_of_revision() -> None:
     job = begin()
-    for request_id, at in (("b", job.now), ("a", job.now - 1000.0)):
-        request = JobRequest(request_id, RequestKind.CHECK, "me@here", at, host="host-0")
+    for request_id in ("b", "a"):
+        request = JobRequest(request_id, RequestKind.CHECK, "me@here", host="host-0")
         job.etcd.put(KEYS.request(request_id), encode(request))
     drive(job)
     assert KEYS.answer("b") in job.etcd.items

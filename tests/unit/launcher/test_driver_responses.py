@@ -13,7 +13,8 @@ from megatrain.contracts.records.incident import Incident, IncidentKind, Inciden
 from megatrain_job.failures.verdict import LABELS, Label
 from megatrain_launcher.driver.evictions import EvictionCause, EvictionReason
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.responses import Facts, respond
+from megatrain_launcher.driver.response import Facts
+from megatrain_launcher.driver.responses import respond
 
 NOW = 10_000.0
 POLICY = Policy(min_hosts=2, max_hosts=2, num_workers=2, feasible_counts={2: 1})

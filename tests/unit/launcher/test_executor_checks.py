@@ -62,7 +62,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
     host.is_full = False
     wait_until(lambda: host.record.is_fit, "the host to be fit")
     reported, reads = host.num_checks, host.num_reads
-    wait_until(lambda: host.num_reads >= reads + 3, "the queue to check it")
+    wait_until(lambda: host.num_reads >= reads + 3, "further queries of its fitness")
     assert host.num_checks == reported, "a fit host is not checked again"
     assert set(host.reports) == {JOIN_CHECK}
     check_queue.close()
@@ -71,7 +71,7 @@ def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
 def test_training_host_is_not_checked() -> None:
     host = Host(is_training=True)
     check_queue = queue_of(host)
-    wait_until(lambda: host.num_reads >= 3, "the queue to check it")
+    wait_until(lambda: host.num_reads >= 3, "further queries of its fitness")
     assert host.num_checks == 0
     host.is_training = False
     wait_until(lambda: host.num_checks > 0, "a check")

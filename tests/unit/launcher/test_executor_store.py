@@ -1,4 +1,4 @@
-"""The store of a host: it listens only at the given address, and answers beside the standby server."""
+"""The store of a host: it listens only at the given address, and answers while the standby server runs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from megatrain.contracts.records.incident import IncidentKind
 from megatrain.contracts.records.rounds import Round, RoundHost
 from megatrain_launcher.driver.hangs import ERRORS_BEFORE_S, find_culprit, gpu_faults
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.responses import Facts, respond
+from megatrain_launcher.driver.response import Facts
+from megatrain_launcher.driver.responses import respond
 from megatrain_launcher.health.kernel_log import gpu_error_records, recent_gpu_errors
 
 HOSTS = ("a", "b", "c")

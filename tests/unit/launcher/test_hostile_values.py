@@ -214,7 +214,7 @@ def _item(key: str, record: Any) -> KeyValue:
 
 def test_request_under_a_foreign_key_is_not_answered() -> None:
     """Its answer would remove another key, and so be given repeatedly."""
-    request = JobRequest("b", RequestKind.CHECKPOINT, "ops", NOW_S)
+    request = JobRequest("b", RequestKind.CHECKPOINT, "ops")
     item = _item(KEYS.request("a"), request)
     state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)
     assert state.requests == {}

@@ -327,7 +327,7 @@ def test_planned_stop_is_not_reported(story: Story) -> None:
     with HttpReceiver() as receiver:
         one = story.candidate(webhook(story, receiver))
         story.train(1)
-        request = JobRequest("q1", RequestKind.STOP, "me@here", NOW)
+        request = JobRequest("q1", RequestKind.STOP, "me@here")
         story.client.put(KEYS.request("q1"), encode(request))
         story.hosts.wait_for(Halt, KEYS.halt(1))
         for host in range(2):
@@ -353,7 +353,7 @@ def test_waiting_verdict_is_reported_until_it_is_answered(story: Story) -> None:
         assert (reported["topic"], reported["stage"], reported["hosts"]) == ("verdict/v1", "open", ["host-1"])
         assert "megatrain job approve job --verdict v1" in reported["who_acts"]
         story.client.put(
-            KEYS.request("q2"), encode(JobRequest("q2", RequestKind.DISMISS, "me@here", NOW, verdict="v1"))
+            KEYS.request("q2"), encode(JobRequest("q2", RequestKind.DISMISS, "me@here", verdict="v1"))
         )  # fmt: skip
         documents = receiver.wait_for(2)
     assert topics(documents) == [("verdict/v1", "open"), ("verdict/v1", "closed")]

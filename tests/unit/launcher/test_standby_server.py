@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -282,23 +283,30 @@ def test_dead_server_is_noticed_and_replaced(own: Programs) -> None:
     os.close(read_fd)
 
 
-def test_executor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    executor = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.standby_executor", str(tmp_path)],
+@contextmanager
+def started_executor(directory: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """An executor in a process of its own, and the processes that must end with it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.standby_executor", str(directory)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-    )
-    assert executor.stdout is not None
-    reported = json.loads(executor.stdout.readline())
-    executor.kill()
-    executor.wait()
-    try:
-        wait_until_gone(*reported["pids"])
-    finally:
-        os.kill(reported["outside"], signal.SIGKILL)
-        executor.stdout.close()
+    ) as executor:
+        assert executor.stdout is not None
+        reported = json.loads(executor.stdout.readline())
+        try:
+            yield executor, reported["pids"]
+        finally:
+            executor.kill()
+            os.kill(reported["outside"], signal.SIGKILL)
+
+
+def test_executor_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    with started_executor(tmp_path) as (executor, pids):
+        executor.kill()
+        executor.wait()
+        wait_until_gone(*pids)
 
 
 def test_preload_output_stays_out_of_worker_streams(tmp_path: Path) -> None:
@@ -318,27 +326,12 @@ def test_preload_output_stays_out_of_worker_streams(tmp_path: Path) -> None:
 
 
 def test_worker_dies_with_its_server_without_help(tmp_path: Path) -> None:
-    executor = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.standby_executor", str(tmp_path)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
-    assert executor.stdout is not None
-    reported = json.loads(executor.stdout.readline())
-    worker, inside, server = reported["pids"]
-    try:
+    with started_executor(tmp_path) as (executor, (worker, inside, server)):
         executor.send_signal(signal.SIGSTOP)
         os.kill(server, signal.SIGKILL)
         wait_until_gone(worker)
         executor.send_signal(signal.SIGCONT)
         wait_until_gone(inside)  # The executor removed it.
-    finally:
-        executor.kill()
-        executor.wait()
-        executor.stdout.close()
-        os.kill(reported["outside"], signal.SIGKILL)
 
 
 def test_preload_that_fails_is_reported(tmp_path: Path) -> None:

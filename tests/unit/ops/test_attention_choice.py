@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention import AttentionPattern, softmax_attention
 from megatrain.ops.attention_choice import AttentionCase, Backend, DeviceKind, choose_attention
 from tests.helpers.kernels import draw
 
@@ -80,7 +80,7 @@ def test_a_slow_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     q = draw(6, 1, 2, 56)  # No other test of this process uses such heads.
     with caplog.at_level(logging.INFO, logger="megatrain.ops.attention"):
         for _ in range(3):
-            causal_attention(q, q, q, slow_pattern())
+            softmax_attention(q, q, q, slow_pattern())
 
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.WARNING
@@ -92,4 +92,4 @@ def test_slow_path_is_an_error_if_kernels_are_strict() -> None:
     with pytest.raises(
         ConfigError, match=r"kernels\.strict=true, and attention would write out all S \* S scores: not cudnn"
     ):
-        causal_attention(q, q, q, slow_pattern(is_strict=True))
+        softmax_attention(q, q, q, slow_pattern(is_strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention import AttentionPattern, softmax_attention
 from megatrain.ops.documents import PackedDocuments, pack_documents
 from tests.helpers.kernels import UNDER_TEST, draw, on_device
 from tests.helpers.relative_error import assert_no_worse_than_eager, assert_same
@@ -74,7 +74,7 @@ def test_attention_is_the_softmax_over_allowed_pairs(heads: tuple[int, int], win
     inputs = [draw(S, B, num_heads, D), draw(S, B, num_groups, D, seed=1), draw(S, B, num_groups, D, seed=2)]
 
     assert_same(
-        lambda q, k, v: causal_attention(q, k, v, pattern),
+        lambda q, k, v: softmax_attention(q, k, v, pattern),
         lambda q, k, v: plain_attention(q, k, v, allowed),
         inputs,
         draw(S, B, num_heads * D, seed=3),
@@ -86,7 +86,7 @@ def test_attention_in_both_directions_sees_all_pairs() -> None:
     pattern, everything = AttentionPattern(S, is_causal=False), [[[True] * S] * S] * B
 
     assert_same(
-        lambda q, k, v: causal_attention(q, k, v, pattern),
+        lambda q, k, v: softmax_attention(q, k, v, pattern),
         lambda q, k, v: plain_attention(q, k, v, everything),
         [draw(S, B, 4, D), draw(S, B, 2, D, seed=1), draw(S, B, 2, D, seed=2)],
         draw(S, B, 4 * D, seed=3),
@@ -106,7 +106,7 @@ def test_half_precision_loses_no_more_than_plain_torch(heads: tuple[int, int], h
               draw(S, B, num_groups, 32, dtype=bf16, seed=2)]  # fmt: skip
 
     assert_no_worse_than_eager(
-        lambda q, k, v: causal_attention(q, k, v, pattern),
+        lambda q, k, v: softmax_attention(q, k, v, pattern),
         lambda q, k, v: plain_attention(q, k, v, allowed),
         inputs,
         draw(S, B, num_heads * 32, dtype=bf16, seed=3),
@@ -122,7 +122,7 @@ def test_heads_may_be_views_of_one_product() -> None:
 
     assert not split(draw(S, B, 2 * 4 * D))[1].is_contiguous()
     assert_same(
-        lambda product: causal_attention(*split(product), AttentionPattern(S)),
+        lambda product: softmax_attention(*split(product), AttentionPattern(S)),
         lambda product: plain_attention(*split(product), allowed),
         [draw(S, B, 2 * 4 * D)],
         draw(S, B, 4 * D, seed=3),
@@ -132,8 +132,8 @@ def test_heads_may_be_views_of_one_product() -> None:
 
 def test_later_tokens_change_nothing() -> None:
     q, k, v = draw(S, B, 4, D), draw(S, B, 4, D, seed=1), draw(S, B, 4, D, seed=2)
-    before = causal_attention(q, k, v, AttentionPattern(S))
+    before = softmax_attention(q, k, v, AttentionPattern(S))
     for x in (q, k, v):
         x[7:] = 100.0
 
-    torch.testing.assert_close(causal_attention(q, k, v, AttentionPattern(S))[:7], before[:7])
+    torch.testing.assert_close(softmax_attention(q, k, v, AttentionPattern(S))[:7], before[:7])

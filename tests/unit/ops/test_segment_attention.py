@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention import AttentionPattern, softmax_attention
 from megatrain.ops.attention_choice import kind_of
 from megatrain.ops.attention_segments import segments_of
 from megatrain.ops.documents import PackedDocuments, pack_documents
@@ -52,7 +52,7 @@ def test_segments_give_the_softmax_over_all_pairs(lengths: str, window: int) -> 
     pattern = AttentionPattern(701, window, documents)
     inputs = heads(len(LENGTHS[lengths]), torch.float64)
     assert_same(
-        lambda q, k, v: causal_attention(q, k, v, pattern),
+        lambda q, k, v: softmax_attention(q, k, v, pattern),
         lambda q, k, v: by_all_pairs(q, k, v, pattern),
         inputs,
         torch.ones(701, inputs[0].shape[1], 32, dtype=torch.float64).cumsum(0) / 701,
@@ -66,7 +66,7 @@ def test_sums_over_segments_in_bf16_are_no_worse_than_eager(window: int) -> None
     pattern = AttentionPattern(701, window, packed(LENGTHS["long-and-short"]))
     inputs = heads(3, torch.bfloat16)
     assert_no_worse_than_eager(
-        lambda q, k, v: causal_attention(q, k, v, pattern),
+        lambda q, k, v: softmax_attention(q, k, v, pattern),
         lambda q, k, v: by_all_pairs(q, k, v, pattern),
         inputs,
         torch.ones(701, 3, 32, dtype=torch.bfloat16),
@@ -96,7 +96,7 @@ def test_a_plan_on_meta_saves_what_a_step_on_the_cpu_saves() -> None:
         q, k, v = (x.to(device).requires_grad_() for x in heads(1, torch.float32))
         found = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: found.append(x.nbytes) or x, lambda x: x):
-            causal_attention(q, k, v, pattern).sum().backward()
+            softmax_attention(q, k, v, pattern).sum().backward()
         return sum(found)
 
     assert saved_bytes("meta") == saved_bytes("cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops.attention import AttentionPattern, causal_attention
+from megatrain.ops.attention import AttentionPattern, softmax_attention
 from megatrain.ops.documents import PackedDocuments, pack_documents
 
 SEQ_LEN = 701
@@ -54,7 +54,7 @@ def attend(pattern: AttentionPattern, changed: dict[str, slice | Tensor], value:
     for name, where in changed.items():
         (heads | {"grad": grad})[name][where] = value
     q, k, v = (one.requires_grad_() for one in heads.values())
-    out = causal_attention(q, k, v, pattern)
+    out = softmax_attention(q, k, v, pattern)
     return Found(out.detach(), *torch.autograd.grad(out, (q, k, v), grad))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops import optimizer_step
+from megatrain.ops import optimizer_reference
 from tests.helpers.example_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 
 STEPS = 20
@@ -71,7 +71,7 @@ def test_decay_alone_shrinks_matrices_and_nothing_else() -> None:
 def test_blocks_of_the_update_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build_rank()
     by_us([whole], 3)
-    monkeypatch.setattr(optimizer_step, "OPTIMIZER_BLOCK_ELEMENTS_ON_CPU", 37)
+    monkeypatch.setattr(optimizer_reference, "OPTIMIZER_BLOCK_ELEMENTS_ON_CPU", 37)
     in_blocks = build_rank()
     by_us([in_blocks], 3)
 

@@ -24,7 +24,7 @@ DURATIONS = [
 """Durations of forward, dgrad and wgrad of a model chunk, as integers so that equality is exact."""
 
 MICROBATCHES = (*range(1, 18), 23, 24, 27, 31, 32)
-"""Fewer than stages, as many, and every remainder in two groups of them; then three and four groups of eight."""
+"""Fewer micro-batches than stages, equal numbers, every remainder in two groups; three and four groups of eight."""
 
 SIZES = [
     (name, pp_size, num_chunks, num_microbatches)

@@ -106,7 +106,8 @@ class WaitClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> WaitClock:
     clock = WaitClock()
-    monkeypatch.setattr("megatrain.telemetry.recorder.monotonic_ns", clock)
+    for module in ("recorder", "span_recorder"):
+        monkeypatch.setattr(f"megatrain.telemetry.{module}.monotonic_ns", clock)
     return clock
 
 

@@ -15,7 +15,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.layout import Layout
 from megatrain.data.bad_tokens import BadSample
-from megatrain.data.reader import MicroBatch, StepBatch
+from megatrain.data.microbatch import MicroBatch
+from megatrain.data.reader import StepBatch
 from megatrain.reporting import SourceReport
 from megatrain.training.bad_samples import REPLACED_IN_A_ROW_LIMIT, BadSamples
 from megatrain.training.step import Requests, StepOutcome

@@ -25,7 +25,8 @@ def reasons_of_coordination(snapshot: JobSnapshot, now_s: float) -> Iterator[Rea
             ReasonCode.ETCD_ALARM, f"etcd raises {names}: the driver can store no decision until the alarm is cleared"
         )
     if snapshot.hosts and not snapshot.driver:
-        text = "no driver is elected: failures are not handled until a host takes over"
+        hint = "a host takes over" if snapshot.has_driver_candidate else f"`megatrain driver {snapshot.job}` runs"
+        text = f"no driver is elected: failures are not handled until {hint}"
         yield Reason(ReasonCode.NO_DRIVER, text)
     yield from _verdicts(snapshot, now_s)
     for text in () if snapshot.report is None else snapshot.report.removed:

@@ -8,17 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.settings import EtcdSettings
-from tests.helpers.etcd_server import EtcdServers
-
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
-        yield one
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def test_the_rank_that_never_entered_is_the_suspect() -> None:
     assert report.suspects == (2,)
     assert report.confidence is Confidence.CERTAIN
     assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(2,), silent=()),)
-    assert report.reason == "rank 2 never entered collective 5 of dp, in which ranks 0, 1, 3 wait"
+    assert report.reason == "rank 2 never entered collective 5 of dp, in which ranks 0-1, 3 wait"
     assert report.waits_for == {0: (2,), 1: (2,), 3: (2,)}
 
 
@@ -187,7 +187,7 @@ def test_stopped_process_in_a_collective_is_no_network_fault() -> None:
     inside = {rank: at(5, 4) for rank in range(4)}
     report = hang_suspects(inside, DP, states={0: "S", 2: "T", 3: "D"})
     assert (report.suspects, report.confidence) == ((2,), Confidence.CERTAIN)
-    assert report.reason == "rank 2 is stopped (T); ranks 0, 1, 3 wait for it in collective 5 of dp"
+    assert report.reason == "rank 2 is stopped (T); ranks 0-1, 3 wait for it in collective 5 of dp"
     assert dict(report.waits_for) == {0: (2,), 1: (2,), 3: (2,)}
     assert report.missing == (Missing("dp", 5, waiting=(0, 1, 3), absent=(), silent=(), not_waiting=(2,)),)
 

@@ -277,7 +277,12 @@ CASES: Mapping[str, tuple[ReasonCode, dict[str, Any], str]] = {
     "more devices than are named": (
         ReasonCode.GPU_DEGRADED, streamed(report(num_device_problems=40)), "40 more problems of GPUs and links",
     ),
-    "no driver": (ReasonCode.NO_DRIVER, {"driver": ""}, "no driver is elected"),
+    "no driver": (ReasonCode.NO_DRIVER, {"driver": ""}, "no driver is elected: .* until a host takes over"),
+    "no host may be the driver": (
+        ReasonCode.NO_DRIVER,
+        {"driver": "", "hosts": {f"host-{n}": make_host(n, is_driver_candidate=False) for n in (1, 2)}},
+        "no driver is elected: .* until `megatrain driver demo` runs",
+    ),
     "the driver complains": (
         ReasonCode.DRIVER_ALARM, {"report": DriverReport("host-1", "trains", NOW_S, ("rounds/3 cannot be read",))},
         "the driver reports: rounds/3 cannot be read",

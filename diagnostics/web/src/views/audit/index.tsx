@@ -16,12 +16,12 @@ import { Table, type Column } from "../../ui/table";
 
 const COLUMNS: readonly Column<AuditEntryDocument>[] = [
   { key: "at", label: "When", sort: (row) => row.at_unix_s, render: (row) => <TimeText at={row.at_unix_s} /> },
-  { key: "actor", label: "Who", sort: (row) => row.actor, render: (row) => row.actor },
+  { key: "actor", label: "By", sort: (row) => row.actor, render: (row) => row.actor },
   { key: "source", label: "Source", sort: (row) => row.source, render: (row) => row.source },
   { key: "action", label: "Action", sort: (row) => row.action, render: (row) => row.action },
   { key: "target", label: "Target", sort: (row) => row.target, render: (row) => row.target },
   { key: "result", label: "Result", sort: (row) => row.result, render: (row) => row.result },
-  { key: "reason", label: "Why", className: "wide", render: (row) => row.reason },
+  { key: "reason", label: "Reason", className: "wide", render: (row) => row.reason },
   {
     key: "hash",
     label: "Hash",

@@ -94,7 +94,7 @@ function NoStep(): JSX.Element {
     );
   }
   return (
-    <EmptyState title="No step yet" action={<a href={hrefOf("overview")}>Show the state of the job</a>}>
+    <EmptyState title="No steps recorded yet" action={<a href={hrefOf("overview")}>Show the state of the job</a>}>
       No rank of round {shown?.number ?? "?"} has reported the times of a step yet. Ranks report each second from their first step on.
     </EmptyState>
   );

@@ -6,7 +6,7 @@ import { rangeQuery } from "../../app/range";
 import type { Query } from "../../api/client";
 
 export const SCALES = [
-  { value: "relative", label: "to peers", title: "ratio to the median of the ranks that do the same work" },
+  { value: "relative", label: "relative to peers", title: "ratio to the median of the ranks that do the same work" },
   { value: "z", label: "z-score", title: "robust standard deviations above the median of the ranks that do the same work" },
   { value: "absolute", label: "absolute", title: "as measured" },
 ];

@@ -147,7 +147,7 @@ const LINK_COLUMNS: readonly Column<LinkDocument>[] = [
     ),
   },
   { key: "speed", label: "Speed", isNumber: true, sort: (row) => row.speed_mbps, render: (row) => speedText(row.speed_mbps) },
-  { key: "downs", label: "Link downs", isNumber: true, title: "Carrier changes, or lost connections", sort: (row) => row.downs, render: (row) => counts(row.downs) },
+  { key: "downs", label: "Link failures", isNumber: true, title: "Carrier changes, or lost connections", sort: (row) => row.downs, render: (row) => counts(row.downs) },
   {
     key: "errors", label: "Errors", title: "Receive / transmit / symbol errors since the driver was loaded", sort: (row) => row.rx_errors,
     render: (row) => (

@@ -127,7 +127,7 @@ export function SeriesCharts(): JSX.Element {
           document.step.length > 0 ? (
             <Charts series={document} marks={shown} />
           ) : isWholeRun.value ? (
-            <EmptyState title="No step is recorded yet">
+            <EmptyState title="No steps recorded yet">
               Charts appear after the first step that all ranks complete. Starting processes, building the model and loading the
               checkpoint takes a minute or two.
             </EmptyState>

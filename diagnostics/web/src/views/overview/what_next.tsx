@@ -104,7 +104,7 @@ export function DataGaps({ status }: { status: OverviewDocument }): JSX.Element 
             {diagnosis.rows_dropped > 0 ? (
               <Fact label="dropped">{countOf(diagnosis.rows_dropped, "event")}: hosts sent more than was accepted</Fact>
             ) : null}
-            {diagnosis.rows_refused > 0 ? <Fact label="refused">{countOf(diagnosis.rows_refused, "event")}</Fact> : null}
+            {diagnosis.rows_refused > 0 ? <Fact label="rejected">{countOf(diagnosis.rows_refused, "event")}</Fact> : null}
           </Facts>
           {diagnosis.problems.length === 0 ? null : (
             <EmptyState title="Unusable records">

@@ -30,7 +30,7 @@ function RankFacts({ rank }: { rank: RankDocument }): JSX.Element {
       ))}
       <Facts>
         <Fact label="host">{rank.host === "" ? "unknown" : <a href={hrefOf(["hosts", rank.host])}>{rank.host}</a>}</Fact>
-        <Fact label="place">{placeText(rank.place, ", ")}</Fact>
+        <Fact label="coordinate">{placeText(rank.place, ", ")}</Fact>
         <Fact label="step">{countText(rank.step)}</Fact>
         <Fact label="operation">{rank.operation === "" ? "unknown" : rank.operation}</Fact>
         {rank.phase === "" ? null : <Fact label="phase">{rank.phase}</Fact>}

@@ -104,7 +104,7 @@ export function Findings({ document }: { document: StragglersDocument }): JSX.El
       <p class="lead reading">{sentence(document.headline)}</p>
       {document.is_enough ? null : (
         <p class="soft reading">
-          Not enough steps are recorded for a judgement: {countOf(document.num_steps, "step")} so far. Findings appear after more steps.
+          Too few steps are recorded to score ranks: {countOf(document.num_steps, "step")} so far. Findings appear after more steps.
         </p>
       )}
       {document.findings.length === 0 ? null : (

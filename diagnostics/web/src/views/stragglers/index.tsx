@@ -37,7 +37,7 @@ export function StragglersView(): JSX.Element {
       <ViewHead title="Stragglers and what-if" note={`round ${number}`}>
         <RoundSelect />
       </ViewHead>
-      <Loaded resource={stragglers} none="No judgement yet">
+      <Loaded resource={stragglers} none="No scores yet">
         {(document) => (
           <>
             <Findings document={document} />

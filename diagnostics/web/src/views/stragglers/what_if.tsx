@@ -84,7 +84,7 @@ const ACTION_COLUMNS: readonly Column<ActionBalance>[] = [
   { key: "cost", label: "Cost", isNumber: true, sort: (row) => row.cost_s, render: (row) => <Duration seconds={row.cost_s} /> },
   {
     key: "worth",
-    label: "Worth it",
+    label: "Worth the cost",
     render: (row) =>
       row.is_worth_it === null ? (
         <span class="faint">{row.cost_s === 0 ? "" : "unknown"}</span>
