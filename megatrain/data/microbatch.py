@@ -1,7 +1,7 @@
 """A micro-batch: the stretches of token streams that are its samples, and how they become arrays.
 
-Legend: S sequence, B micro-batch, K pictures, P patches, C bytes of a patch. Arrays are sequence-first and int64, patches
-are uint8.
+Legend: S sequence, B micro-batch, K pictures, P patches, C bytes of a patch. Arrays are sequence-first and int64,
+patches are uint8.
 """
 
 from __future__ import annotations
