@@ -19,13 +19,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain_job.coordination.connections import Connections
 from megatrain_job.coordination.errors import AttemptError, InvalidResponseError, UnknownOutcomeError
 from megatrain_job.coordination.gateway_response import (
     GatewayError,
     JsonObject,
     MalformedError,
     read_response,
-    unwrap,
+    without_envelope,
 )
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.json_stream import JsonStream
@@ -53,11 +54,8 @@ class Gateway:
         self.settings = settings
         # each client has a random order of the members, so that a thousand hosts are spread over all members
         self.ring = EndpointRing(random.sample(settings.endpoints, len(settings.endpoints)))
-        is_encrypted = any(endpoint.scheme == "https" for endpoint in settings.endpoints)
-        self._context: ssl.SSLContext | None = settings.tls.context() if is_encrypted else None
+        self._connections = Connections(settings)
         self._lock = threading.Lock()
-        self._idle: dict[Endpoint, list[EtcdConnection]] = {endpoint: [] for endpoint in settings.endpoints}
-        self._busy: set[EtcdConnection] = set()
         self._streams: set[JsonStream] = set()
         self._closed = threading.Event()
         self._slow_after_s = _SLOW_AFTER_PART * settings.attempt_s
@@ -72,15 +70,10 @@ class Gateway:
     def close(self) -> None:
         """Close all connections; calls and streams in progress fail at once."""
         self._closed.set()
+        self._connections.close()
         with self._lock:
-            idle = [connection for connections in self._idle.values() for connection in connections]
-            self._idle = {endpoint: [] for endpoint in self._idle}
-            for connection in self._busy:
-                connection.interrupt()
             for stream in self._streams:
                 stream.interrupt()
-        for connection in idle:
-            connection.close()
 
     def call(
         self,
@@ -155,7 +148,7 @@ class Gateway:
         deadline = Deadline(self.settings.attempt_s)
         try:
             token = self.log_in.token(endpoint, what, deadline)
-            connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
+            connection = self._connections.open(endpoint, deadline)
             exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=True)
             stream = JsonStream(connection, exchange, self._forget_stream)
             with self._lock:
@@ -248,12 +241,12 @@ class Gateway:
         is_reusable = False
         try:
             exchange = HttpExchange(endpoint.authority, path, _encode(body), token, is_last=False)
-            connection = self._take_connection(endpoint, deadline)
+            connection = self._connections.take(endpoint, deadline)
             connection.send(exchange.request, deadline)
             was_sent = True  # not before: etcd cannot apply part of a request
             content = connection.read_response(exchange, deadline)
             is_reusable = not exchange.is_last
-            return _without_envelope(read_response(exchange.status, content))
+            return without_envelope(read_response(exchange.status, content))
         except (OSError, InvalidResponseError) as error:
             reason = _reason(error)
             # a short timeout does not show that the member and its streams are frozen
@@ -262,7 +255,7 @@ class Gateway:
             raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
         finally:
             if connection is not None:
-                self._return_connection(connection, is_reusable=is_reusable)
+                self._connections.give_back(connection, is_reusable=is_reusable)
 
     @property
     def cluster_id(self) -> str:
@@ -285,36 +278,6 @@ class Gateway:
             raise MalformedError(f"{endpoint} is of cluster {found}, the others are of {expected}")
         return found
 
-    def _take_connection(self, endpoint: Endpoint, deadline: Deadline) -> EtcdConnection:
-        connection: EtcdConnection | None = None
-        while connection is None:
-            with self._lock:
-                if not self._idle[endpoint]:
-                    break
-                connection = self._idle[endpoint].pop()
-            if not connection.is_quiet():
-                connection.close()
-                connection = None
-        if connection is None:
-            connection = EtcdConnection(endpoint, self._context_for(endpoint), deadline)
-        with self._lock:
-            self._busy.add(connection)
-        if self.is_closed:
-            connection.interrupt()
-        return connection
-
-    def _return_connection(self, connection: EtcdConnection, *, is_reusable: bool) -> None:
-        with self._lock:
-            self._busy.discard(connection)
-            is_kept = is_reusable and not self.is_closed
-            if is_kept:
-                self._idle[connection.endpoint].append(connection)
-        if not is_kept:
-            connection.close()
-
-    def _context_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
-        return self._context if endpoint.scheme == "https" else None
-
     def _forget_stream(self, stream: JsonStream) -> None:
         with self._lock:
             self._streams.discard(stream)
@@ -330,11 +293,6 @@ class Gateway:
 
 def _encode(body: JsonObject) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("ascii")
-
-
-def _without_envelope(response: JsonObject) -> JsonObject:
-    """Return the result in a response: etcd answers a streaming call (lease keepalive) with a stream's message."""
-    return unwrap(response) if response.keys() <= {"result", "error"} and response else response
 
 
 def _reason(error: Exception) -> str:

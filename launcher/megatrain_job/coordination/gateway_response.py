@@ -153,3 +153,8 @@ def unwrap(message: JsonObject) -> JsonObject:
     if not isinstance(result, dict):
         raise InvalidResponseError(f"a message without result: {str(message)[:_SHOWN]}")
     return result
+
+
+def without_envelope(response: JsonObject) -> JsonObject:
+    """Return the result in a response: etcd answers a streaming call (lease keepalive) with a stream's message."""
+    return unwrap(response) if response.keys() <= {"result", "error"} and response else response
