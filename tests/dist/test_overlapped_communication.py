@@ -18,8 +18,8 @@ from megatrain_diagnostics.analysis.overlap import Overlap
 from megatrain_diagnostics.analysis.step_windows import read_step_events
 from tests.dist.training_jobs import Tables, TrainingJobs
 from tests.helpers.black_boxes import recording_in
+from tests.helpers.memory_events import recorded_events
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.recorded_events import recorded_events
 from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
 
 STEPS = (1, 2)

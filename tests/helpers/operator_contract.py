@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +12,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_roofline_trace import OWN_LAUNCHES
-from tests.helpers.guarded_memory import guarded
 from tests.helpers.kernels import UNDER_TEST, num_launches, thread_orders, use_thread_order
 
 Operator = Callable[..., Any]
+_C = ctypes.CDLL(None, use_errno=True)
 _LAUNCHES_OF_FEW_ROWS = {"megatrain::embedding_gradient_": 1}
 """For operators that launch fewer kernels for small inputs: the sum of up to 32 tokens has one part."""
 
@@ -57,7 +59,7 @@ def misaligned(tensor: Tensor) -> Tensor:
 
 def before_a_guard(tensor: Tensor) -> Tensor:
     """Return the same values and strides in CPU memory that ends at a protected page."""
-    return _placed(tensor, guarded(_extent(tensor), tensor.dtype), 0)
+    return _placed(tensor, _guarded(_extent(tensor), tensor.dtype), 0)
 
 
 def with_gaps(tensor: Tensor) -> Tensor:
@@ -126,3 +128,15 @@ def _assert_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _guarded(num_elements: int, dtype: torch.dtype) -> Tensor:
+    """Return memory for `num_elements` on the CPU, directly before a page whose access kills the process. It is freed
+    with its last view."""
+    num_bytes = num_elements * dtype.itemsize
+    num_mapped = -(-max(num_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, num_mapped + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_mapped)
+    if _C.mprotect(ctypes.c_void_p(flat.data_ptr() + num_mapped), ctypes.c_size_t(mmap.PAGESIZE), 0) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return flat[num_mapped - num_bytes :].view(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.schedule import ActionKind, Schedule
-from megatrain_diagnostics.replay import evaluate_replicas
-from tests.helpers.streams import graph_of_streams
+from megatrain_diagnostics.replay import ReplicaGraph, build_replica_graph, evaluate_replicas
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
@@ -87,3 +87,15 @@ def pipeline_times(schedule: Schedule, costs: NDArray[np.int64]) -> NDArray[np.f
     factors = np.array([1, 2, 1, 1])[timed.kinds]
     times: NDArray[np.float64] = timed.ends(costs[:, timed.microbatches] * factors).max(axis=0)
     return times
+
+
+def graph_of_streams(streams: Sequence[int], edges: Sequence[tuple[int, int]]) -> ReplicaGraph:
+    """Compile operations; those of one stream run in the order of their ids. Raises: TopologyError."""
+    last_on: dict[int, int] = {}
+    in_order: list[tuple[int, int]] = []
+    for operation, stream in enumerate(streams):
+        if stream in last_on:
+            in_order.append((last_on[stream], operation))
+        last_on[stream] = operation
+    size = len(streams)
+    return build_replica_graph(size, [*in_order, *edges], start_groups=[-1] * size, is_shared=[False] * size)

@@ -1,4 +1,4 @@
-"""Damaged output of other programs: the content of the other lines is kept, and the damage is reported."""
+"""Output of other programs: damage is reported and other lines are kept; control characters are escaped."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from megatrain_launcher.etcd.program import last_errors
 from megatrain_launcher.health.memory import read_sizes
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
 from megatrain_launcher.hosts.slurm import SlurmPlatform
+from megatrain_launcher.logs.program_log import PrintableFormatter
 
 
 class Others:
@@ -132,3 +133,11 @@ def test_damaged_output_costs_only_its_lines_and_is_shown(
         found, rest = parse(others, text)
         assert found == expected, (parse.__name__, text)
         assert shown in rest if shown else not rest or parse is Others.rdma_state, (parse.__name__, text, rest)
+
+
+def test_control_characters_of_ranks_are_shown() -> None:
+    formatter = PrintableFormatter("%(levelname)s %(message)s")
+    record = logging.LogRecord(
+        "megatrain", logging.INFO, "", 1, "rank %d: %s", (3, "a\x1b]0;title\x07\x9b31m b\r"), None
+    )
+    assert formatter.format(record) == "INFO rank 3: a\\x1b]0;title\\x07\\x9b31m b\\r"

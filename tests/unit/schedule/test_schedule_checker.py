@@ -22,7 +22,7 @@ from megatrain.schedule.execution import execute
 from megatrain.schedule.interleaved import interleaved
 from megatrain.schedule.lowering import lower
 from megatrain.schedule.order import alternate
-from tests.helpers.streams import graph_of_streams
+from tests.helpers.timed_schedules import graph_of_streams
 
 FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.DGRAD, ActionKind.WGRAD
