@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from megatrain.contracts.errors import DataError
 from megatrain.data.inputs import KNOWN_KINDS, PYTHON_STDLIB, FoundFile, LeftOut, find_files
+from megatrain.formatting import names_text
 
-_NUM_EXAMPLES = 3
+_NUM_EXAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,9 @@ class Corpus:
     def check_complete(self) -> None:
         """Raise DataError if any file is left out; the error names files of the first reason."""
         for reason, paths in self.left_out.items():
-            more = f" and {len(paths) - _NUM_EXAMPLES} more" if len(paths) > _NUM_EXAMPLES else ""
             raise DataError(
-                f"{', '.join(paths[:_NUM_EXAMPLES])}{more}: {reason}; known kinds: {KNOWN_KINDS}. Convert or remove "
-                "them, or build without --strict"
+                f"{names_text(paths, _NUM_EXAMPLES)}: {reason}; known kinds: {KNOWN_KINDS}. Convert or remove them, or "
+                "build without --strict"
             )
 
 

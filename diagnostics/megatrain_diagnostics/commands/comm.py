@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import bytes_text
+from megatrain.formatting import bytes_text, ranks_text
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
@@ -28,7 +28,6 @@ from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans
 
 _NUM_DEFAULT_STEPS = 10
-_MAX_RANKS_NAMED = 8
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -133,7 +132,7 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
         lines.append(f"slow links: none of {slow.num_compared} groups is {SLOW_EXCESS:.0%} slower than similar groups")
     for group in slow.groups:
         lines.append(
-            f"slow: {group.group} of ranks {_ranks(group.ranks)} ({', '.join(group.hosts)}): {group.operation} "
+            f"slow: {group.group} of {ranks_text(group.ranks)} ({', '.join(group.hosts)}): {group.operation} "
             f"{_ms(group.transfer_s)} instead of {_ms(group.expected_s)}, {group.excess:+.0%}"
         )
     for host in slow.hosts:
@@ -143,7 +142,7 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
         )
     for spot in slow.hot_spots:
         lines.append(
-            f"hot spot: step {spot.step}, {spot.operation} of ranks {_ranks(spot.ranks)}: {_ms(spot.transfer_s)} "
+            f"hot spot: step {spot.step}, {spot.operation} of {ranks_text(spot.ranks)}: {_ms(spot.transfer_s)} "
             f"instead of {_ms(spot.expected_s)}"
         )
     for load in slow.unequal:
@@ -152,11 +151,6 @@ def _slow_lines(slow: SlowLinks) -> list[str]:
             f"the mean of the group is {bytes_text(load.mean_bytes)}"
         )
     return lines
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED]))
-    return shown if len(ranks) <= _MAX_RANKS_NAMED else f"{shown}, ... ({len(ranks)})"
 
 
 def _ms(seconds: float) -> str:

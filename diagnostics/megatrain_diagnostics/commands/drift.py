@@ -9,7 +9,7 @@ from typing import Any
 from megatrain.commands.argument_types import real_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import ranks_text, time_text
+from megatrain.formatting import names_text, ranks_text, time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
@@ -131,7 +131,7 @@ def _moved(one: Moved) -> str:
     word = "because of" if one.explained >= EXPLAINS else "also changed:"
     ranks = ranks_text(one.ranks[:_MAX_RANKS_NAMED])
     more = f", ... ({one.num_ranks})" if one.num_ranks > _MAX_RANKS_NAMED else ""
-    hosts = f" on {', '.join(one.hosts[:_MAX_RANKS_NAMED])}" if one.hosts else ""
+    hosts = f" on {names_text(one.hosts)}" if one.hosts else ""
     return (
         f"  {word} {one.operation}: {one.before_s * 1e3:.3f} ms to {one.after_s * 1e3:.3f} ms a step, "
         f"{one.explained:.0%} of the change; {ranks}{more}{hosts}"

@@ -11,7 +11,7 @@ from megatrain.commands.argument_types import real_number, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import seconds_text
+from megatrain.formatting import names_text, ranks_text, seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
@@ -118,9 +118,9 @@ def _lines(found: StragglerHistory, roster: Roster) -> list[str]:
     if end.host_scores:
         pairs.append(("hosts", _highest(end.host_scores)))
     if end.ranks_without_peers:
-        pairs.append(("not compared", f"{_ranks(end.ranks_without_peers)}: no other rank does the same work"))
+        pairs.append(("not compared", f"{ranks_text(end.ranks_without_peers)}: no other rank does the same work"))
     if end.silent_ranks:
-        pairs.append(("silent", f"{_ranks(end.silent_ranks)} sent no telemetry for the newest steps"))
+        pairs.append(("silent", f"{ranks_text(end.silent_ranks)} sent no telemetry for the newest steps"))
     if found.num_wrong:
         pairs.append(("skipped", f"{found.num_wrong} impossible rows"))
     return [*lines, *facts([("ranks", f"{roster.layout.world_size} ({roster.layout})"), *pairs])]
@@ -135,7 +135,7 @@ def _of_finding(finding: Finding, is_over: bool) -> list[str]:
             + (" (another host would be faster)" if finding.cause.is_of_host else " (not due to the host)"),
         ),
         ("confidence", finding.confidence.value),
-        ("where", f"{', '.join(finding.hosts) or '-'}; {_ranks(finding.ranks)}"),
+        ("where", f"{', '.join(finding.hosts) or '-'}; {ranks_text(finding.ranks)}"),
         ("when", f"steps {finding.first_step} to {finding.last_step}, {seen}"),
         (
             "excess",
@@ -153,10 +153,4 @@ def _thresholds(least: Thresholds) -> str:
 
 def _highest(scores: Mapping[str, float]) -> str:
     ordered = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"{host} {score:.1f}" for host, score in ordered[:_MAX_SHOWN])
-    return f"score {shown}" + (" ..." if len(ordered) > _MAX_SHOWN else "")
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:_MAX_SHOWN])) + (" ..." if len(ranks) > _MAX_SHOWN else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks)} ranks ({shown})"
+    return f"score {names_text([f'{host} {score:.1f}' for host, score in ordered], _MAX_SHOWN)}"

@@ -15,7 +15,7 @@ from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import CoordinationError, DataError
 from megatrain.contracts.records.host_verdict import Cause, HostVerdict, VerdictConfidence, VerdictKind
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.formatting import count_text
+from megatrain.formatting import count_text, ranks_text
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, thresholds_of
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.numerics import NumericsAlarm, NumericsWatch
@@ -221,8 +221,7 @@ class Controller:
     def _warn_of_silence(self, live: LiveDetection) -> None:
         silent = live.silent_ranks()
         if silent:
-            shown = ", ".join(map(str, silent[:16])) + (" ..." if len(silent) > 16 else "")
-            self._warn(f"{count_text(len(silent), 'rank')} sent no telemetry for the newest steps: {shown}")
+            self._warn(f"{ranks_text(silent)} sent no telemetry for the newest steps")
 
     def _warn(self, text: str) -> None:
         """Log a warning at most once a minute."""

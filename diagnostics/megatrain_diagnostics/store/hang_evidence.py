@@ -19,6 +19,7 @@ from megatrain.contracts.files.bounded_files import read_below, read_bounded
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode
+from megatrain.formatting import names_text
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
 from megatrain_diagnostics.analysis.hang import RankActivity, group_key
@@ -76,7 +77,7 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
     job = newest.identity.job
     others = sorted({box.identity.job for box in boxes} - {job})
     if others:
-        problems.append(f"{directory}: black boxes of other jobs are left out: {', '.join(others[:8])}")
+        problems.append(f"{directory}: black boxes of other jobs are left out: {names_text(others)}")
     boxes = [box for box in boxes if box.identity.job == job]
     number = max(box.identity.round for box in boxes) if round_number is None else round_number
     boxes = [box for box in boxes if box.identity.round == number and ".previous." not in box.path.name]

@@ -102,12 +102,12 @@ def test_ignored_files_are_counted_and_refused_when_strict(tmp_path: Path) -> No
     assert [document.text for document in corpus.documents(skipped)] == ["loud", "linked", "own", "a package's text"]
     kinds = {"files of another kind (.md)": 4, "files of another kind (no suffix)": 1}
     assert skipped == {**kinds, "folders that are read already": 2}
-    with pytest.raises(DataError, match=r"corpus/again, .*corpus/ring: folders that are read already; .*--strict"):
+    with pytest.raises(DataError, match=r"corpus/again and .*corpus/ring: folders that are read already; .*--strict"):
         corpus.check_complete()
     (folder / "ring").unlink()
     (folder / "again").unlink()
     (folder / "no-suffix").unlink()
-    with pytest.raises(DataError, match=r"four\.md, .*one\.md, .*three\.md and 1 more: files of another kind"):
+    with pytest.raises(DataError, match=r"four\.md, .*one\.md, .*three\.md and .*: files of another kind"):
         open_corpus([str(folder)]).check_complete()
     for path in folder.glob("*.[mM][dD]"):
         path.unlink()
