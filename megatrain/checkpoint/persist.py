@@ -15,17 +15,14 @@ after it has tried to write COMMIT).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.arena.directory import Arena
-from megatrain.arena.plans import RankPlan
-from megatrain.arena.slot_file import SlotReader
-from megatrain.checkpoint.image_stream import write_data_file
-from megatrain.checkpoint.persist_policy import DueSnapshot, pauses_s
+from megatrain.checkpoint.other_hosts import OtherHosts
+from megatrain.checkpoint.persist_policy import DueSnapshot
+from megatrain.checkpoint.slot_writes import write_slots
 from megatrain.checkpoint.write_marks import (
     DoneMark,
     WritingMark,
@@ -35,7 +32,6 @@ from megatrain.checkpoint.write_marks import (
     is_leftover,
     is_mark,
     is_small_file,
-    read_failed,
     write_failed,
 )
 from megatrain.checkpoint_format.branches import Branch, read_branch, write_branch
@@ -47,7 +43,6 @@ from megatrain.checkpoint_format.checkpoint_files import (
     wrong_files,
 )
 from megatrain.checkpoint_format.checkpoint_names import (
-    COMMIT_NAME,
     INDEX_NAME,
     METADATA_NAME,
     SENTENCEPIECE_NAME,
@@ -65,10 +60,6 @@ from megatrain.checkpoint_format.manifest import FileEntry, Manifest
 from megatrain.checkpoint_format.removals import check_not_being_removed
 from megatrain.checkpoint_format.round_starts import RoundStart, begin_round, is_superseded, round_starts
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.formatting import names_text
-
-_NUM_FILES_AT_ONCE = 4
-"""Files in progress at once: while some wait for the disk, others are read and hashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ class Persistence:
         self._plan = due.plan
         self._checkpoints = checkpoints
         self._directory = checkpoints / due.plan.branch / step_directory_name(due.snapshot.step)
-        self._reason_to_stop_waiting = reason_to_stop_waiting
+        self._others = OtherHosts(self._directory, due.snapshot, due.plan, self._valid_commit, reason_to_stop_waiting)
         self._branch = branch
         self._may_remove_own_files = True
         """Whether no COMMIT can refer to this host's files. After the host has reported done, only the coordinator can
@@ -124,7 +115,7 @@ class Persistence:
             if self._plan.is_coordinator:
                 self._commit()
             else:
-                self._await_commit()
+                self._others.await_commit()
         except CheckpointError as error:
             problems = self._give_up(str(error))
             raise CheckpointError("; ".join([str(error), *problems])) from error
@@ -193,11 +184,7 @@ class Persistence:
         for name in (done_name, failed_name):
             (self._directory / name(self._snapshot.round, self._plan.host_index)).remove()
         started = time.perf_counter()
-        with ExitStack() as stack, ThreadPoolExecutor(_NUM_FILES_AT_ONCE, "file") as pool:
-            # open all slots first: an open slot can be read to the end even if a new file gets its name
-            opened = [self._open(slot.path, slot.rank, stack) for slot in self._slots]
-            entries = list(pool.map(self._write_file, opened))
-        files = {self._file_name(plan.rank): entry for (plan, _), entry in zip(opened, entries, strict=True)}
+        files = write_slots(self._arena, self._directory, self._snapshot, self._slots)
         mark = DoneMark(self._snapshot, self._plan.host_index, time.perf_counter() - started, files)
         self._may_remove_own_files = self._plan.is_coordinator
         mark.write(self._directory)
@@ -205,23 +192,6 @@ class Persistence:
 
     def _has_all(self, mark: DoneMark) -> bool:
         return all((self._directory / name).size() == entry.size for name, entry in mark.files.items())
-
-    def _open(self, path: Path, rank: int, stack: ExitStack) -> tuple[RankPlan, SlotReader]:
-        location = self._arena.rank_plan(rank)
-        plan = RankPlan.read(location)
-        slot = stack.enter_context(SlotReader(path))
-        if (plan.rank, plan.plan_digest) != (slot.header.rank, slot.header.plan_digest):
-            raise CheckpointError(
-                f"{path}: its plan is not the one in {location}; it belongs to a layout that the job no longer uses"
-            )
-        return plan, slot
-
-    def _write_file(self, opened: tuple[RankPlan, SlotReader]) -> FileEntry:
-        plan, slot = opened
-        return write_data_file(self._directory / self._file_name(plan.rank), slot, plan, self._snapshot)
-
-    def _file_name(self, rank: int) -> str:
-        return data_file_name(self._snapshot.round, rank)
 
     # The whole checkpoint
 
@@ -241,7 +211,7 @@ class Persistence:
             self._write_writing_mark()
             (self._directory / name).write(content)
         files = {name: FileEntry(len(content), content_digest(content)) for name, content in fixed.items()}
-        for mark in self._await_done():
+        for mark in self._others.await_done():
             twice = sorted(files.keys() & mark.files.keys())
             if twice:
                 raise CheckpointError(f"{self._directory / twice[0]}: written by two hosts; host.json is wrong")
@@ -295,66 +265,6 @@ class Persistence:
                 " and one of the two must stop"
             )
 
-    # Other hosts
-
-    def _await_done(self) -> list[DoneMark]:
-        """Wait for the marks of all hosts, and return them."""
-        marks: dict[int, DoneMark] = {}
-        hosts = range(self._plan.num_hosts)
-
-        def is_complete() -> bool:
-            names = self._names()
-            if COMMIT_NAME in names and self._valid_commit() is not None:
-                raise CheckpointError(
-                    f"{self._directory}: committed by another round; this writer is left over and must stop"
-                )
-            for index in hosts:
-                if index not in marks and done_name(self._snapshot.round, index) in names:
-                    mark = DoneMark.read(self._directory, self._snapshot, index)
-                    if mark is not None:
-                        marks[index] = mark
-            return len(marks) == len(hosts)
-
-        self._wait(is_complete, lambda: f"the data files of {_hosts_text([i for i in hosts if i not in marks])}")
-        return [marks[index] for index in hosts]
-
-    def _await_commit(self) -> None:
-        def is_committed() -> bool:
-            return COMMIT_NAME in self._names() and self._valid_commit() is not None
-
-        self._wait(is_committed, lambda: "COMMIT, which the host of rank 0 writes")
-
-    def _names(self) -> set[str]:
-        """Return the names of the checkpoint's files. Raises: CheckpointError when another host has given it up."""
-        names = {entry.name for entry in self._directory.entries()}
-        for index in range(self._plan.num_hosts):
-            if index != self._plan.host_index and failed_name(self._snapshot.round, index) in names:
-                problem = read_failed(self._directory, self._snapshot, index)
-                if problem is not None:
-                    raise CheckpointError(f"{self._directory}: host {index} gave up: {problem}")
-        return names
-
-    def _wait(self, is_met: Callable[[], bool], awaited: Callable[[], str]) -> None:
-        deadline = time.monotonic() + self._plan.commit_timeout_s
-        for pause_s in pauses_s():
-            if is_met():
-                return
-            newer = WritingMark.read(self._directory)
-            if newer is not None and newer.round > self._snapshot.round:
-                raise CheckpointError(
-                    f"{self._directory}: round {newer.round} is writing this checkpoint; round {self._snapshot.round}"
-                    f" no longer waits for {awaited()}"
-                )
-            reason = self._reason_to_stop_waiting()
-            if reason:
-                raise CheckpointError(f"{self._directory}: {reason}; no longer waiting for {awaited()}")
-            if time.monotonic() >= deadline:
-                raise CheckpointError(
-                    f"{self._directory}: waited {self._plan.commit_timeout_s:g} s for {awaited()}; see the writer's log"
-                    " there, or raise runtime.checkpoint_timeout_s"
-                )
-            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
-
     # Afterwards
 
     def _tidy(self) -> list[str]:
@@ -379,7 +289,10 @@ class Persistence:
 
     def _give_up(self, problem: str) -> list[str]:
         """Remove this host's files if no COMMIT can refer to them, notify the other hosts, and return the problems."""
-        own = (done_name(self._snapshot.round, self._plan.host_index), *(self._file_name(s.rank) for s in self._slots))
+        own = (
+            done_name(self._snapshot.round, self._plan.host_index),
+            *(data_file_name(self._snapshot.round, slot.rank) for slot in self._slots),
+        )
         try:
             for entry in self._directory.entries() if self._may_remove_own_files else ():
                 if entry.name in own or (self._plan.is_coordinator and is_small_file(entry.name, self._snapshot.round)):
@@ -396,7 +309,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _hosts_text(indexes: Sequence[int]) -> str:
-    return f"host{'s' if len(indexes) != 1 else ''} {names_text(indexes)}"
