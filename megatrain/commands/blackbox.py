@@ -24,6 +24,7 @@ from megatrain.contracts.black_box.reader import BlackBox, read_black_box
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import printable
+from megatrain.programs.processes import process_stat
 from megatrain.run_files.run_directory import own_box_directory
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"
@@ -63,11 +64,8 @@ def is_running(box: BlackBox) -> bool:
     """Return whether the rank's process appears to run on this host. If not, ages are as of the newest record."""
     if box.state is not State.RUNNING or box.identity.host != socket.gethostname():
         return False
-    try:
-        stat = Path(f"/proc/{box.identity.pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")  # exited, and not yet reaped
+    stat = process_stat(box.identity.pid)
+    return stat is not None and not stat.is_dead
 
 
 def chosen_records(box: BlackBox, operation: str | None, is_in_flight_only: bool, last: int) -> tuple[Record, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.files.system_files import system_text
 
 CpuBinding = Literal["none", "core", "numa"]
 
@@ -110,11 +111,11 @@ def read_host_cores(sys_root: Path) -> HostCores:
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     nodes = {}
     for directory in (sys_root / "devices/system/node").glob("node[0-9]*"):
-        nodes[int(directory.name.removeprefix("node"))] = parse_core_list(_read(directory / "cpulist"))
+        nodes[int(directory.name.removeprefix("node"))] = parse_core_list(system_text(directory / "cpulist"))
     physical = {}
     for core in allowed:
         topology = sys_root / f"devices/system/cpu/cpu{core}/topology"
-        package, number = _read(topology / "physical_package_id"), _read(topology / "core_id")
+        package, number = system_text(topology / "physical_package_id"), system_text(topology / "core_id")
         if package.isdigit() and number.isdigit():
             physical[core] = (int(package), int(number))
     return HostCores(allowed, nodes, physical)
@@ -122,7 +123,7 @@ def read_host_cores(sys_root: Path) -> HostCores:
 
 def read_gpu_node(gpu_address: str, sys_root: Path) -> int | None:
     """Return the NUMA node of a PCI device; None without a device or if its node is unknown (-1)."""
-    text = _read(sys_root / "bus/pci/devices" / gpu_address / "numa_node") if gpu_address else ""
+    text = system_text(sys_root / "bus/pci/devices" / gpu_address / "numa_node") if gpu_address else ""
     return int(text) if text.isdigit() else None
 
 
@@ -173,11 +174,3 @@ def _apply(cores: Sequence[int]) -> None:
     for name in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread has ended in the meantime
             os.sched_setaffinity(int(name), cores)
-
-
-def _read(path: Path) -> str:
-    """Return a file's text without the final newline; empty if it cannot be read (no such file or value)."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -20,7 +20,7 @@ from megatrain.run_files.run_directory import own_box_paths
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import WORKERS, LaunchedJob, LaunchedJobView, ViewedJob, make_launched_job
 from tests.helpers.namespaces import HostNetwork
-from tests.helpers.processes import descendants
+from tests.helpers.processes import descendants, is_running
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
@@ -60,9 +60,7 @@ class OutageJob(ViewedJob):
         found = []
         for pid in descendants(self.launched.executors[host].pid):
             with suppress(OSError):
-                stat = Path(f"/proc/{pid}/stat").read_text()
-                is_worker = stat.partition("(")[2].startswith("mt-rank-")
-                if is_worker and stat.rpartition(")")[2].split()[0] != "Z":
+                if Path(f"/proc/{pid}/comm").read_text().startswith("mt-rank-") and is_running(pid):
                     found.append(pid)
         return found
 

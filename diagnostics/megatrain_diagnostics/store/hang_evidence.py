@@ -20,6 +20,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode
 from megatrain.formatting import names_text
+from megatrain.programs.processes import process_state
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
 from megatrain_diagnostics.analysis.hang import RankActivity, group_key
@@ -224,11 +225,7 @@ def _state_here(box: BlackBox) -> str | None:
     """
     if not _runs_here(box):
         return None
-    try:
-        stat = Path(f"/proc/{box.identity.pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    state = stat.rpartition(")")[2].split()[0]
+    state = process_state(box.identity.pid)
     return state if state in _STOPPED else None
 
 

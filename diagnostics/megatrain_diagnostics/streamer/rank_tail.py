@@ -16,6 +16,7 @@ import numpy as np
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.values import ClockBase, Progress, RecordFlag, State
 from megatrain.contracts.errors import DataError
+from megatrain.programs.processes import process_stat
 from megatrain_diagnostics.events.tables import (
     Groups,
     Ranks,
@@ -92,7 +93,8 @@ class RankTail:
 
     def check_process(self) -> None:
         """Check whether the rank's process exists. Separate from `poll`, because it costs as much as a poll."""
-        self._is_alive = _is_alive(self.identity.pid)
+        stat = process_stat(self.identity.pid)
+        self._is_alive = stat is not None and not stat.is_dead
 
     @property
     def is_running(self) -> bool:
@@ -197,14 +199,6 @@ def _newest_of_each_kind(before: Values | None, added: Values) -> Values:
     rows = added if before is None else joined(Values, [before, added])
     _, places = np.unique(rows.kind[::-1], return_index=True)
     return select(rows, len(rows.kind) - 1 - places)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def box_inode(path: Path) -> int:

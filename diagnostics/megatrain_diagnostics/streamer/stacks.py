@@ -19,6 +19,7 @@ from typing import Any
 
 from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.files.system_files import system_text
 from megatrain.formatting import ranks_text
 from megatrain.programs.processes import process_state
 from megatrain.programs.stack_dumps import STACKS_FILE, STACKS_SIGNAL
@@ -232,8 +233,5 @@ def _handles_signal(pid: int) -> bool:
 
 
 def _wchan(pid: int) -> str:
-    try:
-        text = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    text = system_text(Path(f"/proc/{pid}/wchan"))
     return "" if text == "0" else text

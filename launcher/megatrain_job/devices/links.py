@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from megatrain.contracts.files.system_files import system_text
+
 SYS = Path("/sys")
 _RETRANSMISSIONS = ("local_ack_timeout_err", "packet_seq_err", "rnr_nak_retry_err")
 """Counters of RDMA hardware (mlx5): data sent again because they, or their acknowledgement, did not arrive."""
@@ -50,15 +52,15 @@ def read_interfaces(directory: Path) -> list[LinkReading]:
     for interface in sorted(directory.glob("*")):
         if interface.name == "lo" or not interface.is_dir():
             continue
-        state = _read(interface / "operstate") or "unknown"
-        speed = _read(interface / "speed")
+        state = system_text(interface / "operstate") or "unknown"
+        speed = system_text(interface / "speed")
         is_hardware = (interface / "device").exists()
         counted = interface / "statistics"
         links.append(
             LinkReading(
                 interface.name,
                 # tunnels and some virtual interfaces always report "unknown", although they work
-                is_up=state == "up" or (state == "unknown" and _read(interface / "carrier") == "1"),
+                is_up=state == "up" or (state == "unknown" and system_text(interface / "carrier") == "1"),
                 state=state,
                 speed_mbps=float(speed) if speed.isdigit() and int(speed) > 0 else None,
                 num_downs=_count(interface / "carrier_changes") if is_hardware else None,
@@ -76,9 +78,9 @@ def read_ports(directory: Path) -> list[LinkReading]:
     """Return the ports of all RDMA devices."""
     links = []
     for port in sorted(directory.glob("*/ports/*")):
-        state = _read(port / "state")
-        physical = _read(port / "phys_state")
-        rate = re.match(r"([0-9]+(?:\.[0-9]+)?) *Gb/sec", _read(port / "rate"))
+        state = system_text(port / "state")
+        physical = system_text(port / "phys_state")
+        rate = re.match(r"([0-9]+(?:\.[0-9]+)?) *Gb/sec", system_text(port / "rate"))
         counted, hardware = port / "counters", port / "hw_counters"
         links.append(
             LinkReading(
@@ -105,12 +107,5 @@ def _sum(*paths: Path) -> int | None:
 
 
 def _count(path: Path) -> int | None:
-    text = _read(path)
+    text = system_text(path)
     return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:  # the file is missing, or the driver has no value for it
-        return ""

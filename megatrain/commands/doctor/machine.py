@@ -12,6 +12,7 @@ from pathlib import Path
 
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.contracts.files.own_files import NotOwnError, check_own_directory
+from megatrain.contracts.files.system_files import system_text
 from megatrain.run_files.run_directory import own_box_directory
 
 GIB = 1 << 30
@@ -41,7 +42,7 @@ def cores_finding(num_cores: int, num_allowed: int, cgroup_limit: Path) -> Docto
     state = f"{num_cores}"
     if num_allowed < num_cores:
         state += f", {num_allowed} allowed by CPU affinity"
-    quota, _, period = _read(cgroup_limit).partition(" ")
+    quota, _, period = system_text(cgroup_limit).partition(" ")
     if quota.isdigit() and period.isdigit():
         state += f", limited to {int(quota) / int(period):g} by the container"
     return DoctorFinding("cores", state)
@@ -49,12 +50,14 @@ def cores_finding(num_cores: int, num_allowed: int, cgroup_limit: Path) -> Docto
 
 def memory_finding(meminfo: Path, cgroup_limit: Path) -> DoctorFinding:
     """Return the RAM, total and available, and the container's limit."""
-    fields = {key: value.split() for key, _, value in (line.partition(":") for line in _read(meminfo).splitlines())}
+    fields = {
+        key: value.split() for key, _, value in (line.partition(":") for line in system_text(meminfo).splitlines())
+    }
     if "MemTotal" not in fields or "MemAvailable" not in fields:
         return DoctorFinding("memory", "unknown", "", FindingLevel.ABSENT)
     total, available = (int(fields[key][0]) * 1024 for key in ("MemTotal", "MemAvailable"))  # /proc counts KiB
     state = f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB available"
-    limit = _read(cgroup_limit)
+    limit = system_text(cgroup_limit)
     if limit.isdigit():
         state += f", limited to {int(limit) / GIB:.1f} GiB by the container"
     return DoctorFinding("memory", state)
@@ -84,7 +87,7 @@ def numa_finding(nodes_directory: Path) -> DoctorFinding:
     node_directories = sorted(nodes_directory.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
     if not node_directories:
         return DoctorFinding("numa", "unknown", "", FindingLevel.ABSENT)
-    cores = ", ".join(f"{path.name[4:]}: cores {_read(path / 'cpulist')}" for path in node_directories)
+    cores = ", ".join(f"{path.name[4:]}: cores {system_text(path / 'cpulist')}" for path in node_directories)
     state = f"{len(node_directories)} ({cores})"
     if len(node_directories) > 1:
         return DoctorFinding("numa", state, 'runtime.cpu_binding = "numa" binds each rank to one node')
@@ -99,9 +102,9 @@ def network_finding(net_directory: Path, infiniband_directory: Path) -> DoctorFi
         return DoctorFinding("network", "unknown", "", FindingLevel.ABSENT)
     parts = []
     for interface in interfaces:
-        speed = _read(interface / "speed")
+        speed = system_text(interface / "speed")
         known_speed = f" {speed} Mbit/s" if speed.isdigit() else ""
-        parts.append(f"{interface.name} ({_read(interface / 'operstate') or 'unknown'}{known_speed})")
+        parts.append(f"{interface.name} ({system_text(interface / 'operstate') or 'unknown'}{known_speed})")
     rdma = sorted(path.name for path in infiniband_directory.glob("*"))
     state = ", ".join(parts) + (f"; RDMA: {', '.join(rdma)}" if rdma else "")
     others = [interface.name for interface in interfaces if interface.name != "lo"]
@@ -124,11 +127,3 @@ def _allowed_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _read(path: Path) -> str:
-    """Return a file's text, stripped; empty if the file is absent, or the kernel has no value for it."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

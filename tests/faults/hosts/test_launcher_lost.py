@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.forked_launch import forked_launch
 from tests.helpers.forked_program import ForkedProgram
 from tests.helpers.job_under_launch import make_launched_job
-from tests.helpers.processes import descendants
+from tests.helpers.processes import descendants, is_running
 from tests.helpers.recovery_checks import HOSTS, running_job
 from tests.helpers.step_faults import FaultDirectory
 from tests.helpers.train_process import TrainJob
@@ -60,17 +60,11 @@ def kill_all(process: ForkedProgram) -> float:
     process.kill()
     process.wait()
     wait_until(
-        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and _is_alive(pid) for pid in below),
+        lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and is_running(pid) for pid in below),
         "the end",
         deadline_s=2 * DEADLINE_S,
     )
     return struck
-
-
-def _is_alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def check(incident: Incident, struck: float, relaunched: float, step: int) -> None:

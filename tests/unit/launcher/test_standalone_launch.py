@@ -35,6 +35,7 @@ from megatrain_launcher.launch.plan import LaunchPlan, make_plan
 from tests.helpers.arena_snapshots import host_plan, make_arena
 from tests.helpers.etcd_server import etcd_program
 from tests.helpers.launch_cases import small_flags
+from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 EXECUTOR = """
@@ -48,13 +49,6 @@ if code >= 0:
     signal.pause()
 """
 """A program in place of `megatrain`: reports that it runs, and ends with its own exit code on request."""
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +136,7 @@ def test_end_of_the_executor_ends_etcd_and_the_daemon(plan: LaunchPlan) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_launch(plan, {}, execute, lambda _: None)
     assert pids
-    assert not any(map(is_alive, pids))
+    assert not any(map(is_running, pids))
     assert not plan.files.endpoint.exists()
 
 
@@ -233,7 +227,7 @@ def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:
         assert asked == ["SIGINT"]
         os.kill(os.getpid(), signal.SIGINT)
         running.wait()
-    assert not any(is_alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_a_lost_host_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
@@ -241,7 +235,7 @@ def test_a_lost_host_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
     with make_hosts(tmp_path, 0, reported) as running:
         wait_for(tmp_path, 3)
         os.kill(running.pids["host-2"], signal.SIGKILL)
-        wait_until(lambda: not is_alive(running_pid(running)), "the kill")
+        wait_until(lambda: not is_running(running_pid(running)), "the kill")
         running.stop()
         assert sorted(running.wait()) == [-9, 0, 0]
     assert reported == ["host-2: its executor was killed by SIGKILL (9)"]
@@ -267,7 +261,7 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
         pids = [int(word) for word in launch.stdout.readline().split()]
         assert len(pids) == 2
         launch.kill()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), "the executors to die")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the executors to die")
 
 
 @pytest.mark.slow(kept=["False"])
@@ -333,7 +327,7 @@ def test_an_installed_daemon_runs_beside_the_job(
     assert seen[0] == seen[1]
     ours = set(seen[2]) - set(others)
     assert len(ours) == 2
-    assert not any(is_alive(int(pid)) for pid in ours)
+    assert not any(is_running(int(pid)) for pid in ours)
     assert reported == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
 
 
