@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.system_files import system_text
+from megatrain.formatting import ranges_text
 
 CpuBinding = Literal["none", "core", "numa"]
 
@@ -154,15 +155,7 @@ def parse_core_list(text: str) -> tuple[int, ...]:
 
 
 def _cores_text(cores: Sequence[int]) -> str:
-    """Return the cores in Linux's form, such as 0-3,8: the inverse of `parse_core_list`."""
-    ranges: list[list[int]] = []
-    for core in cores:
-        if ranges and core == ranges[-1][1] + 1:
-            ranges[-1][1] = core
-        else:
-            ranges.append([core, core])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-    return f"core{'s' if len(cores) > 1 else ''} {text}"
+    return f"core{'s' if len(cores) > 1 else ''} {ranges_text(cores)}"
 
 
 def _apply(cores: Sequence[int]) -> None:

@@ -73,7 +73,7 @@ def test_the_choice_is_explained() -> None:
     def text(cpu_binding: Literal["core", "numa"], host: HostCores, rank: int, num_ranks: int) -> str:
         return choose_cores(cpu_binding, host, rank, num_ranks).text
 
-    assert text("core", THREADED, 1, 4) == "bound to cores 2-3,10-11, share 2 of 4"
+    assert text("core", THREADED, 1, 4) == "bound to cores 2-3, 10-11, share 2 of 4"
     assert text("core", CONTAINER, 4, 5) == "bound to core 1, ranks on it: 2 (5 ranks have 3 cores here)"
     assert text("core", CONTAINER, 2, 5) == "bound to core 5, ranks on it: 1 (5 ranks have 3 cores here)"
     assert text("numa", CONTAINER, 0, 2) == "bound to cores 0-1 of NUMA node 0 (number 1 of 2, by rank)"
