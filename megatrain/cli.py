@@ -27,7 +27,7 @@ from typing import NoReturn
 import megatrain
 from megatrain.contracts.errors import ConfigError, FlagError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import printable
+from megatrain.formatting import count_text, printable
 from megatrain.programs.standard_streams import open_standard_streams, settle
 
 ENTRY_POINT_GROUP = "megatrain.commands"
@@ -252,4 +252,4 @@ def _message(error: MegatrainError) -> str:
         return str(error)
     count = len(error.problems)
     what = "command line" if isinstance(error, FlagError) else "configuration"
-    return f"the {what} has {count} problem{'s' if count != 1 else ''}:\n{error}"
+    return f"the {what} has {count_text(count, 'problem')}:\n{error}"

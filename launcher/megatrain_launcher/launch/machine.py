@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.formatting import count_text
 
 _GPU_FILE = re.compile(r"nvidia\d+")
 _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
@@ -57,7 +58,7 @@ def num_workers(text: str, device: str, environment: Mapping[str, str], devices:
 def hardware_text(environment: Mapping[str, str], proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> str:
     """Return the hardware as text, for example "8 x NVIDIA H100 80GB HBM3, 96 cores"."""
     gpus, cores = num_gpus(environment, devices), num_cores()
-    parts = [f"{cores} core{'s' if cores != 1 else ''}"]
+    parts = [count_text(cores, "core")]
     if gpus:
         models = set()
         for path in sorted((proc / "driver/nvidia/gpus").glob("*/information")):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
-from megatrain.formatting import ranks_text
+from megatrain.formatting import count_text, ranks_text
 from megatrain_diagnostics.analysis.medians import median
 from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
 from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobShape, OperationTable
@@ -177,7 +177,7 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
     num_surplus = (counts * ~usual).sum(axis=(0, 1)) + (np.maximum(counts - 1, 0) * usual).sum(axis=(0, 1))
     for index in np.flatnonzero(num_bad + num_missing + num_surplus).tolist():
         reasons = [
-            f"{number} operation{'s' if number > 1 else ''} {what}"
+            f"{count_text(number, 'operation')} {what}"
             for number, what in (
                 (int(num_missing[index]), f"missing ({_who_lacks(counts[:, :, index], usual[:, :, 0])})"),
                 (int(num_surplus[index]), "that most steps do not have"),
