@@ -92,7 +92,7 @@ def test_a_token_is_refused_even_beside_a_session(locked: Served) -> None:
 
 
 def test_the_cookie_alone_reads_and_does_nothing(locked: Served) -> None:
-    """A browser sends it to the servers of all ports of this host; one of them replays it with forged headers."""
+    """A browser sends the cookie to all servers of this host. One of them replays it with forged headers."""
     login = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(OPERATOR_TOKEN))
     session = session_headers(login)
     other = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(OPERATOR_TOKEN))
@@ -242,7 +242,7 @@ def test_headers_of_trusted_proxies_only_are_used(tmp_path: Path) -> None:
         assert ask(server.port, JOB_PATH, {"X-User": "ada"}).json["role"] == "viewer"
         ask(server.port, JOB_PATH, {"X-User": "ada", "X-Role": "root"}).assert_refused(403)
         ask(server.port, JOB_PATH).assert_refused(401)
-        # It is from a browser: a request with effects must come from our page.
+        # A browser sent it: a request with effects must come from our page.
         headers = {"X-User": "ada", "X-Role": "operator", "Origin": "http://evil.example"}
         ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
     elsewhere = replace(known, trusted_proxies=(ip_network("10.0.0.0/8"),))

@@ -2,7 +2,7 @@
 
 A run directory is read again when one of its files has changed. The etcd of a job whose launch holds its lock is
 queried at each poll, a few at a time and for at most a second each. After a poll that took long, the pause is twice as
-long as the poll. A request can name only a listed entry, so it leads to no other place. Symbolic links are not
+long as the poll. A request can name only a listed entry, so it reaches no other directory. Symbolic links are not
 followed.
 """
 
