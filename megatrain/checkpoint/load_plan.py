@@ -151,7 +151,7 @@ def plan_load(wanted: Sequence[WantedBox], catalog: ItemCatalog) -> tuple[ItemRe
         for number, shared in catalog.shared(wanted_box):
             item = catalog.items[number]
             copies[number].append(
-                CopyRegion(position, _slices(shared, item.offsets), _slices(shared, wanted_box.box.offsets))
+                CopyRegion(position, shared.slices(item.offsets), shared.slices(wanted_box.box.offsets))
             )
             keys[number] = wanted_box.key
     reads = [ItemRead(number, keys[number], catalog.items[number], tuple(copies[number])) for number in copies]
@@ -178,10 +178,3 @@ def assign_readers(needs: Sequence[Collection[int]], item_lengths: Sequence[int]
         readers[number] = reader
         load_bytes[reader] += item_lengths[number]
     return tuple(readers)
-
-
-def _slices(part: Box, origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(
-        slice(offset - base, offset - base + size)
-        for offset, size, base in zip(part.offsets, part.sizes, origin, strict=True)
-    )

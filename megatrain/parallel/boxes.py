@@ -27,6 +27,11 @@ class Box:
     def shifted(self, offsets: Sequence[int]) -> Box:
         return Box(tuple(a + b for a, b in zip(self.offsets, offsets, strict=True)), self.sizes)
 
+    def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
+        """Return the index of this box in a tensor whose first element is at `origin`."""
+        starts = [offset - first for offset, first in zip(self.offsets, origin, strict=True)]
+        return tuple(slice(start, start + size) for start, size in zip(starts, self.sizes, strict=True))
+
 
 def shared_box(box: Box, other: Box) -> Box | None:
     """Return the intersection of two boxes, None when it is empty."""

@@ -63,10 +63,10 @@ class MatrixExchange:
         for owned in self.routes.owned:
             whole = arrived.new_empty(owned.matrix.box.sizes)
             for part, box in _owned_parts(arrived, owned):
-                whole[_slices(box, owned.matrix.box)] = part
+                whole[box.slices(owned.matrix.box.offsets)] = part
             whole = orthogonalized(whole.view(owned.matrix.num_rows, -1)).reshape(owned.matrix.box.sizes)
             for part, box in _owned_parts(arrived, owned):
-                part.copy_(whole[_slices(box, owned.matrix.box)])
+                part.copy_(whole[box.slices(owned.matrix.box.offsets)])
         return arrived
 
     def _gathered(self, shards: Sequence[Tensor]) -> Tensor:
@@ -134,11 +134,4 @@ def matrix_exchanges(buckets: Sequence[Bucket], along: Mapping[str, Group], prec
 
 def _view(shards: Sequence[Tensor], region: Region) -> Tensor:
     around = shards[region.bucket][region.flat : region.flat + region.around.numel].view(region.around.sizes)
-    return around[_slices(region.box, region.around)]
-
-
-def _slices(part: Box, whole: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(at - origin, at - origin + size)
-        for at, origin, size in zip(part.offsets, whole.offsets, part.sizes, strict=True)
-    )
+    return around[region.box.slices(region.around.offsets)]
