@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import megatrain
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.diag_records import DashboardRecord
@@ -70,7 +69,7 @@ def serve_live(
     @contextmanager
     def announced(url: str, session: str) -> Iterator[None]:
         host = socket.gethostname()
-        record = DashboardRecord(url, session, megatrain.__version__, str(token_file or ""), host)
+        record = DashboardRecord(url, session, str(token_file or ""), host)
         consequence = "`megatrain status` does not show it"
         announcement = Announcement(client, keys.dashboard, record, name="the dashboard", consequence=consequence)
         try:

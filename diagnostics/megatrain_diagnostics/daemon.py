@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import megatrain
 from megatrain.commands.argument_types import utf8_path, utf8_text
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import ConfigError, DataError, MegatrainError
@@ -108,7 +107,6 @@ def run_daemon(settings: DaemonSettings, stop: threading.Event) -> None:
         record = DaemonRecord(
             host=socket.gethostname(), session=session, address=reachable_address(settings, server.address),
             port=server.port, token=token, metrics_port=closing.enter_context(metrics), started_unix_s=time.time(),
-            version=megatrain.__version__,
         )  # fmt: skip
         announcement = Announcement(client, keys.daemon, record)
         _logger.info("daemon of job %s listens at %s:%d, events in %s", keys.job, record.address, record.port,

@@ -54,7 +54,6 @@ class DaemonRecord:
     metrics_port: int = 0
     """Port of its own /metrics; 0: it has none."""
     started_unix_s: float = 0.0
-    version: str = ""
 
 
 class DeviceProblemKind(StrEnum):
@@ -112,7 +111,6 @@ class DashboardRecord:
     url: str
     session: str
     """Each start of the server has a new one."""
-    version: str = ""
     token_file: str = ""
     """File with the token that the page generated and requires; empty if it requires none or a configured one."""
     host: str = ""
