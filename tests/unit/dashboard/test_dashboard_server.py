@@ -361,7 +361,7 @@ def test_the_program_of_a_recorded_run(tmp_path: Path) -> None:
         url = line_with(process, "dashboard of job old at ").split()[-1]
         port = int(url.rpartition(":")[2].strip("/"))
         reported = ask(port, "/api/v1/job").json
-        assert (reported["is_recorded"], reported["can_act"], "history" in reported["why_not_act"]) == (
+        assert (reported["is_recorded"], reported["can_act"], "recorded run" in reported["why_not_act"]) == (
             True,
             False,
             True,
