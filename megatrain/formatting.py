@@ -76,12 +76,11 @@ def ranges_text(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def names_text(names: Sequence[object], most: int = 8) -> str:
+def names_text(names: Sequence[str], most: int = 8) -> str:
     """Return "a, b and c". For more than `most` names, return the first ones and the number of the others."""
-    items = [str(name) for name in names]
-    if len(items) > most:
-        return f"{', '.join(items[: most - 1])} and {len(items) - most + 1:,} more"
-    return " and ".join([", ".join(items[:-1]), items[-1]]) if len(items) > 1 else "".join(items)
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1:,} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def alternatives(texts: Sequence[object]) -> str:

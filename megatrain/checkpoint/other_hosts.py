@@ -99,4 +99,4 @@ class OtherHosts:
 
 
 def _hosts_text(indexes: Sequence[int]) -> str:
-    return f"host{'s' if len(indexes) != 1 else ''} {names_text(indexes)}"
+    return f"host{'s' if len(indexes) != 1 else ''} {names_text([str(index) for index in indexes])}"

@@ -26,11 +26,10 @@ def test_a_terminal_obeys_nothing_but_the_line_feed(text: str, shown: str) -> No
         ([], ""),
         (["a"], "a"),
         (["a", "b", "c"], "a, b and c"),
-        ([1, 2, 3, 4], "1, 2, 3 and 4"),
         (["a", "b", "c", "d", "e"], "a, b, c and 2 more"),
     ],
 )
-def test_names_beyond_the_limit_are_counted(names: list[object], expected: str) -> None:
+def test_names_beyond_the_limit_are_counted(names: list[str], expected: str) -> None:
     assert names_text(names, 4) == expected
 
 
