@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from megatrain.contracts.black_box.values import ClockBase
 from megatrain.run_files.run_directory import own_box_paths
@@ -41,7 +42,7 @@ class MemoryEvents:
 
 def recorded_events(directory: Path) -> MemoryEvents:
     """Return all that the ranks of one job recorded in a `telemetry.black_box_directory`."""
-    tables: dict[type[Table], list[Table]] = {}
+    tables: dict[type[Any], list[Any]] = {}
     for path in own_box_paths(directory):
         tail = RankTail(path, _CLOCK)
         for kind, rows in tail.poll():

@@ -13,8 +13,10 @@ import pytest
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.connections import Connections
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
-from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
+from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
+from megatrain_job.coordination.transport import Deadline, EtcdConnection
 from megatrain_job.coordination.watch import Watch
 from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange
@@ -195,14 +197,21 @@ def test_tls_both_ways(encrypted: EtcdServers, authority: Authority, own_files: 
 
 
 def test_connections_over_tls_are_kept_and_closed(
-    encrypted: EtcdServers, authority: Authority, own_files: CertificateFiles
+    encrypted: EtcdServers, authority: Authority, own_files: CertificateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[EtcdConnection] = []
+    open_connection = Connections.open
+
+    def opens(connections: Connections, endpoint: Endpoint, deadline: Deadline) -> EtcdConnection:
+        opened.append(open_connection(connections, endpoint, deadline))
+        return opened[-1]
+
+    monkeypatch.setattr(Connections, "open", opens)
     tls = TlsFiles(authority.files.certificate, own_files.certificate, own_files.key)
     with EtcdClient(EtcdSettings.of(encrypted.urls, tls=tls)) as client:
-        client.put("a", "")
-        (kept,) = client.gateway._idle[client.settings.endpoints[0]]
-        client.put("a", "")
-        assert client.gateway._idle[client.settings.endpoints[0]] == [kept]
+        for _ in range(2):
+            client.put("a", "")
+        assert len(opened) == 1
 
 
 def refused(settings: EtcdSettings) -> str:
