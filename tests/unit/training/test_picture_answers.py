@@ -82,7 +82,7 @@ def test_text_without_a_picture_is_that_of_a_decoder_alone(loaded: LoadedModel) 
 
 def test_tokens_follow_the_picture_and_the_last_tokens(loaded: LoadedModel) -> None:
     """The picture stays in the context, which has room for 4 tokens beside it."""
-    speaking = replace(loaded, read_tokenizer=lambda: SimpleNamespace(end="", eod_id=0))
+    speaking = replace(loaded, read_tokenizer=lambda: SimpleNamespace(end="", eod_id=0))  # type: ignore[arg-type, return-value]
     patches, rows = patches_of_numbers()[0], [0] * MODEL.num_patches
     expected = [1, 2]
     for _ in range(6):
