@@ -62,7 +62,7 @@ class RankReading:
     picture_wait_s: float | None = None
     """The time in which the rank's reads waited for producers of pictures; None also if they asked none."""
     producers: tuple[ProducerReading, ...] = ()
-    """By number; empty if no read of the rank ended in the last step."""
+    """By number, in the last step in which a read of the rank ended."""
     cache_bytes: Mapping[str, int] = field(default_factory=dict)
     """Of data in object storage since they were opened in this round: "hit", "fetched", "evicted". Empty without such
     data, and on all but the first rank of a host with a data loader."""

@@ -112,16 +112,16 @@ def _read_bytes(totals: StepTotals | None) -> float | None:
 
 
 def _value(values: Values | None, kind: StepValue) -> float | None:
-    """Return a value of the last step; None if the rank has not recorded it."""
+    """Return the newest value of a kind; None if the rank has recorded none."""
     found = _values(values, kind)
     return found[-1] if found else None
 
 
 def _values(values: Values | None, kind: StepValue) -> list[float]:
-    """Return all values of a kind of the last step, in the order in which the rank recorded them."""
+    """Return all values of a kind in the last step that has any, in the order in which the rank recorded them."""
     return [] if values is None else values.value[values.kind == kind].tolist()
 
 
 def _producers(values: Values | None) -> tuple[ProducerReading, ...]:
-    """Return what each producer of pictures did in the last step, as far as all its values are there."""
+    """Return what each producer of pictures did in the last step with a read, as far as all its values are there."""
     return tuple(starmap(ProducerReading, zip(*(_values(values, kind) for kind in OF_PRODUCERS), strict=False)))

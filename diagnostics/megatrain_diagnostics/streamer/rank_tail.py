@@ -72,7 +72,7 @@ class RankTail:
         self._newest_totals: StepTotals | None = None
         """As `totals`, but the rank may be writing further ones of the same step."""
         self.values: Values | None = None
-        """The newest value of each kind."""
+        """The values of each kind in the last step that has any of it."""
         self.num_lost = 0
         """Records that were overwritten in the ring before they were read."""
         self.num_invalid = 0
@@ -140,7 +140,7 @@ class RankTail:
             found.append((StepTotals, rows))
         if len(values):
             rows_of_values = values_table(values, self._source)
-            self.values = _newest_of_each_kind(self.values, rows_of_values)
+            self.values = _of_last_steps(self.values, rows_of_values)
             found.append((Values, rows_of_values))
         if len(chosen):
             found.append((Spans, spans_table(chosen, self._source)))
@@ -195,10 +195,12 @@ def _excess(reader: BlackBoxReader) -> str:
     return f"opened at {at_ns} ns of the monotonic clock" if at_ns > _LATEST_NS else ""
 
 
-def _newest_of_each_kind(before: Values | None, added: Values) -> Values:
+def _of_last_steps(before: Values | None, added: Values) -> Values:
     rows = added if before is None else joined(Values, [before, added])
-    _, places = np.unique(rows.kind[::-1], return_index=True)
-    return select(rows, len(rows.kind) - 1 - places)
+    _, places = np.unique(rows.kind, return_inverse=True)
+    last_steps = np.zeros(places.max() + 1, dtype=np.int64)
+    np.maximum.at(last_steps, places, rows.step)
+    return select(rows, rows.step == last_steps[places])
 
 
 def box_inode(path: Path) -> int:

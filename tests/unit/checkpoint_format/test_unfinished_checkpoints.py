@@ -64,7 +64,7 @@ def test_only_checkpoint_directories_are_unfinished(checkpoints: Location) -> No
     (main / "other" / "WRITING").write(b"")
     (main / "step-000000010").write(b"a file")
     assert unfinished(checkpoints) == []
-    with pytest.raises(CheckpointError, match=r"holds main/other, main/step-000000010, but no committed checkpoint"):
+    with pytest.raises(CheckpointError, match=r"holds main/other and main/step-000000010, but no committed checkpoint"):
         candidates(checkpoints)
 
 

@@ -248,16 +248,17 @@ def test_reading_of_a_rank_has_the_producers_of_its_last_step(open_box: OpenBox)
     tail = RankTail(path, CLOCK)
     for step, num_pictures in enumerate([(40.0, 8.0), (), (30.0, 18.0)]):
         recorder.set_step(step)
-        recorder.record_value(StepValue.LOSS, 1.0)
+        recorder.record_span(FORWARD, 0, 10**9, 0)
         for number, pictures in enumerate(num_pictures):
             for kind, value in zip(OF_PRODUCERS, (pictures, 0.1 + number, 2.0, float(step)), strict=True):
                 recorder.record_value(kind, value)
         if num_pictures:
             recorder.record_span(Operation.PICTURE_WAIT, 0, 5 * 10**8)
         recorder.complete_step()
+        recorder.record_value(StepValue.LOSS, 1.0)
         tail.poll()
         found = rank_reading(tail, CLOCK)
-        assert found.picture_wait_s == (0.5 if num_pictures else None)
+        assert found.picture_wait_s == (0.5 if num_pictures else 0.0)
     assert found.producers == (ProducerReading(30.0, 0.1, 2.0, 2.0), ProducerReading(18.0, 1.1, 2.0, 2.0))
     tail.close()
 
