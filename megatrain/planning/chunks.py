@@ -67,6 +67,11 @@ def planned_kind(config: Config) -> DeviceKind:
     return DeviceKind("cpu") if config.runtime.device == "cpu" else _ANY_GPU
 
 
+def replays_graphs(config: Config) -> bool:
+    """Return whether the planned device replays micro-batches as CUDA graphs; a CPU never does."""
+    return config.kernels.cuda_graphs and planned_kind(config).type == "cuda"
+
+
 def planned_mesh(config: Config, layout: Layout, rank: int) -> AbstractContextManager[Mesh]:
     """Return the mesh of `rank` for planning: without peers, with the exchanges of the planned kind of device."""
     parallel = config.parallel
@@ -107,7 +112,7 @@ def plan_stage(config: Config, mesh: Mesh) -> list[PlannedChunk]:
                 host.memory,
                 is_split=config.parallel.schedule_kind.splits_backward,
                 is_added=config.parallel.zero_stage == 1 and config.num_microbatches(mesh.layout) > 1,
-                is_by_bucket=config.parallel.overlaps_by_bucket and not config.kernels.cuda_graphs,
+                is_by_bucket=config.parallel.overlaps_by_bucket and not replays_graphs(config),
             )
             sent = _tokens_sent(recorder.complete_step().totals, tp)
             measured[key] = found, sent // found.num_microbatches

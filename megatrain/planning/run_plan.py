@@ -25,7 +25,7 @@ from megatrain.contracts.step_plan import idle_text
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.placement import row_of
 from megatrain.parallel.update_rules import UpdateRule, update_rule
-from megatrain.planning.chunks import plan_stage, planned_mesh
+from megatrain.planning.chunks import plan_stage, planned_mesh, replays_graphs
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
 from megatrain.planning.traffic import Traffic, stage_traffic
 from megatrain.planning.update import plan_update
@@ -239,7 +239,7 @@ def _plan_steps(whole: Config, global_batch_size: int, seq_len: int, pictures_pe
         idle_share=dealing.idle_share,
         idle=idle_text(dealing),
         bucket_size=config.bucket_size(layout),
-        by_chunk=_by_chunk(config, largest_chunk),
+        by_chunk=_by_chunk(config, config.bucket_size(layout), largest_chunk),
         bubble_fraction=bubble_fraction(parallel.schedule, layout.pp_size, parallel.num_chunks, num_microbatches),
         num_parameters=num_parameters(config.model),
         checkpoint_bytes=(8 if config.train.precision == "fp64" else 4)
@@ -256,18 +256,18 @@ def _plan_steps(whole: Config, global_batch_size: int, seq_len: int, pictures_pe
     )
 
 
-def _by_chunk(config: Config, largest_chunk: int) -> str:
+def _by_chunk(config: Config, bucket_size: int, largest_chunk: int) -> str:
     """Return why a chunk's buckets are exchanged together, or an empty text.
 
-    largest_chunk: the most parameters that a rank holds of one chunk.
+    bucket_size: elements that close a bucket. largest_chunk: the most parameters that a rank holds of one chunk.
     """
-    if config.kernels.cuda_graphs:
+    if replays_graphs(config):
         return "kernels.cuda_graphs=true: a replayed backward does not report when a gradient is complete"
     if config.parallel.has_aligned_reductions:
         return "parallel.has_aligned_reductions=true: stages reduce together"
     if not config.parallel.overlap:
         return "parallel.overlap=false: nothing overlaps"
-    if config.parallel.bucket_size >= largest_chunk:
+    if bucket_size >= largest_chunk:
         layer = block_weights(config.model) // config.parallel.tp_size
         return f"one bucket holds a whole chunk; parallel.bucket_size={layer} is the size of a layer's matrices"
     return ""

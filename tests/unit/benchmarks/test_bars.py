@@ -79,10 +79,11 @@ def test_the_committed_table_follows_from_the_committed_results(tmp_path: Path) 
 
 
 def test_the_table_of_all_benchmarks_names_each_missed_bar() -> None:
-    rows = [bar.row() for bar in (at_most("a", 2, 1), at_least("b", 3, 1), at_least("c", 4, 1))]
+    bars = at_most("a", 2, 1), at_least("b", 4, 1), at_least("c", 3, 1), must_hold("d", True), at_most("e", 0, 0.5)
+    rows = [bar.row() for bar in bars]
     record = {"name": "made", "date": "2026-11-28", "bars": rows}
     assert summary([record, {**record, "name": "free", "bars": []}]).splitlines()[2:] == [
         "| [made](made.md) | 2026-11-28 | a | 2 | <= 1 | no |",
-        "| [made](made.md) | 2026-11-28 | the other 2 |  |  | yes |",
+        "| [made](made.md) | 2026-11-28 | c (the closest of 4) | 3 | >= 1 | yes |",
         "| [free](free.md) | 2026-11-28 | no bar |  |  |  |",
     ]

@@ -321,7 +321,7 @@ def test_without_the_wait_of_a_part_its_output_would_be_wrong() -> None:
         run_step(rank_model, 1)
 
 
-def test_aligned_reductions_and_cuda_graphs_reduce_at_the_end() -> None:
+def test_aligned_reductions_reduce_at_the_end() -> None:
     keys = itertools.product((True, False), (True, False))
     found = {
         (overlap, aligned): make_config(

@@ -188,6 +188,27 @@ def test_step_has_the_flops_of_all_its_tokens() -> None:
     assert plan.to_dict()["flops_per_step"] == pytest.approx(tokens * plan.flops_per_token)
 
 
+BY_CHUNK: dict[str, tuple[dict[str, Any], str]] = {
+    "buckets of a layer": ({"parallel.bucket_size": 1024}, ""),
+    "default, few replicas": ({}, ""),
+    "default, many replicas": (
+        {"parallel.dp_size": 64, "batch.global_batch_size": 128},
+        "one bucket holds a whole chunk; parallel.bucket_size=",
+    ),
+    "no overlap": ({"parallel.overlap": False}, "parallel.overlap=false"),
+    "aligned": ({"parallel.has_aligned_reductions": True}, "parallel.has_aligned_reductions=true"),
+    "graphs": ({"kernels.cuda_graphs": True, "runtime.device": "cuda"}, "kernels.cuda_graphs=true"),
+    "graphs on a CPU": ({"kernels.cuda_graphs": True, "runtime.device": "cpu"}, ""),
+}
+
+
+@pytest.mark.parametrize("case", BY_CHUNK)
+def test_plan_states_why_buckets_are_exchanged_together(case: str) -> None:
+    changes, expected = BY_CHUNK[case]
+    found = plan_run(Config.from_dict(with_changes(changes))).by_chunk
+    assert found.startswith(expected) if expected else found == ""
+
+
 def test_unequal_replicas_are_planned_as_the_fullest_one() -> None:
     """8 micro-batches on 3 replicas take as long, and as much memory and traffic, as 9."""
     uneven, even = (
