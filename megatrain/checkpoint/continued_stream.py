@@ -50,8 +50,9 @@ def continued_stream(
         packings = [one.packing or "none" for one in (before, now)]
         return ContinuedStream(now, problem=f"data.packing was {packings[0]}, and is {packings[1]}")
     if before.pictures != now.pictures:
-        made = [one.pictures or "none from shards" for one in (before, now)]
-        problem = f"its pictures were made by {made[0]}, and are made by {made[1]}: pixels or tokens differ"
+        made = [f"pictures from shards, made by {one.pictures}" if one.pictures else "no pictures from shards"
+                for one in (before, now)]  # fmt: skip
+        problem = f"it had {made[0]}, and now has {made[1]}: pixels or tokens would differ"
         return ContinuedStream(now, problem=problem)
     places = _places(now.sources, before.sources)
     sources, notes, problem = _recognised(before.sources, now.sources, places, accepted)

@@ -12,7 +12,7 @@ class LoaderRead:
     """One read of a replica's part of a step.
 
     start_ns: by time.monotonic_ns, which is one clock for all processes of a host. num_bytes: of the arrays of tokens,
-    labels and documents in the ring. producers: what each producer of pictures did for the read.
+    labels, documents and patches in the ring. producers: what each producer of pictures did for the read.
     """
 
     start_ns: int

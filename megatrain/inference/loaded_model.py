@@ -95,8 +95,9 @@ class LoadedModel:
     def tokens_after(self, prompt: Sequence[int], sampling: Sampling, patches: Tensor | None = None) -> Iterator[int]:
         """Yield tokens one by one, until the end-of-document token or max_tokens. An empty prompt starts a document.
 
-        patches: of a picture before the prompt. If the text becomes longer than the model's context, its first tokens
-        are left out, and the picture stays. Shapes: uint8 [P, C].
+        patches: of a picture before the prompt, which then starts a document, as captions in training do. If the text
+        becomes longer than the model's context, its first tokens are left out, and the picture stays. Shapes: uint8
+        [P, C].
         Raises: DataError for an empty prompt when the tokenizer names no end-of-document token, and for patches of
         another form.
         """
@@ -104,7 +105,9 @@ class LoadedModel:
         tokenizer = self.tokenizer
         end = tokenizer.eod_id if tokenizer.end else None
         next_logits = partial(self._next_logits, pictures)
-        yield from draw_tokens(next_logits, list(prompt) or [tokenizer.eod_id], end, sampling)
+        starts_document = pictures is not None or not prompt
+        first = [tokenizer.eod_id, *prompt] if starts_document else list(prompt)
+        yield from draw_tokens(next_logits, first, end, sampling)
 
     def _next_logits(self, pictures: PatchRows | None, tokens: Sequence[int]) -> Tensor:
         num_patches = 0 if pictures is None else len(pictures.patches_PKC)

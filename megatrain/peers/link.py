@@ -15,6 +15,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -184,9 +185,15 @@ class PeerConnection(Closable):
         return CommunicationError(f"{self.location}: {error.strerror or error}")
 
 
-def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> PeerConnection:
+def connect_peer(
+    address: PeerAddress,
+    secret: bytes,
+    limits: PeerLimits,
+    has_connected: Callable[[PeerConnection], None] = lambda connection: None,
+) -> PeerConnection:
     """Return a connection to the program that listens at `address`.
 
+    has_connected: gets the connection before the other side has proved anything, to cut it if it is no longer needed.
     Raises: CommunicationError naming the address.
     """
     try:
@@ -195,6 +202,7 @@ def connect_peer(address: PeerAddress, secret: bytes, limits: PeerLimits) -> Pee
         raise CommunicationError(f"{address}: cannot be reached: {error.strerror or error}") from error
     connection = PeerConnection(connected, str(address), limits)
     try:
+        has_connected(connection)
         connection.authenticate(secret, is_server=False)
     except BaseException:
         connection.close()

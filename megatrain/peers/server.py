@@ -15,8 +15,9 @@ from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.programs.background import lower_thread_priority
 
 _MAX_UNAUTHENTICATED = 8
-"""The maximum number of connections that have not authenticated themselves; the server closes further ones at once."""
-_BACKLOG = 16
+"""The maximum number of connections that have not authenticated themselves."""
+_BACKLOG = 128
+"""Connections that wait to be accepted: ranks of many hosts may ask at the same time."""
 _PAUSE_S = 0.1
 _CLOSE_S = 2.0
 
@@ -39,6 +40,7 @@ class PeerServer(Closable):
 
     The server closes the listener, and each connection after `serve`, which must handle all errors that it can expect.
     has_low_priority: its threads have the lowest priority, for transfers beside training that no rank waits for.
+    patience_s: how long a connection waits while many others authenticate themselves; the server closes it then.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class PeerServer(Closable):
         limits: PeerLimits,
         *,
         has_low_priority: bool = True,
+        patience_s: float = 0.0,
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._serve = serve
         self._limits = limits
         self._has_low_priority = has_low_priority
+        self._patience_s = patience_s
         self._unauthenticated = threading.Semaphore(_MAX_UNAUTHENTICATED)
         self._is_closing = threading.Event()
         self._lock = threading.Lock()
@@ -87,7 +91,7 @@ class PeerServer(Closable):
                 # the listener is closed, or no file descriptor is free at the moment
                 self._is_closing.wait(_PAUSE_S)
                 continue
-            if not self._unauthenticated.acquire(blocking=False):
+            if not self._unauthenticated.acquire(timeout=self._patience_s):
                 connected.close()
                 continue
             connection = PeerConnection(connected, str(PeerAddress(*where[:2])), self._limits)

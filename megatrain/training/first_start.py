@@ -19,10 +19,16 @@ from megatrain.contracts.files.url_drivers import endpoint, reason
 from megatrain.data.indexed import index_path
 from megatrain.data.remote_path import RemotePath
 from megatrain.data.side_by_side import MOST_THREADS
+from megatrain.formatting import names_text
 from megatrain.training.training_data import data_prefixes
 
 TIMEOUT_S = 20.0
 """Of all look-ups together. Drivers repeat a request by themselves within it."""
+
+
+def has_begun(run_directory: Path) -> bool:
+    """Return whether a round of the run has begun to train. Raises: ConfigError when its record is damaged."""
+    return recorded_values(run_directory) is not None
 
 
 def check_storage_of_first_start(config: Config, run_directory: Path, timeout_s: float = TIMEOUT_S) -> None:
@@ -30,7 +36,7 @@ def check_storage_of_first_start(config: Config, run_directory: Path, timeout_s:
 
     Raises: DataError with the keys, a URL, its endpoint and the error of those that cannot be read.
     """
-    if recorded_values(run_directory) is not None:
+    if has_begun(run_directory):
         return
     remote = {key: prefix for key, prefix in data_prefixes(config).items() if isinstance(prefix, RemotePath)}
     problems = _problems({key: index_path(prefix) for key, prefix in remote.items()}, timeout_s)
@@ -39,7 +45,7 @@ def check_storage_of_first_start(config: Config, run_directory: Path, timeout_s:
     key, problem = next(iter(problems.items()))
     address = endpoint(remote[key].store)
     place = f" at {address}" if address else ""
-    others = f" ({', '.join(list(problems)[1:])} cannot be read either)" if len(problems) > 1 else ""
+    others = f" (nor can {names_text(list(problems)[1:])})" if len(problems) > 1 else ""
     raise DataError(
         f"{key}={str(remote[key])!r}: cannot be read{place}: {problem}{others}; check the URL, the "
         "endpoint and the credentials. The run has not begun, so it ends and does not wait for the storage"

@@ -37,7 +37,7 @@ from megatrain.training.replica_check import ReplicaCheck
 from megatrain.training.saving import Saving
 from megatrain.training.step import Requests, StepOutcome, train_step
 from megatrain.training.step_batches import open_batches
-from megatrain.training.training_data import ValidationSet, has_limited_waits
+from megatrain.training.training_data import ValidationSet, shown_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,6 @@ class StepLoop:
         self._evaluations = Evaluations(
             parts.rank_model, parts.validation, self._phases, parts.reporter, parts.callbacks
         )
-        self._show_wait = parts.recorder.show_liveness if has_limited_waits(parts.reader) else lambda: None
-        """Signals, while this rank waits for data, that it does not hang."""
         self._replica_check = self._make_replica_check()
         self._bad_samples: BadSamples | None = None
         """None if the run does not replace bad samples."""
@@ -146,7 +144,7 @@ class StepLoop:
                 for observer in observers:
                     observer.before_step(self.step)
                 with recorder.span(Operation.DATA_WAIT):
-                    batch = batches.next(self._show_wait)
+                    batch = batches.next(shown_wait(self._reader, recorder.show_liveness))
                 record_reads(recorder, batch)
                 slots = config.num_microbatches(layout, batch.global_batch_size)
                 recorder.set_work(slots * sample_cost(document_cost(config.model), batch.seq_len))

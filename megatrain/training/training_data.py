@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from megatrain.config.config import Config
 from megatrain.config.data import DataSourceConfig, integer_weights
 from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.model_products import DocumentCost, document_cost
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.dataset import (
@@ -39,6 +40,9 @@ from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, RemotePath, path_or_url
 from megatrain.data.side_by_side import side_by_side
 from megatrain.data.training_source import TrainingSource
+
+LONGEST_WAIT_S = 900.0
+"""Reads of object storage and requests to producers have failed by then: they are given up after a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,28 @@ def has_limited_waits(reader: BatchReader) -> bool:
     A read from a disk may never return.
     """
     opened = [source for source in reader.sources if source is not None]
-    return all(source.dataset.cache_use is not None or isinstance(source.pictures, ShardSamples) for source in opened)
+    return all(
+        source.dataset.cache_use is not None or isinstance(source.pictures, (ShardSamples, DrawnPictures))
+        for source in opened
+    )
+
+
+def shown_wait(
+    reader: BatchReader, show_liveness: Callable[[], None], clock_s: Callable[[], float] = time.monotonic
+) -> Callable[[], None]:
+    """Return what a rank calls while it waits for a step, so that it does not count as hung.
+
+    It does nothing where a read may never return, and after LONGEST_WAIT_S: then something else than a read hangs.
+    """
+    if not has_limited_waits(reader):
+        return lambda: None
+    end_s = clock_s() + LONGEST_WAIT_S
+
+    def show() -> None:
+        if clock_s() < end_s:
+            show_liveness()
+
+    return show
 
 
 def named_producers(config: Config) -> Producers:
@@ -147,11 +172,12 @@ def named_producers(config: Config) -> Producers:
     return Producers(config.pictures.peers, read_secret(Path(config.pictures.secret)))
 
 
-def find_decoder(config: Config, reader: BatchReader) -> None:
+def find_decoder(config: Config, reader: BatchReader, *, has_begun: bool) -> None:
     """Find out what pictures from shards are decoded with, which is part of the sample order; ask running producers.
 
+    has_begun: whether the run has trained before: its addresses have been right then.
     Raises: DataError when the decoder is not installed, the secret of running producers cannot be used, or they have
-    other shards; UnreachableError when none of them answers.
+    other shards, or when none answers a run that has not begun; UnreachableError when none answers another run.
     """
     shards = shards_of(reader)
     if shards is None:
@@ -159,8 +185,16 @@ def find_decoder(config: Config, reader: BatchReader) -> None:
     if not config.pictures.peers:
         shards.decoder = decoder_identity(config.pictures.decoder)
         return
-    with shards.connect(named_producers(config)) as source:
-        shards.decoder = source.decoder()
+    try:
+        with shards.connect(named_producers(config)) as source:
+            shards.decoder = source.decoder()
+    except UnreachableError as error:
+        if has_begun:
+            raise
+        raise DataError(
+            f"pictures.addresses={config.pictures.addresses!r}: {error}. The run has not begun, so it ends and does "
+            "not wait for the producers"
+        ) from error
 
 
 def balanced_cost(config: Config) -> DocumentCost | None:

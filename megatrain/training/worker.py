@@ -40,7 +40,7 @@ from megatrain.telemetry.timers import cuda_timer
 from megatrain.training.cpu_binding import bind_process, gpu_pci_address, set_threads
 from megatrain.training.device_settings import set_allocator, use_all_queues, use_expandable_segments
 from megatrain.training.extensions import NO_EXTENSIONS, Extensions
-from megatrain.training.first_start import check_storage_of_first_start
+from megatrain.training.first_start import check_storage_of_first_start, has_begun
 from megatrain.training.kernel_readiness import kernel_note, processor_notes, refuse_gpu_backends, whole_sequence_notes
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
@@ -79,7 +79,7 @@ def run_worker(
     if process.rank == 0:
         check_storage_of_first_start(config, run_directory.root)
     reader, validation = open_reader(config), open_validation(config)
-    find_decoder(config, reader)
+    find_decoder(config, reader, has_begun=has_begun(run_directory.root))
     notes = [*_device_notes(config, device, queues), *tokenizer_notes(config)]
     run_directory.create()
     with ExitStack() as closing:

@@ -296,7 +296,7 @@ def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> R
 def _training_data(config: Config, orders: CaseOrders) -> tuple[BatchReader, SampleStream]:
     if not config.data.train:
         reader = open_reader(config)
-        find_decoder(config, reader)
+        find_decoder(config, reader, has_begun=False)
         return reader, sample_stream(config, reader, ())
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})

@@ -104,7 +104,7 @@ def _cache_problems(data: DataConfig) -> Iterator[Problem]:
 
 def _names_source(key: str) -> bool:
     section, _, name = key.partition(".")
-    return bool(kind_of(section, ("data_source",))) and name in ("path", "name")
+    return bool(kind_of(section, ("data_source",))) and name in ("path", "pictures", "name")
 
 
 def _two_forms(config: Config, named: _DataSections, with_path: _Sections) -> Iterator[Problem]:

@@ -102,7 +102,8 @@ def _source_problems(config: Config, kinds: Mapping[str, str]) -> Iterator[Probl
     first, *others = kinds.items()
     train = config.data.train
     if train:
-        reason = f'the text is the captions; use train="", and a [[data_source]] for {value_text(train)}'
+        own = ' with pictures="none" in [data] and another one for the pictures' if first[0] == _DATA else ""
+        reason = f'the text is the captions; use train="", and a [[data_source]] for {value_text(train)}{own}'
         yield _excluded("data.train", train, first, reason)
     for section, source in config.sections_of("data_source").items():
         if source.path and source.has_pictures:
@@ -131,9 +132,15 @@ def _shard_problems(config: Config) -> Iterator[Problem]:
             yield Problem(
                 (unused, _DATA),
                 f"{setting(unused, value)} does nothing with {_DATA}={value_text(data.pictures)}; use "
-                f'{_DATA}="shards", or remove {name}',
+                f'{_DATA}="shards" or a [[data_source]] with pictures="shards", or remove {name}',
             )
         return
+    if "://" in pictures.shards:
+        yield Problem(
+            (_SHARDS,),
+            f"{setting(_SHARDS, pictures.shards)} is a URL; copy shards and index to a directory of each host, or use "
+            f"{_ADDRESSES} of producers that have them",
+        )
     if not pictures.shards:
         yield Problem(
             (_SHARDS, key),

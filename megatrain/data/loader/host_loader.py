@@ -214,6 +214,8 @@ class HostLoader:
             return
         if not place.arena.loader_plan(place.round).exists():
             raise DataError(f"{place.arena.root}: the files of the data loader were removed; start the job again")
+        if plan.pictures is not None and not plan.pictures.may_open:
+            return
         lock = hold_exclusively(place.arena.loader_lock(place.round))
         if lock is None:
             # one has just been started, and does not read its FIFO yet

@@ -41,8 +41,7 @@ class Share:
     """What some ranks of a host read of each step: the part of `replica`.
 
     has_tokens: whether one of them is on the first or last stage of the pipeline. Stages between these need only the
-    bounds of documents. encoders: those of the first stage, which encodes
-    pictures.
+    bounds of documents. encoders: those of the first stage, which encodes pictures.
     """
 
     replica: int

@@ -46,6 +46,11 @@ class PlannedPictures:
     shards: PlannedShards | None = None
 
     @property
+    def may_open(self) -> bool:
+        """Whether producers are named. They no longer are when the first rank of the host has ended, with the round."""
+        return self.shards is None or Path(self.shards.producers.file).exists()
+
+    @property
     def shape(self) -> tuple[int, int]:
         """The patches of a picture, and the bytes of a patch."""
         picture_format = PictureFormat(self.size, self.patch_size)

@@ -84,6 +84,7 @@ class RingLayout:
         shares = shares_of(layout, ranks)
         model = config.model
         has_patches = model.has_pictures and any(share.encoders for share in shares)
+        asks_producers = any(source.pictures == "shards" for source in config.data_sources.values())
         return cls(
             depth=config.data.prefetch + 1,
             num_shares=len(shares),
@@ -93,7 +94,7 @@ class RingLayout:
             seq_len=max(config.seq_lens),
             has_document_mask=config.data.has_document_mask,
             picture_shape=(model.num_patches, patch_width(model)) if has_patches else (0, 0),
-            num_producers=config.pictures.num_producers if config.data.pictures == "shards" else 0,
+            num_producers=config.pictures.num_producers if asks_producers else 0,
             text_bytes=_REASON_BYTES if config.data.bad_samples == "replace" else 0,
         )
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
 from megatrain.data.pictures.bad_picture import BadPicture, BadPictureError
 from megatrain.data.pictures.picture_format import REFUSE, PictureFormat
@@ -25,7 +25,7 @@ from megatrain.data.pictures.preparation import PreparedPicture
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
 from megatrain.data.pictures.requests import PictureRequests, TakenNumbers
 from megatrain.data.producer_work import ProducerWork, ProducerWorks
-from megatrain.peers.link import PeerAddress, connect_peer
+from megatrain.peers.link import PeerAddress, PeerConnection, connect_peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _REQUESTS_OF_PRODUCER = 2
@@ -63,7 +63,7 @@ class Pictures:
     works: ProducerWorks
 
 
-class PictureSource:
+class PictureSource(Closable):
     """Asks producers for the pictures of one index, in one format. For use by one thread.
 
     data: the digest of the index. bad_pictures: one of BAD_PICTURES. decoder: what all producers must decode with;
@@ -90,6 +90,9 @@ class PictureSource:
         self._decoders = _SameDecoder(decoder)
         self._work: PictureRequests | None = None
         self._is_closed = False
+        self._lock = threading.Lock()
+        self._connections: WeakSet[PeerConnection] = WeakSet()
+        """Those of the running requests; others may still be in it."""
         self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
 
     def patches(self, numbers: Sequence[int]) -> Pictures:
@@ -123,17 +126,14 @@ class PictureSource:
         return self._decoders.expected
 
     def close(self) -> None:
-        """End the threads, and a call of `patches` in another thread."""
+        """End the requests, and a call of `patches` in another thread."""
         self._is_closed = True
         if self._work is not None:
             self._work.stop()
-        self._threads.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        with self._lock:
+            for connection in self._connections:
+                connection.cut()  # a producer that does not answer must not delay the end
+        self._threads.shutdown(wait=False)
 
     def _start(self, work: PictureRequests, counts: _Counts, patches_NPV: NDArray[np.uint8]) -> list[Future[None]]:
         try:
@@ -178,12 +178,18 @@ class PictureSource:
     def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> tuple[_Answer, int]:
         """Return the pictures of a request, and how many requests waited in the producer."""
         request = PictureRequest(self._data, self._format, taken.numbers)
-        with connect_peer(address, self._producers.secret, PRODUCER_LIMITS) as connection:
+        with connect_peer(address, self._producers.secret, PRODUCER_LIMITS, self._has_connected) as connection:
             connection.send_message(request.encode())
             answer = AnswerReader(connection, request)
             self._decoders.check(address, answer.head.decoder)
             pictures = answer.read_into(patches_NPV[taken.first : taken.first + len(taken.numbers)])
             return pictures, answer.head.num_waiting
+
+    def _has_connected(self, connection: PeerConnection) -> None:
+        with self._lock:
+            self._connections.add(connection)
+            if self._is_closed:
+                connection.cut()
 
 
 class _AskedProducer:

@@ -112,7 +112,7 @@ def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Ca
     # Never closed: a shutdown would close the socket for the next producer too.
     PeerServer(
         socket.socket(fileno=listener), os.pread(secret, SECRET_BYTES, 0), producer.serve, PRODUCER_LIMITS,
-        has_low_priority=False,
+        has_low_priority=False, patience_s=PRODUCER_LIMITS.authentication_s,
     )  # fmt: skip
     producer.run()
 

@@ -52,7 +52,8 @@ def _problem(path: Path) -> str:
     try:
         return _read(path).text("problem")
     except CheckpointError as error:
-        return str(error)
+        # without the file, the first rank of the host has ended: its failure matters, not that of those who wait
+        return str(error) if path.exists() else ""
 
 
 def _read(path: Path) -> JsonObject:

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.peers.link import SECRET_BYTES, PeerAddress
 from megatrain.peers.server import listen
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.supervisor import Supervisor
+from megatrain.programs.thread_limits import thread_error
 
 _STOP_S = 2.0
 MakeCommand = Callable[[int, int], Sequence[str]]
@@ -32,12 +33,13 @@ def producer_command(directory: Path, decoder: str, num_threads: int = 1) -> Mak
     return command
 
 
-class PictureProducers:
+class PictureProducers(Closable):
     """Producers that run during the block. Their addresses stay the same when they are started again.
 
     listeners: one for each producer; each is closed when its producer is not started again. logs: the directory for
     their output. report: receives a message when a producer exits.
-    Raises: OSError when the secret cannot be stored in memory.
+    Raises: OSError when the secret cannot be stored in memory; MegatrainError, at the begin of the block, when a thread
+    cannot be started.
     """
 
     def __init__(
@@ -76,13 +78,21 @@ class PictureProducers:
 
     def __enter__(self) -> Self:
         for thread in self._threads:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.close()
+                raise thread_error(
+                    "a thread that watches a producer of pictures", error, "use fewer of them (pictures.producers)"
+                ) from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Stop the producers."""
         self._closed.set()
         for thread in self._threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         os.close(self._secret_file)
 
     def _run(self, supervisor: Supervisor, listener: socket.socket) -> None:

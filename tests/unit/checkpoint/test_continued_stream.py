@@ -106,8 +106,8 @@ def test_pictures_that_are_made_in_another_way_are_refused() -> None:
     cases = [(made, made.replace("2.4.0", "2.5.0")), (made, ""), ("", made)]
     for before, now in cases:
         pair = replace(BEFORE, pictures=before), replace(stream((WEB, 3), (CODE, 1)), pictures=now)
-        texts = [one or "none from shards" for one in (before, now)]
-        expected = f"its pictures were made by {texts[0]}, and are made by {texts[1]}: pixels or tokens differ"
+        texts = [f"pictures from shards, made by {one}" if one else "no pictures from shards" for one in (before, now)]
+        expected = f"it had {texts[0]}, and now has {texts[1]}: pixels or tokens would differ"
         assert continued_stream(*pair, cursor=400).problem == expected
     same = replace(BEFORE, pictures=made), replace(stream((WEB, 3), (CODE, 1)), pictures=made)
     assert continued_stream(*same, cursor=400).problem == ""

@@ -73,7 +73,8 @@ CASES = {
         [*DRAWN, "--data.train=web"],
         (
             'data.train="web" cannot be used with data.pictures="drawn": the text is the captions; use train="", and '
-            'a [[data_source]] for "web" (--data.train on the command line)'
+            'a [[data_source]] for "web" with pictures="none" in [data] and another one for the pictures '
+            "(--data.train on the command line)"
         ),
     ),
     "drawn pictures beside a source": (
@@ -173,8 +174,15 @@ CASES = {
     "a key of shards beside drawn pictures": (
         [*DRAWN, "--pictures.threads=2"],
         (
-            'pictures.threads=2 does nothing with data.pictures="drawn"; use data.pictures="shards", or remove threads '
-            "(--pictures.threads on the command line)"
+            'pictures.threads=2 does nothing with data.pictures="drawn"; use data.pictures="shards" or a '
+            '[[data_source]] with pictures="shards", or remove threads (--pictures.threads on the command line)'
+        ),
+    ),
+    "shards behind a URL": (
+        [*SHARDS, "--pictures.shards=s3://bucket/shards"],
+        (
+            'pictures.shards="s3://bucket/shards" is a URL; copy shards and index to a directory of each host, or use '
+            "pictures.addresses of producers that have them (--pictures.shards on the command line)"
         ),
     ),
     "an address without a port": (

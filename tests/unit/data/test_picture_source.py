@@ -20,21 +20,23 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
+from megatrain.data.pictures import picture_source
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_format import PILLOW, REFUSE, REPLACE, PictureFormat
 from megatrain.data.pictures.picture_index import PictureIndex, build_index
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
 from megatrain.data.pictures.preparation import prepared_pictures
 from megatrain.data.pictures.producer import Producer
+from megatrain.data.pictures.producer_file import read_producers, write_producers
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
 from megatrain.data.pictures.shard_reader import ShardReader
-from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection, connect_peer
+from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
 from tests.helpers.pillow_producer import PillowDecoder
 from tests.helpers.processes import descendants, is_running
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 FORMAT = PictureFormat(size=32, patch=8)
 SECRET = bytes(range(SECRET_BYTES))
@@ -162,6 +164,44 @@ def test_producers_that_decode_in_two_ways_are_refused(shards: tuple[Path, list[
         pytest.raises(DataError, match="a picture would depend on who decodes it"),
     ):
         asked(directory, producers, list(range(60)) * 10)
+
+
+def test_close_ends_a_request_that_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that is stopped accepts connections, and sends nothing."""
+    limit_s = 10 * DEADLINE_S
+    monkeypatch.setattr(picture_source, "PRODUCER_LIMITS", PeerLimits(limit_s, limit_s, limit_s))
+    errors: list[DataError] = []
+    with listen("127.0.0.1") as stopped:
+        source = PictureSource("data", FORMAT, Producers([PeerAddress(*stopped.getsockname()[:2])], SECRET))
+
+        def ask() -> None:
+            try:
+                source.patches([0])
+            except DataError as error:
+                errors.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        accepted, _ = stopped.accept()
+        source.close()
+        asking.join(DEADLINE_S)
+        accepted.close()
+    assert [str(error) for error in errors] == ["the source of pictures is closed"]
+
+
+def test_only_a_written_problem_of_producers_ends_a_wait(tmp_path: Path) -> None:
+    """The first rank of a host removes the file when it ends: the ranks that wait then are not at fault."""
+    path = tmp_path / "producers"
+    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET)
+    write_producers(path, producers)
+    read = read_producers(path)
+    assert (read.addresses, read.problem()) == (producers.addresses, "")
+    write_producers(path, producers, "none can be started")
+    assert read.problem() == "none can be started"
+    path.write_text("damaged")
+    assert "not JSON" in read.problem()
+    path.unlink()
+    assert read.problem() == ""
 
 
 def test_producers_with_another_secret_are_not_believed(shards: tuple[Path, list[bytes]]) -> None:

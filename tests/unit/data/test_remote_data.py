@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,14 @@ from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import path_or_url
 from megatrain.data.verification import verify_data
-from megatrain.training.training_data import has_limited_waits, open_reader, open_validation, sample_stream
+from megatrain.training.training_data import (
+    LONGEST_WAIT_S,
+    has_limited_waits,
+    open_reader,
+    open_validation,
+    sample_stream,
+    shown_wait,
+)
 from tests.helpers.host_loading import content, read_alone, steps
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
@@ -219,6 +227,14 @@ def test_only_reads_of_remote_files_have_a_limit(local: Path, store: WatchedStor
     at_local, remote = (open_reader(config_of(root, tmp_path)) for root in (local, store.root))
     mixed = replace(remote, sources=(at_local.sources[0], remote.sources[1]))
     assert [has_limited_waits(reader) for reader in (at_local, mixed, remote)] == [False, False, True]
+
+    shown: list[str] = []
+    for name, reader in (("local", at_local), ("remote", remote)):
+        times_s = iter([100.0, 100.5, 100.0 + LONGEST_WAIT_S - 1, 100.0 + LONGEST_WAIT_S])
+        show = shown_wait(reader, partial(shown.append, name), lambda: next(times_s))  # noqa: B023 -- used at once
+        for _ in range(3):
+            show()
+    assert shown == ["remote", "remote"], "longer than any read: something else hangs"
 
 
 def test_unreachable_storage_is_no_bad_sample(local: Path, store: WatchedStore, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_first_start_ends_with_key_url_and_error(name: str, store: WatchedStore,
     root = f"{store.root}-of-another" if name == "bucket" else store.root
     with answering(info):
         found = problem_of(config_of(root, tmp_path, f"{root}/held-out"), tmp_path)
-    assert found == f"data.train='{root}/web': cannot be read: {text} (data.validation cannot be read either){ADVICE}"
+    assert found == f"data.train='{root}/web': cannot be read: {text} (nor can data.validation){ADVICE}"
 
 
 def test_storage_that_does_not_answer_is_not_awaited(store: WatchedStore, tmp_path: Path) -> None:

@@ -81,16 +81,16 @@ def test_text_without_a_picture_is_that_of_a_decoder_alone(loaded: LoadedModel) 
 
 
 def test_tokens_follow_the_picture_and_the_last_tokens(loaded: LoadedModel) -> None:
-    """The picture stays in the context, which has room for 4 tokens beside it."""
+    """The picture stays in the context, which has room for 4 tokens beside it. The text starts a document."""
     speaking = replace(loaded, read_tokenizer=lambda: SimpleNamespace(end="", eod_id=0))  # type: ignore[arg-type, return-value]
     patches, rows = patches_of_numbers()[0], [0] * MODEL.num_patches
-    expected = [1, 2]
+    expected = [0, 1, 2]
     for _ in range(6):
         expected.append(int(plain_logits(loaded, rows + expected[-4:], patches)[-1].argmax()))
 
     greedy = Sampling(max_tokens=6, temperature=0.0)
-    assert list(speaking.tokens_after([1, 2], greedy, patches)) == expected[2:]
-    assert list(speaking.tokens_after([1, 2], greedy)) != expected[2:]
+    assert list(speaking.tokens_after([1, 2], greedy, patches)) == expected[3:]
+    assert list(speaking.tokens_after([1, 2], greedy)) != expected[3:]
     with pytest.raises(DataError, match=r"the patches are \[3, 108\] of torch\.uint8"):
         list(speaking.tokens_after([1, 2], greedy, patches[:3]))
 

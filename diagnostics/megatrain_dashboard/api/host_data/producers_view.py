@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,14 @@ from megatrain.contracts.black_box.operations import StepValue
 from megatrain_dashboard.api.host_data.cells import history_of
 from megatrain_dashboard.api.host_data.document import PicturesDocument, ProducerDocument, ProducerState
 from megatrain_diagnostics.events.tables import Float64, Int64, Values, select
+
+_COMBINED: Mapping[StepValue, Any] = {
+    StepValue.PRODUCER_PICTURES: np.add,
+    StepValue.PRODUCER_FAILURES: np.add,
+    StepValue.PRODUCER_WAITING: np.maximum,
+    StepValue.PRODUCER_ANSWER_SECONDS: np.maximum,
+}
+"""How the values of the ranks are combined."""
 
 
 def pictures_document(
@@ -22,12 +30,12 @@ def pictures_document(
     step_s: mean duration of a step, with the wait for data. addresses: by the number of a producer, as far as known.
     Shapes: wait_s [ranks, steps].
     """
-    pictures = _by_producer(values, StepValue.PRODUCER_PICTURES, steps, np.add)
-    if not len(pictures):
+    found_by_kind = [_by_producer(values, kind, steps, combine) for kind, combine in _COMBINED.items()]
+    # the record of a step may have been lost in part
+    num_producers = min(map(len, found_by_kind))
+    if not num_producers:
         return None
-    failures = _by_producer(values, StepValue.PRODUCER_FAILURES, steps, np.add)
-    waiting = _by_producer(values, StepValue.PRODUCER_WAITING, steps, np.maximum)
-    answer_s = _by_producer(values, StepValue.PRODUCER_ANSWER_SECONDS, steps, np.maximum)
+    pictures, failures, waiting, answer_s = (found[:num_producers] for found in found_by_kind)
     newest = int(np.flatnonzero((pictures + failures).any(axis=0))[-1]) if (pictures + failures).any() else 0
     waited_s = np.nansum(wait_s, axis=0)
     return PicturesDocument(
