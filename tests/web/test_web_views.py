@@ -69,7 +69,7 @@ def test_loss_by_source_shows_the_chosen_source(serve: Serve, pages) -> None:
     page.wait_for_function("() => location.hash.includes('source=web')")
 
 
-def test_page_of_a_host_shows_loader_and_producers(serve: Serve, pages) -> None:
+def test_page_of_a_host_shows_loader_cache_and_producers(serve: Serve, pages) -> None:
     page = pages.open(f"{serve().url}#/hosts/{SLOW_HOST}")
     section = page.get_by_role("region", name="Data")
     expect(section).to_contain_text("steps 47,991 to 48,230")
@@ -80,10 +80,13 @@ def test_page_of_a_host_shows_loader_and_producers(serve: Serve, pages) -> None:
             re.compile(r"Read time\s*900\sms\s*a step, at most 4\.50\ss"),
             re.compile(r"Steps ready\s*1 of 2\s*at least 0"),
             re.compile(r"Restarts\s*1"),
+            re.compile(r"From the cache\s*11\.5\sMB\s*a step, 50\.3\sMB from the storage"),
+            re.compile(r"Removed from the cache\s*1\.05\sMB\s*a step"),
+            re.compile(r"Not stored\s*12\s*blocks, in this round"),
             re.compile(r"Wait for pictures\s*800\sms\s*a step, at most 4\.40\ss"),
         ]
     )
-    expect(section.locator("dl .tone-warning")).to_have_count(2)
+    expect(section.locator("dl .tone-warning")).to_have_count(3)
     waits = section.get_by_role("table", name="Waits for data").locator("tbody tr")
     expect(waits).to_have_count(8)
     expect(waits.first).to_contain_text("136")
