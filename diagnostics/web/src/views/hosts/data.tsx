@@ -9,8 +9,10 @@ import type {
 import { useResource } from "../../api/resource";
 import { hrefOf } from "../../app/location";
 import { rangeQuery } from "../../app/range";
+import { Badge, type Tone } from "../../ui/badge";
 import { Duration, Figure, TimeText } from "../../ui/figures";
 import { bytesText, countOf, countText, durationText, NOT_KNOWN, numberText, percentText } from "../../ui/format";
+import type { Shape } from "../../ui/icons";
 import { Section } from "../../ui/section";
 import { Table, type Column } from "../../ui/table";
 import { Trace } from "./trace";
@@ -90,16 +92,27 @@ function LoaderFigures({ loader }: { loader: DataLoaderDocument }): JSX.Element 
   );
 }
 
-const STATE_TEXT: Record<ProducerDocument["state"], string> = {
-  "answers": "answers", "failed": "does not answer", "not-asked": "not asked",
+const STATES: Record<ProducerDocument["state"], { text: string; tone: Tone; shape: Shape }> = {
+  "answers": { text: "answers", tone: "good", shape: "circle" },
+  "failed": { text: "does not answer", tone: "warning", shape: "triangle" },
+  "not-asked": { text: "not asked", tone: "quiet", shape: "ring" },
 };
+
+function ProducerState({ state }: { state: ProducerDocument["state"] }): JSX.Element {
+  const { text, tone, shape } = STATES[state];
+  return (
+    <Badge tone={tone} shape={shape}>
+      {text}
+    </Badge>
+  );
+}
 
 const PRODUCER_COLUMNS: readonly Column<ProducerDocument>[] = [
   { key: "number", label: "Producer", isNumber: true, sort: (row) => row.number, render: (row) => row.number },
   { key: "address", label: "Address", sort: (row) => row.address, render: (row) => row.address || "on this host" },
   {
     key: "state", label: "State", title: "In the newest step whose reads asked for pictures", sort: (row) => row.state,
-    render: (row) => <span class={row.state === "failed" ? "tone-warning" : undefined}>{STATE_TEXT[row.state]}</span>,
+    render: (row) => <ProducerState state={row.state} />,
   },
   {
     key: "rate", label: "Pictures/s", title: "Pictures that it answered for this host", sort: (row) => row.pictures_per_s,
