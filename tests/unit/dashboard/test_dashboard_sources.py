@@ -95,10 +95,12 @@ def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
     assert shown.number == 1
     builder = SeriesBuilder()
     reader = SeriesReader(events, builder)
-    assert not reader.poll(seen)
+    while reader.poll(seen):
+        pass
     # The next one is older than the invented record, and counts.
     put_steps(tmp_path, 2, range(5, 30))
-    assert not reader.poll(rounds_seen(events), is_over=True)
+    while reader.poll(rounds_seen(events), is_over=True):
+        pass
     assert builder.snapshot().column("last").tolist() == list(range(30))
 
 
