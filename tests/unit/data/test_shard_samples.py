@@ -64,7 +64,7 @@ def opened(directory: Path, producers: Producers, **data: str) -> tuple[BatchRea
     tables = shard_tables(directory)
     config = make_config(tables, {"data": {**tables["data"], "seed": 5, **data}})
     reader = open_reader(config)
-    find_decoder(config, reader)
+    find_decoder(config, reader, has_begun=False)
     shards = shards_of(reader)
     assert shards is not None
     return reader, shards.connect(producers)
@@ -220,7 +220,7 @@ def test_producers_with_another_decoder_are_refused(shards: Path, producers: Pro
 def test_stream_names_data_and_decoder(shards: Path) -> None:
     config = make_config(shard_tables(shards))
     reader = open_reader(config)
-    find_decoder(config, reader)
+    find_decoder(config, reader, has_begun=False)
     stream = sample_stream(config, reader, ())
     (source,) = stream.sources
     assert source.num_tokens == NUM_PICTURES
