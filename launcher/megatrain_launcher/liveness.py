@@ -139,11 +139,12 @@ class OrderDelivery:
     def __init__(self, bound_s: float) -> None:
         self._bound_s = bound_s
         self._held_since: float | None = None
+        self._problem = ""
         self._reason = ""
 
     def poll(self, now: float, unconfirmed_s: float, problem: str, *, is_lease_held: bool) -> str:
-        """Return why this host is not fit, empty if it is. The reason stays the same until the host receives orders
-        again.
+        """Return why this host is not fit, empty if it is. The reason names the first problem that is known, and stays
+        the same until the host receives orders again.
 
         Only the time during which the host has its lease counts: while etcd is unavailable no host receives anything,
         and afterwards the watch may recover a moment later than the lease.
@@ -154,8 +155,10 @@ class OrderDelivery:
         if self._held_since is None:
             self._held_since = now
         has_lost_orders = min(unconfirmed_s, now - self._held_since) > self._bound_s
-        if has_lost_orders and not self._reason:
-            self._reason = f"its orders do not arrive: {problem or f'no sign of them for {self._bound_s:g} s'}"
-        elif not has_lost_orders and unconfirmed_s <= self._bound_s:
-            self._reason = ""
+        if has_lost_orders:
+            self._problem = self._problem or problem
+            missing = self._problem or f"no sign of them for {self._bound_s:g} s"
+            self._reason = f"its orders do not arrive: {missing}"
+        elif unconfirmed_s <= self._bound_s:
+            self._problem = self._reason = ""
         return self._reason

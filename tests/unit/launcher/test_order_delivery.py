@@ -134,7 +134,7 @@ def test_host_without_orders_joins_no_new_round(etcd: EtcdServers, driver: EtcdC
         proxy.garbage, proxy.conduct = [LONG_LENGTH], Conduct.GARBAGE
         proxy.corrupts = lambda request: is_watch_of(FOLLOWED[followed], request)
         with executor(client, bound_s=0.5) as membership:
-            wait_until(lambda: "a" in eligible_now(driver).refused, "the host to be refused")
+            wait_until(lambda: "etcd watch of " in eligible_now(driver).refused.get("a", ""), "the host to be refused")
             reason = eligible_now(driver).refused["a"]
             assert reason.startswith("it is unfit: its orders do not arrive: etcd watch of ")
             assert FOLLOWED[followed] in reason
@@ -173,6 +173,16 @@ def test_time_without_orders_counts_while_etcd_answers() -> None:
         for now, unconfirmed_s, is_held in [(0.0, RECENT, True), *polls]:
             reason = delivery.poll(now, unconfirmed_s, "no answer", is_lease_held=is_held)
         assert reason == (expected and f"its orders do not arrive: {expected}"), name
+
+
+def test_reason_without_orders_names_the_first_known_problem() -> None:
+    delivery = OrderDelivery(10.0)
+    polls = [(0.0, RECENT, ""), (11.0, 11.0, ""), (12.0, 12.0, "no answer"), (13.0, 13.0, "refused")]
+    polls += [(14.0, RECENT, ""), (25.0, 11.0, "")]
+    reasons = [delivery.poll(now, waited_s, problem, is_lease_held=True) for now, waited_s, problem in polls]
+    unknown = "its orders do not arrive: no sign of them for 10 s"
+    known = "its orders do not arrive: no answer"
+    assert reasons == ["", unknown, known, known, "", unknown]
 
 
 def test_etcd_outage_below_a_lease_makes_no_host_unfit() -> None:
