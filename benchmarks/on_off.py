@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 BLOCK = 5
 """Consecutive steps with telemetry on, or off."""
 TURN = 4 * BLOCK
 """Steps. Of the ten that are on, one is streamed in full."""
-WARMUP = 10 * TURN
+WARMUP = 5 * TURN
 """Steps left out at the begin."""
 SECTION = 20 * TURN
 """Steps from one evaluation of the rule to the next. The last turn of a section is left out, because the evaluation
@@ -25,7 +25,7 @@ takes time in it."""
 MIN_SECTIONS = 4
 MAX_HALF_WIDTH = 0.002
 """The wanted distance from the ratio to the upper bound."""
-MAX_S = 400.0
+MAX_S = 360.0
 """The longest measurement of one case, in seconds."""
 _CUT = 0.2
 _Z_95 = 1.645
@@ -56,14 +56,21 @@ def ratio_and_half_width(logs: Sequence[float]) -> tuple[float, float]:
     kept = ordered[num_cut : len(ordered) - num_cut]
     winsorized = [kept[0]] * num_cut + kept + [kept[-1]] * num_cut
     error = statistics.stdev(winsorized) / ((1.0 - 2.0 * _CUT) * math.sqrt(len(ordered)))
-    return math.exp(statistics.fmean(kept)), math.expm1(_Z_95 * error)
+    quantile = _Z_95 + (_Z_95**3 + _Z_95) / (4.0 * (len(kept) - 1))  # of Student's t, to first order
+    return math.exp(statistics.fmean(kept)), math.expm1(quantile * error)
 
 
-def is_enough(seconds: Sequence[float]) -> bool:
-    """Return whether the measurement ends: at the end of a section, when the interval is narrow or the time is over."""
-    num_steps = len(seconds) - WARMUP
-    if num_steps <= 0 or num_steps % SECTION:
+def is_enough(num_steps: int, elapsed_s: float, seconds: Callable[[], Sequence[float]]) -> bool:
+    """Return whether the measurement ends: after a turn, when the time is over, or after a section, when the interval
+    is narrow.
+
+    num_steps: completed steps. elapsed_s: the time since the warm-up. seconds: returns the seconds of all steps.
+    """
+    num_counted = num_steps - WARMUP
+    if num_counted <= 0 or num_counted % TURN:
         return False
-    if sum(seconds[WARMUP:]) >= MAX_S:
+    if elapsed_s >= MAX_S:
         return True
-    return num_steps >= MIN_SECTIONS * SECTION and ratio_and_half_width(turn_logs(seconds))[1] <= MAX_HALF_WIDTH
+    if num_counted % SECTION or num_counted < MIN_SECTIONS * SECTION:
+        return False
+    return ratio_and_half_width(turn_logs(seconds()))[1] <= MAX_HALF_WIDTH

@@ -62,7 +62,7 @@ def run() -> Result:
             (
                 "upper 95 %: one-sided, with the standard error of a trimmed mean; a case ends when this bound is at "
                 f"most {MAX_HALF_WIDTH:.1%} above the ratio, or after {MAX_S:.0f} s; neither depends on the ratio, so "
-                "the bound stays valid, and is only higher if time runs out"
+                "the bound stays valid, and is only higher if the time is over"
             ),
             (
                 "on: all spans timed and on record, one step in 10 streamed in full, totals and values of all; off: no "

@@ -15,7 +15,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.on_off import BLOCK, SECTION, WARMUP, is_enough, is_on
+from benchmarks.on_off import BLOCK, WARMUP, is_enough, is_on
 from megatrain.cli import main
 from megatrain.contracts.black_box.reader import write_control
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage
@@ -33,10 +33,10 @@ def train(times: Path, config: str) -> int:
         if step % BLOCK == 0 and self.path is not None:
             mask = ALL_OPERATIONS if is_on(step) else 0
             write_control(self.path, ControlPage(span_mask=mask, sample_period=SAMPLE_PERIOD))
-        if step > WARMUP and (step - WARMUP) % SECTION == 0:
-            now = time.monotonic_ns()
-            if is_enough([(later - earlier) / 1e9 for earlier, later in pairwise([*began, now])]):
-                os.kill(os.getpid(), signal.SIGTERM)
+        now = time.monotonic_ns()
+        elapsed_s = (now - began[WARMUP]) / 1e9 if step > WARMUP else 0.0
+        if is_enough(step, elapsed_s, lambda: [(b - a) / 1e9 for a, b in pairwise([*began, now])]):
+            os.kill(os.getpid(), signal.SIGTERM)
         began.append(time.monotonic_ns())
         set_step(self, step)
 

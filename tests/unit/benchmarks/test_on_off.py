@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def drifting(generator: np.random.Generator) -> NDArray[np.float64]:
 def measured(seconds: NDArray[np.float64]) -> tuple[int, float, float]:
     """Return the number of steps when the rule ends the measurement, the ratio, and its upper bound."""
     ends = range(WARMUP + SECTION, NUM_STEPS + 1, SECTION)
-    end = next((end for end in ends if is_enough(list(seconds[:end]))), NUM_STEPS)
+    end = next((end for end in ends if is_enough(end, 0.0, partial(list, seconds[:end]))), NUM_STEPS)
     ratio, half_width = ratio_and_half_width(turn_logs(list(seconds[:end])))
     return end, ratio, ratio * (1.0 + half_width)
 
@@ -83,14 +84,21 @@ def test_upper_bound_holds_in_95_of_100_measurements(noise: Noise) -> None:
     assert np.mean([ratio for _, ratio, _ in found]) == pytest.approx(COST, abs=3e-4), "no side is favoured"
 
 
-def test_measurement_ends_by_its_width_or_its_time() -> None:
+def test_measurement_ends_when_its_interval_is_narrow() -> None:
     quiet, noisy = drawn(lambda generator: 1.0 + 0.001 * generator.standard_normal(NUM_STEPS), 0), drawn(normal, 0)
     assert measured(quiet)[0] == WARMUP + MIN_SECTIONS * SECTION
     end, ratio, upper = measured(noisy)
     assert WARMUP + MIN_SECTIONS * SECTION < end < NUM_STEPS
     assert upper / ratio - 1.0 <= MAX_HALF_WIDTH
+
+
+def test_measurement_ends_after_a_turn_when_time_is_over() -> None:
     wild = list(drawn(lambda generator: generator.uniform(0.5, 1.5, NUM_STEPS), 0))
-    assert not is_enough(wild)
-    slow = [second * MAX_S / sum(wild[WARMUP:]) * 1.01 for second in wild]
-    assert is_enough(slow)
-    assert not is_enough(slow[:-1]), "only at the end of a section"
+    for num_steps, elapsed_s, ends in (
+        (NUM_STEPS, MAX_S - 1.0, False),
+        (NUM_STEPS, MAX_S, True),
+        (WARMUP + TURN, MAX_S, True),
+        (WARMUP + TURN + 1, MAX_S, False),
+        (WARMUP, MAX_S, False),
+    ):
+        assert is_enough(num_steps, elapsed_s, lambda: wild) == ends, (num_steps, elapsed_s)
