@@ -11,11 +11,7 @@ Run alone on the machine: python -m benchmarks overlap [--write]
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -28,13 +24,13 @@ from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, at_least, at_most, must_hold
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
-from benchmarks.overlap_trace import OverlapTrace, ideal_of_calls, sent_by_calls
+from benchmarks.overlap_processes import Block, Ranks, start_rank
+from benchmarks.overlap_trace import ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.reader import read_black_box
 from megatrain_launcher.etcd.process import free_port
 from tests.helpers.namespaces import HostNetwork
-from tests.helpers.waiting import wait_until
 
 NETWORK = "train"
 TRACED = "traced"
@@ -47,8 +43,13 @@ STEADY = 0.1
 MAX_MEASURES = 3
 """Largest number of measurements of a case, which end with the first valid one."""
 NUM_TRIES = 6
-NUM_FREE = 3
+NUM_FREE = 2
 """Blocks on unshaped links, before and after the measurement."""
+BLOCK = 2
+"""Steps of one side in a turn."""
+MIN_TURNS, MAX_TURNS = 3, 6
+MAX_ERROR = 0.01
+"""Turns end when the standard error of on / off is at most this. It does not depend on how much is overlapped."""
 BURST_KB, QUEUE = 32, "50ms"
 MODEL = {"vocab_size": 1024, "seq_len": 256, "hidden_size": 128, "num_layers": 8, "num_heads": 4, "norm": "rmsnorm",
          "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False}  # fmt: skip
@@ -73,8 +74,6 @@ class OverlapCase:
     product_s: float = 0.0
     layer_s: float = 0.0
     peers: Sequence[str] = ()
-    block: int = 4
-    num_blocks: int = 6
 
     @property
     def is_traced(self) -> bool:
@@ -88,19 +87,19 @@ TP = {"tp_size": 2, "num_sequence_chunks": 4}
 PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1 << 18}
 PEERS = ("DDP", "FSDP2")
 CASES = [
-    OverlapCase("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=PEERS, block=2),
-    OverlapCase("DP, 2 ranks, 8 chunks", {"dp_size": 2, **DP, "num_chunks": 8}, 1, (0.8, 1.08), peers=PEERS, block=2),
+    OverlapCase("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=PEERS),
+    OverlapCase("DP, 2 ranks, 8 chunks", {"dp_size": 2, **DP, "num_chunks": 8}, 1, (0.8, 1.08), peers=PEERS),
     OverlapCase("DP, 4 ranks, 4 chunks, paced by layer", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, layer_s=0.05),
-    OverlapCase("DP, 2 ranks, default chunks", {"dp_size": 2, **DEFAULT}, 1, (0.8, 1.08), peers=("DDP",), block=2),
+    OverlapCase("DP, 2 ranks, default chunks", {"dp_size": 2, **DEFAULT}, 1, (0.8, 1.08), peers=("DDP",)),
     OverlapCase("DP, 4 ranks, default chunks, paced by layer", {"dp_size": 4, **DEFAULT}, 1, (0.8, 1.08), 2, SMALL,
          layer_s=0.05),
-    OverlapCase("PP, 2 stages, interleaved", {**PP, "pp_size": 2}, 8, (0.8, 1.10), 4, block=2),
-    OverlapCase("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04, block=2),
+    OverlapCase("PP, 2 stages, interleaved", {**PP, "pp_size": 2}, 8, (0.8, 1.10), 4),
+    OverlapCase("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04),
     OverlapCase("DP 2 x PP 2, paced by layer", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, math.inf), 2, SMALL,
-         layer_s=0.03, block=2),
-    OverlapCase("TP 2, 4 sequence chunks", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE, block=2),
+         layer_s=0.03),
+    OverlapCase("TP 2, 4 sequence chunks", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE),
     OverlapCase("TP 2 x DP 2, paced", {**DP, **TP, "dp_size": 2, "bucket_size": 1 << 16}, 1, (0.75, math.inf), 4, SHORT,
-         product_s=0.006, block=2),
+         product_s=0.006),
 ]  # fmt: skip
 
 
@@ -121,72 +120,25 @@ def run() -> Result:
         rows=rows,
         notes=[
             "hidden = (off - on) / (off - ideal); ideal: replayed, from durations with overlap off and the link's rate",
-            "hidden, least, most: median and ends of 6 turns; other times are medians of 6 blocks a side, taking turns",
+            f"turns: {MIN_TURNS} to {MAX_TURNS}, until the standard error of on / off is at most {MAX_ERROR:.0%}",
+            f"a block of a side has {BLOCK} steps, after one that is not counted; times are medians of blocks",
+            "hidden, least, most: median and ends of the turns",
             "communication: 1 - (off on links as they are) / off",
             f"measured: up to {MAX_MEASURES} times, until communication is {MIN_SHARE} to {MAX_SHARE} of off and",
             f"steps on free links before and after differ by at most {STEADY:.0%}; overlap does not decide",
-            "blocks have 4 steps, in pipelines and beside peers 2, each after one that is not counted",
             "default chunks: parallel.num_chunks = 1 and parallel.bucket_size = 0; bucket: elements that close one",
             "DDP and FSDP2: our model, buckets and groups of layers, on torch; ratio of times, turn by turn",
             "FSDP2 overlaps by streams of a GPU: on the CPU only gathers are asynchronous, sums of gradients wait",
             "one thread a rank, a network namespace each, link shaped with tc tbf; fp32, gloo",
             "ideal: in pipelines from schedule and buckets, else from the calls of the side on, each awaited at once",
+            "compare runs by on / off: hidden also depends on the ideal, and so on the share of communication",
+            "the ideal has no latency; if links are busy for most of it, each loss of their rate is exposed",
             "paced: forward and backward of a chunk, with TP the products of branches, last until a set time is over",
             "paced by layer: so do forward and backward of each layer; gradients are written when its time is over",
         ],
         settings={"model": MODEL, "paced model": SMALL},
         bars=[bar for case, row in zip(CASES, rows, strict=True) for bar in bars_of(case, row)],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Consecutive steps: the seconds of one, the numbers (of the uncounted first step too), and the ranks' calls."""
-
-    seconds: float
-    steps: Sequence[int]
-    traces: Sequence[OverlapTrace]
-
-
-class _Ranks:
-    """The processes of a case, which execute one order after another."""
-
-    def __init__(self, directory: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self._directory = directory
-        self._processes = processes
-        self._number = 0
-
-    def order(self, **what: Any) -> list[dict[str, Any]]:
-        """Send an order to all ranks; return their answers by rank."""
-        number = self._tell(what)
-        wanted = [self._directory / f"answer-{number}-{rank}.json" for rank in range(len(self._processes))]
-
-        def are_there() -> bool:
-            dead = [rank for rank, process in enumerate(self._processes) if process.poll() is not None]
-            assert not dead, f"rank {dead[0]} of the benchmark has died"
-            return all(path.exists() for path in wanted)
-
-        wait_until(are_there, f"order {number}, {what}", 600.0)
-        return [json.loads(path.read_text()) for path in wanted]
-
-    def end(self) -> None:
-        """Let the processes end normally, so that their records are complete."""
-        self._tell({"what": "end"})
-        for process in self._processes:
-            assert process.wait(timeout=60.0) == 0
-
-    def block(self, side: str, num_steps: int, is_traced: bool = False) -> _Block:
-        """Let all ranks train `num_steps` steps, after one that is not counted."""
-        answers = self.order(what="block", side=side, num_steps=num_steps + 1, is_traced=is_traced)
-        traces = [OverlapTrace.from_dict(answer["trace"]) for answer in answers if answer["trace"]]
-        return _Block(max(answer["seconds"] for answer in answers), answers[0]["steps"], traces)
-
-    def _tell(self, what: Mapping[str, Any]) -> int:
-        number, self._number = self._number, self._number + 1
-        unfinished = self._directory / f".order-{number}"
-        unfinished.write_text(json.dumps(what))
-        unfinished.rename(self._directory / f"order-{number}.json")
-        return number
 
 
 def is_valid(row: Mapping[str, Any]) -> bool:
@@ -204,6 +156,14 @@ def bars_of(case: OverlapCase, row: Mapping[str, Any]) -> list[Bar]:
         at_least(f"{case.name}: hidden", row["hidden"], hidden),
         *([at_most(f"{case.name}: on / ideal", row["on / ideal"], of_ideal)] if of_ideal < math.inf else []),
     ]
+
+
+def is_known(on: Sequence[float], off: Sequence[float]) -> bool:
+    """Return whether these turns are enough: at least MIN_TURNS, and the ratio on / off is known to MAX_ERROR."""
+    if len(on) < MIN_TURNS:
+        return False
+    ratios = np.array(on) / np.array(off)
+    return bool(ratios.std(ddof=1) / math.sqrt(len(ratios)) <= MAX_ERROR * ratios.mean())
 
 
 def _measure(case: OverlapCase) -> dict[str, Any]:
@@ -232,28 +192,30 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
             "directory": str(directory), "forward_s": case.forward_s, "product_s": case.product_s,
             "layer_s": case.layer_s,
         }  # fmt: skip
-        processes = [stack.enter_context(_start(network, directory, rank, shared)) for rank in range(num_ranks)]
-        ranks = _Ranks(directory, processes)
+        processes = [
+            stack.enter_context(start_rank(network, NETWORK, directory, rank, shared)) for rank in range(num_ranks)
+        ]
+        ranks = Ranks(directory, processes)
         for side in ("off", "on", *case.peers):
-            ranks.block(side, 2)
-        free = [ranks.block("off", case.block) for _ in range(NUM_FREE)]
+            ranks.block(side, 1)
+        free = [ranks.block("off", BLOCK) for _ in range(NUM_FREE)]
         free_s = float(np.median([one.seconds for one in free]))
         if case.is_traced:
-            sample = ranks.block("on", case.block, is_traced=True)
+            sample = ranks.block("on", BLOCK, is_traced=True)
             num_bytes = sent_by_calls(sample.traces[0]) / len(sample.steps)
         else:
             num_bytes = sent_by_schedule(config)
-        _shape(ranks, network, num_bytes, free_s, case.block)
+        _shape(ranks, network, num_bytes, free_s)
         rate = float(np.median([one["rate"] for one in ranks.order(what="rate")]))
         blocks = _take_turns(ranks, case)
         for host in range(num_ranks):
             network.speed_up(host, NETWORK)
-        free_again_s = float(np.median([ranks.block("off", case.block).seconds for _ in range(NUM_FREE)]))
+        free_again_s = float(np.median([ranks.block("off", BLOCK).seconds for _ in range(NUM_FREE)]))
         ranks.end()
         boxes = {box.identity.rank: box for box in map(read_black_box, sorted(directory.rglob("*rank*.blackbox")))}
     if case.is_traced:
         traces = [[block.traces[rank] for block in blocks[TRACED]] for rank in range(num_ranks)]
-        ideal = ideal_of_calls(traces, rate) / case.block
+        ideal = ideal_of_calls(traces, rate) / BLOCK
     else:
         off_steps = {step for block in blocks["off"] for step in block.steps}
         computes = [measured_computes(boxes[rank].records, off_steps) for rank in range(num_ranks)]
@@ -273,6 +235,7 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         "free link, ms": free_s * 1e3,
         "free link after, ms": free_again_s * 1e3,
         "communication": communication,
+        "turns": len(hidden),
         "hidden": float(np.median(hidden)),
         "least": float(hidden.min()),
         "most": float(hidden.max()),
@@ -287,7 +250,7 @@ def _ratio(seconds: Mapping[str, NDArray[np.float64]], peer: str) -> float | str
     return float(np.median(seconds[peer] / seconds["on"])) if peer in seconds else "-"
 
 
-def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, num_steps: int) -> None:
+def _shape(ranks: Ranks, network: HostNetwork, num_bytes: float, free: float) -> None:
     """Set the links to the rate at which half of a step with overlap off is communication.
 
     num_bytes: sent by a rank in a step. free: seconds of a step on unshaped links.
@@ -297,7 +260,7 @@ def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, n
         for host in range(network.num_hosts):
             network.slow_down(host, NETWORK, f"{int(rate * 8)}bit", BURST_KB, QUEUE)
         ranks.block("off", 1)
-        off = ranks.block("off", num_steps).seconds
+        off = ranks.block("off", BLOCK).seconds
         share = 1.0 - free / off
         print(f"at {rate / 1e6:.2f} MB/s off takes {off * 1e3:.0f} ms, {share:.2f} of it communication", flush=True)
         if LOWEST <= share <= HIGHEST:
@@ -307,29 +270,15 @@ def _shape(ranks: _Ranks, network: HostNetwork, num_bytes: float, free: float, n
     raise AssertionError(f"no rate gives a step that is half communication; the last one was {rate / 1e6:.2f} MB/s")
 
 
-def _take_turns(ranks: _Ranks, case: OverlapCase) -> dict[str, list[_Block]]:
+def _take_turns(ranks: Ranks, case: OverlapCase) -> dict[str, list[Block]]:
     """Return the blocks by side, and the traced blocks of "on"."""
     sides = ["off", "on", *([TRACED] if case.is_traced else []), *case.peers]
-    blocks: dict[str, list[_Block]] = {side: [] for side in sides}
-    for turn in range(case.num_blocks):
+    blocks: dict[str, list[Block]] = {side: [] for side in sides}
+    for turn in range(MAX_TURNS):
         # alternating order, so that a drift of the machine affects all sides equally
         for side in sides[:: 1 if turn % 2 == 0 else -1]:
             is_traced = side == TRACED
-            blocks[side].append(ranks.block("on" if is_traced else side, case.block, is_traced))
+            blocks[side].append(ranks.block("on" if is_traced else side, BLOCK, is_traced))
+        if is_known(*([block.seconds for block in blocks[side]] for side in ("on", "off"))):
+            break
     return blocks
-
-
-def _start(network: HostNetwork, directory: Path, rank: int, shared: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    path = directory / f"job-{rank}.json"
-    path.write_text(json.dumps({**shared, "rank": rank}))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": NETWORK}
-    command = [*network.enter(rank), sys.executable, "-m", "benchmarks.overlap_rank", str(path)]
-    return _Killed(command, env=environment)
-
-
-class _Killed(subprocess.Popen[bytes]):
-    """A process that is killed at the end of its block."""
-
-    def __exit__(self, *error: Any) -> None:
-        self.kill()
-        super().__exit__(*error)

@@ -28,6 +28,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.data.corpus import open_corpus
 from megatrain.data.meta import META_NAME, DataMeta, read_meta
 from megatrain.demo_vision import show_answers, vision_arguments
+from megatrain.formatting import names_text
 from megatrain.run_files.run_directory import RunDirectory
 
 NUM_PROCESSES = 8
@@ -115,9 +116,7 @@ def remove_earlier_run(run: RunDirectory) -> None:
         return
     foreign = sorted(entry.name for entry in run.root.iterdir() if not run.owns(entry.name))
     if foreign:
-        raise ConfigError(
-            [f"{run.root} holds {', '.join(foreign[:5])}, which is not the output of a run; name another --output"]
-        )
+        raise ConfigError([f"{run.root} holds {names_text(foreign, 5)}, which no run writes; name another --output"])
     print(f"removing the demo's earlier run {run.root}")
     shutil.rmtree(run.root)
 

@@ -16,6 +16,10 @@ from megatrain.comm.communicator import Communicator, is_same_memory
 from megatrain.comm.exchange import Exchange, Pending, Transfer
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
+from megatrain.formatting import ranks_text
+
+MAX_NAMED = 8
+"""The largest number of ranks that an error names; it counts the others."""
 
 
 @dataclass(slots=True)
@@ -139,7 +143,7 @@ class Group:
         assert self.communicator is not None
         cause, timeout = str(error).strip() or type(error).__name__, self.communicator.timeout
         return CommunicationError(
-            f"{what} on group {self.name} (ranks {shortened_ranks(self.ranks)}) failed on rank "
+            f"{what} on group {self.name} ({ranks_text(self.ranks, MAX_NAMED)}) failed on rank "
             f"{self.ranks[self.rank]}: {cause} "
             f"(an exchange of this phase may take {timeout.total_seconds():g} s, see runtime.*_timeout_s)"
         )
@@ -151,10 +155,3 @@ def _copied(x: Tensor, out: Tensor | None) -> Tensor:
     if out is None:
         return x
     return out if is_same_memory(out, x) else out.copy_(x)
-
-
-def shortened_ranks(ranks: tuple[int, ...]) -> str:
-    """Return the ranks for a message; if there are more than 8, only the first two and the last."""
-    if len(ranks) <= 8:
-        return ", ".join(map(str, ranks))
-    return f"{ranks[0]}, {ranks[1]}, ..., {ranks[-1]}; {len(ranks)} in all"

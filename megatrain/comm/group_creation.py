@@ -17,9 +17,10 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from megatrain.comm.group import shortened_ranks
+from megatrain.comm.group import MAX_NAMED
 from megatrain.comm.group_plan import PlannedGroup
 from megatrain.contracts.errors import CommunicationError
+from megatrain.formatting import ranks_text
 
 
 def new_process_group(
@@ -67,7 +68,7 @@ def missing_members_error(
     except RuntimeError as error:
         missing = _missing_text(store, dict(zip(arrivals, planned.ranks, strict=True)))
         raise CommunicationError(
-            f"rank {rank} could not create group {planned.name} of ranks {shortened_ranks(planned.ranks)} within "
+            f"rank {rank} could not create group {planned.name} of {ranks_text(planned.ranks, MAX_NAMED)} within "
             f"runtime.init_timeout_s={timeout.total_seconds():g}; {missing}: {error}"
         ) from error
 
@@ -80,7 +81,7 @@ def _missing_text(store: dist.Store, by_key: dict[str, int]) -> str:
         return "one of them is missing or stuck, and the store does not answer"
     if not missing:
         return "all of them have arrived, but one cannot be reached"
-    return f"no sign of rank{'s' if len(missing) > 1 else ''} {shortened_ranks(missing)}"
+    return f"no sign of {ranks_text(missing, MAX_NAMED)}"
 
 
 def _absent(store: dist.Store, keys: Sequence[str]) -> list[str]:

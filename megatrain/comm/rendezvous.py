@@ -15,12 +15,12 @@ from uuid import uuid4
 
 from torch import distributed as dist
 
+from megatrain.comm.group import MAX_NAMED
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.process import Process
 from megatrain.formatting import ranks_text
 
 _POLL_S = 0.01
-_MAX_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,7 @@ def _announce(store: dist.Store, root: str, announced: str, process: Process, ti
             if rank not in names or not store.check([f"{root}/confirmed/{announced}/{names[rank]}"])
         ]
         if missing and time.monotonic() > deadline:
-            named = ranks_text(missing[:_MAX_NAMED]) + (", ..." if len(missing) > _MAX_NAMED else "")
-            raise rendezvous_error(process, timeout_s, f"no sign of {named}")
+            raise rendezvous_error(process, timeout_s, f"no sign of {ranks_text(missing, MAX_NAMED)}")
         if missing:
             time.sleep(_POLL_S)
 

@@ -71,7 +71,9 @@ class PlacementRow:
     sum_groups: axes, or PIPELINE_ENDS, along which ranks also hold the same part. Each computes only a part of the
     gradient, so the gradient is summed over these groups as well, one after the other; the state is not sharded over
     them.
-    may_lack_gradient: a micro-batch may leave the parameter unused, such as an expert that gets no token.
+    may_lack_gradient: a micro-batch may leave the parameter unused, such as an expert that gets no token. Its bucket is
+    then reduced after the chunk's last backward, and no other bucket waits for it. The encoder of pictures does not
+    need it, although text leaves it unused: it is last in backward, so no bucket follows.
     logical_name: the name of the single-device model's parameter that this one is a copy of, if it differs.
     is_hidden_weight: the parameter maps hidden states to hidden states, unlike an embedding or a head. The last dim of
     its tensor has the inputs; the others together have the outputs.

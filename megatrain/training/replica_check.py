@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from megatrain.comm.group import shortened_ranks
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.layout import first_axis_of
+from megatrain.formatting import names_text, ranks_text
 from megatrain.parallel.bucket import Bucket
 from megatrain.training.rank_model import RankModel
 
@@ -86,20 +86,18 @@ class ReplicaCheck:
         by_rank = self._gathered(axes, sums)
         columns = list(zip(*by_rank, strict=True))
         found = [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
-        shown = ", ".join(found[:_MAX_NAMED]) + (f" and {len(found) - _MAX_NAMED} more" if found[_MAX_NAMED:] else "")
         members = self._rank_model.mesh.layout.ranks_along(self._rank_model.mesh.rank, *axes)
-        all_ranks, odd = shortened_ranks(members), differing_rows(by_rank)
-        who = f"the replicas on ranks {all_ranks} have no majority, so the wrong one is unknown"
+        all_ranks, odd = ranks_text(members, _MAX_NAMED), differing_rows(by_rank)
+        who = f"the replicas on {all_ranks} have no majority, so the wrong one is unknown"
         if odd:
-            ranks = tuple(members[row] for row in odd)
-            verb = "ranks {} differ" if len(ranks) > 1 else "rank {} differs"
-            who = f"{verb.format(shortened_ranks(ranks))} from most of the replicas on ranks {all_ranks}"
+            differ = f"{ranks_text([members[row] for row in odd], _MAX_NAMED)} differ{'s' if len(odd) == 1 else ''}"
+            who = f"{differ} from most of the replicas on {all_ranks}"
         equal_at = f"step {self._equal_at}" if self._equal_at else "no step of this process"
         healthy = equal_at if self._equal_at else "this process"
         return (
-            f"parameters differ at step {step} in {shown}: {who} (train.checksum_interval={self._interval}, last "
-            f"found equal at {equal_at}); check the memory and the network of their hosts, and resume "
-            f"from a save that is older than {healthy}"
+            f"parameters differ at step {step} in {names_text(found, _MAX_NAMED)}: {who} "
+            f"(train.checksum_interval={self._interval}, last found equal at {equal_at}); check the memory and the "
+            f"network of their hosts, and resume from a save that is older than {healthy}"
         )
 
     def _gathered(self, axes: tuple[str, ...], checksums: Sequence[Tensor]) -> list[tuple[int, ...]]:

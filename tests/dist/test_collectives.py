@@ -144,7 +144,7 @@ def test_every_exchange_is_recorded_with_bytes_and_end(answers: list[Answers], b
 def test_error_has_the_number_of_the_failed_exchange(answers: list[Answers]) -> None:
     for rank, answer in enumerate(answers):
         assert answer.num_calls == 7
-        place = f"dp-all-reduce number 9 on group dp (ranks 0, 1, 2) failed on rank {rank}: "
+        place = f"dp-all-reduce number 9 on group dp (ranks 0-2) failed on rank {rank}: "
         assert answer.error.startswith(place)
         assert "an exchange of this phase may take 17 s" in answer.error
 

@@ -111,12 +111,12 @@ def wait_for_one_that_never_comes(context: RankContext, absent: tuple[int, ...],
 
 
 @pytest.mark.slow(kept=["absent0-rank 2"])
-@pytest.mark.parametrize(("absent", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0, 3"), ((1, 2, 3), "ranks 1, 2, 3")])
+@pytest.mark.parametrize(("absent", "named"), [((2,), "rank 2"), ((0, 3), "ranks 0, 3"), ((1, 2, 3), "ranks 1-3")])
 def test_missing_rank_is_named(rank_pool: RankPool, server: dist.TCPStore, absent: tuple[int, ...], named: str) -> None:
     for rank, error in enumerate(rank_pool.run(wait_for_one_that_never_comes, 4, absent, 4, server.port)):
         if rank not in absent:
             assert error.startswith(
-                f"rank {rank} could not create group dp of ranks 0, 1, 2, 3 within runtime.init_timeout_s=1; "
+                f"rank {rank} could not create group dp of ranks 0-3 within runtime.init_timeout_s=1; "
                 f"no sign of {named}: "
             )
 
@@ -137,7 +137,7 @@ def only_half_of_a_mesh(context: RankContext) -> str:
 @pytest.mark.slow
 def test_each_rank_of_a_mesh_names_the_rank_that_it_awaits(rank_pool: RankPool) -> None:
     errors = rank_pool.run(only_half_of_a_mesh, 4)
-    assert "rank 2 could not create group tp of ranks 2, 3" in errors[2]
+    assert "rank 2 could not create group tp of ranks 2-3" in errors[2]
     assert "no sign of rank 3:" in errors[2]
     assert "rank 0 could not create group dp of ranks 0, 2" in errors[0]
     assert "no sign of rank 2:" in errors[0]

@@ -84,7 +84,7 @@ def test_a_flipped_bit_ends_the_run_on_all_ranks_and_is_named(rank_pool: RankPoo
     found = failures_of(rank_pool, config, Flip(2, 2, name, index=7))
     expected = (
         f"ReplicaError: parameters differ at step 2 in {name} (chunk 0): rank 2 differs from most of the replicas "
-        f"on ranks 0, 1, 2, 3 (train.checksum_interval=2, last found equal at no step of this process)"
+        f"on ranks 0-3 (train.checksum_interval=2, last found equal at no step of this process)"
     )
     assert len(found) == 4
     for description in found:
@@ -101,7 +101,7 @@ def test_flipped_bits_are_found_at_the_next_interval(rank_pool: RankPool, train_
         assert "parameters differ at step 6 in " in description
         assert "embedding.word.weight (chunk 0)" in description
         assert "blocks.0.mlp_branch.norm.weight (chunk 0)" in description
-        assert "the replicas on ranks 0, 1 have no majority, so the wrong one is unknown" in description
+        assert "the replicas on ranks 0-1 have no majority, so the wrong one is unknown" in description
         assert "last found equal at step 3)" in description
 
 
@@ -133,16 +133,14 @@ MORE_ROWS = [(PlacementRow("dense", Cut("tp", 0)), (8,)), (PlacementRow("experts
 
 
 @pytest.mark.slow(
-    kept=[
-        "pp_size=1 dp_size=1 cp_size=4 tp_size=1-3-dense-rank 3 differs from most of the replicas on ranks 0, 1, 2, 3"
-    ]
+    kept=["pp_size=1 dp_size=1 cp_size=4 tp_size=1-3-dense-rank 3 differs from most of the replicas on ranks 0-3"]
 )
 @pytest.mark.parametrize(
     ("layout", "odd_rank", "odd_name", "who"),
     [
         # rank = (dp * 2 + cp) * 2 + tp: along cp alone, ranks 2 and 0 could not be distinguished
         (Layout(dp_size=2, cp_size=2, tp_size=2), 2, "dense", "rank 2 differs from most of the replicas on ranks 0, 2"),
-        (Layout(cp_size=4), 3, "dense", "rank 3 differs from most of the replicas on ranks 0, 1, 2, 3"),
+        (Layout(cp_size=4), 3, "dense", "rank 3 differs from most of the replicas on ranks 0-3"),
         # rank = edp * 2 + ep
         (Layout(tp_size=8, ep_size=2), 4, "experts", "rank 4 differs from most of the replicas on ranks 0, 2, 4, 6"),
         (Layout(dp_size=4, ep_size=2), 1, "experts", "the replicas on ranks 1, 3 have no majority"),

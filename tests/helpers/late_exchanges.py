@@ -6,7 +6,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from megatrain.comm import create_mesh, join, open_rendezvous
+from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
 from megatrain.comm.channel import Channel
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending
 from megatrain.comm.group import Group
@@ -143,42 +143,53 @@ def train_late(context: RankContext, changes: Sequence[Tables], seeds: Sequence[
     Returns a digest of the losses, gradient norms and optimizer state of the first run, and those of the others.
     """
     on, off = (late_case(changes, overlap=overlap) for overlap in (True, False))
-    layout, rank, device = on.layout(context.world_size), context.rank, torch.device("cpu")
-    process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="late", timeout_s=DEADLINE_S))
-    identity = Identity("late", "main", 0, rank, layout, os.getpid(), "host")
-    recorder = open_recorder(identity, directory="", run_key="late", num_records=256)
-    delays = Delays(rank)
-    mesh = create_mesh(
-        layout,
-        rank,
-        device,
-        recorder,
-        has_wrap_links=on.parallel.num_chunks > 1,
-        holders=on.holders,
-        has_sequence_chunks=on.parallel.num_sequence_chunks > 1,
-        before_exchange=delays,
-    )
-    in_time = _train(build_rank_model(off, mesh, recorder, device), recorder)
+    device = torch.device("cpu")
+    delays = Delays(context.rank)
+    mesh, recorder = open_mesh(context, on, delays)
+    in_time = train_digest(build_rank_model(off, mesh, recorder, device), recorder)
     late = []
     for seed in seeds:
         delays.set_seed(seed)
         # some with exchanges that start before the lane's thread is awake, as without delays
         with poisoned_buffers(), patch.object(ExchangeRunner, "starts_at_once", seed % 2 == 1):
-            late.append(_train(build_rank_model(on, mesh, recorder, device), recorder))
+            late.append(train_digest(build_rank_model(on, mesh, recorder, device), recorder))
     delays.set_seed(None)
     mesh.barrier()
     recorder.close()
     return in_time, late
 
 
-def _train(rank_model: RankModel, recorder: Recorder) -> str:
+def open_mesh(
+    context: RankContext, config: Config, before_exchange: Callable[[Exchange], None]
+) -> tuple[Mesh, Recorder]:
+    """Join the peers of this rank of the pool. `before_exchange` is called with each exchange right before it
+    starts."""
+    layout, rank = config.layout(context.world_size), context.rank
+    process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
+    join(open_rendezvous(process, job="exchanges", timeout_s=DEADLINE_S))
+    identity = Identity("exchanges", "main", 0, rank, layout, os.getpid(), "host")
+    recorder = open_recorder(identity, directory="", run_key="exchanges", num_records=256)
+    mesh = create_mesh(
+        layout,
+        rank,
+        torch.device("cpu"),
+        recorder,
+        has_wrap_links=config.parallel.num_chunks > 1,
+        holders=config.holders,
+        has_sequence_chunks=config.parallel.num_sequence_chunks > 1,
+        before_exchange=before_exchange,
+    )
+    return mesh, recorder
+
+
+def train_digest(rank_model: RankModel, recorder: Recorder, num_steps: int = NUM_STEPS) -> str:
+    """Train from the initial weights. Returns a digest of the losses, gradient norms and optimizer state."""
     rank_model.initialise()
     rank_model.set_training(True)
     config = rank_model.config
     num_microbatches = config.num_microbatches(config.layout(None))
     digest = hashlib.blake2b()
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         recorder.set_step(step)
         generator = torch.Generator().manual_seed(1000 * step + rank_model.mesh.coordinate["dp"])
         shape = (config.model.seq_len + 1, config.batch.micro_batch_size)

@@ -14,6 +14,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.host_records import CheckReport
 from megatrain.contracts.records.incident import Incident
+from megatrain.formatting import names_text
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import cached_response, document_bytes, document_response
 from megatrain_dashboard.responses.document import Document, ThresholdsDocument, thresholds_document
@@ -261,7 +262,7 @@ def router(parts: DashboardParts) -> APIRouter:
         """
         found = {document.host: document for document in all_hosts().hosts}
         if host not in found:
-            names = ", ".join(list(found)[:_MAX_NAMED]) or "none"
+            names = names_text(list(found), _MAX_NAMED) or "none"
             raise not_found(f"host {shown(host)}: no such host; the job has {len(found):,}: {names}")
         facts = source.facts()
         return document_response(

@@ -35,7 +35,7 @@ _AXIS_OF: Mapping[Operation, str] = {
     **dict.fromkeys(_OF_TP, "tp"), **dict.fromkeys(_OF_DP, REPLICAS[0]), **dict.fromkeys(_OF_PP, STAGES)
 }  # fmt: skip
 """The axis of each exchange; parameters and gradients are exchanged along all axes of their replica group."""
-_MAX_RANKS = 16
+_MAX_HOSTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ class Moved:
     explained: float
     """Fraction of the change of the step time."""
     ranks: tuple[int, ...]
-    """Ranks whose time changed by at least half of the largest change, at most 16."""
-    num_ranks: int
+    """Ranks whose time changed by at least half of the largest change."""
     hosts: tuple[str, ...]
 
     @property
@@ -171,11 +170,10 @@ def _moved(name: str, old: Float64, change: Float64, roster: Roster, delta_s: fl
         before_s=float(old[worst]),
         after_s=float(old[worst] + change[worst]),
         explained=max(0.0, most / abs(delta_s)) if delta_s else 0.0,
-        ranks=tuple(ranks[:_MAX_RANKS].tolist()),
-        num_ranks=len(ranks),
+        ranks=tuple(ranks.tolist()),
         hosts=_hosts(ranks.tolist(), roster),
     )
 
 
 def _hosts(ranks: Sequence[int], roster: Roster) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(host for host in map(roster.host_of, ranks) if host))[:_MAX_RANKS]
+    return tuple(dict.fromkeys(host for host in map(roster.host_of, ranks) if host))[:_MAX_HOSTS]

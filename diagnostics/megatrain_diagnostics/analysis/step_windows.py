@@ -95,10 +95,9 @@ def _fit(spans: Spans, roster: Roster) -> tuple[Spans, tuple[str, ...]]:
     # step -1 contains everything before the first step
     is_near = (np.abs(spans.start_ns - middle[of_step]) < _FARTHEST_NS) | (spans.step < 0)
     if not is_near.all():
-        ranks = sorted(set(spans.rank[~is_near].tolist()))
         notes.append(
             f"left out {int((~is_near).sum())} spans more than an hour away from the rest of their step: the clock of "
-            f"{ranks_text(ranks[:8])}{', ...' if len(ranks) > 8 else ''} jumped"
+            f"{ranks_text(spans.rank[~is_near].tolist(), _MAX_NAMED)} jumped"
         )
         spans = select(spans, is_near)
     return spans, tuple(notes)

@@ -129,12 +129,10 @@ def _change_lines(what: str, change: LevelChange) -> list[str]:
 
 def _moved(one: Moved) -> str:
     word = "because of" if one.explained >= EXPLAINS else "also changed:"
-    ranks = ranks_text(one.ranks[:_MAX_RANKS_NAMED])
-    more = f", ... ({one.num_ranks})" if one.num_ranks > _MAX_RANKS_NAMED else ""
     hosts = f" on {names_text(one.hosts)}" if one.hosts else ""
     return (
         f"  {word} {one.operation}: {one.before_s * 1e3:.3f} ms to {one.after_s * 1e3:.3f} ms a step, "
-        f"{one.explained:.0%} of the change; {ranks}{more}{hosts}"
+        f"{one.explained:.0%} of the change; {ranks_text(one.ranks, _MAX_RANKS_NAMED)}{hosts}"
     )
 
 

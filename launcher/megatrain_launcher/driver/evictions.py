@@ -22,12 +22,12 @@ class EvictionReason(Enum):
 
     HOST_LOST = ("{hosts} {are} gone: {evidence}", EvictionCause.DRIVER, False)
     BROKEN_HOST = ("{failure}: {host} is broken", EvictionCause.DRIVER, True)
-    BROKEN_IN_A_HANG = ("{hang}: {host} is broken", EvictionCause.DRIVER, True)
+    BROKEN_IN_A_HANG = ("{hang}: {hosts} {are} broken", EvictionCause.DRIVER, True)
     NETWORK_FAILURES = ("{failure}; {times} within {window_s:g} s", EvictionCause.DRIVER, True)
     HANGS = ("{hang}; {times} within an hour", EvictionCause.DRIVER, True)
     FAILURES = ("{failure}; {times} within an hour", EvictionCause.DRIVER, True)
     PAIR_TESTS = ("pair tests: {findings}", EvictionCause.DRIVER, True)
-    STRAGGLER = ("{hosts}: slow because of its {straggler_cause}; {balance}; {spares}", EvictionCause.VERDICT, True)
+    STRAGGLER = ("{hosts}: slow because of {straggler_cause}; {balance}; {spares}", EvictionCause.VERDICT, True)
     REQUEST = ("evicted by {person}", EvictionCause.PERSON, True)
     """The reason of the cordon if the person gave none."""
 

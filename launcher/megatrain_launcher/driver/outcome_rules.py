@@ -185,7 +185,7 @@ def _why_no_eviction(round_: Round, verdict: HostVerdict, hosts: Sequence[str]) 
     names = {part.host for part in round_.hosts}
     strangers = [host for host in hosts if host not in names]
     if strangers:
-        return f"{names_text(strangers)} is not in round {round_.number}"
+        return f"{names_text(strangers)} {'is' if len(strangers) == 1 else 'are'} not in round {round_.number}"
     if verdict.gain_s_per_step <= 0 or (verdict.step_s is not None and verdict.gain_s_per_step >= verdict.step_s):
         step = "a step" if verdict.step_s is None else f"a step of {seconds_text(verdict.step_s)}"
         gain = f"it would gain {verdict.gain_s_per_step:g} s of {step}"

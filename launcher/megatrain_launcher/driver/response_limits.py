@@ -53,7 +53,8 @@ def evict_if_recurring(
         return response
     reason = EvictionReason.FAILURES.text(failure=response.reason, times=names_with_counts(often, times))
     if not policy.best_count(len(facts.fit - set(often))):
-        return replace(response, reason=f"{reason}, and the job cannot continue without it")
+        them = "it" if len(often) == 1 else "them"
+        return replace(response, reason=f"{reason}, and the job cannot continue without {them}")
     return replace(response, action=EVICT, reason=reason, cordoned=tuple(dict.fromkeys((*response.cordoned, *often))))
 
 

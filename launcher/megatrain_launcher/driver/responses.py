@@ -69,10 +69,7 @@ def _by_cause(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
         return _for_root(root, facts, history, policy, now)
     if facts.lost:
         names = tuple(sorted(facts.lost))
-        are = "is" if len(names) == 1 else "are"
-        reason = EvictionReason.HOST_LOST.text(
-            hosts=names_text(names), are=are, evidence="; ".join(facts.lost.values())
-        )
+        reason = EvictionReason.HOST_LOST.text(**_subject(names), evidence="; ".join(facts.lost.values()))
         return Response(EVICT, reason, culprit_hosts=names, kind=IncidentKind.HOST_LOST)
     if facts.suspects:
         return _for_network(facts.suspects, (), facts, history, policy, now)
@@ -109,7 +106,7 @@ def _for_hang(facts: Facts, history: Sequence[Incident], policy: Policy, now: fl
     )
     often = tuple(host for host in hosts if host not in broken and times[host] >= policy.hangs_per_hour)
     if broken:
-        reason = EvictionReason.BROKEN_IN_A_HANG.text(hang=reason, host=names_text(broken))
+        reason = EvictionReason.BROKEN_IN_A_HANG.text(hang=reason, **_subject(broken))
     if often:
         reason = EvictionReason.HANGS.text(hang=reason, times=names_with_counts(often, times))
     if broken or often:
@@ -204,6 +201,11 @@ def _for_network(
         reason = EvictionReason.NETWORK_FAILURES.text(failure=text, times=names, window_s=policy.network_window_s)
         return replace(named, action=EVICT, reason=reason, culprit_hosts=cordoned, cordoned=cordoned)
     return named
+
+
+def _subject(hosts: Sequence[str]) -> dict[str, str]:
+    """Return the facts of a sentence whose subject are these hosts."""
+    return {"hosts": names_text(hosts), "are": "is" if len(hosts) == 1 else "are"}
 
 
 def _label_and_action(failure: RankFailure) -> tuple[str, str]:

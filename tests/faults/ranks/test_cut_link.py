@@ -30,7 +30,7 @@ TIMEOUT_S = 3.0
 LEAST_STEPS = 20
 MESSAGE = re.compile(
     r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, micro-batch \d+ (to|from) rank \d+) "
-    r"on group (?P<group>[a-z-]+) \(ranks 0, 1\) failed on rank (?P<rank>\d): "
+    r"on group (?P<group>[a-z-]+) \(ranks 0-1\) failed on rank (?P<rank>\d): "
 )
 LAYOUTS: dict[str, list[Tables]] = {
     "dp2-chunks2": [on_layout(1, 1, 2, 2)],

@@ -65,7 +65,7 @@ def test_rank_0_names_who_is_missing(store: dist.Store) -> None:
         agree_on_round(process(0, 0), store, job=JOB, timeout_s=0.05)
     with pytest.raises(CommunicationError, match=r"no sign of rank 1$"):
         agree_on_round(process(0, 0, 2), store, job=JOB, timeout_s=0.05)
-    with pytest.raises(CommunicationError, match=r"no sign of ranks 1-8, \.\.\.$"):
+    with pytest.raises(CommunicationError, match=r"no sign of ranks 1-8 and 91 more$"):
         agree_on_round(process(0, 0, 100), store, job=JOB, timeout_s=0.05)
 
 

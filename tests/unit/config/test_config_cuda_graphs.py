@@ -30,6 +30,13 @@ CASES = {
             'forward; use schedule="1f1b" or cuda_graphs=false (--kernels.cuda_graphs on the command line)'
         ),
     ),
+    "chunks of a stage": (
+        ["--parallel.schedule=interleaved", "--parallel.num_chunks=2"],
+        (
+            'kernels.cuda_graphs=true cannot be combined with parallel.schedule="interleaved": a backward must follow '
+            'its forward; use schedule="1f1b" or cuda_graphs=false (--kernels.cuda_graphs on the command line)'
+        ),
+    ),
     "whole gradients that go": (
         ["--parallel.zero_stage=2"],
         (

@@ -158,9 +158,11 @@ def test_unanswered_verdict_is_the_next_action() -> None:
 def test_reason_why_a_certain_verdict_evicts_no_host() -> None:
     declined = VerdictOutcome("v-1", OutcomeKind.DECLINED, "the gain is less than the cost", "host-1", NOW_S)
     facts = JobFacts(config=config(), series=series(), cases=(_case(SURE, declined),))
-    assert overview(facts=facts).next_action.why.endswith(
-        "host-2 is not evicted: the gain is less than the cost (verdict v-1)"
-    )
+    for hosts, who in ((("host-2",), "host-2 is"), (("host-2", "host-3"), "host-2 and host-3 are")):
+        cases = (_case(replace(SURE, hosts=hosts), declined),)
+        assert overview(facts=replace(facts, cases=cases)).next_action.why.endswith(
+            f"{who} not evicted: the gain is less than the cost (verdict v-1)"
+        )
     acted = replace(declined, kind=OutcomeKind.ACTED)
     assert "not evicted" not in overview(facts=replace(facts, cases=(_case(SURE, acted),))).next_action.why
 

@@ -131,7 +131,7 @@ def test_data_that_comes_late_is_the_cause() -> None:
     found = drift(DriftJob(cost=lambda op, rank, step: 12.0 * (op is Op.DATA_WAIT and step >= CHANGE)))
 
     assert [change.moved[0].operation for change in found.changes] == ["data-wait"]
-    assert found.changes[0].moved[0].num_ranks == LAYOUT.world_size
+    assert found.changes[0].moved[0].ranks == tuple(range(LAYOUT.world_size))
 
 
 @pytest.mark.parametrize(

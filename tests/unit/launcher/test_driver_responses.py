@@ -7,6 +7,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
@@ -167,6 +169,29 @@ def test_an_eviction_has_the_sentence_and_cordon_of_its_row() -> None:
         assert (found.action, found.is_cordoned) == ("evict", reason.is_cordoned), reason
     of_driver = {one for one in EvictionReason if one.cause is EvictionCause.DRIVER}
     assert of_driver - EVICTIONS.keys() == {EvictionReason.PAIR_TESTS}
+
+
+@pytest.mark.parametrize(
+    ("lost", "who"),
+    [({"b": "no lease"}, "b is gone: no lease"), ({"a": "x", "b": "y"}, "a and b are gone: x; y")],
+)
+def test_sentence_about_lost_hosts_agrees_with_their_number(lost: dict[str, str], who: str) -> None:
+    assert respond(replace(facts(), lost=lost), (), POLICY, NOW).reason == who
+
+
+@pytest.mark.parametrize(
+    ("failures", "ranks", "who"),
+    [
+        ((failure(3, label="gpu_hardware"),), (3,), "b is broken"),
+        ((failure(1, label="gpu_hardware"), failure(3, label="gpu_hardware")), (1, 3), "a and b are broken"),
+    ],
+)
+def test_sentence_about_broken_hosts_agrees_with_their_number(
+    failures: tuple[RankFailure, ...], ranks: tuple[int, ...], who: str
+) -> None:
+    hosts = tuple("ab"[rank // 2] for rank in ranks)
+    hang = replace(facts(*failures, kind=IncidentKind.HANG), suspects=hosts, suspect_ranks=ranks)
+    assert respond(hang, (), POLICY, NOW).reason.endswith(f": {who}")
 
 
 def test_needed_host_is_kept_despite_frequent_failures() -> None:

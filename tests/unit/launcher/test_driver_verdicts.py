@@ -64,6 +64,7 @@ def test_declined_verdicts_have_a_reason() -> None:
         ({"hosts": ()}, "names no host"),
         ({"hosts": ("host-7",)}, "host-7 is not in round 1"),
         ({"hosts": ("host-1",)}, "host-1 is not in round 1"),
+        ({"hosts": ("host-0", "host-1", "host-7")}, "host-1 and host-7 are not in round 1"),
         ({"hosts": tuple(f"host-{number}" for number in range(40))}, "names 40 hosts"),
         ({"hosts": ("host-0", "host-2")}, "cannot continue without host-0 and host-2: spare: host-1"),
         ({"gain_s_per_step": 0.0}, "expected more than 0 s"),

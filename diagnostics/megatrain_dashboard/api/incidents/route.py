@@ -12,6 +12,7 @@ from starlette.responses import Response
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.record import encode
+from megatrain.formatting import names_text
 from megatrain_dashboard.api.incidents.document import (
     IncidentDocument,
     IncidentLogsDocument,
@@ -122,5 +123,4 @@ def _roster(source: JobSource, round_number: int) -> Roster | None:
 def _there(what: str, ids: list[str]) -> str:
     if not ids:
         return f"there is no {what} yet"
-    more = f" and {len(ids) - _MAX_NAMED} older ones" if len(ids) > _MAX_NAMED else ""
-    return f"no such {what}; there are {', '.join(ids[:_MAX_NAMED])}{more}"
+    return f"no such {what}; there {'is' if len(ids) == 1 else 'are'} {names_text(ids, _MAX_NAMED)}"

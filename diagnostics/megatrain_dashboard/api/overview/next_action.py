@@ -78,7 +78,9 @@ def _why_not(case: VerdictWithOutcome | None) -> str:
     """Return why no host is evicted although a verdict is certain; empty where there is none or the driver acted."""
     if case is None or case.verdict is None or case.outcome is None or case.outcome.kind is OutcomeKind.ACTED:
         return ""
-    return f"{names_text(case.verdict.hosts)} is not evicted: {case.outcome.reason} (verdict {case.verdict_id})"
+    hosts = case.verdict.hosts
+    are = "is" if len(hosts) == 1 else "are"
+    return f"{names_text(hosts)} {are} not evicted: {case.outcome.reason} (verdict {case.verdict_id})"
 
 
 def _of_training(

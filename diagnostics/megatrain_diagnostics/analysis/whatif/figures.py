@@ -63,7 +63,7 @@ def advice(result: WhatIf) -> str:
     if result.slowdown < STRAGGLING_FROM:
         return f"Stragglers cost less than {STRAGGLING_FROM - 1:.0%} of a step: nothing to do."
     if result.workers.rem >= MIN_PART_EXPLAINED:
-        ranks = ranks_text(result.worst_ranks[:8]) + (" ..." if len(result.worst_ranks) > 8 else "")
+        ranks = ranks_text(result.worst_ranks, 8)
         return f"A few workers explain most of the slowdown ({ranks}): check their hosts, or evict them."
     if result.last_stage.rem >= MIN_PART_EXPLAINED and result.has_stages:
         return (

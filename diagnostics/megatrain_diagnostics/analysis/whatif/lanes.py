@@ -217,7 +217,7 @@ def _refuse_unequal_replicas(table: OperationTable, steps: Ints, place: _Places,
 
 def _who_lacks(counts: Ints, usual: Mask) -> str:
     lacking = np.flatnonzero(((counts == 0) & usual).any(axis=0)).tolist()
-    return f"of dp {ranks_text(lacking[:4])}{' and others' if len(lacking) > 4 else ''}"
+    return f"of dp {ranks_text(lacking, 4)}"
 
 
 def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list[str]) -> Mask:

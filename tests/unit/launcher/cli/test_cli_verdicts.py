@@ -26,7 +26,7 @@ from tests.helpers.launched_job import NOW_S, make_host, make_record, make_snaps
 from tests.helpers.written_verdicts import STRAGGLER
 
 WAITING = VerdictOutcome(
-    "v-1", OutcomeKind.WAITING, "waits for a person: host-2: slow because of its compute", "host-1", NOW_S
+    "v-1", OutcomeKind.WAITING, "waits for a person: host-2: slow because of compute", "host-1", NOW_S
 )
 
 
@@ -36,7 +36,7 @@ def test_status_shows_verdicts_that_wait_for_a_person() -> None:
     assert answer.health.level is HealthLevel.AMBER
     (line,) = [line for line in status_lines(snapshot, answer, NOW_S) if "v-1" in line]
     assert line.strip() == (
-        "!  verdict-waiting: verdict v-1 waits for a person: host-2: slow because of its compute "
+        "!  verdict-waiting: verdict v-1 waits for a person: host-2: slow because of compute "
         "(`megatrain job approve --verdict v-1`, or dismiss) (for 0 s)"
     )
     (reported,) = status_document(snapshot, answer, NOW_S)["waiting_verdicts"]
