@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined
-from tests.helpers.rank_columns import axis_columns
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, axis_values, from_columns, joined
 
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 1.0
 FORWARD, BACKWARD, OPTIMIZER = 0.3, 0.6, 0.05
 TRANSFER_S = 0.02
 Array = NDArray[np.float64]
+
+
+def axis_columns(layout: Layout) -> dict[str, list[int]]:
+    """Return the columns of axes of all ranks, as a table of ranks has them."""
+    rows = [axis_values(layout, rank) for rank in range(layout.world_size)]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 @dataclass

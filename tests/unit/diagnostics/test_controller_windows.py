@@ -16,8 +16,8 @@ from megatrain_diagnostics.controller.span_window import SpanWindow
 from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Clocks, StepTotals, from_columns, num_rows, select
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import ROUND, no_groups, recorded_spans, who_ran
-from tests.helpers.synthetic_steps import step_values
+from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
+from tests.helpers.synthetic_steps import empty_groups, step_values
 
 FORWARD = Operation.FORWARD_COMPUTE.number
 
@@ -139,7 +139,7 @@ def test_work_of_ranks_comes_from_values() -> None:
 JOB = PipelineJob(pp_size=1, dp_size=6, slow_dp_ranks={4: 1.4}, is_overlapped=True, separate_s=0.0, noise=0.02)
 TABLE = JOB.run()
 SPANS = recorded_spans(TABLE, JOB.shape)
-ROSTER = make_roster(who_ran(JOB.shape), no_groups(), ROUND)
+ROSTER = make_roster(who_ran(JOB.shape), empty_groups(), ROUND)
 
 
 def window(*parts: np.ndarray) -> SpanWindow:
