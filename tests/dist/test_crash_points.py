@@ -1,6 +1,6 @@
 """A rank or a writer is killed at each point of the protocol: committed checkpoints stay, and the job continues.
 
-The protocol of a single writer is tested step by step in tests/unit/checkpoint/test_writer_crash.py; here real ranks
+The protocol of a single writer is tested step by step in tests/unit/checkpoint/test_host_writer.py; here real ranks
 train with it and are restarted.
 """
 

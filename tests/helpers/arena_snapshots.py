@@ -36,32 +36,16 @@ _REST_BYTES = 192
 
 def host_plan(checkpoints: str, **changes: Any) -> HostPlan:
     plan = HostPlan(
-        checkpoints=checkpoints,
-        job="demo",
-        branch="main",
-        round=ROUND,
-        host_index=0,
-        num_hosts=1,
-        ranks=(0, 1),
-        is_coordinator=True,
-        num_slots=2,
-        keep_last=0,
-        keep_every=0,
-        keep_arena_s=0.0,
-        commit_timeout_s=1000.0,
+        checkpoints=checkpoints, job="demo", branch="main", round=ROUND, host_index=0, num_hosts=1, ranks=(0, 1),
+        is_coordinator=True, num_slots=2, keep_last=0, keep_every=0, keep_arena_s=0.0, commit_timeout_s=1000.0,
         manifest=ManifestTemplate(
-            config={"model": {"hidden_size": 64}},
-            config_hash="abc123",
+            config={"model": {"hidden_size": 64}}, config_hash="abc123",
             mesh=CheckpointMesh(Layout(tp_size=1, pp_size=1, dp_size=2), num_chunks=1),
-            versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
-            has_optimizer=True,
+            versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"), has_optimizer=True,
             data=stream_of_one(num_tokens=100_000, seed=1234),
         ),
-        tokenizer="",
-        claim="",
-        began_at_step=0,
-        is_exclusive=True,
-    )
+        tokenizer="", claim="", began_at_step=0, is_exclusive=True,
+    )  # fmt: skip
     return replace(plan, **changes)
 
 
@@ -175,13 +159,9 @@ def make_job(directory: Path, num_hosts: int = 1, **changes: Any) -> SnapshotJob
     arenas = []
     for index in range(num_hosts):
         plan = host_plan(
-            str(checkpoints),
-            host_index=index,
-            num_hosts=num_hosts,
-            ranks=(2 * index, 2 * index + 1),
-            is_coordinator=index == 0,
-            **changes,
-        )
+            str(checkpoints), host_index=index, num_hosts=num_hosts, ranks=(2 * index, 2 * index + 1),
+            is_coordinator=index == 0, **changes,
+        )  # fmt: skip
         arenas.append(make_arena(directory / f"arena-{index}", plan, described))
     return SnapshotJob(checkpoints, tuple(arenas))
 

@@ -11,17 +11,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from megatrain.contracts.layout import Layout
-from megatrain_dashboard.api.hosts import (
-    CheckDocument,
-    HostDocument,
-    HostHistoryDocument,
-    HostsDocument,
-)
-from megatrain_dashboard.api.job import (
-    JobDocument,
-    OperationDocument,
-    RoundDocument,
-)
+from megatrain_dashboard.api.hosts import CheckDocument, HostDocument, HostHistoryDocument, HostsDocument
+from megatrain_dashboard.api.job import JobDocument, OperationDocument, RoundDocument
 from megatrain_dashboard.api.marks import (
     ChangedKeyDocument,
     ConfigChangeDocument,
@@ -66,9 +57,7 @@ def host_name(number: int) -> str:
 
 def job_document(*, can_act: bool = False) -> JobDocument:
     return JobDocument(
-        job=JOB,
-        run_directory="/data/runs/gpt-13b-demo",
-        is_recorded=False,
+        job=JOB, run_directory="/data/runs/gpt-13b-demo", is_recorded=False,
         layout=layout_document(Layout(tp_size=8, pp_size=8, dp_size=6)),
         rounds=(
             RoundDocument(number=1, began_unix_s=NOW_S - 90_000, world_size=384, first_step=1, last_step=31_000),
@@ -79,49 +68,35 @@ def job_document(*, can_act: bool = False) -> JobDocument:
             OperationDocument(name="backward-compute", number=2, lane="compute", is_exchange=False),
             OperationDocument(name="grads-reduce-scatter", number=7, lane="dp", is_exchange=True),
         ),
-        role="operator" if can_act else "viewer",
-        can_act=can_act,
+        role="operator" if can_act else "viewer", can_act=can_act,
         why_not_act="" if can_act else "Actions are switched off: start the dashboard with --enable-actions.",
-        has_session=False,
-        perfetto_url="",
-        version="0.1.0",
-    )
+        has_session=False, perfetto_url="", version="0.1.0",
+    )  # fmt: skip
 
 
 _REASONS: dict[str, tuple[ReasonDocument, ...]] = {
     "good": (),
     "warning": (
         ReasonDocument(
-            code="verdict-waiting",
-            level="amber",
+            code="verdict-waiting", level="amber",
             text=f"{SLOW_HOST} makes the job slow: its forward-compute takes 1.18 times that of its peers",
-            since_unix_s=NOW_S - 900,
-            runbook="verdict.md",
-            hosts=(SLOW_HOST,),
-            ranks=tuple(range(136, 144)),
+            since_unix_s=NOW_S - 900, runbook="verdict.md", hosts=(SLOW_HOST,), ranks=tuple(range(136, 144)),
         ),
     ),
     "bad": (
         ReasonDocument(
-            code="host-lost",
-            level="red",
+            code="host-lost", level="red",
             text=f"{LOST_HOST} is lost: its lease ended 12 s ago, and none of its 8 ranks completes a step",
-            since_unix_s=NOW_S - 12,
-            runbook="host-evicted-or-cordoned.md",
-            hosts=(LOST_HOST,),
+            since_unix_s=NOW_S - 12, runbook="host-evicted-or-cordoned.md", hosts=(LOST_HOST,),
             ranks=tuple(range(248, 256)),
         ),
         ReasonDocument(
-            code="save-late",
-            level="amber",
+            code="save-late", level="amber",
             text="the newest checkpoint is 42 minutes old, twice as old as checkpoint.every_steps promises",
-            since_unix_s=None,
-            runbook="checkpoints.md",
-            hosts=(),
-            ranks=(),
+            since_unix_s=None, runbook="checkpoints.md", hosts=(), ranks=(),
         ),
     ),
-}
+}  # fmt: skip
 
 
 def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewDocument:
@@ -129,32 +104,17 @@ def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewD
     is_bad = health == "bad"
     level: Literal["green", "amber", "red"] = "red" if is_bad else "amber" if health == "warning" else "green"
     return OverviewDocument(
-        at_unix_s=NOW_S,
-        state="recovering" if is_bad else "training",
-        level=level,
-        reasons=_REASONS[health],
+        at_unix_s=NOW_S, state="recovering" if is_bad else "training", level=level, reasons=_REASONS[health],
         headline=f"recovering, waits until {LOST_HOST} is replaced by host-047"
         if is_bad
         else f"training, step {step:,}",
-        since_unix_s=NOW_S - (41 if is_bad else 30_000),
-        round=2,
-        step=step,
-        last_step_unix_s=NOW_S - 2,
-        train_steps=120_000,
-        tokens=step * 4_194_304,
-        loss=2.3114,
-        grad_norm=0.41,
-        step_s=6.34,
-        tokens_per_s=661_562.0,
-        mfu=0.5512,
-        remaining_s=(120_000 - step) * 6.34,
-        effective_time_ratio=0.934,
+        since_unix_s=NOW_S - (41 if is_bad else 30_000), round=2, step=step, last_step_unix_s=NOW_S - 2,
+        train_steps=120_000, tokens=step * 4_194_304, loss=2.3114, grad_norm=0.41, step_s=6.34, tokens_per_s=661_562.0,
+        mfu=0.5512, remaining_s=(120_000 - step) * 6.34, effective_time_ratio=0.934,
         effective_time_ratio_last_hour=0.871,
         checkpoint=CheckpointAge(step=48_000, branch="main", written_unix_s=NOW_S - 1458),
         hosts=HostCounts(total=51, training=NUM_HOSTS, spare=2, cordoned=1, unfit=0, lost=1 if is_bad else 0),
-        num_open_incidents=1 if is_bad else 0,
-        num_incidents=3,
-        open_incident="000003" if is_bad else "",
+        num_open_incidents=1 if is_bad else 0, num_incidents=3, open_incident="000003" if is_bad else "",
         next_action=NextAction(
             what="restart with host-047 in its place: rendezvous"
             if is_bad
@@ -163,14 +123,10 @@ def overview_document(*, health: str = "warning", step: int = STEP) -> OverviewD
             verdict_id="" if is_bad else "v-000017",
         ),
         diagnosis=DiagnosisState(
-            is_daemon_alive=True,
-            silent_ranks=tuple(range(248, 256)) if is_bad else (),
-            num_silent_ranks=8 if is_bad else 0,
-            rows_dropped=0,
-            rows_refused=0,
-            problems=(),
+            is_daemon_alive=True, silent_ranks=tuple(range(248, 256)) if is_bad else (),
+            num_silent_ranks=8 if is_bad else 0, rows_dropped=0, rows_refused=0, problems=(),
         ),
-    )
+    )  # fmt: skip
 
 
 def series_document(num: int = 600) -> SeriesDocument:
@@ -184,24 +140,18 @@ def series_document(num: int = 600) -> SeriesDocument:
     spike = {num // 2: 4.0, num // 3: 2.2}
     tokens = [4_194_304 / one for one in step_s]
     return SeriesDocument(
-        stride=stride,
-        step=steps,
-        at_unix_s=tuple(NOW_S - (STEP - step) * 6.34 for step in steps),
-        loss=tuple(loss),
+        stride=stride, step=steps, at_unix_s=tuple(NOW_S - (STEP - step) * 6.34 for step in steps), loss=tuple(loss),
         loss_low=tuple(one - 0.05 for one in loss),
         loss_high=tuple(one + 0.06 + spike.get(index, 0) * 0.3 for index, one in enumerate(loss)),
         grad_norm=tuple(0.4 + 0.1 * one + 20 / (steps[index] + 60) for index, one in enumerate(noise)),
         grad_norm_high=tuple(0.5 + 0.1 * one + spike.get(index, 0) for index, one in enumerate(noise)),
-        step_s=tuple(step_s),
-        step_s_low=tuple(one * 0.98 for one in step_s),
+        step_s=tuple(step_s), step_s_low=tuple(one * 0.98 for one in step_s),
         step_s_high=tuple(one * (1.05 + spike.get(index, 0)) for index, one in enumerate(step_s)),
-        tokens_per_s=tuple(tokens),
-        mfu=tuple(token / 1_200_000 for token in tokens),
-        round=tuple(1 if step <= 31_000 else 2 for step in steps),
-        bad_steps=(),
+        tokens_per_s=tuple(tokens), mfu=tuple(token / 1_200_000 for token in tokens),
+        round=tuple(1 if step <= 31_000 else 2 for step in steps), bad_steps=(),
         gaps=(GapDocument(begin_unix_s=NOW_S - 110_000, end_unix_s=NOW_S - 108_000, round=1),),
         range=RangeDocument(first_step=None, last_step=None, begin_unix_s=None, end_unix_s=None),
-    )
+    )  # fmt: skip
 
 
 def sources_document(shown: str = "code") -> SourcesDocument:
@@ -222,17 +172,13 @@ def sources_document(shown: str = "code") -> SourcesDocument:
             )
             for place, (name, rise) in enumerate(rises.items())
         ),
-        stride=series.stride,
-        step=series.step,
-        at_unix_s=series.at_unix_s,
+        stride=series.stride, step=series.step, at_unix_s=series.at_unix_s,
         series=SourceSeriesDocument(
-            name=shown,
-            loss=tuple(2.0 + rises[shown] * point / 60 for point in range(60)),
+            name=shown, loss=tuple(2.0 + rises[shown] * point / 60 for point in range(60)),
             loss_high=tuple(2.1 + rises[shown] * point / 60 for point in range(60)),
         ),
-        is_sampled=False,
-        range=series.range,
-    )
+        is_sampled=False, range=series.range,
+    )  # fmt: skip
 
 
 def marks_document() -> MarksDocument:
@@ -275,28 +221,20 @@ def host(number: int) -> HostDocument:
     is_cordoned = number == NUM_HOSTS + 2
     state = "lost" if is_lost else "running" if is_training else "cordoned" if is_cordoned else "spare"
     return HostDocument(
-        host=name,
-        state=state,
-        is_in_order=not is_lost and not is_cordoned,
-        is_driver=number == 0,
+        host=name, state=state, is_in_order=not is_lost and not is_cordoned, is_driver=number == 0,
         remark=f"makes the job slow by 18 %; {MARKUP}" if name == SLOW_HOST else "its lease is gone" if is_lost else "",
-        address=f"10.0.3.{number + 1}",
-        hardware="8 x NVIDIA H800",
+        address=f"10.0.3.{number + 1}", hardware="8 x NVIDIA H800",
         labels={"rack": f"r{number // 8}", "switch": f"s{number // 16}", "note": MARKUP if name == SLOW_HOST else ""},
-        first_rank=number * WORKERS if is_training else None,
-        num_workers=WORKERS if is_training else None,
-        step=STEP - (3 if is_lost else 0) if is_training else None,
-        median_step_s=6.34 if is_training else None,
-        last_step_unix_s=NOW_S - (21 if is_lost else 2) if is_training else None,
-        joined_unix_s=NOW_S - 30_000,
+        first_rank=number * WORKERS if is_training else None, num_workers=WORKERS if is_training else None,
+        step=STEP - (3 if is_lost else 0) if is_training else None, median_step_s=6.34 if is_training else None,
+        last_step_unix_s=NOW_S - (21 if is_lost else 2) if is_training else None, joined_unix_s=NOW_S - 30_000,
         straggler_score=8.7 if name == SLOW_HOST else abs(math.sin(number)) * 1.4 if is_training else None,
         clock_offset_s=math.sin(number * 3) * 4e-4 if is_training else None,
         clock_error_s=6e-5 if is_training else None,
         cordon_reason="bandwidth to its pair is 40 % of what it should be" if is_cordoned else "",
-        cordon_by="alice" if is_cordoned else "",
-        cordon_unix_s=NOW_S - 86_000 if is_cordoned else None,
+        cordon_by="alice" if is_cordoned else "", cordon_unix_s=NOW_S - 86_000 if is_cordoned else None,
         is_connected=not is_lost,
-    )
+    )  # fmt: skip
 
 
 def hosts() -> HostsDocument:
@@ -310,36 +248,26 @@ def host_history(number: int) -> HostHistoryDocument:
         checks=(
             CheckDocument(name="gpu-memory", outcome="passed", detail="", duration_s=3.2, value=79.1, unit="GiB"),
             CheckDocument(
-                name="pair-bandwidth",
-                outcome="warning",
-                detail="with host-018: 8 % below the median of all pairs",
-                duration_s=11.8,
-                value=181.0,
-                unit="GB/s",
+                name="pair-bandwidth", outcome="warning", detail="with host-018: 8 % below the median of all pairs",
+                duration_s=11.8, value=181.0, unit="GB/s",
             ),
             CheckDocument(
-                name="loopback-rdma", outcome="skipped", detail="no RDMA device", duration_s=0.0, value=None, unit=""
+                name="loopback-rdma", outcome="skipped", detail="no RDMA device", duration_s=0.0, value=None, unit="",
             ),
             CheckDocument(name="disk", outcome="passed", detail="", duration_s=0.8, value=2.9, unit="GB/s"),
         ),
-        checks_unix_s=NOW_S - 30_100,
-        incident_ids=("000002",) if host_name(number) == SLOW_HOST else (),
-        victim_incident_ids=("000001",),
-        rounds=(1, 2),
-    )
+        checks_unix_s=NOW_S - 30_100, incident_ids=("000002",) if host_name(number) == SLOW_HOST else (),
+        victim_incident_ids=("000001",), rounds=(1, 2),
+    )  # fmt: skip
 
 
 def job_responses(*, health: str = "warning", can_act: bool = False) -> Mapping[str, Document]:
     """Return path -> response of job, overview, series and hosts."""
     found: dict[str, Document] = {
-        "job": job_document(can_act=can_act),
-        "overview": overview_document(health=health),
-        "series": series_document(),
-        "sources": sources_document(),
-        "marks": marks_document(),
-        "notes": notes_document(can_act=can_act),
+        "job": job_document(can_act=can_act), "overview": overview_document(health=health), "series": series_document(),
+        "sources": sources_document(), "marks": marks_document(), "notes": notes_document(can_act=can_act),
         "hosts": hosts(),
-    }
+    }  # fmt: skip
     found.update({f"hosts/{host_name(number)}": host_history(number) for number in range(NUM_HOSTS + 3)})
     healthy = host_devices("host-000", 0, NOW_S, has_problems=False)
     for name in map(host_name, range(NUM_HOSTS + 3)):

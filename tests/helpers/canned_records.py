@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megatrain_dashboard.api.audit import AuditDocument, AuditEntryDocument
-from megatrain_dashboard.api.checkpoints import (
-    BranchDocument,
-    CheckpointDocument,
-    CheckpointsDocument,
-)
+from megatrain_dashboard.api.checkpoints import BranchDocument, CheckpointDocument, CheckpointsDocument
 from megatrain_dashboard.api.incidents.document import (
     DamagedIncidentDocument,
     FailureDocument,
@@ -23,11 +19,7 @@ from megatrain_dashboard.api.incidents.document import (
     StoryDocument,
     VerdictDocument,
 )
-from megatrain_dashboard.api.runbooks.document import (
-    RunbookDocument,
-    RunbookNameDocument,
-    RunbooksDocument,
-)
+from megatrain_dashboard.api.runbooks.document import RunbookDocument, RunbookNameDocument, RunbooksDocument
 from megatrain_dashboard.api.runbooks.filling import Names
 from megatrain_dashboard.api.runbooks.route import installed_runbooks
 from megatrain_dashboard.responses.document import Document
@@ -51,79 +43,39 @@ def _phases(*seconds: float | None, began_s: float) -> tuple[PhaseDocument, ...]
 def _incident_of_host() -> IncidentDocument:
     began_s = NOW_S - 41
     return IncidentDocument(
-        incident_id="000003",
-        kind="host-lost",
-        kind_text="a host was lost",
-        state="open",
-        round=2,
-        next_round=3,
-        began_unix_s=began_s,
-        detected_unix_s=began_s + 10.4,
-        reason=f"the lease of {LOST_HOST} ended and its ranks make no progress",
-        action="restart with a spare",
-        hosts=(LOST_HOST,),
-        ranks=tuple(range(248, 256)),
-        confidence="",
+        incident_id="000003", kind="host-lost", kind_text="a host was lost", state="open", round=2, next_round=3,
+        began_unix_s=began_s, detected_unix_s=began_s + 10.4,
+        reason=f"the lease of {LOST_HOST} ended and its ranks make no progress", action="restart with a spare",
+        hosts=(LOST_HOST,), ranks=tuple(range(248, 256)), confidence="",
         evidence=(f"{LOST_HOST}: no heartbeat for 10 s", "376 ranks wait in grads-reduce-scatter of step 48,231"),
-        failures=(),
-        phases=_phases(10.4, 0.3, 6.1, None, None, None, began_s=began_s),
-        down_s=None,
-        last_step=48_230,
-        resumed_step=None,
-        steps_lost=None,
-        effective_time_ratio=None,
-        verdict_id="",
-        driver="host-000",
-        notes={},
-    )
+        failures=(), phases=_phases(10.4, 0.3, 6.1, None, None, None, began_s=began_s), down_s=None, last_step=48_230,
+        resumed_step=None, steps_lost=None, effective_time_ratio=None, verdict_id="", driver="host-000", notes={},
+    )  # fmt: skip
 
 
 def _incident_of_straggler() -> IncidentDocument:
     began_s = NOW_S - 30_164
     return IncidentDocument(
-        incident_id="000002",
-        kind="straggler",
-        kind_text="hosts made the job slow",
-        state="recovered",
-        round=1,
-        next_round=2,
-        began_unix_s=began_s,
-        detected_unix_s=began_s + 0.2,
-        reason="host-044 was evicted: slow device, 1.3 s of each step",
-        action="evict and restart",
-        hosts=("host-044",),
-        ranks=tuple(range(352, 360)),
-        confidence="high",
+        incident_id="000002", kind="straggler", kind_text="hosts made the job slow", state="recovered", round=1,
+        next_round=2, began_unix_s=began_s, detected_unix_s=began_s + 0.2,
+        reason="host-044 was evicted: slow device, 1.3 s of each step", action="evict and restart", hosts=("host-044",),
+        ranks=tuple(range(352, 360)), confidence="high",
         evidence=(
             "forward-compute 1.31 times as long as that of 47 hosts that do the same work, in 58 of 60 steps",
-            "shortest wait of all in grads-reduce-scatter",
-            f"asked for by alice: {MARKUP}",
+            "shortest wait of all in grads-reduce-scatter", f"asked for by alice: {MARKUP}",
         ),
-        failures=(),
-        phases=_phases(0.2, 1.1, 9.4, 14.2, 118.7, 20.4, began_s=began_s),
-        down_s=164.0,
-        last_step=31_000,
-        resumed_step=30_800,
-        steps_lost=200,
-        effective_time_ratio=0.951,
-        verdict_id="v-000009",
-        driver="host-000",
+        failures=(), phases=_phases(0.2, 1.1, 9.4, 14.2, 118.7, 20.4, began_s=began_s), down_s=164.0, last_step=31_000,
+        resumed_step=30_800, steps_lost=200, effective_time_ratio=0.951, verdict_id="v-000009", driver="host-000",
         notes={"approved_by": "alice"},
-    )
+    )  # fmt: skip
 
 
 def _incident_of_worker() -> IncidentDocument:
     began_s = NOW_S - 71_000
     failures = (
         FailureDocument(
-            rank=91,
-            host="host-011",
-            exit_text="with exit code 1",
-            label="cuda-ecc",
-            action="replace the host",
-            is_cascade=False,
-            culprit="host-011",
-            line=f"CUDA error: uncorrectable ECC error encountered {MARKUP}",
+            rank=91, host="host-011", exit_text="with exit code 1", label="cuda-ecc", action="replace the host",
+            is_cascade=False, culprit="host-011", line=f"CUDA error: uncorrectable ECC error encountered {MARKUP}",
             at_unix_s=began_s,
         ),
         *(
@@ -140,33 +92,16 @@ def _incident_of_worker() -> IncidentDocument:
             )
             for rank in range(96, 104)
         ),
-    )
+    )  # fmt: skip
     return IncidentDocument(
-        incident_id="000001",
-        kind="failure",
-        kind_text="a worker ended",
-        state="recovered",
-        round=1,
-        next_round=1,
-        began_unix_s=began_s,
-        detected_unix_s=began_s + 1.9,
-        reason="rank 91 ended with exit code 1: cuda-ecc, which names host-011",
-        action="replace host-011",
-        hosts=("host-011",),
-        ranks=(91,),
-        confidence="high",
-        evidence=("the log of rank 91 names the device",),
-        failures=failures,
-        phases=_phases(1.9, 0.4, 5.0, 16.0, 121.0, 19.8, began_s=began_s),
-        down_s=164.1,
-        last_step=12_418,
-        resumed_step=12_400,
-        steps_lost=18,
-        effective_time_ratio=0.972,
-        verdict_id="",
-        driver="host-000",
-        notes={},
-    )
+        incident_id="000001", kind="failure", kind_text="a worker ended", state="recovered", round=1, next_round=1,
+        began_unix_s=began_s, detected_unix_s=began_s + 1.9,
+        reason="rank 91 ended with exit code 1: cuda-ecc, which names host-011", action="replace host-011",
+        hosts=("host-011",), ranks=(91,), confidence="high", evidence=("the log of rank 91 names the device",),
+        failures=failures, phases=_phases(1.9, 0.4, 5.0, 16.0, 121.0, 19.8, began_s=began_s), down_s=164.1,
+        last_step=12_418, resumed_step=12_400, steps_lost=18, effective_time_ratio=0.972, verdict_id="",
+        driver="host-000", notes={},
+    )  # fmt: skip
 
 
 def verdicts() -> tuple[VerdictDocument, ...]:
@@ -208,49 +143,27 @@ def audit() -> AuditDocument:
     return AuditDocument(
         entries=(
             AuditEntryDocument(
-                at_unix_s=NOW_S - 600,
-                source="driver",
-                actor="host-000",
-                action="evict",
-                target=SLOW_HOST,
-                reason="a person decides",
-                result="waiting",
-                entry_hash="",
+                at_unix_s=NOW_S - 600, source="driver", actor="host-000", action="evict", target=SLOW_HOST,
+                reason="a person decides", result="waiting", entry_hash="",
             ),
             AuditEntryDocument(
-                at_unix_s=NOW_S - 30_164,
-                source="dashboard",
-                actor="operator at 127.0.0.1",
-                action="approve",
-                target="v-000009",
-                reason=f"confirmed with the vendor {MARKUP}",
-                result="accepted",
+                at_unix_s=NOW_S - 30_164, source="dashboard", actor="operator at 127.0.0.1", action="approve",
+                target="v-000009", reason=f"confirmed with the vendor {MARKUP}", result="accepted",
                 entry_hash="9f2c4e7a10b35d68",
             ),
         ),
         chain_problem="",
-    )
+    )  # fmt: skip
 
 
 def checkpoints() -> CheckpointsDocument:
     def one(step: int, branch: str, state: str, **changes: object) -> CheckpointDocument:
         fields: dict[str, object] = {
-            "branch": branch,
-            "step": step,
-            "place": f"checkpoints/{branch}/step-{step:08d}",
-            "state": state,
-            "is_in_line": True,
-            "is_resume_point": False,
-            "num_bytes": 182_403_121_152,
-            "written_unix_s": NOW_S - (STEP - step) * 6.34,
-            "consumed_tokens": step * 4_194_304,
-            "round": 2,
-            "pin_reason": "",
-            "problem": "",
-            "verified_unix_s": None,
-            "verify_result": "",
-            **changes,
-        }
+            "branch": branch, "step": step, "place": f"checkpoints/{branch}/step-{step:08d}", "state": state,
+            "is_in_line": True, "is_resume_point": False, "num_bytes": 182_403_121_152,
+            "written_unix_s": NOW_S - (STEP - step) * 6.34, "consumed_tokens": step * 4_194_304, "round": 2,
+            "pin_reason": "", "problem": "", "verified_unix_s": None, "verify_result": "", **changes,
+        }  # fmt: skip
         return CheckpointDocument.model_validate(fields)
 
     return CheckpointsDocument(
@@ -258,42 +171,30 @@ def checkpoints() -> CheckpointsDocument:
         resume_reason="A restart resumes from step 48,000 of main-2, the newest complete one.",
         branches=(
             BranchDocument(
-                name="main", parent="", parent_step=None, created_unix_s=NOW_S - 90_000, reason="", is_current=False
+                name="main", parent="", parent_step=None, created_unix_s=NOW_S - 90_000, reason="", is_current=False,
             ),
             BranchDocument(
-                name="main-2",
-                parent="main",
-                parent_step=30_800,
-                created_unix_s=NOW_S - 30_000,
-                reason="restored after incident 000002",
-                is_current=True,
+                name="main-2", parent="main", parent_step=30_800, created_unix_s=NOW_S - 30_000,
+                reason="restored after incident 000002", is_current=True,
             ),
         ),
         checkpoints=(
             one(
-                48_200,
-                "main-2",
-                "unfinished",
-                problem="no COMMIT: it is being written, or its writer was killed",
+                48_200, "main-2", "unfinished", problem="no COMMIT: it is being written, or its writer was killed",
                 num_bytes=None,
             ),
             one(
-                48_000, "main-2", "committed", is_resume_point=True, verified_unix_s=NOW_S - 700, verify_result="whole"
+                48_000, "main-2", "committed", is_resume_point=True, verified_unix_s=NOW_S - 700, verify_result="whole",
             ),
             one(
-                46_000,
-                "main-2",
-                "damaged",
-                problem="shard-0031.bin: 4,096 bytes are not as they were written",
-                verified_unix_s=NOW_S - 9000,
-                verify_result="1 file is not as it was written",
+                46_000, "main-2", "damaged", problem="shard-0031.bin: 4,096 bytes are not as they were written",
+                verified_unix_s=NOW_S - 9000, verify_result="1 file is not as it was written",
             ),
             one(40_000, "main-2", "pinned", pin_reason="before the change of data"),
-            one(31_000, "main", "committed", is_in_line=False, round=1),
-            one(30_800, "main", "committed", round=1),
+            one(31_000, "main", "committed", is_in_line=False, round=1), one(30_800, "main", "committed", round=1),
         ),
         num_elsewhere=0,
-    )
+    )  # fmt: skip
 
 
 _RUNBOOKS = {"host-lost": "host-evicted-or-cordoned.md", "straggler": "straggler.md", "failure": "worker-ended.md"}
@@ -312,18 +213,14 @@ def _story(incident: IncidentDocument) -> StoryDocument:
         happened=(
             HappenedDocument(at_unix_s=began_s, what="fault", text=f"{incident.kind_text}: {host} {MARKUP}"),
             HappenedDocument(
-                at_unix_s=incident.detected_unix_s, what="noticed", text="the driver of host-000 noticed it"
+                at_unix_s=incident.detected_unix_s, what="noticed", text="the driver of host-000 noticed it",
             ),
             HappenedDocument(at_unix_s=began_s + 11, what="decision", text=f"decided: {incident.action}"),
         ),
-        notifications=reported,
-        why_not_notified="" if reported else "Not notified yet: slack and email.",
-        actions=(
-            OfferedActionDocument(kind="evict", target=host),
-            OfferedActionDocument(kind="cordon", target=host),
-        ),
+        notifications=reported, why_not_notified="" if reported else "Not notified yet: slack and email.",
+        actions=(OfferedActionDocument(kind="evict", target=host), OfferedActionDocument(kind="cordon", target=host)),
         runbooks=(_RUNBOOKS[incident.kind], "gpu-errors.md"),
-    )
+    )  # fmt: skip
 
 
 def _logs(incident: IncidentDocument) -> IncidentLogsDocument:

@@ -22,26 +22,17 @@ from tests.helpers.one_source import stream_of_one
 
 def make_manifest(**changes: Any) -> Manifest:
     values: dict[str, Any] = {
-        "job": "demo",
-        "branch": "main",
-        "round": 2,
-        "step": 120,
-        "consumed_samples": 3840,
-        "consumed_tokens": 983_040,
-        "num_updates": 118,
-        "num_skipped": 2,
-        "written_unix_s": 1_790_000_000.5,
-        "has_optimizer": True,
+        "job": "demo", "branch": "main", "round": 2, "step": 120, "consumed_samples": 3840, "consumed_tokens": 983_040,
+        "num_updates": 118, "num_skipped": 2, "written_unix_s": 1_790_000_000.5, "has_optimizer": True,
         "data": stream_of_one(num_tokens=100_000, seed=1234),
-        "mesh": CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=2),
-        "config_hash": "abc123",
+        "mesh": CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=2), "config_hash": "abc123",
         "config": {"model": {"hidden_size": 64}, "profile": {"ranks": (0, 1)}},
         "versions": CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
         "files": {
             "r000002-rank-00000.distcp": FileEntry(10, "items-sha256:" + "0a" * 32),
             "more/0.bin": FileEntry(0, "sha256:" + "1b" * 32),
         },
-    }
+    }  # fmt: skip
     return Manifest(**{**values, **changes})
 
 

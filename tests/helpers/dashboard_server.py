@@ -94,16 +94,41 @@ class MadeUpJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PageClient:
+    """Requests to a server at a port of this machine."""
+
+    port: int
+
+    def ask(
+        self, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
+    ) -> Reply:
+        """Send one request over a separate connection; return the response."""
+        return ask(self.port, path, headers, method=method, body=body)
+
+    def exchange(self, raw: bytes) -> Reply:
+        """Send exactly these bytes; return the first response."""
+        return exchange(self.port, raw)
+
+    def connected(self) -> socket.socket:
+        return connected(self.port)
+
+    def from_page(self) -> dict[str, str]:
+        """Return the headers that our page sends with a request that changes something."""
+        return from_page(self.port)
+
+    def log_in(self, token: str) -> Reply:
+        """Log in as the page does."""
+        body = json.dumps({"token": token}).encode()
+        return self.ask("/api/v1/session", self.from_page(), method="POST", body=body)
+
+
+@dataclass(frozen=True, slots=True)
+class Served(PageClient):
     """A running server."""
 
     server: DashboardServer
     source: MadeUpJob
     streams: LiveStreams
-
-    @property
-    def port(self) -> int:
-        return self.server.port
 
 
 @contextmanager
@@ -125,7 +150,7 @@ def served(
     with listening_socket(settings) as listening:
         server = DashboardServer(dashboard.app, listening, settings, dashboard.streams)
         try:
-            yield Served(server, source, dashboard.streams)
+            yield Served(server.port, server, source, dashboard.streams)
         finally:
             assert server.close(), "the server did not end"
 

@@ -23,22 +23,12 @@ EVERYTHING = frozenset(map(str, Event))
 def make_topic(name: str = "incident/one", **changes: Any) -> Topic:
     """Return an incident that has just begun; changes replace fields."""
     topic = Topic(
-        name=name,
-        event=Event.INCIDENT,
-        level=HealthLevel.AMBER,
-        stage=Stage.OPEN,
-        what="a worker ended: rank 3 on host-2 was killed by SIGKILL (9)",
-        began_unix_s=NOW_S - 2.0,
-        ready_unix_s=NOW_S - 2.0,
-        hosts=("host-2",),
-        ranks=(3,),
-        step=1234,
-        cost="no step completed since",
-        activity="the job responds with restart and continues by itself",
-        action="no action is needed",
-        runbook="worker-ended.md",
-        route="incidents/one",
-    )
+        name=name, event=Event.INCIDENT, level=HealthLevel.AMBER, stage=Stage.OPEN,
+        what="a worker ended: rank 3 on host-2 was killed by SIGKILL (9)", began_unix_s=NOW_S - 2.0,
+        ready_unix_s=NOW_S - 2.0, hosts=("host-2",), ranks=(3,), step=1234, cost="no step completed since",
+        activity="the job responds with restart and continues by itself", action="no action is needed",
+        runbook="worker-ended.md", route="incidents/one",
+    )  # fmt: skip
     return replace(topic, **changes)
 
 

@@ -103,20 +103,15 @@ def step_of(job: SyntheticJob, round_number: int, step: int) -> tuple[StepTotals
     totals, squares = job.step(step)
     reported = {
         StepValue.LOSS: float("nan") if step == NAN_STEP else 100.0 if step == SPIKE_STEP else 5.0 - step / 100,
-        StepValue.GRAD_NORM: 1.0,
-        StepValue.TOKENS: TOKENS,
-        StepValue.MODEL_FLOPS: 4e14,
-        StepValue.PEAK_FLOPS: 1e15,
-    }
+        StepValue.GRAD_NORM: 1.0, StepValue.TOKENS: TOKENS, StepValue.MODEL_FLOPS: 4e14, StepValue.PEAK_FLOPS: 1e15,
+    }  # fmt: skip
     values = joined(Values, [squares, values_of_ranks(range(LAYOUT.world_size), step, reported, round_number)])
     # Sequence numbers of one rank and step are different.
     values = replace(values, sequence=np.arange(len(values.rank)) + 10_000 * (step + 1))
     begin_ns = int((end_s(round_number, step) - 1) * 1e9)
     is_step = totals.operation == 1
     totals = replace(
-        totals,
-        start_ns=np.full_like(totals.start_ns, begin_ns),
-        sum_ns=np.where(is_step, 10**9, totals.sum_ns),
+        totals, start_ns=np.full_like(totals.start_ns, begin_ns), sum_ns=np.where(is_step, 10**9, totals.sum_ns)
     )
     return totals, replace(values, at_ns=np.full_like(values.at_ns, begin_ns + 10**9))
 
@@ -142,15 +137,10 @@ def _groups() -> Groups:
     return from_columns(
         Groups,
         {
-            "round": [number for number in (1, 2) for _ in range(4)],
-            "rank": [0, 1, 2, 3] * 2,
-            "group": [1] * 8,
-            "first_rank": [0] * 8,
-            "stride": [1] * 8,
-            "num_ranks": [4] * 8,
-            "name": ["dp"] * 8,
+            "round": [number for number in (1, 2) for _ in range(4)], "rank": [0, 1, 2, 3] * 2, "group": [1] * 8,
+            "first_rank": [0] * 8, "stride": [1] * 8, "num_ranks": [4] * 8, "name": ["dp"] * 8,
         },
-    )
+    )  # fmt: skip
 
 
 def _logs() -> LogLines:
@@ -181,16 +171,12 @@ def _stacks() -> Stacks:
     return from_columns(
         Stacks,
         {
-            "round": [2] * 5,
-            "rank": [0, 1, 2, 3, 3],
-            "sequence": [1, 1, 1, 1, 2],
+            "round": [2] * 5, "rank": [0, 1, 2, 3, 3], "sequence": [1, 1, 1, 1, 2],
             "at_ns": [int((SECOND_BEGAN_S + 120) * 1e9)] * 4 + [int((SECOND_BEGAN_S + 121) * 1e9)],
-            "pid": [1000, 1001, 1002, 1003, 1003],
-            "host": ["host-0", "host-0", "host-1", "host-1", "host-1"],
-            "thread": ["MainThread"] * 5,
-            "stack": [waits, waits, waits, waits, works],
+            "pid": [1000, 1001, 1002, 1003, 1003], "host": ["host-0", "host-0", "host-1", "host-1", "host-1"],
+            "thread": ["MainThread"] * 5, "stack": [waits, waits, waits, waits, works],
         },
-    )
+    )  # fmt: skip
 
 
 def _clocks() -> Clocks:

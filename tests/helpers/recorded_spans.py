@@ -9,8 +9,8 @@ import numpy as np
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, from_columns, joined
-from tests.helpers.rank_columns import axis_columns
+from megatrain_diagnostics.events.tables import Ranks, Spans, from_columns, joined
+from tests.helpers.synthetic_steps import axis_columns
 
 BEGIN_NS = 1_780_000_000_000_000_000
 STEP_NS = 60_000_000_000
@@ -113,12 +113,6 @@ def who_ran(shape: JobShape) -> Ranks:
             "host": [f"host{rank // 2}" for rank in range(count)],
             "branch": ["main"] * count,
         },
-    )
-
-
-def no_groups() -> Groups:
-    return from_columns(
-        Groups, {name: [] for name in ("round", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
     )
 
 

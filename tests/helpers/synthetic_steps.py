@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined
-from tests.helpers.rank_columns import axis_columns
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, axis_values, from_columns, joined
 
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 1.0
 FORWARD, BACKWARD, OPTIMIZER = 0.3, 0.6, 0.05
 TRANSFER_S = 0.02
 Array = NDArray[np.float64]
+
+
+def axis_columns(layout: Layout) -> dict[str, list[int]]:
+    """Return the columns of axes of all ranks, as a table of ranks has them."""
+    rows = [axis_values(layout, rank) for rank in range(layout.world_size)]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 @dataclass
@@ -67,15 +72,11 @@ class SyntheticJob:
         return from_columns(
             Ranks,
             {
-                "round": [self.round] * num,
-                "rank": list(range(num)),
-                **axis_columns(self.layout),
-                "pid": [1000 + rank for rank in range(num)],
-                "at_ns": [START_NS] * num,
-                "host": [self.host_of(rank) for rank in range(num)],
-                "branch": ["main"] * num,
+                "round": [self.round] * num, "rank": list(range(num)), **axis_columns(self.layout),
+                "pid": [1000 + rank for rank in range(num)], "at_ns": [START_NS] * num,
+                "host": [self.host_of(rank) for rank in range(num)], "branch": ["main"] * num,
             },
-        )
+        )  # fmt: skip
 
     def roster(self) -> Roster:
         return make_roster(self.ranks(), empty_groups(), self.round)
@@ -131,18 +132,15 @@ class SyntheticJob:
         return from_columns(
             StepTotals,
             {
-                "round": np.full(num * count, self.round),
-                "rank": np.tile(np.arange(num), count),
-                "sequence": np.repeat(self.sequence + np.arange(count), num),
-                "step": np.full(num * count, step),
+                "round": np.full(num * count, self.round), "rank": np.tile(np.arange(num), count),
+                "sequence": np.repeat(self.sequence + np.arange(count), num), "step": np.full(num * count, step),
                 "operation": np.repeat([second.number for second in seconds], num),
-                "start_ns": np.full(num * count, START_NS + int(step * STEP_S * 1e9)),
-                "sum_ns": sums,
+                "start_ns": np.full(num * count, START_NS + int(step * STEP_S * 1e9)), "sum_ns": sums,
                 "max_ns": sums.copy(),
                 "count": np.concatenate([passes if each in MODEL_COMPUTES else np.ones(num) for each in seconds]),
                 "num_bytes": np.repeat([1_000_000 if second.is_collective else 0 for second in seconds], num),
             },
-        )
+        )  # fmt: skip
 
     def _values(self, step: int, work: Array) -> Values:
         loss = [float(x) for x in (3.0 + 0.01 * self._random.normal(), 1.0 + 0.05 * self._random.normal())]
@@ -158,15 +156,12 @@ def step_values(
     return from_columns(
         Values,
         {
-            "round": [round_number] * len(rows),
-            "rank": [row[0] for row in rows],
-            "sequence": [step * 1000 + place for place in range(len(rows))],
-            "step": [step] * len(rows),
-            "kind": [row[1] for row in rows],
-            "at_ns": [START_NS + int(step * STEP_S * 1e9)] * len(rows),
+            "round": [round_number] * len(rows), "rank": [row[0] for row in rows],
+            "sequence": [step * 1000 + place for place in range(len(rows))], "step": [step] * len(rows),
+            "kind": [row[1] for row in rows], "at_ns": [START_NS + int(step * STEP_S * 1e9)] * len(rows),
             "value": [row[2] for row in rows],
         },
-    )
+    )  # fmt: skip
 
 
 def values_of_ranks(ranks: Sequence[int], step: int, values: dict[StepValue, float], round_number: int = 1) -> Values:

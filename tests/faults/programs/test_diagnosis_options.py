@@ -158,7 +158,7 @@ def sees_sample_period(job: SeenJob) -> None:
 
 
 def sees_spool_mb(job: SeenJob) -> None:
-    """The effect needs megabytes that no daemon receives: test_streamer_options.py tests it."""
+    """The effect needs megabytes that no daemon receives: test_streamer_logs.py tests it."""
     (streamer,) = job.programs("megatrain_diagnostics.streamer")
     assert b'"spool_bytes":3000000' in b" ".join(words_of(streamer)).replace(b" ", b"")
 

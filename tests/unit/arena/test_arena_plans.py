@@ -18,44 +18,22 @@ from megatrain.contracts.layout import Layout
 from tests.helpers.one_source import stream_of_one
 
 HOST_PLAN = HostPlan(
-    checkpoints="s3://bucket/run",
-    job="demo",
-    branch="branch-0002",
-    round=3,
-    host_index=1,
-    num_hosts=4,
-    ranks=(4, 5, 9),
-    is_coordinator=False,
-    num_slots=2,
-    keep_last=3,
-    keep_every=1000,
-    keep_arena_s=1800.5,
+    checkpoints="s3://bucket/run", job="demo", branch="branch-0002", round=3, host_index=1, num_hosts=4,
+    ranks=(4, 5, 9), is_coordinator=False, num_slots=2, keep_last=3, keep_every=1000, keep_arena_s=1800.5,
     commit_timeout_s=600.0,
     manifest=ManifestTemplate(
-        config={"model": {"hidden_size": 64}},
-        config_hash="abc",
+        config={"model": {"hidden_size": 64}}, config_hash="abc",
         mesh=CheckpointMesh(Layout(tp_size=2, pp_size=2, dp_size=2), num_chunks=1),
-        versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"),
-        has_optimizer=True,
+        versions=CheckpointVersions(megatrain="0.1.0", torch="2.13.0", python="3.11.7"), has_optimizer=True,
         data=stream_of_one(num_tokens=1000, seed=7),
     ),
-    tokenizer="tokenizer.json",
-    claim="",
-    began_at_step=0,
-    is_exclusive=True,
-)
+    tokenizer="tokenizer.json", claim="", began_at_step=0, is_exclusive=True,
+)  # fmt: skip
 RANK_PLAN = RankPlan(rank=5, image_bytes=256, plan_digest=bytes(range(32)), items=((0, 100), (128, 64), (192, 3)))
 STATUS = WriterStatus(
-    pid=4321,
-    branch="main",
-    round=3,
-    num_persisted=7,
-    num_failures=1,
-    last_persisted_step=120,
-    last_error="disk full",
-    last_write_s=1.5,
-    last_write_bytes=10**9,
-)
+    pid=4321, branch="main", round=3, num_persisted=7, num_failures=1, last_persisted_step=120, last_error="disk full",
+    last_write_s=1.5, last_write_bytes=10**9,
+)  # fmt: skip
 ALL = (HOST_PLAN, RANK_PLAN, STATUS)
 
 

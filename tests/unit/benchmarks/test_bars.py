@@ -1,4 +1,4 @@
-"""A benchmark fails beyond its limit, and its page and the table of all benchmarks show it."""
+"""Benchmarks: limits and pages, rows of data reading and loaders, the state of a checkpoint, figures of jitter."""
 
 from __future__ import annotations
 
@@ -6,16 +6,30 @@ import json
 import math
 import shutil
 import sys
+from collections import defaultdict
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import __main__ as command
+from benchmarks import data_reading, host_loader
 from benchmarks import result as results
 from benchmarks.bars import as_written, at_least, at_most, must_hold
+from benchmarks.checkpoint_state import KINDS, build_state
+from benchmarks.data_reading import CASES
+from benchmarks.data_reading_sides import OURS, PEER
+from benchmarks.host_loader import LAYOUTS
+from benchmarks.jitter import figures
+from benchmarks.memory import with_changes
 from benchmarks.result import RESULTS, MissingPartError, Result
 from benchmarks.summary import BEGIN, END, summary, write_summary
+from megatrain.comm import dry_mesh
+from megatrain.config.config import Config
+from megatrain.contracts.layout import Layout
+from megatrain.parallel.boxes import Box
+from tests.helpers.require import require
 
 
 def test_bars_are_met_up_to_their_limit() -> None:
@@ -87,3 +101,54 @@ def test_the_table_of_all_benchmarks_names_each_missed_bar() -> None:
         "| [made](made.md) | 2026-11-28 | c (the closest of 4) | 3 | >= 1 | yes |",
         "| [free](free.md) | 2026-11-28 | no bar |  |  |  |",
     ]
+
+
+def test_state_of_all_ranks_is_the_whole_state_once() -> None:
+    """Each value is saved by one rank; its other holders have it too."""
+    layout = Layout(dp_size=2, tp_size=2)
+    config = Config.from_dict(with_changes({"model.hidden_size": 32, "model.vocab_size": 64, "parallel.tp_size": 2}))
+    boxes: dict[tuple[str, str], list[Box]] = defaultdict(list)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for rank in range(layout.world_size):
+        with dry_mesh(layout, rank) as mesh:
+            state = build_state(config, mesh, bucket_size=5_000)
+        assert state.is_filled()
+        for one in state.shards:
+            shapes[one.shard.name] = one.shard.global_shape
+            if one.shard.holders.index == 0:
+                boxes[one.kind, one.shard.name].append(one.shard.box)
+
+    assert boxes.keys() == {(kind, name) for kind in KINDS for name in shapes}
+    for (_, name), found in boxes.items():
+        assert len(set(found)) == len(found), name
+        assert sum(box.numel for box in found) == math.prod(shapes[name]), name
+
+
+@pytest.mark.slow
+def test_data_reading_measures_both_sides_in_each_case() -> None:
+    require("megatron-core", find_spec("megatron") is not None, "its data set is the peer")
+    result = data_reading.run(million_tokens=0.3, num_rounds=1, round_samples=64)
+    found = [(row["side"], row["documents"] == "yes", row["batch"]) for row in result.rows]
+    assert found == [(side, case.has_documents, case.micro_batch_size) for side in (OURS, PEER) for case in CASES[side]]
+    assert all(row["samples/s"] > 0 and row["cpu us"] > 0 and row["ratio"] > 0 for row in result.rows)
+    assert [bar.bar for bar in result.bars] == [">= 2"] * len(CASES[OURS])
+    assert result.settings["tokens"] == 300_000
+
+
+@pytest.mark.slow
+def test_host_loader_measures_each_layout_and_a_kill() -> None:
+    result = host_loader.run(million_documents=0.06, num_sources=3, num_steps=10)
+    assert [row["case"] for row in result.rows] == [*LAYOUTS, "8 replicas, loader killed"]
+    assert all(row["same stream"] == "yes" and row["loader MB"] > 0 for row in result.rows)
+    # on a slow machine, the loader may be a step behind
+    assert all(row["read / used"] == pytest.approx(1.0, abs=0.5) for row in result.rows)
+    assert [bar.bar for bar in result.bars] == ["<= 2", "<= 300", "<= 1.1", "<= 1.1", "<= 0.5", "yes", "<= 0.01"]
+
+
+def test_only_frequent_pauses_raise_the_99th_percentile() -> None:
+    for every, is_seen in ((50, True), (1000, False)):
+        found = figures([0.5 if step % every == every - 1 else 0.1 for step in range(1000)])
+        assert found["steps"] == 1000
+        assert found["p50 ms"] == pytest.approx(100.0)
+        assert found["p99 / p50"] == pytest.approx(5.0 if is_seen else 1.0), every
+        assert found["longest ms"] == pytest.approx(500.0)

@@ -1,11 +1,23 @@
-"""The best time of a step has closed forms in simple cases, and never overlaps operations that must be sequential."""
+"""The overlap benchmark: ideal times in closed form and of a trace, paced compute, and rows that are measured again."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Literal
 
+import pytest
+import torch
+
+from benchmarks.overlap import OverlapCase, bars_of, is_known, is_valid
 from benchmarks.overlap_ideal import Computes, ideal_of_schedule, sent_bytes
+from benchmarks.overlap_pace import LayerPace
+from benchmarks.overlap_trace import MARK, OverlapTrace, SentMessage, ideal_of_calls, sent_by_calls, traced
+from megatrain.comm import Pending, dry_mesh
+from megatrain.comm.group import Group
 from megatrain.config.config import Config
+from megatrain.config.model import ModelConfig
+from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.layout import Layout
+from megatrain.model import TokenContext, Transformer
 from megatrain.schedule import ActionKind
 
 FORWARD_S, BACKWARD_S, UPDATE_S = 1.0, 2.0, 0.5
@@ -75,3 +87,177 @@ def test_a_message_is_waited_for_where_no_compute_lies_between() -> None:
     # 1F1B: the first activation, the last gradient, and the messages of the two stages in between
     assert free + 2 * 0.1 <= late + 1e-9
     assert late <= free + 2 * 8 * 0.1
+
+
+RANKS = (0, 1)
+PIECE = 100.0
+START, WAIT = False, True
+
+
+def trace_of(operation: Operation, calls: list[tuple[int, bool, float]], rest: float = 0.0) -> OverlapTrace:
+    num_exchanges = 1 + max(number for number, _, _ in calls)
+    exchanges = [SentMessage(RANKS, operation.value, PIECE) for _ in range(num_exchanges)]
+    return OverlapTrace(exchanges, [(MARK, False, 0.0), *calls, (MARK, False, rest)])
+
+
+def ideal(*traces: OverlapTrace, rate: float = PIECE) -> float:
+    """With the given rate, a piece travels for one second."""
+    return ideal_of_calls([[trace] for trace in traces], rate)
+
+
+def test_sequence_chunks_awaited_later_overlap_with_products() -> None:
+    # All start first; each is awaited before its product of 1 s.
+    calls = [(number, START, 0.0) for number in range(4)]
+    calls += [(0, WAIT, 0.0), (1, WAIT, 1.0), (2, WAIT, 1.0), (3, WAIT, 1.0)]
+    gathered = trace_of(Operation.TP_ALL_GATHER, calls, rest=1.0)
+
+    assert sent_by_calls(gathered) == 4 * PIECE
+    assert ideal(gathered, gathered) == pytest.approx(5.0)  # the first piece, then four products
+
+
+def test_exchange_awaited_at_once_is_exposed() -> None:
+    blocking = trace_of(Operation.DP_ALL_REDUCE, [(0, START, 1.0), (0, WAIT, 0.0), (1, START, 1.0), (1, WAIT, 0.0)])
+
+    assert ideal(blocking, blocking) == pytest.approx(4.0)
+
+
+def test_an_exchange_begins_when_both_ranks_have_come() -> None:
+    early = trace_of(Operation.TP_ALL_GATHER, [(0, START, 0.0), (0, WAIT, 0.0)], rest=1.0)
+    late = trace_of(Operation.TP_ALL_GATHER, [(0, START, 3.0), (0, WAIT, 0.0)], rest=1.0)
+
+    assert ideal(early, late) == pytest.approx(5.0)
+
+
+def test_gradients_of_the_last_layer_are_exposed() -> None:
+    # Four layers of 2 s; the gradients of each, of 1 s, are sent when its backward is over.
+    calls = [(number, START, 2.0) for number in range(4)] + [(number, WAIT, 0.0) for number in range(4)]
+    by_layer = trace_of(Operation.GRADS_REDUCE_SCATTER, calls)
+    at_the_end = [(number, START, 8.0 if number == 0 else 0.0) for number in range(4)]
+    whole = trace_of(Operation.GRADS_REDUCE_SCATTER, at_the_end + [(number, WAIT, 0.0) for number in range(4)])
+
+    assert ideal(by_layer, by_layer) == pytest.approx(8.0 + 1.0)
+    assert ideal(whole, whole) == pytest.approx(8.0 + 4.0)
+
+
+def test_traced_exchange_has_its_wait_where_the_program_awaits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def pass_(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    result, gradients = torch.zeros(4), torch.zeros(8)
+    monkeypatch.setattr("benchmarks.overlap_trace.time.perf_counter", lambda: now)
+    monkeypatch.setattr(Group, "_start", lambda *_, **__: Pending(result, lambda: pass_(100.0)))
+    with dry_mesh(Layout(dp_size=2), 0) as mesh:
+        group = mesh.replicas
+    with traced() as (trace, mark):
+        mark()
+        pass_(1.0)
+        pending = group.reduce_scatter(gradients, Operation.GRADS_REDUCE_SCATTER, out=result)
+        assert now == 101.0, "it was awaited at once"
+        pass_(2.0)
+        assert pending.wait() is result
+        pass_(4.0)
+        mark()
+
+    # The time of the wait is not compute.
+    assert trace.calls == [(MARK, False, 0.0), (0, START, 1.0), (0, WAIT, 2.0), (MARK, False, 4.0)]
+    # Of 8 numbers a rank sends the half that belongs to the other rank.
+    assert trace.exchanges == [SentMessage(RANKS, Operation.GRADS_REDUCE_SCATTER.value, 16.0)]
+
+
+def test_medians_of_blocks_count_and_their_calls_must_agree() -> None:
+    def of(seconds: float) -> OverlapTrace:
+        return trace_of(Operation.TP_ALL_GATHER, [(0, START, seconds), (0, WAIT, 0.0)])
+
+    assert ideal_of_calls([[of(1.0), of(2.0), of(9.0)]], PIECE) == pytest.approx(3.0)
+    other = trace_of(Operation.TP_ALL_GATHER, [(0, START, 1.0), (0, WAIT, 0.0), (0, WAIT, 0.0)])
+    with pytest.raises(AssertionError, match="the blocks of rank 0 differ"):
+        ideal_of_calls([[of(1.0), other]], PIECE)
+
+
+def test_spans_outside_the_marks_do_not_count() -> None:
+    # a step of 2 s, whose exchange overlaps with the next step
+    step = [(0, START, 2.0), (0, WAIT, 0.0)]
+    calls = [*step, (MARK, False, 0.0), (0, WAIT, 0.0), (1, START, 2.0), (1, WAIT, 0.0), (MARK, False, 0.0)]
+    trace = OverlapTrace([SentMessage(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])
+
+    assert ideal(trace, trace) == pytest.approx(3.0)
+
+
+LAYER_S = 10.0
+
+
+@pytest.mark.parametrize("block", ["serial", "parallel"])
+def test_paced_layer_writes_its_gradients_at_its_end(
+    block: Literal["serial", "parallel"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    config = ModelConfig(
+        vocab_size=32, seq_len=4, hidden_size=8, num_layers=2, num_heads=2, block=block, has_tied_head=False
+    )
+    module = Transformer(config)
+    assert module.embedding is not None
+    assert module.loss_head is not None
+    for name, part in (("embedding", module.embedding), *module.blocks.items(), ("head", module.loss_head)):
+        part.register_forward_hook(lambda *_, name=name: seen.append(f"forward {name}"))
+        for parameter in part.parameters():
+            torch.nn.init.ones_(parameter)
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(f"gradient {name}"))
+    # The clocks are frozen: the waited time is the requested time.
+    for clock in ("monotonic", "thread_time"):
+        monkeypatch.setattr(f"benchmarks.overlap_pace.time.{clock}", lambda: 0.0)
+    monkeypatch.setattr("benchmarks.overlap_pace.pause_until", seen.append)
+    LayerPace(LAYER_S).attach(module)
+
+    tokens_SB = torch.zeros(4, 1, dtype=torch.int64)
+    module(tokens_SB, TokenContext(sample_B=torch.zeros(1), seq_len=4), tokens_SB).backward()
+
+    size = sum(one.numel() for one in module.blocks["0"].parameters())
+    first, last = (
+        LAYER_S * sum(one.numel() for one in part.parameters()) / size for part in (module.embedding, module.loss_head)
+    )
+    forward = ["forward embedding", first, "forward 0", LAYER_S, "forward 1", LAYER_S, "forward head", last]
+    backward = [2.0 * last, "gradient head", 2.0 * LAYER_S, "gradient 1", 2.0 * LAYER_S, "gradient 0", 2.0 * first,
+                "gradient embedding"]  # fmt: skip
+    without_repeats = [one for at, one in enumerate(seen) if at == 0 or one != seen[at - 1] or isinstance(one, float)]
+    assert without_repeats == [*forward, *backward]
+
+
+CASE = OverlapCase("two ranks", {"dp_size": 2}, 1, (0.8, 1.08))
+ROW = {"free link, ms": 1000.0, "free link after, ms": 1000.0, "communication": 0.5, "hidden": 0.9, "on / ideal": 1.05}
+
+
+DIFFERENCES = [
+    ({}, True, True),
+    ({"free link after, ms": 1110.0}, False, True),
+    ({"free link after, ms": 890.0}, False, True),
+    ({"free link after, ms": 1090.0}, True, True),
+    ({"communication": 0.44}, False, True),
+    ({"communication": 0.56}, False, True),
+    ({"hidden": 0.79}, True, False),
+    ({"hidden": 1.5}, True, True),
+    ({"on / ideal": 1.09}, True, False),
+]
+"""Differing figures; whether the row is valid, and whether the overlap is sufficient."""
+
+
+def test_a_row_is_measured_again_for_the_machine_only() -> None:
+    for difference, valid, enough in DIFFERENCES:
+        row = {**ROW, **difference}
+        machine, *overlapped = bars_of(CASE, row)
+        assert is_valid(row) == machine.is_met == valid, difference
+        assert all(bar.is_met for bar in overlapped) == enough, difference
+
+
+def test_turns_end_when_the_ratio_is_known_whatever_it_is() -> None:
+    """The standard error of (1 + x, 1, 1 - x) is x / 1.73."""
+    for ratio in (0.6, 1.0, 1.2):
+        for spread, is_enough in ((0.017, True), (0.018, False)):
+            on = [ratio * (1.0 + spread), ratio, ratio * (1.0 - spread)]
+            assert is_known(on, [1.0] * 3) == is_enough, (ratio, spread)
+            assert is_known([2.0, 3.0, 4.0], [2.0 / on[0], 3.0 / on[1], 4.0 / on[2]]) == is_enough, "turn by turn"
+        assert not is_known([ratio] * 2, [1.0] * 2), "two equal turns may be chance"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from megatrain.arena.directory import Arena, wake_writer
+from megatrain.arena.directory import wake_writer
 from megatrain.arena.plans import RankPlan
 from megatrain.arena.slot_layout import Persist, SealedSnapshot, SlotState
 from megatrain.checkpoint import writer
@@ -159,13 +159,6 @@ def test_failed_removal_is_reported(job: SnapshotJob) -> None:
     assert is_unfinished(job.step(10))
 
 
-def test_a_branch_that_is_not_there_gets_no_checkpoints(job: SnapshotJob) -> None:
-    (job.checkpoints / "main" / "BRANCH").remove()
-    with writer_thread(job.arena):
-        assert "main/BRANCH is missing, so main is no branch" in persist_next(job, 10, 4, failures=1)
-    assert_nothing_is_left(job.step(10))
-
-
 def test_removed_directory_gets_the_next_checkpoint(job: SnapshotJob) -> None:
     """Its branch is written again: a checkpoint without a branch would never be found."""
     branch = read_branch(job.checkpoints, "main")
@@ -241,36 +234,56 @@ def test_a_slot_that_a_newer_round_goes_on_from_is_no_failure(
     assert verify_checkpoint(job.step(10)) == []
 
 
-def corrupt_digest(arena: Arena) -> None:
-    plan = RankPlan.read(arena.rank_plan(1))
-    RankPlan(1, plan.image_bytes, bytes(32), plan.items).write(arena.rank_plan(1))
+def corrupt_digest(job: SnapshotJob) -> None:
+    plan = RankPlan.read(job.arena.rank_plan(1))
+    RankPlan(1, plan.image_bytes, bytes(32), plan.items).write(job.arena.rank_plan(1))
 
 
-@pytest.mark.parametrize(
-    ("corrupt", "message"),
-    [
-        (
-            corrupt_digest,
-            r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it belongs to a layout that",
-        ),
-        (lambda arena: arena.rank_plan(1).unlink(), r"plan-00001\.json: does not exist"),
-        (lambda arena: arena.rank_plan(1).write_text("{"), r"plan-00001\.json: not JSON"),
-        (lambda arena: arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file"),
-    ],
-)
-def test_missing_or_damaged_plans_are_named(job: SnapshotJob, corrupt: Callable[[Arena], Any], message: str) -> None:
-    corrupt(job.arena)
+OF_ROUND_3 = WritingMark(3, "demo", 1_790_000_000.0)
+OBSTACLES: dict[str, tuple[Callable[[SnapshotJob], Any], str]] = {
+    "another layout": (
+        corrupt_digest,
+        r"rank-00001\.slot-0: its plan is not the one in .*plan-00001\.json; it belongs to a layout that",
+    ),
+    "no plan": (lambda job: job.arena.rank_plan(1).unlink(), r"plan-00001\.json: does not exist"),
+    "a damaged plan": (lambda job: job.arena.rank_plan(1).write_text("{"), r"plan-00001\.json: not JSON"),
+    "no metadata": (
+        lambda job: job.arena.metadata(2).unlink(), r"metadata-r000002\.bin: cannot be read: No such file",
+    ),
+    "no branch": (
+        lambda job: (job.checkpoints / "main" / "BRANCH").remove(), "main/BRANCH is missing, so main is no branch",
+    ),
+    "no tokenizer": (
+        lambda job: job.change_plans(tokenizer="/no/gone.json"), "gone.json: cannot be read: No such file",
+    ),
+    "a newer round has committed the step": (
+        lambda job: put_checkpoint(job.checkpoints / "main", 10, round=3, files={}),
+        "committed by round 3, and round 2 is older",
+    ),
+    "a newer round writes the step": (
+        lambda job: OF_ROUND_3.write(job.step(10)), "round 3 is writing this checkpoint, and round 2 is older",
+    ),
+    "a complete step is damaged": (
+        lambda job: put_checkpoint(job.checkpoints / "main", 10), "is committed but damaged: remove it",
+    ),
+    "a complete step of another job": (
+        lambda job: put_checkpoint(job.checkpoints / "main", 10, job="other", files={}), "job='other', expected 'demo'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_obstacle_is_reported_and_what_was_there_stays(job: SnapshotJob, name: str) -> None:
+    prepare, message = OBSTACLES[name]
+    prepare(job)
+    before = tree(path_of(job.step(10)))
     with writer_thread(job.arena):
         problem = persist_next(job, 10, 4, failures=1)
     assert re.search(message, problem)
-    assert_nothing_is_left(job.step(10))
-
-
-def test_a_tokenizer_that_is_gone(job: SnapshotJob, tmp_path: Path) -> None:
-    job.change_plans(tokenizer=str(tmp_path / "gone.json"))
-    with writer_thread(job.arena):
-        assert "gone.json: cannot be read: No such file" in persist_next(job, 10, 4, failures=1)
-    assert_nothing_is_left(job.step(10))
+    if before:
+        assert tree(path_of(job.step(10))) == before
+    else:
+        assert_nothing_is_left(job.step(10))
 
 
 def test_unsealed_snapshot_is_given_up_when_workers_are_gone(job: SnapshotJob) -> None:
@@ -308,22 +321,6 @@ def test_slot_that_cannot_be_marked_is_not_retried_for_ever(job: SnapshotJob, mo
 # Other rounds
 
 
-def test_a_newer_round_has_committed_the_step(job: SnapshotJob) -> None:
-    put_checkpoint(job.checkpoints / "main", 10, round=3, files={})
-    before = tree(path_of(job.checkpoints))
-    with writer_thread(job.arena):
-        assert "committed by round 3, and round 2 is older" in persist_next(job, 10, 4, failures=1)
-    assert tree(path_of(job.checkpoints)) == before
-
-
-def test_a_newer_round_makes_the_same_step(job: SnapshotJob) -> None:
-    WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
-    before = tree(path_of(job.checkpoints))
-    with writer_thread(job.arena):
-        assert "round 3 is writing this checkpoint, and round 2 is older" in persist_next(job, 10, 4, failures=1)
-    assert tree(path_of(job.checkpoints)) == before
-
-
 @pytest.mark.parametrize("moment", ["host-r000002-00000.done", "r000002-metadata", "r000002-index.json"])
 def test_a_newer_round_comes_in_between(job: SnapshotJob, moment: str) -> None:
     """An older round that checks again gives up, and leaves the newer round's files."""
@@ -332,7 +329,7 @@ def test_a_newer_round_comes_in_between(job: SnapshotJob, moment: str) -> None:
     def come_in(action: str, path: str) -> None:
         if action == "write" and path.endswith(moment) and not come.is_set():
             come.set()
-            WritingMark(3, "demo", 1_790_000_000.0).write(job.step(10))
+            OF_ROUND_3.write(job.step(10))
             (job.step(10) / "r000003-metadata").write(b"of round 3")
 
     with writer_thread(job.arena, come_in):
@@ -370,18 +367,6 @@ def test_file_in_a_manifest_is_never_a_leftover(job: SnapshotJob) -> None:
     with writer_thread(job.arena):
         persist_next(job, 10, 4, persisted=1)
     assert sorted(tree(path_of(directory))) == ["COMMIT", *files, manifest_path(path_of(directory)).name]
-
-
-def test_a_complete_step_that_is_damaged_is_reported(job: SnapshotJob) -> None:
-    put_checkpoint(job.checkpoints / "main", 10)
-    with writer_thread(job.arena):
-        assert "is committed but damaged: remove it" in persist_next(job, 10, 4, failures=1)
-
-
-def test_a_complete_step_of_another_job_is_reported(job: SnapshotJob) -> None:
-    put_checkpoint(job.checkpoints / "main", 10, job="other", files={})
-    with writer_thread(job.arena):
-        assert "job='other', expected 'demo'" in persist_next(job, 10, 4, failures=1)
 
 
 def test_consecutive_failures_are_counted_until_a_save(job: SnapshotJob) -> None:

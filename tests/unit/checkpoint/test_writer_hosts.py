@@ -233,6 +233,6 @@ def test_a_writer_that_is_killed_goes_on_where_its_host_was(tmp_path: Path) -> N
                     wait_for(job.arenas[0], persisted=1)
                 assert job.persist_words() == {10: {Persist.DONE}}
         assert verify_checkpoint(job.step(10)) == []
-        # not every change in the middle of a file, which test_writer_crash.py tests with a single host
+        # not every change in the middle of a file, which test_host_writer.py tests with a single host
         number += 3
     assert len(points) >= 4

@@ -1,5 +1,4 @@
-"""Stages with other batch sizes: the size of each step, compared with a step-by-step computation, and the refused
-stages."""
+"""Sizes of batches step by step: stages compared with a direct computation, and Megatron-LM's ramp-up."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.config import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config import BatchConfig, BatchSchedule, BatchStage, rampup_levels
 from megatrain.config.changes import training_changes
 from megatrain.config.load import load_config
 from megatrain.contracts.sample_ranges import SampleRanges, merged
@@ -96,68 +95,54 @@ RULES: Rules = {
     "fits": (["--data_stage.after_tokens=640", "--data_stage.global_batch_size=96"], None),
     "indivisible": (
         ["--batch.micro_batch_size=4", "--data_stage.after_tokens=640", "--data_stage.global_batch_size=50"],
-        (
-            "data_stage.global_batch_size=50 must be divisible by batch.micro_batch_size=4; use 48 or 52 ("
-            "--data_stage.global_batch_size on the command line)"
-        ),
+        ("data_stage.global_batch_size=50 must be divisible by batch.micro_batch_size=4; use 48 or 52 ("
+         "--data_stage.global_batch_size on the command line)"),
     ),
     "negative": (
         ["--data_stage.after_tokens=640", "--data_stage.global_batch_size=-1"],
-        (
-            "data_stage.global_batch_size=-1 is out of range; use a value >= 0 and <= 100000000 ("
-            "--data_stage.global_batch_size on the command line)"
-        ),
+        ("data_stage.global_batch_size=-1 is out of range; use a value >= 0 and <= 100000000 ("
+         "--data_stage.global_batch_size on the command line)"),
     ),
     "beginning": (
         ["--data_stage.global_batch_size=96"],
-        (
-            "data_stage.after_tokens=0 is the beginning of the run; set the weights of the sources, "
-            "batch.global_batch_size and data.seq_len there, or a number above 0 (--data_stage.global_batch_size on "
-            "the command line)"
-        ),
+        ("data_stage.after_tokens=0 is the beginning of the run; set the weights of the sources, "
+         "batch.global_batch_size and data.seq_len there, or a number above 0 (--data_stage.global_batch_size on "
+         "the command line)"),
     ),
     "nothing": (
         ["--data_stage.after_tokens=640"],
-        (
-            "data_stage.after_tokens=640 does nothing without data_stage.weights, data_stage.global_batch_size or "
-            "data_stage.seq_len; set one, or remove it (--data_stage.after_tokens on the command line)"
-        ),
+        ("data_stage.after_tokens=640 does nothing without data_stage.weights, data_stage.global_batch_size or "
+         "data_stage.seq_len; set one, or remove it (--data_stage.after_tokens on the command line)"),
     ),
     "same sample": (
         [
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=96"),
             *("--data_stage-2.after_tokens=639", "--data_stage-2.global_batch_size=24"),
         ],
-        (
-            "data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have 64 tokens at "
-            "first, and a stage with another length begins with a step); remove one of them, or let it begin later "
-            "(--data_stage-2.after_tokens on the command line)"
-        ),
+        ("data_stage-2.after_tokens=639 begins in the sample of [data_stage], too (samples have 64 tokens at "
+         "first, and a stage with another length begins with a step); remove one of them, or let it begin later "
+         "(--data_stage-2.after_tokens on the command line)"),
     ),
     "pipeline": (
         [
             *("--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.schedule=interleaved"),
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=2"),
         ],
-        (
-            "data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: "
-            "num_microbatches=2 (data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must "
-            'be at least parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the '
-            "pipeline; raise data_stage.global_batch_size to 4 micro-batches or use "
-            'schedule="1f1b"; the smallest batch that fills every pipeline is 4 '
-            "(--data_stage.global_batch_size on the command line)"
-        ),
+        ("data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: "
+         "num_microbatches=2 (data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must "
+         'be at least parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the '
+         "pipeline; raise data_stage.global_batch_size to 4 micro-batches or use "
+         'schedule="1f1b"; the smallest batch that fills every pipeline is 4 '
+         "(--data_stage.global_batch_size on the command line)"),
     ),
     "ramp-up": (
         [
             *("--batch.rampup_start=16", "--batch.rampup_increment=16", "--batch.rampup_samples=100"),
             *("--data_stage.after_tokens=6336", "--data_stage.global_batch_size=96"),
         ],
-        (
-            "data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
-            "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a "
-            "shorter ramp-up (--data_stage.after_tokens on the command line)"
-        ),
+        ("data_stage.after_tokens=6336 with data_stage.global_batch_size=96 begins during the ramp-up of the batch, "
+         "which lasts batch.rampup_samples=100 samples of 64 tokens; use after_tokens of at least 6400, or a "
+         "shorter ramp-up (--data_stage.after_tokens on the command line)"),
     ),
     "after the ramp-up": (
         [
@@ -166,7 +151,7 @@ RULES: Rules = {
         ],
         None,
     ),
-}
+}  # fmt: skip
 
 
 def test_batches_of_stages_that_no_step_can_have_are_refused(problems_of: ProblemsOf) -> None:
@@ -180,3 +165,34 @@ def test_a_stage_may_change_the_batch_alone(tmp_path: Path) -> None:
     other = load_config(tmp_path / "config.toml", ["--data_stage.global_batch_size=48"]).config
     assert [change.key for change in training_changes(config, other)] == ["data_stage.global_batch_size"]
     assert_refused(tmp_path, {stage + "weights = 'a=1'": r"data_stage.weights=.* needs sources with names"})
+
+
+def test_constant_batch() -> None:
+    batch = BatchConfig(global_batch_size=48)
+    assert rampup_levels(batch) == (48,)
+    assert [BatchSchedule(batch).size_at(consumed) for consumed in (0, 1, 10**9)] == [48, 48, 48]
+
+
+def test_each_level_of_a_ramp_up_lasts_an_equal_share() -> None:
+    batch = BatchConfig(global_batch_size=48, rampup_start=16, rampup_increment=8, rampup_samples=100)
+    assert tuple(rampup_levels(batch)) == (16, 24, 32, 40, 48)
+    consumed = [0, 24, 25, 49, 50, 74, 75, 99, 100, 10**12]
+    assert [BatchSchedule(batch).size_at(one) for one in consumed] == [16, 16, 24, 24, 32, 32, 40, 40, 48, 48]
+
+
+@settings(derandomize=True)
+@given(
+    start=st.integers(1, 50),
+    increment=st.integers(1, 50),
+    num_increments=st.integers(1, 20),
+    samples=st.integers(1, 5000),
+    consumed=st.integers(0, 6000),
+)
+def test_rule_of_megatron(start: int, increment: int, num_increments: int, samples: int, consumed: int) -> None:
+    full = start + increment * num_increments
+    batch = BatchConfig(global_batch_size=full, rampup_start=start, rampup_increment=increment, rampup_samples=samples)
+    found = BatchSchedule(batch).size_at(consumed)
+
+    # In exact arithmetic: floor(consumed / (samples / num_increments)) increments, at most all of them.
+    assert found == min(full, start + increment * (consumed * num_increments // samples))
+    assert found in rampup_levels(batch)

@@ -41,158 +41,118 @@ def test_every_key_has_an_origin(small: Path) -> None:
 # The replacement in the valid file, and the whole text of the single resulting message.
 MISTAKES = {
     "misspelled key": (
-        "num_heads = 20",
-        "num_head = 20",
+        "num_heads = 20", "num_head = 20",
         "model.num_head=20 is not a known key; did you mean model.num_heads? (small.toml:6)",
     ),
     "key of another section": (
-        "num_heads = 20",
-        "num_heads = 20\ntp_size = 3",
+        "num_heads = 20", "num_heads = 20\ntp_size = 3",
         "model.tp_size=3 is not a known key; did you mean parallel.tp_size? (small.toml:7)",
     ),
     "key of several other sections": (
-        "steps = 100",
-        "steps = 100\ninterval = 3",
-        (
-            "train.interval=3 is not a known key; did you mean checkpoint.interval, evaluation.interval or "
-            "log.interval? (small.toml:13)"
-        ),
+        "steps = 100", "steps = 100\ninterval = 3",
+        ("train.interval=3 is not a known key; did you mean checkpoint.interval, evaluation.interval or "
+         "log.interval? (small.toml:13)"),
     ),
     "size of context parallelism": (
-        "[train]",
-        "[parallel]\ncp_size = 2\n[train]",
-        ("parallel.cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out (small.toml:12)"),
+        "[train]", "[parallel]\ncp_size = 2\n[train]",
+        "parallel.cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out (small.toml:12)",
     ),
     "size of expert parallelism": (
-        "[train]",
-        "[parallel]\nep_size = 2\n[train]",
+        "[train]", "[parallel]\nep_size = 2\n[train]",
         "parallel.ep_size=2 cannot be set: expert parallelism is not implemented; leave ep_size out (small.toml:12)",
     ),
     "size of context parallelism outside any section": (
-        "[model]",
-        "cp_size = 2\n[model]",
+        "[model]", "cp_size = 2\n[model]",
         "cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out (small.toml:1)",
     ),
     "key like no other": (
-        "num_heads = 20",
-        'num_heads = 20\nzzz = "' + "x" * 100 + '"',
+        "num_heads = 20", 'num_heads = 20\nzzz = "' + "x" * 100 + '"',
         f'model.zzz="{"x" * 59}... is not a known key; the keys of [model] are {MODEL_KEYS} (small.toml:7)',
     ),
     "misspelled section": (
-        "[model]",
-        "[modle]",
-        "[modle] is not a known section; did you mean [model]? (small.toml:1)",
+        "[model]", "[modle]", "[modle] is not a known section; did you mean [model]? (small.toml:1)",
     ),
     "section like no other": (
-        "[optimizer]",
-        "[x.y]\nz = 1\n[optimizer]",
-        (
-            "[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, "
-            "parameter_group, data, pictures, data_source, data_stage, validation_set, checkpoint, evaluation, log, "
-            "profile, kernels, fp8, runtime, telemetry, recovery, diagnostics, dashboard, notify, slack, pagerduty, "
-            "email, alertmanager or webhook (small.toml:14)"
-        ),
+        "[optimizer]", "[x.y]\nz = 1\n[optimizer]",
+        ("[x] is not a known section; the sections are job, model, parallel, batch, train, optimizer, "
+         "parameter_group, data, pictures, data_source, data_stage, validation_set, checkpoint, evaluation, log, "
+         "profile, kernels, fp8, runtime, telemetry, recovery, diagnostics, dashboard, notify, slack, pagerduty, "
+         "email, alertmanager or webhook (small.toml:14)"),
     ),
     "key outside any section": (
-        "[model]",
-        "tp_size = 2\n[model]",
+        "[model]", "tp_size = 2\n[model]",
         "tp_size=2 is outside any section; did you mean parallel.tp_size? (small.toml:1)",
     ),
     "section within a section": (
-        "[batch]",
-        "[model.frobnicate]\nkind = 1\n[batch]",
+        "[batch]", "[model.frobnicate]\nkind = 1\n[batch]",
         "model.frobnicate={kind = 1} is not a known key; the keys of [model] are " + MODEL_KEYS + " (small.toml:8)",
     ),
     "value in place of a section": (
-        "[model]",
-        "job = 3\n[model]",
-        "job=3 must be a section; write its keys below a line [job] (small.toml:1)",
+        "[model]", "job = 3\n[model]", "job=3 must be a section; write its keys below a line [job] (small.toml:1)",
     ),
     "list of sections": (
-        "[model]",
-        "[[job]]\nname = 'x'\n[model]",
+        "[model]", "[[job]]\nname = 'x'\n[model]",
         'job=[{name = "x"}] must be a section; write its keys below a line [job] (small.toml:1)',
     ),
     "text in place of an integer": (
-        "num_heads = 20",
-        "num_heads = '20'",
+        "num_heads = 20", "num_heads = '20'",
         'model.num_heads="20" must be an integer, such as 8, not a string (small.toml:6)',
     ),
     "float in place of an integer": (
-        "num_heads = 20",
-        "num_heads = 20.0",
+        "num_heads = 20", "num_heads = 20.0",
         "model.num_heads=20.0 must be an integer, such as 8, not a float (small.toml:6)",
     ),
     "boolean in place of an integer": (
-        "num_heads = 20",
-        "num_heads = true",
+        "num_heads = 20", "num_heads = true",
         "model.num_heads=true must be an integer, such as 8, not a boolean (small.toml:6)",
     ),
     "boolean in place of a number": (
-        "lr = 1e-3",
-        "lr = false",
-        "optimizer.lr=false must be a number, such as 0.5, not a boolean (small.toml:15)",
+        "lr = 1e-3", "lr = false", "optimizer.lr=false must be a number, such as 0.5, not a boolean (small.toml:15)",
     ),
     "integer in place of a boolean": (
-        "num_heads = 20",
-        "num_heads = 20\nhas_bias = 1",
+        "num_heads = 20", "num_heads = 20\nhas_bias = 1",
         "model.has_bias=1 must be true or false, not an integer (small.toml:7)",
     ),
     "integer in place of a choice": (
-        "num_heads = 20",
-        "num_heads = 20\nnorm = 1",
-        (
-            'model.norm=1 must be "layernorm", "rmsnorm" or "rmsnorm_zero_centered", or a variant of another package, '
-            "not an integer (small.toml:7)"
-        ),
+        "num_heads = 20", "num_heads = 20\nnorm = 1",
+        ('model.norm=1 must be "layernorm", "rmsnorm" or "rmsnorm_zero_centered", or a variant of another package, '
+         "not an integer (small.toml:7)"),
     ),
     "list in place of an integer": (
-        "num_heads = 20",
-        "num_heads = [20]",
+        "num_heads = 20", "num_heads = [20]",
         "model.num_heads=[20] must be an integer, such as 8, not a list of 1 (small.toml:6)",
     ),
     "list of the wrong things": (
-        "[train]",
-        "[profile]\nranks = [0, true]\n[train]",
-        (
-            "profile.ranks=[0, true] must be a list of integers, such as [0, 8]; element 2 is true, a boolean "
-            "(small.toml:12)"
-        ),
+        "[train]", "[profile]\nranks = [0, true]\n[train]",
+        ("profile.ranks=[0, true] must be a list of integers, such as [0, 8]; element 2 is true, a boolean "
+         "(small.toml:12)"),
     ),
     "date in place of a text": (
-        "[train]",
-        "[job]\nname = 2024-01-01\n[train]",
+        "[train]", "[job]\nname = 2024-01-01\n[train]",
         'job.name=2024-01-01 must be a string, such as "text", not a date (small.toml:12)',
     ),
     "missing key": (
-        "num_heads = 20\n",
-        "",
+        "num_heads = 20\n", "",
         "model.num_heads is missing and has no default; add num_heads = N under [model] (small.toml:1)",
     ),
     "missing section": (
-        "[optimizer]\nlr = 1e-3\n",
-        "",
+        "[optimizer]\nlr = 1e-3\n", "",
         "optimizer.lr is missing and has no default; add lr = 3e-4 under [optimizer] (small.toml)",
     ),
     "no TOML": (
-        "num_heads = 20",
-        "num_heads 20",
-        (
-            "not TOML at column 11: Expected '=' after a key in a key/value pair; correct this line or the one before "
-            "(small.toml:6)"
-        ),
+        "num_heads = 20", "num_heads 20",
+        ("not TOML at column 11: Expected '=' after a key in a key/value pair; correct this line or the one before "
+         "(small.toml:6)"),
     ),
     "key given twice": (
-        "num_heads = 20",
-        "num_heads = 20\nnum_heads = 21",
+        "num_heads = 20", "num_heads = 20\nnum_heads = 21",
         "not TOML at column 15: Cannot overwrite a value; correct this line or the one before (small.toml:7)",
     ),
     "end too early": (
-        "lr = 1e-3\n",
-        'lr = """1e-3',
+        "lr = 1e-3\n", 'lr = """1e-3',
         "not TOML at the end of the file: Unterminated string; correct this line or the one before (small.toml:15)",
     ),
-}
+}  # fmt: skip
 
 
 def test_mistake_in_the_file_is_named_with_its_line(small: Path, problems_of: ProblemsOf) -> None:

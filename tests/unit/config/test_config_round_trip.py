@@ -52,13 +52,9 @@ def test_toml_and_dictionaries_give_the_same_configuration_back(config: Config) 
 def test_hash_depends_on_every_key_and_on_nothing_else(small: Path) -> None:
     config = load_config(small).config
     changes = {
-        "int": lambda value: value + 1,
-        "float": lambda value: value + 1,
-        "bool": lambda value: not value,
-        "str": lambda value: value + "x",
-        "choice": lambda value: value + "x",
-        "list of int": lambda value: (*value, 1),
-    }
+        "int": lambda value: value + 1, "float": lambda value: value + 1, "bool": lambda value: not value,
+        "str": lambda value: value + "x", "choice": lambda value: value + "x", "list of int": lambda value: (*value, 1),
+    }  # fmt: skip
     hashes = {config_hash(config)}
     for section, options in all_options().items():
         for name, option in options.items():

@@ -29,32 +29,18 @@ CAPACITY = 16
 
 def make_identity(**changes: object) -> Identity:
     values = {
-        "job": "demo",
-        "branch": "main",
-        "round": 3,
-        "rank": 5,
-        "layout": Layout(tp_size=2, pp_size=2, dp_size=2),
-        "pid": 4321,
-        "host": "host-07",
-    }
+        "job": "demo", "branch": "main", "round": 3, "rank": 5, "layout": Layout(tp_size=2, pp_size=2, dp_size=2),
+        "pid": 4321, "host": "host-07",
+    }  # fmt: skip
     return Identity(**{**values, **changes})
 
 
 def make_record(sequence: int, **changes: object) -> Record:
     values = {
-        "sequence": sequence,
-        "start_ns": 1_000_000 + sequence,
-        "duration_ns": 500,
-        "launch_ns": 1_000_000 + sequence,
-        "num_bytes": 64 * sequence,
-        "step": 7,
-        "collective_sequence": 0,
-        "microbatch": sequence % 4,
-        "chunk": -1,
-        "operation_number": 3,
-        "group": 0,
-        "flags": RecordFlag.NONE,
-    }
+        "sequence": sequence, "start_ns": 1_000_000 + sequence, "duration_ns": 500, "launch_ns": 1_000_000 + sequence,
+        "num_bytes": 64 * sequence, "step": 7, "collective_sequence": 0, "microbatch": sequence % 4, "chunk": -1,
+        "operation_number": 3, "group": 0, "flags": RecordFlag.NONE,
+    }  # fmt: skip
     return Record(**{**values, **changes})
 
 

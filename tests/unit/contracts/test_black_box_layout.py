@@ -1,4 +1,4 @@
-"""The bytes: frozen offsets, the documentation's tables, and every value encoded and decoded."""
+"""The bytes: frozen offsets and operation numbers, the documentation's tables, every value encoded and decoded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from megatrain.contracts.black_box import encoding as layout
 from megatrain.contracts.black_box import header_encoding
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, operation_name
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Record, RecordFlag
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
@@ -92,20 +93,11 @@ def test_a_name_that_does_not_fit_is_refused() -> None:
 
 
 RECORDS = st.builds(
-    Record,
-    sequence=st.integers(1, 2**64 - 1),
-    start_ns=U64,
-    duration_ns=st.none() | st.integers(0, 2**64 - 2),
-    launch_ns=U64,
-    num_bytes=U64,
-    step=st.integers(-1, 2**31 - 1),
-    collective_sequence=U32,
-    microbatch=st.integers(-1, 2**31 - 1),
-    chunk=st.integers(-1, 2**15 - 1),
-    operation_number=U16,
-    group=U16,
+    Record, sequence=st.integers(1, 2**64 - 1), start_ns=U64, duration_ns=st.none() | st.integers(0, 2**64 - 2),
+    launch_ns=U64, num_bytes=U64, step=st.integers(-1, 2**31 - 1), collective_sequence=U32,
+    microbatch=st.integers(-1, 2**31 - 1), chunk=st.integers(-1, 2**15 - 1), operation_number=U16, group=U16,
     flags=st.integers(0, 31).map(RecordFlag),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=50, derandomize=True)
@@ -122,17 +114,9 @@ def test_an_empty_or_half_written_slot_is_no_record() -> None:
 
 
 CONTROLS = st.builds(
-    ControlPage,
-    command_number=U64,
-    command=U32,
-    interval_ns=st.integers(0, 2**64 - 1),
-    span_mask=U64,
-    sample_period=U32,
-    lease_ok_until_ns=U64,
-    round=U64,
-    written_ns=U64,
-    stop_ns=U64,
-)
+    ControlPage, command_number=U64, command=U32, interval_ns=st.integers(0, 2**64 - 1), span_mask=U64,
+    sample_period=U32, lease_ok_until_ns=U64, round=U64, written_ns=U64, stop_ns=U64,
+)  # fmt: skip
 
 
 @settings(max_examples=50, derandomize=True)
@@ -163,3 +147,39 @@ def test_groups_list_their_members() -> None:
     assert list(tp.ranks) == [4, 5]
     assert list(link.ranks) == [5, 1]
     assert len(GroupRecord(2, "odd", 3, 0, 5).ranks) == 0
+
+
+FROZEN = {
+    "step": 1, "data-wait": 2, "forward-compute": 3, "backward-compute": 4, "forward-send": 5, "forward-recv": 6,
+    "backward-send": 7, "backward-recv": 8, "params-all-gather": 9, "grads-reduce-scatter": 10, "tp-all-gather": 11,
+    "tp-reduce-scatter": 12, "tp-all-reduce": 13, "dp-all-reduce": 14, "pp-all-reduce": 15, "embedding-all-reduce": 16,
+    "clip": 17, "optimizer": 18, "gc": 19, "checkpoint": 20, "checkpoint-load": 21, "evaluation": 22, "init": 23,
+    "barrier": 24, "checkpoint-exchange": 25, "backward-weight-compute": 26, "checksum": 27, "cp-all-reduce": 28,
+    "updates-all-to-all": 29, "data-read": 30, "picture-wait": 31, "picture-requests": 32,
+}  # fmt: skip
+ON_HOST = {"barrier", "checkpoint-exchange", "checksum"}
+COLLECTIVES = {name for name, number in FROZEN.items() if 9 <= number <= 16}
+COLLECTIVES |= {"cp-all-reduce", "updates-all-to-all"} | ON_HOST
+POINT_TO_POINT = {"forward-send", "forward-recv", "backward-send", "backward-recv"}
+COMPUTES = {"forward-compute", "backward-compute", "backward-weight-compute", "clip", "optimizer"}
+ON_DEVICE = (COLLECTIVES | POINT_TO_POINT | COMPUTES) - ON_HOST
+
+
+def test_names_and_numbers_never_change() -> None:
+    found = {operation.value: operation.number for operation in Operation}
+    # New operations may be added to both tables; with a changed or removed number, old files would be misread.
+    assert found == FROZEN
+    assert max(found.values()) < MAX_OPERATIONS, "the span mask has a bit for each"
+
+
+def test_kinds_of_operations() -> None:
+    assert {operation.value for operation in Operation if operation.is_collective} == COLLECTIVES
+    assert {operation.value for operation in Operation if operation.is_point_to_point} == POINT_TO_POINT
+    assert {operation.value for operation in Operation if operation.is_on_device} == ON_DEVICE
+
+
+def test_operation_is_found_by_name_and_named_by_number() -> None:
+    assert Operation("forward-compute") is Operation.FORWARD_COMPUTE
+    assert f"{Operation.GC}" == "gc"
+    assert operation_name(19) == "gc"
+    assert operation_name(57) == "operation-57"

@@ -1,8 +1,10 @@
-"""Files of an untrusted directory: no link is followed, no read blocks, and no read exceeds its limit."""
+"""Untrusted directories: bounded reads, no links; files that vanish while they are open, or are not complete yet."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.files.bounded_files import open_below, read_below, read_bounded
+from megatrain.contracts.files.vanished_files import REPORT_S, RecentRemovals, WatchedPath, is_in_place
+from megatrain.contracts.files.whole_files import is_temporary_name, sync_directory, temporary_name
 from tests.helpers.other_user import OTHER_USER
 
 OWNER = os.geteuid()
@@ -108,3 +112,81 @@ def test_checked_file_is_the_file_that_is_read(root: Path) -> None:
     path.symlink_to("/etc/hostname")
     with open(descriptor, "rb") as file:
         assert file.read() == b"content"
+
+
+def remake(path: Path) -> None:
+    path.unlink()
+    path.write_text("another")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda path: path.write_text("more"), True),
+        (lambda path: path.unlink(), False),
+        (remake, False),
+        (lambda path: shutil.rmtree(path.parent), False),
+        (lambda path: path.rename(path.with_name("elsewhere")), False),
+        (lambda path: (path.parent.rename(path.parent.with_name("moved")), path.parent.write_text("a file")), False),
+    ],
+)
+def test_a_path_is_in_place_only_with_its_open_file(
+    tmp_path: Path, change: Callable[[Path], object], expected: bool
+) -> None:
+    path = tmp_path / "directory" / "file"
+    path.parent.mkdir()
+    path.write_text("one")
+    handle = os.open(path, os.O_RDONLY)
+    change(path)
+    assert is_in_place(handle, path) is expected
+    os.close(handle)
+
+
+def test_a_directory_that_was_made_again_is_a_loss_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    watched = WatchedPath(path)
+    assert not watched.was_lost()  # The file never existed.
+    path.mkdir()
+    assert not watched.was_lost()
+    path.rmdir()
+    path.mkdir()
+    assert watched.was_lost()
+    assert not watched.was_lost()
+    path.rmdir()
+    assert watched.was_lost()
+    assert not watched.was_lost()
+    watched.close()
+
+
+def test_losses_are_reported_for_a_while() -> None:
+    now = [1_700_000_000.0]
+    removals = RecentRemovals(lambda: now[0])
+    text = removals.record("/run/metrics", "its records are lost")
+    assert text == "/run/metrics was removed from outside at 22:13:20 UTC: its records are lost"
+    now[0] += REPORT_S - 1.0
+    removals.record("/run/events", "what was stored is lost")
+    assert removals.texts == (text, "/run/events was removed from outside at 22:23:19 UTC: what was stored is lost")
+    now[0] += 2.0
+    assert removals.texts == ("/run/events was removed from outside at 22:23:19 UTC: what was stored is lost",)
+
+
+def test_temporary_name_is_recognized_and_unique() -> None:
+    names = {temporary_name("COMMIT") for _ in range(50)}
+    assert len(names) == 50
+    assert all(map(is_temporary_name, names))
+    assert not any(map(is_temporary_name, ["COMMIT", ".metadata", ".COMMIT.tmp", ".COMMIT.0123456z.tmp", "..tmp"]))
+
+
+def test_file_system_may_lack_the_sync_of_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_with(number: int) -> None:
+        def fail(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fail)
+
+    for number in (errno.EINVAL, errno.ENOTSUP):
+        fail_with(number)
+        sync_directory(tmp_path)
+    fail_with(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_directory(tmp_path)

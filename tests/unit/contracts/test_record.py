@@ -1,14 +1,29 @@
-"""Records to JSON and back: nothing changes, and invalid JSON is refused with the key and the field named."""
+"""Records to JSON and back: nothing changes, invalid JSON is refused; etcd-keys.md agrees with the classes."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.records import (
+    diag_records,
+    host_records,
+    host_verdict,
+    incident,
+    job_keys,
+    job_requests,
+    notices,
+    problem_reports,
+    rounds,
+)
 from megatrain.contracts.records.host_records import (
     HangEvidence,
     HostPhase,
@@ -20,28 +35,19 @@ from megatrain.contracts.records.host_records import (
     Stall,
 )
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments, phase_seconds
+from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode, to_plain
 from megatrain.contracts.records.rounds import Round, RoundHost
 
 STATUS = HostStatus(
-    "host-1",
-    "s1",
-    HostPhase.FAILED,
-    round=3,
-    milestones=Milestones(joined_unix_s=2.5),
-    failures=(RankFailure(1, -9, 1.5, label="network"),),
-    stall=Stall("step", 7, 6.0, 5.0, 1.0, (0, 1)),
+    "host-1", "s1", HostPhase.FAILED, round=3, milestones=Milestones(joined_unix_s=2.5),
+    failures=(RankFailure(1, -9, 1.5, label="network"),), stall=Stall("step", 7, 6.0, 5.0, 1.0, (0, 1)),
     lost_hosts=("10.0.0.2",),
-)
+)  # fmt: skip
 EVIDENCE = HangEvidence(
-    "host-1",
-    "s1",
-    3,
-    9.5,
-    {"dp:0+2x1": (0, 2, 1)},
-    (RankEvidence(0, {"dp:0+2x1": RankPosition(4, 3)}, "T", 7, "step", 9.25),),
-    silent=(1,),
-)
+    "host-1", "s1", 3, 9.5, {"dp:0+2x1": (0, 2, 1)},
+    (RankEvidence(0, {"dp:0+2x1": RankPosition(4, 3)}, "T", 7, "step", 9.25),), silent=(1,),
+)  # fmt: skip
 ROUND = Round(3, 2, (RoundHost("host-1", "s1", "10.0.0.1", 0, 2),), "10.0.0.1", 4711, "first round", "host-1", 1.0)
 MOMENTS = Moments(began=1.0, detected=1.25, decided=1.5, halted=2.0, joined=3.0, loaded=3.5, first_step=5.0)
 INCIDENT = Incident("i1", IncidentKind.HANG, IncidentState.OPEN, 3, MOMENTS, "because", "restart", notes={"a": "b"})
@@ -128,3 +134,56 @@ def test_seconds_of_a_recovery() -> None:
         "first_step": 1.5,
     }
     assert phase_seconds(Moments(began=1.0, detected=2.0))["stop"] is None
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "etcd-keys.md"
+MODULES = (diag_records, host_records, host_verdict, incident, job_requests, notices, problem_reports, rounds)  # fmt: skip
+RECORDS: dict[str, Any] = {
+    name: kind for module in MODULES for name, kind in vars(module).items() if is_dataclass(kind)
+}
+
+
+def key_table() -> list[tuple[str, str]]:
+    """Return the documented keys with their values' records."""
+    section = DOCUMENT.read_text(encoding="ascii").split("\n## ", 1)[0]
+    return re.findall(r"^\| `([^`]+)` \| (\w*) ?\|", section, re.MULTILINE)
+
+
+def field_tables() -> dict[str, list[tuple[str, str]]]:
+    """Return record -> (field, type) for each heading that names a record."""
+    sections = re.split(r"^## (\w+)\n", DOCUMENT.read_text(encoding="ascii"), flags=re.MULTILINE)[1:]
+    pairs = zip(sections[::2], sections[1::2], strict=True)
+    return {name: re.findall(r"^\| `(\w+)` \| (.+?) \|", text, re.MULTILINE) for name, text in pairs if name in RECORDS}
+
+
+def coded_fields(kind: Any) -> list[tuple[str, str]]:
+    return [(field.name, ast.unparse(ast.parse(str(field.type))).replace("|", "or")) for field in fields(kind)]
+
+
+def test_the_keys_are_those_of_the_code() -> None:
+    reported = re.findall(r"^    /megatrain/<job>/(\S+)\s+(?:([A-Z]\w+)\s)?", job_keys.__doc__ or "", re.MULTILINE)
+    expected = [(key.replace("driver/...", "driver/<lease>"), record) for key, record in reported]
+    assert sorted(key_table()) == sorted(expected)
+
+
+def test_the_keys_are_those_that_the_functions_make() -> None:
+    keys = JobKeys("my")
+    made = {
+        keys.record, keys.end, keys.report, f"{keys.election}/<lease>", keys.host("<host>"), keys.status("<host>"),
+        keys.round(7), keys.halt(7), keys.deadlines(7), keys.evidence(7, "<host>"), keys.command(7),
+        keys.request("<id>"),
+        keys.diag_settings, keys.daemon, keys.daemon_report, keys.dashboard, keys.verdict("<id>"), keys.outcome("<id>"),
+        keys.answer("<id>"), keys.check("<id>", "<host>"), keys.cordon("<host>"), keys.incident("<id>"),
+        keys.problem("<source>"),
+        keys.notices("<receiver>"),
+    }  # fmt: skip
+    documented = {keys.prefix + key.replace("<number>", "00000007") for key, _ in key_table()}
+    assert documented == made
+
+
+def test_each_value_has_a_table() -> None:
+    assert {record for _, record in key_table() if record} <= field_tables().keys()
+
+
+def test_the_fields_are_those_of_the_records() -> None:
+    assert field_tables() == {name: coded_fields(kind) for name, kind in RECORDS.items()}

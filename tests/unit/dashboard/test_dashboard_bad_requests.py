@@ -20,12 +20,8 @@ from tests.helpers.dashboard_server import (
     Reply,
     Served,
     action,
-    ask,
     assert_others_are_served,
     bearer,
-    connected,
-    exchange,
-    from_page,
     head_of,
     read_reply,
     served,
@@ -90,72 +86,70 @@ PATHS = (
 
 
 def test_no_path_leads_out(page: Served) -> None:
-    refused_all({path: ask(page.port, path) for path in PATHS}, 404)
+    refused_all({path: page.ask(path) for path in PATHS}, 404)
     assert_others_are_served(page)
 
 
 def test_the_page_and_its_files_are_served(page: Served) -> None:
     for path in ("/", "/?view=heat", "/heat"):
-        reply = ask(page.port, path)
+        reply = page.ask(path)
         assert (reply.status, reply.body) == (200, PAGE)
         reply.assert_secured()
         assert reply.headers["cache-control"] == "no-cache"
-    script = ask(page.port, "/assets/app-1a2b3c4d.js")
+    script = page.ask("/assets/app-1a2b3c4d.js")
     assert script.status == 200
     assert "immutable" in script.headers["cache-control"]
-    assert ask(page.port, "/", {"If-None-Match": ask(page.port, "/").headers["etag"]}).status == 304
+    assert page.ask("/", {"If-None-Match": page.ask("/").headers["etag"]}).status == 304
 
 
 def test_other_methods_are_refused(page: Served) -> None:
-    headers = from_page(page.port)
+    headers = page.from_page()
     for path in (JOB_PATH, "/", "/healthz"):
         methods = ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
-        refused_all({method: ask(page.port, path, headers, method=method) for method in methods}, 405)
+        refused_all({method: page.ask(path, headers, method=method) for method in methods}, 405)
     assert_others_are_served(page)
 
 
 def test_an_oversize_body_is_not_read(page: Served) -> None:
     big = action(reason="x" * 20_000)
-    ask(page.port, "/api/v1/actions", from_page(page.port), method="POST", body=big).assert_refused(413, "16384")
+    page.ask("/api/v1/actions", page.from_page(), method="POST", body=big).assert_refused(413, "16384")
     chunks = b"".join(b"1000\r\n" + b"x" * 4096 + b"\r\n" for _ in range(20)) + b"0\r\n\r\n"
-    chunked = from_page(page.port) | {"Transfer-Encoding": "chunked"}
-    ask(page.port, "/api/v1/actions", chunked, method="POST", body=chunks).assert_refused(413, "16384")
+    chunked = page.from_page() | {"Transfer-Encoding": "chunked"}
+    page.ask("/api/v1/actions", chunked, method="POST", body=chunks).assert_refused(413, "16384")
     # a length that would take days
-    reported = from_page(page.port) | {"Content-Length": str(10**12)}
-    ask(page.port, "/api/v1/actions", reported, method="POST", body=b"{}").assert_refused(413, "16384")
+    reported = page.from_page() | {"Content-Length": str(10**12)}
+    page.ask("/api/v1/actions", reported, method="POST", body=b"{}").assert_refused(413, "16384")
     assert_others_are_served(page)
 
 
 def test_get_request_with_a_body_is_refused(page: Served) -> None:
-    ask(page.port, JOB_PATH, method="GET", body=b"{}").assert_refused(400, "must not have a body")
+    page.ask(JOB_PATH, method="GET", body=b"{}").assert_refused(400, "must not have a body")
 
 
 def test_malformed_action_is_a_bad_request(page: Served) -> None:
     bodies = (b"", b"{", b"[]", b"null", b'{"kind": "checkpoint"}', b"\xff\xfe", b'{"a":' * 3000)
     with served(page.source.run.root, DashboardSettings(port=0, enable_actions=True)) as server:
-        headers = from_page(server.port)
-        replies = {
-            repr(body[:40]): ask(server.port, "/api/v1/actions", headers, method="POST", body=body) for body in bodies
-        }
+        headers = server.from_page()
+        replies = {repr(body[:40]): server.ask("/api/v1/actions", headers, method="POST", body=body) for body in bodies}
         refused_all(replies, 400)
         assert_others_are_served(server)
 
 
 def test_a_header_twice_is_refused(page: Served) -> None:
-    raw = head_of("POST", "/api/v1/actions", from_page(page.port) | bearer("y"), page.port, action())
+    raw = head_of("POST", "/api/v1/actions", page.from_page() | bearer("y"), page.port, action())
     replies = {}
     for twice in (
         "Host: 127.0.0.1", "Authorization: Bearer x", "Origin: http://evil.example", "X-Megatrain-Request: 1",
         "Sec-Fetch-Site: same-origin", "Content-Type: text/plain",
     ):  # fmt: skip
         smuggled = raw.replace(b"\r\n\r\n", f"\r\n{twice}\r\n\r\n".encode(), 1)
-        replies[twice] = exchange(page.port, smuggled)
+        replies[twice] = page.exchange(smuggled)
     refused_all(replies, 400)
     assert_others_are_served(page)
 
 
 def test_ambiguous_length_of_a_body_is_refused(page: Served) -> None:
-    raw = head_of("POST", "/api/v1/actions", from_page(page.port), page.port)
+    raw = head_of("POST", "/api/v1/actions", page.from_page(), page.port)
     for lengths in (
         "Content-Length: 5\r\nContent-Length: 6",
         "Content-Length: 5\r\nTransfer-Encoding: chunked",
@@ -164,7 +158,7 @@ def test_ambiguous_length_of_a_body_is_refused(page: Served) -> None:
         "Content-Length : 5",
     ):
         smuggled = raw.replace(b"\r\n\r\n", f"\r\n{lengths}\r\n\r\n".encode(), 1) + b"0\r\n\r\n"
-        reply = exchange(page.port, smuggled)
+        reply = page.exchange(smuggled)
         assert reply.status in (400, 403, 413), lengths
         reply.assert_refused(reply.status)
         assert reply.headers["connection"] == "close", lengths
@@ -173,12 +167,12 @@ def test_ambiguous_length_of_a_body_is_refused(page: Served) -> None:
 
 def test_malformed_or_too_large_head_is_refused(page: Served) -> None:
     many = {f"X-{number}": "1" for number in range(80)}
-    ask(page.port, JOB_PATH, many).assert_refused(431)
-    ask(page.port, JOB_PATH, {"X-Large": "y" * 20_000}).assert_refused(431, "16384")
-    ask(page.port, JOB_PATH, {"X-Large": "y" * 400_000}).assert_refused(400, "16384")
-    ask(page.port, f"{JOB_PATH}?{'q' * 20_000}").assert_refused(431)
-    exchange(page.port, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS here\r\n\r\n").assert_refused(400)
-    exchange(page.port, b"nonsense\r\n\r\n").assert_refused(400, "not an HTTP request")
+    page.ask(JOB_PATH, many).assert_refused(431)
+    page.ask(JOB_PATH, {"X-Large": "y" * 20_000}).assert_refused(431, "16384")
+    page.ask(JOB_PATH, {"X-Large": "y" * 400_000}).assert_refused(400, "16384")
+    page.ask(f"{JOB_PATH}?{'q' * 20_000}").assert_refused(431)
+    page.exchange(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 TLS here\r\n\r\n").assert_refused(400)
+    page.exchange(b"nonsense\r\n\r\n").assert_refused(400, "not an HTTP request")
     assert_others_are_served(page)
 
 
@@ -193,7 +187,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.slow
 def test_connections_of_slow_clients_are_closed(hasty: Served) -> None:
     """Concurrently: a head that never arrives, or never ends; one after a first request; a body that never ends."""
-    slow_body = from_page(hasty.port) | {"Content-Length": "100"}
+    slow_body = hasty.from_page() | {"Content-Length": "100"}
     begun = {
         b"": b"",
         b"GET / HT": b"",
@@ -204,7 +198,7 @@ def test_connections_of_slow_clients_are_closed(hasty: Served) -> None:
     with ExitStack() as stack:
         clients = []
         for first, later in begun.items():
-            client = stack.enter_context(connected(hasty.port))
+            client = stack.enter_context(hasty.connected())
             client.sendall(first)
             if b"healthz" in first:
                 assert read_reply(client).status == 200
@@ -252,23 +246,23 @@ def test_unread_answers_are_limited_in_bytes(tmp_path: Path) -> None:
 def test_number_of_connections_is_limited(page: Served) -> None:
     with ExitStack() as stack:
         for _ in range(32):
-            client = stack.enter_context(connected(page.port))
+            client = stack.enter_context(page.connected())
             client.sendall(head_of("GET", "/healthz", {}, page.port))
             assert read_reply(client).status == 200
-        reply = exchange(page.port, head_of("GET", "/healthz", {}, page.port))
+        reply = page.exchange(head_of("GET", "/healthz", {}, page.port))
         reply.assert_refused(503, "32 connections")
         assert reply.headers["retry-after"]
-    wait_until(lambda: ask(page.port, "/healthz").status == 200, "a free connection again")
+    wait_until(lambda: page.ask("/healthz").status == 200, "a free connection again")
 
 
 def test_internal_error_shows_no_details(page: Served, caplog: pytest.LogCaptureFixture) -> None:
-    ask(page.port, "/api/v1/broken").assert_refused(500, "its log has the details")
-    assert b"passwd" not in ask(page.port, "/api/v1/broken").body
+    page.ask("/api/v1/broken").assert_refused(500, "its log has the details")
+    assert b"passwd" not in page.ask("/api/v1/broken").body
     assert "the secret of /etc/passwd" in caplog.text
     assert_others_are_served(page)
 
 
 def test_unknown_or_repeated_parameter_is_refused(page: Served) -> None:
     queries = ("?round=1", "?x=1", "?%3Cscript%3E=1", "?a&b", "?callback=alert")
-    refused_all({query: ask(page.port, f"{JOB_PATH}{query}") for query in queries}, 400, "no such parameter")
-    ask(page.port, "/api/v1/series?points=100&points=200").assert_refused(400, "given twice")
+    refused_all({query: page.ask(f"{JOB_PATH}{query}") for query in queries}, 400, "no such parameter")
+    page.ask("/api/v1/series?points=100&points=200").assert_refused(400, "given twice")

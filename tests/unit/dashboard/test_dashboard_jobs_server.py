@@ -34,10 +34,9 @@ from tests.helpers.dashboard_server import (
     OPERATOR_TOKEN,
     PAGE,
     VIEWER_TOKEN,
+    PageClient,
     ask,
     bearer,
-    connected,
-    from_page,
     head_of,
     read_head,
     session_headers,
@@ -56,8 +55,7 @@ CLOSED = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPE
 
 
 @dataclass(frozen=True, slots=True)
-class ServedJobs:
-    port: int
+class ServedJobs(PageClient):
     dashboard: JobsDashboard
 
 
@@ -115,54 +113,54 @@ def stop_signals() -> Iterator[None]:
 @pytest.mark.slow
 def test_the_list_leads_to_the_page_of_each_job(runs: Path) -> None:
     with served_jobs(runs) as served:
-        assert ask(served.port, "/").headers["location"] == "jobs"
-        assert ask(served.port, "/jobs/").headers["location"] == "../jobs"
-        assert ask(served.port, "/jobs/a").headers["location"] == "./a/"
+        assert served.ask("/").headers["location"] == "jobs"
+        assert served.ask("/jobs/").headers["location"] == "../jobs"
+        assert served.ask("/jobs/a").headers["location"] == "./a/"
         for path in ("/jobs", "/jobs/a/"):
-            assert ask(served.port, path).body == PAGE
-        assert ask(served.port, "/jobs/a/assets/app-1a2b3c4d.js").status == 200
-        reported = ask(served.port, "/api/v1/jobs").json
+            assert served.ask(path).body == PAGE
+        assert served.ask("/jobs/a/assets/app-1a2b3c4d.js").status == 200
+        reported = served.ask("/api/v1/jobs").json
         assert [row["name"] for row in reported["jobs"]] == ["a", "b"]
         assert reported["counts"] == {"red": 0, "amber": 0, "green": 0, "ended": 2}
         assert (reported["num_found"], reported["role"]) == (2, "viewer")
         for name in ("a", "b"):
-            job = ask(served.port, f"/jobs/{name}/api/v1/job").json
+            job = served.ask(f"/jobs/{name}/api/v1/job").json
             assert (job["job"], job["is_recorded"]) == (name, True)
-            assert ask(served.port, f"/jobs/{name}/api/v1/overview").json["state"] == "finished"
+            assert served.ask(f"/jobs/{name}/api/v1/overview").json["state"] == "finished"
         assert served.dashboard.open_jobs.names == ("a", "b")
-        ask(served.port, "/jobs/a/api/v1/nothing").assert_refused(404, "no such path")
-        ask(served.port, "/api/v1/overview").assert_refused(404)
+        served.ask("/jobs/a/api/v1/nothing").assert_refused(404, "no such path")
+        served.ask("/api/v1/overview").assert_refused(404)
 
 
 def test_first_answer_about_a_finished_job_is_complete(many: ServedJobs) -> None:
-    assert ask(many.port, "/jobs/reported/api/v1/series").json["step"] == list(range(120))
-    assert ask(many.port, "/jobs/reported/api/v1/overview").json["checkpoint"] is not None
+    assert many.ask("/jobs/reported/api/v1/series").json["step"] == list(range(120))
+    assert many.ask("/jobs/reported/api/v1/overview").json["checkpoint"] is not None
 
 
 def test_a_page_of_the_list_is_a_part_of_it(many: ServedJobs) -> None:
-    reported = ask(many.port, "/api/v1/jobs?first=2&count=3").json
+    reported = many.ask("/api/v1/jobs?first=2&count=3").json
     assert (len(reported["jobs"]), reported["num_found"]) == (3, 11)
-    failed = ask(many.port, "/api/v1/jobs?text=FAILED&order=name").json
+    failed = many.ask("/api/v1/jobs?text=FAILED&order=name").json
     assert [row["name"] for row in failed["jobs"]] == ["more-1", "more-3", "more-5", "more-7"]
-    ask(many.port, "/api/v1/jobs?order=size").assert_refused(400, "order")
-    ask(many.port, "/api/v1/jobs?count=501").assert_refused(400, "count")
+    many.ask("/api/v1/jobs?order=size").assert_refused(400, "order")
+    many.ask("/api/v1/jobs?count=501").assert_refused(400, "count")
 
 
 def test_session_is_required_and_holds_for_all_jobs(runs: Path) -> None:
     with served_jobs(runs, CLOSED) as served:
         for path in ("/api/v1/jobs", "/api/v1/compare?jobs=a,b", "/jobs/a/api/v1/job", "/jobs/unknown/api/v1/job"):
-            ask(served.port, path).assert_refused(401)
+            served.ask(path).assert_refused(401)
         assert served.dashboard.open_jobs.names == (), "no job is opened for an unknown caller"
         # The page of a job logs in at its own address.
         body = json.dumps({"token": OPERATOR_TOKEN}).encode()
-        entered = ask(served.port, "/jobs/a/api/v1/session", from_page(served.port), method="POST", body=body)
+        entered = served.ask("/jobs/a/api/v1/session", served.from_page(), method="POST", body=body)
         assert entered.json["role"] == "operator"
         cookie = session_headers(entered) | {"Sec-Fetch-Site": "same-origin"}
-        reported = ask(served.port, "/api/v1/jobs", cookie).json
+        reported = served.ask("/api/v1/jobs", cookie).json
         assert (reported["role"], reported["has_session"]) == ("operator", True)
-        assert ask(served.port, "/jobs/b/api/v1/job", cookie).json["role"] == "operator"
-        assert ask(served.port, "/api/v1/jobs", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
-        assert ask(served.port, "/jobs/b/api/v1/job", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
+        assert served.ask("/jobs/b/api/v1/job", cookie).json["role"] == "operator"
+        assert served.ask("/api/v1/jobs", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
+        assert served.ask("/jobs/b/api/v1/job", bearer(VIEWER_TOKEN)).json["role"] == "viewer"
 
 
 NAMES = (
@@ -173,10 +171,10 @@ NAMES = (
 def test_a_name_leads_nowhere_else(many: ServedJobs) -> None:
     before = many.dashboard.open_jobs.names
     for name in NAMES:
-        reply = ask(many.port, f"/jobs/{name}/api/v1/job")
+        reply = many.ask(f"/jobs/{name}/api/v1/job")
         assert reply.status == 404, name
         reply.assert_refused(404)
-        reply = ask(many.port, f"/api/v1/compare?jobs=a,{name}")
+        reply = many.ask(f"/api/v1/compare?jobs=a,{name}")
         assert reply.status == 404, name
         reply.assert_refused(404, "no such job")
     assert many.dashboard.open_jobs.names == before
@@ -187,7 +185,7 @@ def test_a_run_that_became_a_link_is_not_opened(runs: Path) -> None:
     with served_jobs(runs, period_s=60.0) as served:
         (runs / "b").rename(runs.parent / "was-b")
         (runs / "b").symlink_to(runs.parent / "outside")
-        ask(served.port, "/jobs/b/api/v1/job").assert_refused(404, "has become a symbolic link")
+        served.ask("/jobs/b/api/v1/job").assert_refused(404, "has become a symbolic link")
 
 
 @pytest.mark.slow
@@ -198,31 +196,31 @@ def test_few_are_open_at_a_time_and_idle_ones_are_closed(runs: Path, monkeypatch
         opened = served.dashboard.open_jobs
         opened.most = 2
         for name in ("a", "b", "c"):
-            assert ask(served.port, f"/jobs/{name}/api/v1/job").status == 200
+            assert served.ask(f"/jobs/{name}/api/v1/job").status == 200
         assert opened.names == ("b", "c"), "the least recently used one was closed"
-        listening = [connected(served.port) for _ in range(2)]
+        listening = [served.connected() for _ in range(2)]
         try:
             for client, name in zip(listening, "bc", strict=True):
                 client.sendall(head_of("GET", f"/jobs/{name}/api/v1/live", {}, served.port))
                 read_head(client)
-            ask(served.port, "/jobs/a/api/v1/job").assert_refused(503, "2 jobs are open already")
+            served.ask("/jobs/a/api/v1/job").assert_refused(503, "2 jobs are open already")
             opened.idle_s = 0.0
             assert opened.names == ("b", "c"), "who listens keeps a job open"
         finally:
             for client in listening:
                 client.close()
         wait_until(lambda: opened.names == (), "jobs without viewers are closed")
-        assert ask(served.port, "/jobs/a/api/v1/job").status == 200
+        assert served.ask("/jobs/a/api/v1/job").status == 200
 
 
 def test_internal_error_in_a_job_shows_no_details(many: ServedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(many.port, "/jobs/a/api/v1/job").status == 200
+    assert many.ask("/jobs/a/api/v1/job").status == 200
 
     def broken(_: object) -> object:
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("megatrain_dashboard.api.job.job_parts", broken)
-    response = ask(many.port, "/jobs/a/api/v1/job")
+    response = many.ask("/jobs/a/api/v1/job")
     response.assert_refused(500, "internal error")
     assert b"secret" not in response.body
 
@@ -281,10 +279,10 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
         with served_jobs(runs) as served:
 
             def row() -> dict[str, Any]:
-                return {one["name"]: one for one in ask(served.port, "/api/v1/jobs").json["jobs"]}["c"]
+                return {one["name"]: one for one in served.ask("/api/v1/jobs").json["jobs"]}["c"]
 
             def is_recorded() -> bool:
-                return bool(ask(served.port, "/jobs/c/api/v1/job").json["is_recorded"])
+                return bool(served.ask("/jobs/c/api/v1/job").json["is_recorded"])
 
             with own_etcd(servers, run, "c"):
                 wait_until(lambda: row()["is_live"], "its etcd is asked")
@@ -296,7 +294,7 @@ def test_a_job_that_runs_is_read_from_its_own_etcd_until_it_ends(runs: Path, tmp
 
 
 def test_the_api_of_many_jobs_describes_itself(many: ServedJobs) -> None:
-    reported = ask(many.port, "/api/v1/openapi.json").json
+    reported = many.ask("/api/v1/openapi.json").json
     paths = {"/api/v1/jobs", "/api/v1/compare", "/api/v1/live", "/api/v1/session", "/healthz", "/readyz"}
     assert set(reported["paths"]) == paths
     page = ROOT / "docs" / "reference" / "openapi-jobs.json"
@@ -306,10 +304,10 @@ def test_the_api_of_many_jobs_describes_itself(many: ServedJobs) -> None:
 
 def test_two_runs_side_by_side(runs: Path) -> None:
     with served_jobs(runs) as served:
-        reported = ask(served.port, "/api/v1/compare?jobs=a,b&points=30").json
-        zoomed = ask(served.port, "/api/v1/compare?jobs=b,a&first=31&last=50&points=100").json
+        reported = served.ask("/api/v1/compare?jobs=a,b&points=30").json
+        zoomed = served.ask("/api/v1/compare?jobs=b,a&first=31&last=50&points=100").json
         report_steps(RunDirectory(runs / "b"), range(41, 51), loss=1.0, step_s=1.0, began_s=BEGAN_S + 40.0)
-        wait_until(lambda: ask(served.port, "/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps")
+        wait_until(lambda: served.ask("/api/v1/compare?jobs=a,b").json["common_step"] == 50, "new steps")
     a, b = reported["runs"]
     assert (reported["stride"], reported["step"][:2], reported["step"][-1]) == (2, [2, 4], 60)
     assert reported["common_step"] == 40
@@ -341,7 +339,7 @@ REFUSED = {
 
 
 def test_incomparable_runs_are_refused(many: ServedJobs) -> None:
-    replies = {query: ask(many.port, f"/api/v1/compare{query}") for query in REFUSED}
+    replies = {query: many.ask(f"/api/v1/compare{query}") for query in REFUSED}
     assert {query: reply.status for query, reply in replies.items()} == {
         query: status for query, (status, _) in REFUSED.items()
     }

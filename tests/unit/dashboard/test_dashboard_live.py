@@ -17,17 +17,7 @@ from megatrain_dashboard.api.live import HEARTBEAT, LiveStreams
 from megatrain_dashboard.responses.errors import RefusalError
 from megatrain_dashboard.settings import DashboardSettings, Limits
 from megatrain_dashboard.sources.protocol import LiveState
-from tests.helpers.dashboard_server import (
-    VIEWER_TOKEN,
-    MadeUpJob,
-    Served,
-    ask,
-    bearer,
-    connected,
-    head_of,
-    read_head,
-    served,
-)
+from tests.helpers.dashboard_server import VIEWER_TOKEN, MadeUpJob, Served, bearer, head_of, read_head, served
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 QUICK = 0.01
@@ -188,8 +178,8 @@ def test_200_open_streams_do_not_block_requests(tmp_path: Path) -> None:
         assert sum(head.startswith(b"HTTP/1.1 200") for head in heads) == 100
         refused = next(head for head in heads if head.startswith(b"HTTP/1.1 503"))
         assert b"retry-after: 10" in refused.lower()
-        ask(server.port, "/api/v1/live").assert_refused(503, "100 pages are open already")
-        assert ask(server.port, "/api/v1/job").status == 200
+        server.ask("/api/v1/live").assert_refused(503, "100 pages are open already")
+        assert server.ask("/api/v1/job").status == 200
         assert server.streams.num_open == 100
         stack.close()
         wait_until(lambda: server.streams.num_open == 0, "the streams' end")
@@ -200,7 +190,7 @@ def test_200_open_streams_do_not_block_requests(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_change_arrives_within_two_seconds(tmp_path: Path) -> None:
-    with served(tmp_path, DashboardSettings(port=0)) as server, connected(server.port) as client:
+    with served(tmp_path, DashboardSettings(port=0)) as server, server.connected() as client:
         client.sendall(head_of("GET", "/api/v1/live", {}, server.port))
         head = read_head(client)
         headers = {line.partition(b": ")[0].lower(): line.partition(b": ")[2] for line in head.split(b"\r\n")}
@@ -221,12 +211,12 @@ def test_streams_over_http_need_a_token_and_are_limited(tmp_path: Path) -> None:
     assert (USUAL.max_streams, USUAL.max_streams_per_address) == (100, 60)
     settings = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, limits=Limits(max_streams_per_address=3))
     with served(tmp_path, settings) as server, ExitStack() as stack:
-        ask(server.port, "/api/v1/live").assert_refused(401)
+        server.ask("/api/v1/live").assert_refused(401)
         assert server.streams.num_open == 0
-        ask(server.port, "/api/v1/live?x=1", bearer(VIEWER_TOKEN)).assert_refused(400)
+        server.ask("/api/v1/live?x=1", bearer(VIEWER_TOKEN)).assert_refused(400)
         for address in ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2"):
             client, head = opened(server, address, bearer(VIEWER_TOKEN))
             stack.enter_context(client)
             assert head.startswith(b"HTTP/1.1 200"), address
-        refused = ask(server.port, "/api/v1/live", bearer(VIEWER_TOKEN))
+        refused = server.ask("/api/v1/live", bearer(VIEWER_TOKEN))
         refused.assert_refused(503, "3 pages are open already at 127.0.0.1")

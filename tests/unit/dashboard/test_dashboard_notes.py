@@ -23,7 +23,6 @@ from tests.helpers.dashboard_server import (
     Reply,
     Served,
     action,
-    ask,
     bearer,
     served,
     session_headers,
@@ -49,7 +48,7 @@ class NotesPage:
 
     def post(self, path: str, token: str = OPERATOR_TOKEN, headers: dict[str, str] | None = None, **body: Any) -> Reply:
         given = (bearer(token) if token else {}) | JSON | (headers or {})
-        return ask(self.server.port, f"/api/v1/{path}", given, method="POST", body=json.dumps(body).encode())
+        return self.server.ask(f"/api/v1/{path}", given, method="POST", body=json.dumps(body).encode())
 
     def note(self, text: str = "a note", key: str = "key-00000001", token: str = OPERATOR_TOKEN, **more: Any) -> Reply:
         return self.post("notes", token, text=text, idempotency_key=key, **more)
@@ -90,7 +89,7 @@ def test_written_and_retracted_note_is_in_the_audit(page: NotesPage) -> None:
     gone = page.post(f"notes/{name}/retraction", reason="it was raised", idempotency_key="key-00000002")
     assert (gone.status, gone.json["retracted_by"], gone.json["retraction"]) == (200, "token-operator", "it was raised")
     assert page.texts() == [("learning rate lowered", True)]
-    reported = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json
+    reported = page.server.ask("/api/v1/audit", bearer(VIEWER_TOKEN)).json
     assert reported["chain_problem"] == ""
     assert sorted((one["source"], one["action"], one["reason"]) for one in reported["entries"]) == [
         ("dashboard", "note", "learning rate lowered"),
@@ -102,7 +101,7 @@ def test_written_and_retracted_note_is_in_the_audit(page: NotesPage) -> None:
     page.post("notes/none/retraction", reason="again", idempotency_key="key-00000004").assert_refused(404, "no note")
     # a note of the command line
     NoteWriter(ActionLog(page.run.diagnosis / ACTIONS_NAME)).add("from a terminal", Author("me@login", "operator"))
-    entries = ask(page.server.port, "/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
+    entries = page.server.ask("/api/v1/audit", bearer(VIEWER_TOKEN)).json["entries"]
     assert [entry["actor"] for entry in entries if entry["source"] == "command line"] == ["me@login"]
 
 
@@ -123,21 +122,14 @@ def test_note_without_permission_or_from_elsewhere_is_refused(shared: NotesPage)
 
 def test_another_page_writes_nothing_with_a_browsers_session(shared: NotesPage) -> None:
     before = shared.texts()
-    body = json.dumps({"token": OPERATOR_TOKEN}).encode()
-    port = shared.server.port
-    own = {**JSON, "Origin": f"http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin", "X-Megatrain-Request": "1"}
-    login = ask(port, "/api/v1/session", own, method="POST", body=body)
-    assert login.status in (200, 204), login.body
-    session = session_headers(login)
+    server = shared.server
+    own = server.from_page()
+    session = session_headers(server.log_in(OPERATOR_TOKEN))
     note = json.dumps({"text": "not mine", "idempotency_key": "key-of-a-page"}).encode()
-    for foreign in (
-        {"Origin": "https://evil.example"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Origin": f"http://127.0.0.1:{port}", "X-Megatrain-Request": ""},
-    ):
-        ask(port, "/api/v1/notes", {**own, **session, **foreign}, method="POST", body=note).assert_refused(403)
+    for foreign in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"X-Megatrain-Request": ""}):
+        server.ask("/api/v1/notes", {**own, **session, **foreign}, method="POST", body=note).assert_refused(403)
     assert shared.texts() == before
-    assert ask(port, "/api/v1/notes", {**own, **session}, method="POST", body=note).status == 200
+    assert server.ask("/api/v1/notes", {**own, **session}, method="POST", body=note).status == 200
 
 
 MALFORMED: list[tuple[dict[str, Any], int, str]] = [
@@ -184,5 +176,5 @@ def test_a_recorded_run_takes_no_note_and_no_action(tmp_path: Path) -> None:
     with served(tmp_path, replace(SETTINGS, enable_actions=True), source=recorded) as server:
         NotesPage(recorded.run, server).note().assert_refused(403, "history of a run")
         headers = bearer(OPERATOR_TOKEN) | JSON
-        ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "recorded run")
+        server.ask("/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "recorded run")
     assert not (tmp_path / "diagnosis").exists()

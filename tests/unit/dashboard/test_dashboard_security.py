@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_network
@@ -21,10 +20,8 @@ from tests.helpers.dashboard_server import (
     VIEWER_TOKEN,
     Served,
     action,
-    ask,
     assert_others_are_served,
     bearer,
-    from_page,
     served,
     session_headers,
 )
@@ -52,13 +49,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_an_open_page_is_for_viewers(page: Served) -> None:
-    reply = ask(page.port, JOB_PATH)
+    reply = page.ask(JOB_PATH)
     reply.assert_secured()
     assert reply.headers["cache-control"] == "no-store"
     assert reply.json["role"] == "viewer"
     assert not reply.json["can_act"]
     assert "--enable-actions" in reply.json["why_not_act"]
-    act = ask(page.port, "/api/v1/actions", from_page(page.port), method="POST", body=action())
+    act = page.ask("/api/v1/actions", page.from_page(), method="POST", body=action())
     act.assert_refused(403, "actions are off")
 
 
@@ -73,29 +70,27 @@ def test_without_a_token_nothing_is_reported(locked: Served) -> None:
         "header of a proxy": {"X-Forwarded-User": "root"},
     }.items():
         for path in (JOB_PATH, "/api/v1/live", "/api/v1/audit", "/api/v1/openapi.json"):
-            reply = ask(locked.port, path, headers)
+            reply = locked.ask(path, headers)
             assert reply.status == 401, (name, path)
             reply.assert_refused(401)
             assert reply.headers["www-authenticate"].startswith("Bearer")
-        given = headers | from_page(locked.port)
-        reply = ask(locked.port, "/api/v1/actions", given, method="POST", body=action())
+        given = headers | locked.from_page()
+        reply = locked.ask("/api/v1/actions", given, method="POST", body=action())
         assert reply.status == 401, name
         reply.assert_refused(401)
     assert_others_are_served(locked, bearer(VIEWER_TOKEN))
 
 
 def test_a_token_is_refused_even_beside_a_session(locked: Served) -> None:
-    login = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(VIEWER_TOKEN))
-    session = session_headers(login)
-    assert ask(locked.port, JOB_PATH, session).status == 200
-    ask(locked.port, JOB_PATH, session | bearer("guessed")).assert_refused(401)
+    session = session_headers(locked.log_in(VIEWER_TOKEN))
+    assert locked.ask(JOB_PATH, session).status == 200
+    locked.ask(JOB_PATH, session | bearer("guessed")).assert_refused(401)
 
 
 def test_the_cookie_alone_reads_and_does_nothing(locked: Served) -> None:
     """A browser sends the cookie to all servers of this host. One of them replays it with forged headers."""
-    login = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(OPERATOR_TOKEN))
-    session = session_headers(login)
-    other = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=login_body(OPERATOR_TOKEN))
+    session = session_headers(locked.log_in(OPERATOR_TOKEN))
+    other = locked.log_in(OPERATOR_TOKEN)
     cookie = {"Cookie": session["Cookie"]}
     for stolen in (
         cookie,
@@ -104,25 +99,19 @@ def test_the_cookie_alone_reads_and_does_nothing(locked: Served) -> None:
         cookie | {"X-Megatrain-Session": session["Cookie"].rpartition(".")[2]},
         {"X-Megatrain-Session": session["X-Megatrain-Session"]},
     ):
-        forged = from_page(locked.port) | stolen
+        forged = locked.from_page() | stolen
         for path in (JOB_PATH, "/api/v1/live", "/api/v1/audit"):
-            ask(locked.port, path, forged).assert_refused(401)
-        ask(locked.port, "/api/v1/actions", forged, method="POST", body=action()).assert_refused(401)
-        ask(locked.port, "/api/v1/session", forged, method="DELETE")
-        assert ask(locked.port, JOB_PATH, session).status == 200, "no other caller ends the session"
-
-
-def login_body(token: str) -> bytes:
-    return json.dumps({"token": token}).encode()
+            locked.ask(path, forged).assert_refused(401)
+        locked.ask("/api/v1/actions", forged, method="POST", body=action()).assert_refused(401)
+        locked.ask("/api/v1/session", forged, method="DELETE")
+        assert locked.ask(JOB_PATH, session).status == 200, "no other caller ends the session"
 
 
 def test_each_token_has_its_role(locked: Served) -> None:
-    assert ask(locked.port, JOB_PATH, bearer(VIEWER_TOKEN)).json["role"] == "viewer"
-    assert ask(locked.port, JOB_PATH, bearer(OPERATOR_TOKEN)).json["role"] == "operator"
+    assert locked.ask(JOB_PATH, bearer(VIEWER_TOKEN)).json["role"] == "viewer"
+    assert locked.ask(JOB_PATH, bearer(OPERATOR_TOKEN)).json["role"] == "operator"
     headers = bearer(VIEWER_TOKEN) | {"Content-Type": "application/json"}
-    ask(locked.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(
-        403, "viewers may only read"
-    )
+    locked.ask("/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "viewers may only read")
 
 
 def test_token_guesses_are_delayed() -> None:
@@ -164,14 +153,14 @@ FOREIGN = (
 def test_another_page_changes_nothing(page: Served) -> None:
     settings = DashboardSettings(port=0, enable_actions=True)
     with served(page.source.run.root, settings) as server:
-        assert ask(server.port, JOB_PATH).json["role"] == "viewer"
+        assert server.ask(JOB_PATH).json["role"] == "viewer"
         for changed in FOREIGN:
             reported = {name: value.format(port=server.port) for name, value in changed.items()}
-            headers = from_page(server.port) | reported
+            headers = server.from_page() | reported
             for method, path in (
                 ("POST", "/api/v1/actions"), ("POST", "/api/v1/session"), ("DELETE", "/api/v1/session"),
             ):  # fmt: skip
-                reply = ask(server.port, path, headers, method=method, body=action())
+                reply = server.ask(path, headers, method=method, body=action())
                 assert reply.status == 403, (changed, method, path)
                 reply.assert_refused(403)
         assert_others_are_served(server)
@@ -179,33 +168,31 @@ def test_another_page_changes_nothing(page: Served) -> None:
 
 def test_own_page_reaches_the_action(locked: Served) -> None:
     """The counterpart of the test above: with all headers right, the refusal is about the job."""
-    origin = from_page(locked.port)
-    signed_in = ask(locked.port, "/api/v1/session", origin, method="POST", body=login_body(OPERATOR_TOKEN))
-    headers = origin | session_headers(signed_in)
-    reply = ask(locked.port, "/api/v1/actions", headers, method="POST", body=action())
+    headers = locked.from_page() | session_headers(locked.log_in(OPERATOR_TOKEN))
+    reply = locked.ask("/api/v1/actions", headers, method="POST", body=action())
     reply.assert_refused(403, "actions need a running job")
 
 
 def test_page_without_tokens_has_no_login(page: Served) -> None:
-    reply = ask(page.port, "/api/v1/session", from_page(page.port), method="POST", body=login_body("anything"))
+    reply = page.log_in("anything")
     reply.assert_refused(409, "no tokens")
 
 
 def test_token_from_another_page_is_refused(locked: Served) -> None:
     headers = bearer(OPERATOR_TOKEN) | {"Content-Type": "application/json", "Origin": "http://evil.example"}
-    ask(locked.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
+    locked.ask("/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
 
 
 def test_another_page_reads_nothing(page: Served) -> None:
     for site in ("cross-site", "same-site"):
         for path in (JOB_PATH, "/api/v1/live"):
-            reply = ask(page.port, path, {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+            reply = page.ask(path, {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
             assert reply.status == 403, (site, path)
             reply.assert_refused(403, "Sec-Fetch-Site")
         link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
-        assert ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "document"}).status == 200, site
-        ask(page.port, JOB_PATH, link | {"Sec-Fetch-Dest": "iframe"}).assert_refused(403, "Sec-Fetch-Site")
-    assert ask(page.port, JOB_PATH, {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}).status == 200
+        assert page.ask(JOB_PATH, link | {"Sec-Fetch-Dest": "document"}).status == 200, site
+        page.ask(JOB_PATH, link | {"Sec-Fetch-Dest": "iframe"}).assert_refused(403, "Sec-Fetch-Site")
+    assert page.ask(JOB_PATH, {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}).status == 200
 
 
 def test_dns_rebinding_is_refused(page: Served) -> None:
@@ -214,7 +201,7 @@ def test_dns_rebinding_is_refused(page: Served) -> None:
         "127.0.0.1:80:80", "user@127.0.0.1", "127.0.0.1/", "xn--e1awd7f.com",
     ):  # fmt: skip
         for path in ("/", JOB_PATH, "/healthz"):
-            reply = ask(page.port, path, {"Host": host})
+            reply = page.ask(path, {"Host": host})
             assert reply.status == 403, (host, path)
             reply.assert_refused(403, "host_names")
     assert_others_are_served(page)
@@ -222,14 +209,14 @@ def test_dns_rebinding_is_refused(page: Served) -> None:
 
 def test_names_of_this_machine_are_accepted(page: Served) -> None:
     for host in ("localhost", "127.0.0.1", "LOCALHOST:9000", "[::1]:8777"):
-        assert ask(page.port, JOB_PATH, {"Host": host}).status == 200, host
+        assert page.ask(JOB_PATH, {"Host": host}).status == 200, host
 
 
 def test_configured_host_names_are_accepted(tmp_path: Path) -> None:
     settings = replace(settings_of(DashboardConfig(host_names="Dash.example, other.example")), port=0)
     with served(tmp_path, settings) as server:
-        assert ask(server.port, JOB_PATH, {"Host": "dash.example:443"}).status == 200
-        ask(server.port, JOB_PATH, {"Host": "sub.dash.example"}).assert_refused(403)
+        assert server.ask(JOB_PATH, {"Host": "dash.example:443"}).status == 200
+        server.ask(JOB_PATH, {"Host": "sub.dash.example"}).assert_refused(403)
 
 
 def test_headers_of_trusted_proxies_only_are_used(tmp_path: Path) -> None:
@@ -238,16 +225,16 @@ def test_headers_of_trusted_proxies_only_are_used(tmp_path: Path) -> None:
         operator_token=OPERATOR_TOKEN, enable_actions=True,
     )  # fmt: skip
     with served(tmp_path, known) as server:
-        assert ask(server.port, JOB_PATH, {"X-User": "ada", "X-Role": "operator"}).json["role"] == "operator"
-        assert ask(server.port, JOB_PATH, {"X-User": "ada"}).json["role"] == "viewer"
-        ask(server.port, JOB_PATH, {"X-User": "ada", "X-Role": "root"}).assert_refused(403)
-        ask(server.port, JOB_PATH).assert_refused(401)
+        assert server.ask(JOB_PATH, {"X-User": "ada", "X-Role": "operator"}).json["role"] == "operator"
+        assert server.ask(JOB_PATH, {"X-User": "ada"}).json["role"] == "viewer"
+        server.ask(JOB_PATH, {"X-User": "ada", "X-Role": "root"}).assert_refused(403)
+        server.ask(JOB_PATH).assert_refused(401)
         # A browser sent it: a request with effects must come from our page.
         headers = {"X-User": "ada", "X-Role": "operator", "Origin": "http://evil.example"}
-        ask(server.port, "/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
+        server.ask("/api/v1/actions", headers, method="POST", body=action()).assert_refused(403, "Origin")
     elsewhere = replace(known, trusted_proxies=(ip_network("10.0.0.0/8"),))
     with served(tmp_path, elsewhere) as server:
-        ask(server.port, JOB_PATH, {"X-User": "ada", "X-Role": "operator"}).assert_refused(401)
+        server.ask(JOB_PATH, {"X-User": "ada", "X-Role": "operator"}).assert_refused(401)
         assert_others_are_served(server, bearer(OPERATOR_TOKEN))
 
 
@@ -255,10 +242,10 @@ def test_headers_of_trusted_proxies_only_are_used(tmp_path: Path) -> None:
 def test_below_a_base_path(tmp_path: Path) -> None:
     settings = DashboardSettings(port=0, base_path="/megatrain")
     with served(tmp_path, settings) as server:
-        assert ask(server.port, "/megatrain/").body == PAGE
-        assert ask(server.port, "/megatrain/api/v1/job").status == 200
-        moved = ask(server.port, "/megatrain")
+        assert server.ask("/megatrain/").body == PAGE
+        assert server.ask("/megatrain/api/v1/job").status == 200
+        moved = server.ask("/megatrain")
         assert (moved.status, moved.headers["location"]) == (308, "/megatrain/")
         moved.assert_secured()
         # a proxy that removes the path
-        assert ask(server.port, JOB_PATH).status == 200
+        assert server.ask(JOB_PATH).status == 200

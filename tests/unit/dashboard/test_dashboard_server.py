@@ -36,17 +36,7 @@ from megatrain_dashboard.server import listening_socket, url_of
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from tests.helpers.dashboard_server import (
-    VIEWER_TOKEN,
-    Served,
-    ask,
-    bearer,
-    connected,
-    head_of,
-    read_head,
-    read_rest,
-    served,
-)
+from tests.helpers.dashboard_server import VIEWER_TOKEN, Served, ask, bearer, head_of, read_head, read_rest, served
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_host, make_record, make_round, make_snapshot
 from tests.helpers.source_tree import ROOT
@@ -101,11 +91,11 @@ def test_the_server_ends_with_streams_and_slow_answers_open(tmp_path: Path) -> N
 
     with ExitStack() as stack:
         server = stack.enter_context(served(tmp_path, DashboardSettings(port=0), more=[routes]))
-        streams = [stack.enter_context(connected(server.port)) for _ in range(5)]
+        streams = [stack.enter_context(server.connected()) for _ in range(5)]
         for client in streams:
             client.sendall(head_of("GET", "/api/v1/live", {}, server.port))
             read_head(client)
-        slow = stack.enter_context(connected(server.port))
+        slow = stack.enter_context(server.connected())
         slow.sendall(head_of("GET", "/api/v1/endless", {}, server.port))
         assert server.server.close()
         for client in streams:  # They are ended properly, not aborted.
@@ -119,15 +109,15 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_health_is_answered_without_authentication(guarded: Served) -> None:
-    assert (ask(guarded.port, "/healthz").status, ask(guarded.port, "/readyz").status) == (200, 503)
-    assert ask(guarded.port, "/readyz").json == {"is_ready": False}
+    assert (guarded.ask("/healthz").status, guarded.ask("/readyz").status) == (200, 503)
+    assert guarded.ask("/readyz").json == {"is_ready": False}
     guarded.source.reported = make_snapshot()
-    assert (ask(guarded.port, "/healthz").status, ask(guarded.port, "/readyz").status) == (200, 200)
-    ask(guarded.port, "/readyz").assert_secured()
+    assert (guarded.ask("/healthz").status, guarded.ask("/readyz").status) == (200, 200)
+    guarded.ask("/readyz").assert_secured()
 
 
 def test_the_api_describes_itself(guarded: Served) -> None:
-    reported = ask(guarded.port, "/api/v1/openapi.json", bearer(VIEWER_TOKEN)).json
+    reported = guarded.ask("/api/v1/openapi.json", bearer(VIEWER_TOKEN)).json
     paths = reported["paths"]
     expected = {
         "job", "overview", "series", "incidents", "audit", "hosts", "checkpoints", "logs", "stragglers", "whatif",
@@ -323,14 +313,7 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         make_job(client, keys, run)
         section = ("--section", encode(DashboardConfig()).decode())
         kept = started(
-            "megatrain_dashboard",
-            "--run",
-            str(run),
-            "--job",
-            "demo",
-            *reached,
-            *section,
-            directory=tmp_path,
+            "megatrain_dashboard", "--run", str(run), "--job", "demo", *reached, *section, directory=tmp_path
         )
         stack.callback(reaped, kept)
         url = line_with(kept, "dashboard of job demo at ").split()[-1]

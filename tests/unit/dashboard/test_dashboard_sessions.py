@@ -16,23 +16,9 @@ import pytest
 from megatrain_dashboard.security.roles import Role
 from megatrain_dashboard.security.sessions import Sessions
 from megatrain_dashboard.settings import DashboardSettings
-from tests.helpers.dashboard_server import (
-    OPERATOR_TOKEN,
-    VIEWER_TOKEN,
-    Reply,
-    Served,
-    ask,
-    from_page,
-    served,
-    session_headers,
-)
+from tests.helpers.dashboard_server import OPERATOR_TOKEN, VIEWER_TOKEN, Reply, Served, served, session_headers
 
-SETTINGS = DashboardSettings(
-    port=0,
-    viewer_token=VIEWER_TOKEN,
-    operator_token=OPERATOR_TOKEN,
-    enable_actions=True,
-)
+SETTINGS = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, operator_token=OPERATOR_TOKEN, enable_actions=True)
 JOB_PATH = "/api/v1/job"
 NOW_S = 1_700_000_000.0
 
@@ -43,18 +29,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def log_in(port: int, token: str) -> Reply:
-    body = json.dumps({"token": token}).encode()
-    return ask(port, "/api/v1/session", from_page(port), method="POST", body=body)
-
-
 def cookie_of(reply: Reply) -> str:
     return reply.headers["set-cookie"].partition(";")[0]
 
 
 def test_a_token_becomes_a_session(locked: Served) -> None:
     for token, role in ((VIEWER_TOKEN, "viewer"), (OPERATOR_TOKEN, "operator")):
-        reply = log_in(locked.port, token)
+        reply = locked.log_in(token)
         reply.assert_secured()
         assert reply.json["role"] == role
         reported = reply.headers["set-cookie"]
@@ -62,23 +43,23 @@ def test_a_token_becomes_a_session(locked: Served) -> None:
         assert re.fullmatch(r"megatrain-[0-9a-f]{12}=[^;]+; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict", reported)
         assert token not in reported
         session = session_headers(reply)
-        job = ask(locked.port, JOB_PATH, session | {"Cookie": f"other=1; {session['Cookie']}"}).json
+        job = locked.ask(JOB_PATH, session | {"Cookie": f"other=1; {session['Cookie']}"}).json
         assert (job["role"], job["has_session"]) == (role, True)
 
 
 def test_logging_out_takes_the_cookie_away(locked: Served) -> None:
-    reply = ask(locked.port, "/api/v1/session", from_page(locked.port), method="DELETE")
+    reply = locked.ask("/api/v1/session", locked.from_page(), method="DELETE")
     assert reply.status == 204
     assert "Max-Age=0" in reply.headers["set-cookie"]
     assert cookie_of(reply) == f"{SETTINGS.cookie_name}="
-    ask(locked.port, JOB_PATH, {"Cookie": cookie_of(reply)}).assert_refused(401)
+    locked.ask(JOB_PATH, {"Cookie": cookie_of(reply)}).assert_refused(401)
 
 
 def test_a_copy_of_a_cookie_ends_with_its_session(locked: Served) -> None:
-    ours, others = (session_headers(log_in(locked.port, VIEWER_TOKEN)) for _ in range(2))
-    ask(locked.port, "/api/v1/session", from_page(locked.port) | ours, method="DELETE")
-    ask(locked.port, JOB_PATH, ours).assert_refused(401)
-    assert ask(locked.port, JOB_PATH, others).status == 200
+    ours, others = (session_headers(locked.log_in(VIEWER_TOKEN)) for _ in range(2))
+    locked.ask("/api/v1/session", locked.from_page() | ours, method="DELETE")
+    locked.ask(JOB_PATH, ours).assert_refused(401)
+    assert locked.ask(JOB_PATH, others).status == 200
 
 
 def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +83,12 @@ def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess(monkeypatch: pytest.
 
 def test_wrong_token_and_malformed_login_are_refused(locked: Served) -> None:
     for token in ("guessed", " ", VIEWER_TOKEN[:-1], VIEWER_TOKEN + "x", "\u00e9" * 20):
-        reply = log_in(locked.port, token)
+        reply = locked.log_in(token)
         assert reply.status == 401, token
         reply.assert_refused(401)
         assert "set-cookie" not in reply.headers, token
     for body in (b"{}", b'{"token": 1}', b'{"token": ""}', b'{"token": "x", "role": "operator"}'):
-        reply = ask(locked.port, "/api/v1/session", from_page(locked.port), method="POST", body=body)
+        reply = locked.ask("/api/v1/session", locked.from_page(), method="POST", body=body)
         assert reply.status == 400, body
         reply.assert_refused(400)
 
@@ -176,10 +157,10 @@ def test_behind_https_the_cookie_is_for_https_alone(locked: Served, tmp_path: Pa
     proxied = replace(SETTINGS, trusted_proxies=(ip_network("127.0.0.0/8"),), user_header="x-user", base_path="/mt")
     body = json.dumps({"token": VIEWER_TOKEN}).encode()
     with served(tmp_path, proxied) as server:
-        headers = from_page(server.port) | {"X-Forwarded-Proto": "https"}
-        reported = ask(server.port, "/mt/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
+        headers = server.from_page() | {"X-Forwarded-Proto": "https"}
+        reported = server.ask("/mt/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
         assert reported.endswith("SameSite=Strict; Secure")
         assert "Path=/mt;" in reported
-    headers = from_page(locked.port) | {"X-Forwarded-Proto": "https"}  # not from a trusted proxy
-    reported = ask(locked.port, "/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
+    headers = locked.from_page() | {"X-Forwarded-Proto": "https"}  # not from a trusted proxy
+    reported = locked.ask("/api/v1/session", headers, method="POST", body=body).headers["set-cookie"]
     assert "Secure" not in reported

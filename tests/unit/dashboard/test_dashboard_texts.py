@@ -1,9 +1,10 @@
-"""No text for people in the API has raw Python representations: for the recorded sample and the job of the page
-tests."""
+"""Texts of the API have no raw Python representations, and a page has one name in API, view and address."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,29 @@ def test_canned_job_has_no_raw_texts() -> None:
     for health in ("good", "warning", "bad"):
         for path, document in {**job_responses(health=health), **record_responses(), **analysis_responses()}.items():
             assert list(raw_texts(document.model_dump(mode="json"), path)) == []
+
+
+API = ROOT / "diagnostics" / "megatrain_dashboard" / "api"
+WEB = ROOT / "diagnostics" / "web" / "src"
+
+
+def folders(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir() if path.is_dir() and path.name != "__pycache__"}
+
+
+def modules(directory: Path) -> set[str]:
+    return {path.stem for path in directory.glob("*.py") if path.stem != "__init__"}
+
+
+def test_each_view_is_named_after_its_subject() -> None:
+    assert folders(WEB / "views") <= folders(API) | modules(API)
+    assert [name for name in sorted(folders(API)) if not (API / name / "route.py").is_file()] == []
+
+
+def test_each_view_of_a_job_is_addressed_by_its_name() -> None:
+    source = (WEB / "app" / "views.tsx").read_text()
+    rows = re.findall(r'\{ name: "(\w+)", .*component: (\w+) \}', source)
+    folder_of = dict(re.findall(r'import \{ (\w+) \} from "\.\./views/(\w+)";', source))
+    assert len(rows) == len(folder_of)
+    for name, component in rows:
+        assert (component, folder_of[component]) == (f"{name.capitalize()}View", name)

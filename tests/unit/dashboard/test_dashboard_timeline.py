@@ -31,7 +31,8 @@ from megatrain_diagnostics.replay import build_replica_graph, evaluate_replicas
 from tests.helpers.dashboard_pictures import PictureSource, picture_client, stored_events
 from tests.helpers.drawn_spans import Drawing, draw_job
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import ROUND, no_groups, recorded_spans, who_ran
+from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
+from tests.helpers.synthetic_steps import empty_groups
 
 LAYOUT = Layout(tp_size=2, pp_size=2, dp_size=2)
 STEPS = range(10, 13)
@@ -239,7 +240,7 @@ JOB = replace(
     is_overlapped=True, separate_s=0.0, noise=0.05,
 )  # fmt: skip
 SPANS = recorded_spans(JOB.run(), JOB.shape)
-ROSTER = make_roster(who_ran(JOB.shape), no_groups(), ROUND)
+ROSTER = make_roster(who_ran(JOB.shape), empty_groups(), ROUND)
 
 
 def test_ideal_of_each_slice_is_that_of_the_model() -> None:

@@ -1,6 +1,9 @@
-"""The two Arrow forms of the tables, in memory and in files: conversion in both directions, and what is refused."""
+"""The two Arrow forms of the tables: conversion in both directions, what is refused, and their documented columns."""
 
 from __future__ import annotations
+
+import re
+from dataclasses import fields
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +13,9 @@ from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import (
     NOT_KNOWN,
+    SCHEMA_VERSION,
+    TABLE_KEY,
+    VERSION_KEY,
     arrow_schema,
     from_arrow,
     kind_of,
@@ -18,16 +24,9 @@ from megatrain_diagnostics.columns.schema import (
     to_arrow,
     to_stored,
 )
-from megatrain_diagnostics.events.tables import (
-    TABLES,
-    Clocks,
-    LogLines,
-    Spans,
-    Table,
-    Values,
-    columns_of,
-    from_columns,
-)
+from megatrain_diagnostics.events.tables import TABLES, Clocks, LogLines, Spans, Table, Values, columns_of, from_columns
+from megatrain_diagnostics.store.segments import AHEAD_KEY
+from tests.helpers.source_tree import ROOT
 
 
 def some_rows(kind: type[Table], count: int = 300) -> Table:
@@ -109,15 +108,7 @@ def test_name_of_a_newer_program_is_distinguished() -> None:
 
 def test_text_that_is_not_unicode_is_repaired() -> None:
     table = from_columns(
-        LogLines,
-        {
-            "round": [1],
-            "rank": [0],
-            "sequence": [9],
-            "at_ns": [5],
-            "host": ["h"],
-            "line": ["bad \udcff byte"],
-        },
+        LogLines, {"round": [1], "rank": [0], "sequence": [9], "at_ns": [5], "host": ["h"], "line": ["bad \udcff byte"]}
     )
 
     assert from_arrow(LogLines, to_arrow(table)).line.tolist() == ["bad ? byte"]
@@ -149,3 +140,29 @@ def test_other_columns_are_refused(change, message: str) -> None:
 def test_schema_without_a_known_table_is_refused(metadata: dict[str, str] | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
         kind_of(arrow_schema(Spans).with_metadata(metadata))
+
+
+PAGE = (ROOT / "docs" / "reference" / "events.md").read_text()
+
+
+def type_text(kind: type[Table], column: str) -> str:
+    dtype = stored_schema(kind).field(column).type
+    return "name" if pa.types.is_dictionary(dtype) else str(dtype)
+
+
+def test_tables_and_columns_are_documented() -> None:
+    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == ["Files", *(kind.NAME for kind in TABLES)]
+    for kind in TABLES:
+        section = re.search(rf"^## {kind.NAME}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+        assert section is not None
+        rows = [
+            [cell.strip() for cell in line.strip("|").split("|")] for line in section[1].splitlines() if line[:1] == "|"
+        ]
+        expected = [[field.name, type_text(kind, field.name), field.metadata["doc"]] for field in fields(kind)]
+        assert rows[2:] == expected, kind.NAME
+
+
+def test_metadata_is_named() -> None:
+    for key in (TABLE_KEY, VERSION_KEY, AHEAD_KEY):
+        assert f"`{key.decode()}`" in PAGE
+    assert f"`{VERSION_KEY.decode()}` ({SCHEMA_VERSION})" in PAGE

@@ -1,23 +1,30 @@
-"""Rows of devices: the ranks of a GPU, unknown values, and what the daemon accepts."""
+"""Rows of devices: ranks of a GPU, unknown values, what the daemon accepts; and evidence of a straggler."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
+from megatrain_diagnostics.analysis.device_evidence import with_devices
+from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.collector.admission import Admission, RowRateLimiter
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
+from megatrain_diagnostics.controller.device_watch import DeviceFindings
 from megatrain_diagnostics.devices.rows import MAX_DEVICES, HostPlace, device_tables
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, num_rows
-from megatrain_diagnostics.streamer.host_devices import HostDevices
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids, joined, num_rows
+from megatrain_diagnostics.streamer.host_devices import HostDevices, driver_uuids, gpu_uuids
 from megatrain_diagnostics.wire.messages import BatchHeader, batch_bytes
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading, XidEvent
 from megatrain_job.devices.links import LinkReading
+from tests.helpers.memory_events import MemoryEvents
 
 GPU = GpuReading(
     3, "GPU-c", temperature_c=91.0, is_row_remap_pending=True, has_row_remap_failed=False, throttle_reasons=0x40
@@ -87,8 +94,7 @@ def tail(rank: int, step: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("visible", "ranks"),
-    [(None, [16, 17, -1]), ("2,0", [17, -1, 16]), ("MIG-b1,GPU-a", [17, 16, -1])],
+    ("visible", "ranks"), [(None, [16, 17, -1]), ("2,0", [17, -1, 16]), ("MIG-b1,GPU-a", [17, 16, -1])]
 )
 def test_ranks_are_found_by_the_gpus_that_they_see(visible: str | None, ranks: list[int]) -> None:
     gpus = (GpuReading(0, "GPU-a"), GpuReading(1, "GPU-b", mig_uuids=("MIG-b1",)), GpuReading(2, "GPU-c"))
@@ -112,3 +118,131 @@ def test_lost_gpu_still_belongs_to_its_rank() -> None:
     gpus, xids = ([table for kind, table in found if kind is wanted][-1] for wanted in (Gpus, Xids))
     assert (gpus.rank.tolist(), gpus.error.tolist()) == ([16, 17], ["", "GPU is lost"])
     assert (xids.gpu.tolist(), xids.rank.tolist()) == ([1], [17])
+
+
+A, B, C = (f"GPU-{letter * 8}-0000-1111-2222-{letter * 12}" for letter in "abc")
+
+
+@pytest.fixture
+def driver_files(tmp_path: Path) -> Path:
+    for address, uuid in (("0000:41:00.0", B), ("0000:07:00.0", A), ("0000:c1:00.0", C)):
+        (tmp_path / address).mkdir()
+        (tmp_path / address / "information").write_text(
+            f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 12\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00\n"
+        )
+    return tmp_path
+
+
+def test_gpus_are_counted_as_cuda_does(driver_files: Path) -> None:
+    for visible, expected in (
+        (None, (A, B, C)),
+        ("2,0", (C, A)),
+        (f" {B} ,GPU-cccccccc", (B, C)),
+        ("", ()),
+        ("1,7,0", (B,)),
+        (f"MIG-1,MIG-2,MIG-{C}/1/0", (B, "", C)),
+    ):
+        assert gpu_uuids(visible, driver_uuids(driver_files), {"MIG-1": B}) == expected, visible
+    assert gpu_uuids(None, driver_uuids(driver_files / "nothing")) == (), "without a driver"
+
+
+FINDING = Finding(
+    cause=Cause.COMPUTE, confidence=VerdictConfidence.HIGH, ranks=(5,), hosts=("host-2",), first_step=1200,
+    last_step=1300, num_steps=100, num_seen=100, excess=0.3, excess_s=0.1, score=9.0, wait_deficit_s=0.1, num_peers=7,
+    victims=(), num_victims=0, step_s=1.0, gain_s=0.1, evidence=("rank 5 computes longer",),
+)  # fmt: skip
+SLOW_GPU = GpuReading(
+    3, "GPU-c", temperature_c=70.0, slowdown_temperature_c=89.0, sm_clock_mhz=1410.0, max_sm_clock_mhz=1410.0,
+    throttle_reasons=0,
+)  # fmt: skip
+HOT = replace(SLOW_GPU, temperature_c=91.0, sm_clock_mhz=1050.0, throttle_reasons=0x41)
+LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, num_downs=2, rx_errors=5, symbol_errors=0)
+
+
+def events(*readings: tuple[int, GpuReading | LinkReading]) -> MemoryEvents:
+    """Return the rows of (step, reading), ten seconds apart."""
+    found: dict[Any, list[Any]] = {Gpus: [], NetworkLinks: []}
+    for number, (step, reading) in enumerate(readings):
+        at_s = 1_800_000_000.0 + 10 * number
+        is_gpu = isinstance(reading, GpuReading)
+        sample = HostSample(
+            at_s, 0.0, DriverReading("nvml", gpus=(reading,) if is_gpu else ()), () if is_gpu else (reading,)
+        )
+        for kind, table in device_tables(sample, HostPlace("host-2", 1, step, {"GPU-c": (5, step)})):
+            found[kind].append(table)
+    return MemoryEvents({kind: joined(kind, tables) for kind, tables in found.items()})
+
+
+@pytest.mark.parametrize(
+    ("cause", "readings", "sentence"),
+    [
+        (
+            Cause.COMPUTE, [(1100, SLOW_GPU), (1150, SLOW_GPU), (1200, HOT), (1250, HOT), (1300, HOT)],
+            (
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz since step 1200 (reported if "
+                "it drops by 5 % or more), hardware thermal slowdown, 91 C (it slows down at 89 C)"
+            ),
+        ),
+        (
+            Cause.COMPUTE, [(1210, HOT), (1250, HOT)],
+            (
+                "its GPU 3 of host-2 (rank 5): SM clock 1,410 MHz -> 1,050 MHz (reported if it drops by 5 % or more), "
+                "hardware thermal slowdown, 91 C (it slows down at 89 C)"
+            ),
+        ),
+        (
+            Cause.COMPUTE, [(1100, SLOW_GPU), (1250, replace(SLOW_GPU, sm_clock_mhz=1395.0))],
+            (
+                "its GPU 3 of host-2 (rank 5): SM clock 1,395 MHz as before, not throttled, 70 C: the clock is not the "
+                "cause"
+            ),
+        ),
+        (
+            Cause.COMPUTE, [(1100, SLOW_GPU), (1250, GpuReading(3, "GPU-c", error="GPU is lost"))],
+            "its GPU 3 of host-2 (rank 5) does not answer its driver: GPU is lost",
+        ),
+        (
+            Cause.COMPUTE, [(1250, GpuReading(3, "GPU-c", temperature_c=70.0))],
+            "its GPU 3 of host-2 (rank 5): its SM clock is not known; throttle reasons not known, 70 C",
+        ),
+        (
+            Cause.NETWORK, [(1100, LINK), (1250, replace(LINK, speed_mbps=100_000.0))],
+            "link mlx5_0:1 of host-2 runs at 100 Gbit/s, down from 400",
+        ),
+        (
+            Cause.NETWORK, [(1100, LINK), (1250, replace(LINK, rx_errors=1205)), (1300, replace(LINK, rx_errors=7))],
+            "link mlx5_0:1 of host-2 had 1,207 errors (threshold: 100) and changed its state 0 times",
+        ),
+        (Cause.NETWORK, [(1100, LINK), (1250, LINK)], ""),
+        (Cause.DATA, [(1100, SLOW_GPU), (1200, HOT)], ""),
+        (Cause.COMPUTE, [], ""),
+    ],
+)  # fmt: skip
+def test_device_evidence_of_a_finding(cause: Cause, readings: list[Any], sentence: str) -> None:
+    found = with_devices(events(*readings), replace(FINDING, cause=cause), 1)
+    assert found.evidence == ("rank 5 computes longer", *([sentence] if sentence else []))
+
+
+def test_devices_of_other_ranks_and_rounds_are_no_evidence() -> None:
+    readings = events((1100, SLOW_GPU), (1200, HOT))
+    assert with_devices(readings, FINDING, 2).evidence == FINDING.evidence
+    assert with_devices(readings, replace(FINDING, ranks=(6,)), 1).evidence == FINDING.evidence
+    assert with_devices(readings, FINDING, 1, first_ns=2 * 10**18).evidence == FINDING.evidence
+
+
+def test_device_readings_are_kept_for_a_while() -> None:
+    class Counted(MemoryEvents):
+        num_reads = 0
+
+        def read(self, *arguments: Any) -> Any:
+            self.num_reads += 1
+            return super().read(*arguments)
+
+    held = events((1100, SLOW_GPU), (1200, HOT))
+    counted = Counted(held._tables)
+    findings = DeviceFindings(counted, lambda: 1_800_000_000 * 10**9)
+    first = findings.with_devices(FINDING, 1)
+    assert len(first.evidence) == 2
+    assert findings.with_devices(replace(FINDING, last_step=1400), 1).evidence == first.evidence
+    assert counted.num_reads == 2
+    assert np.isfinite(counted.read(Gpus).sm_clock_mhz).all()

@@ -1,12 +1,14 @@
-"""Names, labels and values of the metrics, read with Prometheus' own parser."""
+"""Names, labels and values of the metrics, read with Prometheus' own parser; their clients exhaust no memory."""
 
 from __future__ import annotations
 
 import math
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +20,14 @@ from prometheus_client.registry import Collector
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import AXES
+from megatrain_diagnostics.metrics import server
 from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
 from megatrain_diagnostics.metrics.readings import MAX_PRODUCERS, MAX_SCORES, ProducerReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_job.jobs.health import Reason, ReasonCode, health_of
 from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
-from tests.helpers.waiting import DEADLINE_S
+from tests.helpers.slow_peer import is_ended_when_sent
+from tests.helpers.waiting import DEADLINE_S, wait_until
 
 LABELS_ALLOWED = {
     *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
@@ -132,7 +136,7 @@ def test_histogram_of_step_times_counts_all_steps() -> None:
 
 
 @contextmanager
-def server(token: str = "", address: str = "127.0.0.1") -> Iterator[MetricsServer]:
+def listening_server(token: str = "", address: str = "127.0.0.1") -> Iterator[MetricsServer]:
     listening = MetricsServer(registry_of(HostCollector(make_host_reading)), address, 0, token)
     try:
         yield listening
@@ -153,10 +157,10 @@ def get(port: int, path: str, token: str | None = None) -> tuple[int, bytes]:
 def test_beyond_the_machine_a_token_is_needed() -> None:
     with (
         pytest.raises(ConfigError, match=r"metrics_address='0.0.0.0' .*metrics_token_file"),
-        server(address="0.0.0.0"),
+        listening_server(address="0.0.0.0"),
     ):
         pass
-    with server("s3cret", address="0.0.0.0") as listening:
+    with listening_server("s3cret", address="0.0.0.0") as listening:
         for token in (None, "wrong", "s3cret-and-more"):
             assert get(listening.port, "/metrics", token)[0] == 401, token
         code, body = get(listening.port, "/metrics", "s3cret")
@@ -178,3 +182,51 @@ def test_a_token_file_must_hold_a_token(tmp_path: Path) -> None:
     path.write_text("abc\n")
     assert read_token(str(path)) == "abc"
     assert read_token("") == ""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    listening = MetricsServer(registry_of(HostCollector(make_host_reading)), "127.0.0.1", 0)
+    yield listening.port
+    listening.close()
+
+
+def scrape(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+@pytest.mark.slow
+def test_silent_connections_do_not_block_scrapers(port: int) -> None:
+    before = threading.active_count()
+    with ExitStack() as opened:
+        for _ in range(10 * server.MAX_CONNECTIONS):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert b"megatrain_" in scrape(port)
+        # a thread whose connection was ended needs a moment to notice
+        wait_until(lambda: threading.active_count() - before <= server.MAX_CONNECTIONS + 1, "few threads")
+
+
+def test_slow_request_is_ended(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.2)
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        wait_until(lambda: is_ended_when_sent(slow, b"x"), "the server to end the request")
+    assert b"megatrain_" in scrape(port)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /metrics?" + b"x" * 60_000 + b" HTTP/1.1",
+        b"GET /metrics HTTP/1.1" + b"".join(b"\r\nX-%d: %b" % (number, b"y" * 60_000) for number in range(90)),
+    ],
+)
+def test_a_long_head_is_not_kept(port: int, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rb") as answer:
+        with suppress(ConnectionError):
+            connection.sendall(head + b"\r\n\r\n")
+        with suppress(ConnectionError):
+            assert answer.readline().split()[1] not in (b"200", b"404")
+    assert b"megatrain_" in scrape(port)

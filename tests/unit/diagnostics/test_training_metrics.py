@@ -1,18 +1,33 @@
-"""The training metrics of a job, computed from rows."""
+"""Metrics of a job, computed from rows: of training, of GPUs and links, and of checkpoints that could not be stored."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
+from megatrain.contracts.records.host_records import HostSaves
+from megatrain_diagnostics.devices.sample import HostSample
 from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values, select
-from megatrain_diagnostics.metrics.readings import JobReading
+from megatrain_diagnostics.metrics.device_metrics import MAX_GPUS, MAX_LINKS
+from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
+from megatrain_diagnostics.metrics.job_records import SaveFailures
+from megatrain_diagnostics.metrics.readings import DevicesReading, JobReading
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_job.devices.links import LinkReading
+from megatrain_job.jobs.etcd_job import EtcdPoll
 from tests.helpers.drawn_spans import Drawing
+from tests.helpers.launched_job import make_snapshot, make_status
+from tests.helpers.metric_readings import make_host_reading
 from tests.helpers.synthetic_steps import SyntheticJob, step_values
 
 
@@ -88,3 +103,103 @@ def test_invalid_tokens_and_flops_are_not_counted(bad: float) -> None:
     found = reading(metrics)
     assert (found.step, found.tokens) == (2, 8)
     assert found.mfu is not None
+
+
+GPU = GpuReading(
+    3, "GPU-c", "H100", uncorrected_errors=2, corrected_errors=7, temperature_c=91.0, sm_clock_mhz=1050.0,
+    throttle_reasons=0x44, power_w=412.5, memory_used_bytes=10, utilization=0.5, corrected_rows=1, uncorrected_rows=0,
+    pcie_replays=4, is_row_remap_pending=True,
+)  # fmt: skip
+LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, 2, rx_errors=5, symbol_errors=6)
+DEVICES = DevicesReading(
+    HostSample(1.0, 0.0, DriverReading("nvml", gpus=(GPU, GpuReading(4, error="GPU is lost"))), (LINK,)),
+    xids={("GPU-c", 79): 1, ("GPU-c", 119): 2, ("GPU-c", 31): 5},
+)
+
+
+def families(devices: DevicesReading | None) -> dict[str, Metric]:
+    text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), devices=devices)))).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(name: str, devices: DevicesReading = DEVICES) -> dict[tuple[str, ...], float]:
+    """Return the samples of a metric by their labels, without those of job and host."""
+    found = families(devices)[name].samples
+    return {tuple(value for key, value in one.labels.items() if key not in ("job_name", "host")): one.value
+            for one in found}  # fmt: skip
+
+
+def test_device_values_are_exposed_in_base_units() -> None:
+    assert values("megatrain_gpu_sm_clock_hertz") == {("3",): 1.05e9}
+    assert values("megatrain_gpu_temperature_celsius") == {("3",): 91.0}
+    assert values("megatrain_gpu_power_watts") == {("3",): 412.5}
+    assert values("megatrain_gpu_reset_pending") == {("3",): 1.0}
+    assert values("megatrain_gpu_lost") == {("3",): 0.0, ("4",): 1.0}
+    assert values("megatrain_gpu_info") == {("3", "H100", "GPU-c"): 1.0, ("4", "", ""): 1.0}
+    assert values("megatrain_gpu_ecc_errors") == {("3", "corrected"): 7.0, ("3", "uncorrected"): 2.0}
+    assert values("megatrain_gpu_pcie_replays") == {("3",): 4.0}
+    assert values("megatrain_link_speed_bits_per_second") == {("mlx5_0:1",): 4e11}
+    assert values("megatrain_link_errors") == {("rx-errors", "mlx5_0:1"): 5.0, ("symbol-errors", "mlx5_0:1"): 6.0}
+    assert values("megatrain_gpu_xids") == {("3", "hardware"): 3.0, ("3", "program"): 5.0}
+    held = {key for key, value in values("megatrain_gpu_throttled").items() if value}
+    assert held == {("3", "power-cap"), ("3", "hardware-thermal-slowdown")}
+
+
+def test_names_and_labels_follow_the_conventions() -> None:
+    for name, family in families(DEVICES).items():
+        assert name.startswith("megatrain_")
+        assert family.documentation
+        assert all(sample.name.endswith("_total") for sample in family.samples if family.type == "counter"), name
+    labels = {label for family in families(DEVICES).values() for sample in family.samples for label in sample.labels}
+    assert labels <= {
+        *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid", "table", "reason", "version"),
+        *("gpu", "gpu_name", "kind", "link", "producer"),
+    }
+
+
+def test_number_of_device_series_is_bounded() -> None:
+    gpus = tuple(replace(GPU, index=number, uuid=f"GPU-{number}") for number in range(500))
+    links = tuple(replace(LINK, name=f"eth{number}") for number in range(500))
+    xids = {(f"GPU-{gpu}", number): 1 for gpu in range(500) for number in range(1, 200)}
+    found = families(DevicesReading(HostSample(1.0, 0.0, DriverReading("nvml", gpus=gpus), links), xids=xids))
+    assert len(found["megatrain_gpu_info"].samples) == MAX_GPUS
+    assert len(found["megatrain_link_up"].samples) == MAX_LINKS
+    assert len(found["megatrain_gpu_xids"].samples) <= 4 * (MAX_GPUS + 1)
+    assert sum(len(family.samples) for family in found.values()) < 1000
+
+
+def test_unanswered_driver_is_exposed() -> None:
+    assert values("megatrain_telemetry_up") == {(): 1.0}
+    assert values("megatrain_telemetry_up", replace(DEVICES, problem="no answer")) == {(): 0.0}
+    assert values("megatrain_telemetry_up", DevicesReading()) == {(): 0.0}
+    assert not [name for name in families(None) if "gpu_" in name or "telemetry" in name]
+
+
+def poll(failed: tuple[int | None, ...]) -> EtcdPoll:
+    """Return a poll of hosts with these numbers of consecutive failures.
+
+    None: a host without a report about saves. No hosts: nothing was read.
+    """
+    statuses = {
+        f"host-{number}": make_status(number, saves=None if count is None else HostSaves(num_failed=count))
+        for number, count in enumerate(failed, start=1)
+    }
+    return EtcdPoll(make_snapshot(statuses=statuses)) if failed else EtcdPoll()
+
+
+def test_each_failure_is_counted_once() -> None:
+    cases: tuple[tuple[tuple[tuple[int | None, ...], ...], int], ...] = (
+        (((), (0, 0), (0, 0)), 0),
+        (((0,), (1,), (1,), (2,)), 2),
+        (((0, 0), (1, 0), (1, 1), (2, 1)), 2),
+        (((0, 0), (1, 1)), 1),
+        (((2,), (0,), (1,)), 1),
+        (((3,), (1,)), 1),
+        (((None,), (1,), (None,)), 1),
+        (((1,), (), (1,)), 1),
+    )
+    for polls, count in cases:
+        failures = SaveFailures()
+        for before, now in pairwise(map(poll, polls)):
+            failures.follow(before, now)
+        assert failures.count == count, polls

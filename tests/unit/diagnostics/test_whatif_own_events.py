@@ -18,7 +18,8 @@ from megatrain_diagnostics.events.roster import make_roster
 from megatrain_diagnostics.events.tables import Ranks, Spans, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.pipeline_job import PipelineJob
-from tests.helpers.recorded_spans import ROUND, later, no_groups, recorded_spans, who_ran
+from tests.helpers.recorded_spans import ROUND, later, recorded_spans, who_ran
+from tests.helpers.synthetic_steps import empty_groups
 from tests.helpers.whatif_figures import differences, figures_printed
 
 JOBS = {
@@ -43,7 +44,7 @@ def recorded(job: PipelineJob) -> tuple[OperationTable, PipelineJob]:
 
 
 def of_spans(spans: Spans, job: PipelineJob) -> WhatIf:
-    roster = make_roster(who_ran(job.shape), no_groups(), ROUND)
+    roster = make_roster(who_ran(job.shape), empty_groups(), ROUND)
     return what_if(make_model(*operations_of(spans, roster, "job")))
 
 
@@ -146,7 +147,7 @@ def test_v_shaped_schedule_is_refused() -> None:
     spans = recorded_spans(table, job.shape)
     of_turn = (spans.rank >= 2) & (spans.chunk == 0) & (spans.operation == Operation.FORWARD_SEND.number)
     assert of_turn.any()
-    roster = make_roster(who_ran(job.shape), no_groups(), ROUND)
+    roster = make_roster(who_ran(job.shape), empty_groups(), ROUND)
     with pytest.raises(DataError, match=r"the last stage sends no result of its first chunk, so .* V-shaped"):
         operations_of(select(spans, ~of_turn), roster, "job")
 

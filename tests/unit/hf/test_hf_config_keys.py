@@ -1,4 +1,4 @@
-"""No key of a config.json is ignored: a change is refused, or we compute what transformers computes with it."""
+"""Models of Hugging Face: the keys of their configuration, loading, and the round trip of an export."""
 
 from __future__ import annotations
 
@@ -10,17 +10,30 @@ from typing import Any
 import pytest
 import torch
 
-from megatrain.contracts.errors import CheckpointError
-from megatrain.hf import open_model
+from megatrain.contracts.errors import CheckpointError, DataError
+from megatrain.data.tokenizer import load_tokenizer, train_tokenizer
+from megatrain.hf import TokenizerFile, export_model, open_model
 from megatrain.hf.families import FAMILIES, IGNORED
-from tests.helpers.hf_models import LOGITS_BOUND, assert_same_logits, our_logits, some_tokens, their_logits, tiny
+from megatrain.inference.loaded_model import load
+from tests.helpers.hf_models import (
+    CASES,
+    LOGITS_BOUND,
+    assert_same_logits,
+    export,
+    file_contents,
+    our_logits,
+    random_parameters,
+    some_tokens,
+    their_logits,
+    tiny,
+)
 from tests.helpers.huggingface import oracle, with_images
-from tests.helpers.require import lazy_module
+from tests.helpers.require import lazy_module, require_module
 
 transformers = lazy_module("transformers")
 
 WITHOUT_EFFECT = IGNORED.union(*(family.ignored for family in FAMILIES))
-CASES = (
+MODELS = (
     "llama", "llama-3.1", "llama-yarn", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "phi3", "neox",
     "gpt2",
 )  # fmt: skip
@@ -78,7 +91,7 @@ def changes_of(config: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*CASES, "gemma3-images"])
+@pytest.mark.parametrize("case", [*MODELS, "gemma3-images"])
 def test_a_changed_key_is_refused_or_computed(case: str, tmp_path: Path) -> None:
     model = tiny(case.removesuffix("-images"))
     theirs = oracle(model, torch.float32)
@@ -114,3 +127,85 @@ def test_a_changed_key_is_refused_or_computed(case: str, tmp_path: Path) -> None
         assert_same_logits(found, expected, bound, f"{key}={value!r} in {whole}")
     assert num_computed > 20
     assert num_refused > 20
+
+
+@pytest.mark.slow(kept=["gpt2"])
+@pytest.mark.parametrize("case", ["llama-tied", "gpt2"])
+def test_logits_are_those_of_the_parameters(case: str, tmp_path: Path) -> None:
+    model, tokens_SB = tiny(case, dropout=0.0), some_tokens(tiny(case))
+    parameters = random_parameters(model)
+    loaded = load(export(parameters, model, tmp_path / "exported"), device="cpu")
+
+    assert torch.equal(loaded.logits(tokens_SB.t()), our_logits(parameters, model, tokens_SB))
+    assert (loaded.step, loaded.config.vocab_size) == (0, model.vocab_size)
+    with pytest.raises(DataError, match=r"has neither tokenizer\.json nor tokenizer\.model; copy its"):
+        loaded.generate("a")
+    with pytest.raises(CheckpointError, match="step=3: a Hugging Face directory has neither steps nor"):
+        load(tmp_path / "exported", step=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    model, tokens_SB = tiny(case), some_tokens(tiny(case))
+    place = export(random_parameters(model), model, tmp_path / "exported")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(place).eval()
+
+    loaded = load(place, device="cpu")
+    tokens_SB = tokens_SB[: loaded.config.seq_len]
+    assert_same_logits(loaded.logits(tokens_SB.t()), their_logits(theirs, tokens_SB))
+
+
+require_module("safetensors")
+require_module("tokenizers")
+
+
+WHOLE = [case for case in CASES if case != "llama-dynamic"]
+"""All except llama-dynamic, whose files do not contain seq_len."""
+
+
+QUICK = ("llama-3.1", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "olmo2", "phi3", "neox", "gpt2")
+
+
+@pytest.mark.slow(kept=[f"{case}-bf16" for case in QUICK])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("case", WHOLE)
+def test_the_second_export_is_bitwise_the_first(case: str, dtype: Any, tmp_path: Path) -> None:
+    model = tiny(case, init_std=0.013, vocab_size=300, dropout=0.1 if case.startswith("gpt2") else 0.0)
+    parameters = random_parameters(model)
+    if dtype == "bf16":
+        parameters = {name: parameter.to(torch.bfloat16).float() for name, parameter in parameters.items()}
+    train_tokenizer(["to be or not to be"], 270).save(tmp_path / "tokenizer.json")
+
+    def write(parameters: dict[str, torch.Tensor], model: Any, tokenizer: Path, name: str) -> dict[str, bytes]:
+        export_model(
+            parameters.__getitem__, model, tmp_path / name, dtype=dtype, max_shard_bytes=30_000,
+            tokenizer=TokenizerFile(tokenizer.read_bytes(), str(tokenizer), load_tokenizer(tokenizer).eod_id),
+        )  # fmt: skip
+        return file_contents(tmp_path / name)
+
+    first = write(parameters, model, tmp_path / "tokenizer.json", "first")
+    opened = open_model(tmp_path / "first")
+    assert opened.tokenizer is not None
+    imported = dict(opened.parameters())
+    second = write(imported, opened.model, opened.tokenizer, "second")
+
+    assert "model.safetensors.index.json" in first
+    assert first.keys() == second.keys()
+    assert all(first[name] == second[name] for name in first)
+    for name, one in imported.items():
+        # all rows except those that pad the vocabulary, whose number differs between the two models
+        num_rows = model.vocab_size if name in ("embedding.word.weight", "loss_head.weight") else None
+        assert torch.equal(one[:num_rows], parameters[name][:num_rows]), name
+        assert num_rows is None or not one[num_rows:].any()
+
+
+@pytest.mark.parametrize(("case", "changes"), [("llama", {"dropout": 0.5}), ("gpt2", {"has_bias": False})])
+def test_round_trip_without_keys_that_the_family_lacks(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny(case, **changes)
+
+    export(random_parameters(model), model, tmp_path / "first")
+    opened = open_model(tmp_path / "first")
+    export(dict(opened.parameters()), opened.model, tmp_path / "second")
+
+    assert file_contents(tmp_path / "first") == file_contents(tmp_path / "second")

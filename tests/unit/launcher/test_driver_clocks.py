@@ -12,20 +12,8 @@ from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import JobRecord
 from megatrain_launcher.driver.breaking import most_informative, stall_began
 from megatrain_launcher.driver.incidents import history_of
-from tests.helpers.driver_story import (
-    ELASTIC,
-    POLICY,
-    begin,
-    drive,
-    ended,
-    go_on,
-    go_on_until,
-    incidents,
-    members,
-    stall,
-)
+from tests.helpers.driver_story import ELASTIC, POLICY, DriverStory, begin
 from tests.helpers.simulated_etcd import KEYS
-from tests.helpers.simulated_job import SimulatedJob
 
 ONE_RESTART = replace(POLICY, restarts_per_hour=1)
 
@@ -36,14 +24,14 @@ def in_order(incident: Incident) -> bool:
     return None not in moments and list(moments) == sorted(moments)
 
 
-def recover(job: SimulatedJob, number: int, skew_s: float) -> None:
+def recover(job: DriverStory, number: int, skew_s: float) -> None:
     """Let the job continue with hosts whose clocks are wrong, until a round trains."""
     for _ in range(30):
         job.now += 0.1
         for host in job.hosts.values():
             host.read_log(1000)
             host.act(job.now + skew_s)
-        drive(job)
+        job.drive()
     assert number in job.rounds()
     assert job.is_training()
 
@@ -54,7 +42,7 @@ def test_moments_are_in_order_with_any_clock_of_hosts(skew_s: float) -> None:
     failed_at = job.now
     job.hosts["host-0"].fail(job.now + skew_s, is_cascade=False)
     recover(job, 2, skew_s)
-    (incident,) = incidents(job)
+    (incident,) = job.incidents()
     assert in_order(incident), incident.moments
     assert failed_at - 1.0 <= incident.moments.began
     assert incident.moments.first_step <= failed_at + 3.0
@@ -67,36 +55,32 @@ def test_moments_are_in_order_with_any_clock_of_hosts(skew_s: float) -> None:
 def test_moments_are_in_order_when_another_driver_goes_on(jump_s: float) -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    drive(job)
+    job.drive()
     job.now += jump_s  # the next driver's clock
     job.change_driver()
     recover(job, 2, 0.0)
-    (incident,) = incidents(job)
+    (incident,) = job.incidents()
     assert in_order(incident), incident.moments
 
 
 def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    drive(job)
-    for host in job.hosts.values():
-        host.read_log(1000)
-        host.act(job.now)
-    drive(job)
-    for host in job.hosts.values():
-        host.read_log(1000)
-        host.act(job.now)
-    for name in members(job, 2):  # All have joined, and none has loaded.
+    job.drive()
+    job.obey()
+    job.drive()
+    job.obey()
+    for name in job.members(2):  # All have joined, and none has loaded.
         key = KEYS.status(name)
         status = decode(HostStatus, job.etcd.items[key].value, key)
         job.etcd.put(key, encode(replace(status, milestones=Milestones(job.now, job.now))))
-    drive(job)
-    (incident,) = incidents(job)
+    job.drive()
+    (incident,) = job.incidents()
     assert (incident.moments.joined, incident.moments.loaded) == (job.now, None)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     job.now += 5.0
     recover(job, 3, 0.0)
-    first, second = incidents(job)
+    first, second = job.incidents()
     assert in_order(first)
     assert in_order(second)
     assert first.next_round == second.next_round == 3
@@ -106,15 +90,13 @@ def test_a_recovery_that_breaks_again_is_timed_to_its_end() -> None:
 def test_restart_limit_holds_with_a_slow_clock_of_a_new_driver() -> None:
     job = begin(ONE_RESTART)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
+    job.go_on_until(job.goes_on(2), 2.0)
     job.now -= 300.0
     job.change_driver()
-    go_on(job, 1.0)
+    job.go_on(1.0)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    go_on(job, 1.0)
-    end = ended(job)
-    assert end is not None
-    assert "recovery.restarts_per_hour=1" in end.reason
+    job.go_on(1.0)
+    assert "recovery.restarts_per_hour=1" in job.end().reason
     ids = [one.incident_id for one in history_of(job.driver.state)]
     assert len(ids) == 2
     assert ids != sorted(ids), "the ids contain the times of two clocks"
@@ -122,36 +104,34 @@ def test_restart_limit_holds_with_a_slow_clock_of_a_new_driver() -> None:
 
 @pytest.mark.parametrize("skew_s", [-7200.0, 7200.0])
 def test_restart_limit_holds_with_any_clock_of_hosts(skew_s: float) -> None:
-    job = SimulatedJob(ONE_RESTART, 2)
+    job = DriverStory(ONE_RESTART, 2)
     record = JobRecord("sim", "l", "", {}, 2, 2, 2, "runs/sim", "host-0", job.now + skew_s)
     job.etcd.put(KEYS.record, encode(record))
     for host in job.hosts.values():
         host.start(job.now)
-    go_on(job, 3.0)
+    job.go_on(3.0)
     for _ in range(2):
         job.hosts["host-0"].fail(job.now - abs(skew_s), is_cascade=False)
-        go_on(job, 3.0)
-    end = ended(job)
-    assert end is not None
-    assert "recovery.restarts_per_hour=1" in end.reason
+        job.go_on(3.0)
+    assert "recovery.restarts_per_hour=1" in job.end().reason
 
 
 def test_check_is_timed_by_the_clock_of_the_driver() -> None:
     job = begin(num_hosts=2)
-    name = members(job, 1)[0]
+    name = job.members(1)[0]
     job.hosts[name].fail(job.now, is_cascade=False, exit_code=-11, label="segfault", action="restart_then_check")
-    go_on(job, 2.0)
+    job.go_on(2.0)
     assert list(job.rounds()) == [1]
     job.now += 1000.0
     job.change_driver()
-    go_on(job, 5.0)
+    job.go_on(5.0)
     assert list(job.rounds()) == [1], "the check has run for 7 s"
 
 
 def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
     job = begin()
     for skew_s, rank in ((-30.0, 0), (-600.0, 1), (600.0, 2)):
-        host = job.hosts[members(job, 1)[rank // 2]]
+        host = job.hosts[job.members(1)[rank // 2]]
         host.failures = (*host.failures, RankFailure(rank, 1, job.now + skew_s))
         host.write_status(job.now)
     job.driver.read_log(1000, job.now)
@@ -161,13 +141,13 @@ def test_times_of_failures_are_used_when_clocks_nearly_agree() -> None:
 
 def test_a_stall_began_before_its_report_by_the_drivers_clock() -> None:
     job = begin()
-    name = members(job, 1)[0]
+    name = job.members(1)[0]
     host = job.hosts[name]
     host.stall = Stall("step", 7, 5.0, 5.0, job.now - 600.0, (0,))
     host.write_status(job.now)
     job.driver.read_log(1000, job.now)
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
-    stall(job, name)
+    job.stall(name)
     job.driver.read_log(1000, job.now)
     assert stall_began(job.driver.state, name, job.now + 3.0) == pytest.approx(job.now - 5.0)
 
@@ -183,11 +163,10 @@ def test_incident_keeps_the_most_informative_failures() -> None:
 
 def test_an_elastic_job_that_shrank_is_one_recovery() -> None:
     job = begin(ELASTIC, 2)
-    lost = members(job, 1)[1]
-    job.hosts[lost].kill()
-    job.hosts[lost].lose_lease()
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 60.0)
-    go_on(job, 1.0)
-    (incident,) = incidents(job)
+    lost = job.members(1)[1]
+    job.lose(lost)
+    job.go_on_until(job.goes_on(2), 60.0)
+    job.go_on(1.0)
+    (incident,) = job.incidents()
     assert in_order(incident)
     assert phase_seconds(incident.moments)["rendezvous"] > ELASTIC.shrink_after_s

@@ -8,26 +8,13 @@ from megatrain.contracts.records.job_requests import RequestKind
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import HostCommand, JobRecord
 from megatrain_launcher.driver.actions import Alarm
-from tests.helpers.driver_story import (
-    POLICY,
-    ask,
-    begin,
-    drive,
-    ended,
-    go_on,
-    go_on_until,
-    halted,
-    incidents,
-    members,
-    records_of,
-)
+from tests.helpers.driver_story import POLICY, DriverStory, begin
 from tests.helpers.simulated_etcd import KEYS
-from tests.helpers.simulated_job import SimulatedJob
 
 JUNK = b"{"
 
 
-def alarms(job: SimulatedJob) -> list[str]:
+def alarms(job: DriverStory) -> list[str]:
     job.driver.read_log(1000, job.now)
     decision = job.driver.decide(job.now)
     assert decision is not None
@@ -39,12 +26,12 @@ def test_unreadable_round_does_not_block_the_next() -> None:
     job.etcd.put(KEYS.round(2), JUNK)
     job.etcd.put(KEYS.round(3), JUNK)
     assert any(KEYS.round(2) in text for text in alarms(job))
-    go_on(job, 1.0)
+    job.go_on(1.0)
     assert KEYS.halt(1) not in job.etcd.items, "it trains on"
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    go_on_until(job, lambda: 4 in job.rounds() and job.is_training(), 2.0)
-    assert members(job, 4) == members(job, 1)
-    assert halted(job, 2).reason.startswith("round 2 cannot be read, and is replaced by a new round: ")
+    job.go_on_until(job.goes_on(4), 2.0)
+    assert job.members(4) == job.members(1)
+    assert job.halted(2).reason.startswith("round 2 cannot be read, and is replaced by a new round: ")
     assert job.etcd.items[KEYS.round(2)].value == JUNK, "left for a person to examine"
 
 
@@ -52,23 +39,23 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
     job = begin(num_hosts=2)
     job.etcd.put(KEYS.round(2), JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    drive(job)
+    job.drive()
     for host in job.hosts.values():  # as executors report it that have seen the halts of 1 and of 2
         host.read_log(1000)
         host.running, host.phase, host.status_round = 0, HostPhase.PARKED, 2
         host.write_status(job.now)
-    drive(job)
-    drive(job)
+    job.drive()
+    job.drive()
     assert list(job.rounds()) == [1, 3]
 
 
 def test_unreadable_first_round_is_replaced() -> None:
-    job = SimulatedJob(POLICY, 2)
+    job = DriverStory(POLICY, 2)
     job.etcd.put(KEYS.round(1), JUNK)
     job.driver.reread(job.now)
     for host in job.hosts.values():
         host.start(job.now)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
+    job.go_on_until(job.goes_on(2), 5.0)
     assert list(job.rounds()) == [2]
     assert {host.running for host in job.hosts.values()} == {2}
 
@@ -76,31 +63,31 @@ def test_unreadable_first_round_is_replaced() -> None:
 def test_overwritten_live_round_is_ended_first() -> None:
     job = begin()
     job.etcd.put(KEYS.round(1), JUNK)
-    drive(job)
-    assert halted(job, 1).reason.startswith("round 1 cannot be read")
+    job.drive()
+    assert job.halted(1).reason.startswith("round 1 cannot be read")
     for _ in range(5):
-        drive(job)  # Its members are unknown: no host with workers is chosen.
+        job.drive()  # Its members are unknown: no host with workers is chosen.
     assert list(job.rounds()) == []
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
+    job.go_on_until(job.goes_on(2), 5.0)
 
 
 def test_unreadable_halt_keeps_no_round_alive() -> None:
     job = begin()
     job.etcd.put(KEYS.halt(1), JUNK)
-    go_on(job, 1.0)
+    job.go_on(1.0)
     assert job.etcd.items[KEYS.halt(1)].value == JUNK
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
-    assert halted(job, 1).incident
+    job.go_on_until(job.goes_on(2), 2.0)
+    assert job.halted(1).incident
 
 
 def test_unreadable_command_is_skipped() -> None:
     job = begin()
     job.etcd.put(KEYS.command(1), JUNK)
-    ask(job, RequestKind.CHECKPOINT)
-    go_on(job, 0.3)
+    job.ask(RequestKind.CHECKPOINT)
+    job.go_on(0.3)
     del job.etcd.items[KEYS.command(1)]
-    (command,) = records_of(job, HostCommand, "commands")
+    (command,) = job.records_of(HostCommand, "commands")
     assert (command.number, command.kind) == (2, "checkpoint")
 
 
@@ -108,12 +95,10 @@ def test_unreadable_end_has_no_effect() -> None:
     job = begin()
     job.etcd.put(KEYS.end, JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 2.0)
-    ask(job, RequestKind.STOP)
-    go_on(job, 1.0)
-    end = ended(job)
-    assert end is not None
-    assert end.exit_code == 0
+    job.go_on_until(job.goes_on(2), 2.0)
+    job.ask(RequestKind.STOP)
+    job.go_on(1.0)
+    assert job.end().exit_code == 0
 
 
 def test_a_candidacy_without_a_lease_is_reported_and_removed() -> None:
@@ -129,7 +114,7 @@ def test_a_candidacy_without_a_lease_is_reported_and_removed() -> None:
 def test_failure_of_an_older_launch_does_not_count() -> None:
     job = begin()
     job.hosts["host-0"].fail(job.now, is_cascade=False, exit_code=78, label="user_code")  # a wrong configuration
-    drive(job)
+    job.drive()
     for host in job.hosts.values():  # All records are gone before a driver has judged it.
         host.kill()
         host.lose_lease()
@@ -138,8 +123,8 @@ def test_failure_of_an_older_launch_does_not_count() -> None:
     job.change_driver()
     for host in job.hosts.values():
         host.start(job.now)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 5.0)
-    go_on(job, 1.0)
-    assert ended(job) is None
-    (incident,) = incidents(job)
+    job.go_on_until(job.goes_on(2), 5.0)
+    job.go_on(1.0)
+    assert not job.is_over()
+    (incident,) = job.incidents()
     assert (incident.state, incident.next_round) == (IncidentState.STOPPED, None)

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.records.host_records import (
-    HangEvidence,
-    RankEvidence,
-    RankPosition,
-)
+from megatrain.contracts.records.host_records import HangEvidence, RankEvidence, RankPosition
 from megatrain.contracts.records.incident import IncidentKind
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
 from megatrain_launcher.driver.hangs import find_culprit
-from tests.helpers.driver_story import (
-    begin,
-    go_on,
-    go_on_until,
-    incidents,
-    members,
-    records_of,
-    stall,
-)
+from tests.helpers.driver_story import DriverStory, begin
 from tests.helpers.simulated_etcd import KEYS
-from tests.helpers.simulated_job import SimulatedJob
 
 ROUND = Round(
     3, 4, (RoundHost("a", "a-1", "a", 0, 2), RoundHost("b", "b-1", "b", 2, 2)), "a", 1, "", "", 0.0
@@ -143,7 +130,7 @@ def test_the_only_rank_is_the_culprit() -> None:
     assert found.sentences[:2] == ("the only rank makes no progress", "rank 0 is at step 7 in dp-all-reduce")
 
 
-def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: bool = False) -> None:
+def write_evidence(job: DriverStory, name: str, *entered: int, is_at_storage: bool = False) -> None:
     """Write the positions of a host's ranks; `is_at_storage`: the ranks that are behind wait for storage."""
     host = job.hosts[name]
     part = job.rounds()[host.running].part_of(name, host.session)
@@ -165,54 +152,54 @@ def write_evidence(job: SimulatedJob, name: str, *entered: int, is_at_storage: b
 
 def test_repeated_hang_evicts_the_culprit() -> None:
     job = begin()
-    first = members(job, 1)
-    stall(job, *first)
-    go_on(job, 0.4)
+    first = job.members(1)
+    job.stall(*first)
+    job.go_on(0.4)
     assert KEYS.halt(1) not in job.etcd.items
-    (command,) = records_of(job, HostCommand, "commands")
+    (command,) = job.records_of(HostCommand, "commands")
     assert (command.kind, set(command.hosts)) == ("evidence", set(first))
     write_evidence(job, first[0], 5, 5)
     write_evidence(job, first[1], 5, 4)
-    go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 1.0)
-    (incident,) = incidents(job)
+    job.go_on_until(job.goes_on(2), 1.0)
+    (incident,) = job.incidents()
     assert (incident.kind, incident.culprit_ranks, incident.culprit_hosts) == ("hang", (3,), (first[1],))
     assert incident.confidence == "certain"
-    assert members(job, 2) == first
-    stall(job, *first)
+    assert job.members(2) == first
+    job.stall(*first)
     write_evidence(job, first[0], 5, 5)
     write_evidence(job, first[1], 5, 4)
-    go_on_until(job, lambda: 3 in job.rounds() and job.is_training(), 2.0)
-    assert first[1] not in members(job, 3)
+    job.go_on_until(job.goes_on(3), 2.0)
+    assert first[1] not in job.members(3)
     assert KEYS.cordon(first[1]) in job.etcd.items
 
 
 def test_host_that_waits_for_storage_is_asked_again() -> None:
     job = begin()
-    first = members(job, 1)
-    stall(job, *first)
-    go_on(job, 0.4)
+    first = job.members(1)
+    job.stall(*first)
+    job.go_on(0.4)
     write_evidence(job, first[0], 5, 5)
     write_evidence(job, first[1], 5, 4, is_at_storage=True)
-    go_on(job, 12.0)
+    job.go_on(12.0)
     assert KEYS.halt(1) not in job.etcd.items
-    commands = records_of(job, HostCommand, "commands")
+    commands = job.records_of(HostCommand, "commands")
     assert {command.kind for command in commands} == {"evidence"}
     assert len(commands) in (2, 3), "every five seconds"
     write_evidence(job, first[0], 5, 5)
     write_evidence(job, first[1], 5, 4)
-    go_on_until(job, lambda: KEYS.halt(1) in job.etcd.items, 1.0)
-    assert incidents(job)[0].culprit_ranks == (3,)
+    job.go_on_until(lambda: KEYS.halt(1) in job.etcd.items, 1.0)
+    assert job.incidents()[0].culprit_ranks == (3,)
 
 
 def test_hang_whose_suspect_is_unreachable_waits_for_the_lease() -> None:
     job = begin()
-    first = members(job, 1)
+    first = job.members(1)
     job.hosts[first[1]].is_connected = False
-    stall(job, first[0])
+    job.stall(first[0])
     write_evidence(job, first[0], 5, 5)
-    go_on(job, 9.0)
+    job.go_on(9.0)
     assert KEYS.halt(1) not in job.etcd.items
     job.hosts[first[1]].lose_lease()
     # The silence limit has passed long ago, the reaction time has not.
-    assert go_on_until(job, lambda: 2 in job.rounds() and job.is_training(), 3.0) > 1.5
-    assert incidents(job)[0].kind is IncidentKind.HOST_LOST
+    assert job.go_on_until(job.goes_on(2), 3.0) > 1.5
+    assert job.incidents()[0].kind is IncidentKind.HOST_LOST

@@ -15,10 +15,11 @@ from megatrain.contracts.records.host_verdict import HostVerdict, OutcomeKind, V
 from megatrain.contracts.records.job_requests import JobRequest, RequestKind
 from megatrain.contracts.records.record import encode
 from megatrain_launcher.driver.policy import Policy
+from tests.helpers.driver_story import DriverStory
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_host import SimulatedHost
-from tests.helpers.simulated_job import SimulatedJob, quiet
-from tests.helpers.written_verdicts import NUMERICS, STRAGGLER, ask_about, write_verdict
+from tests.helpers.simulated_job import quiet
+from tests.helpers.written_verdicts import NUMERICS, STRAGGLER
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @initialize(up=st.sets(HOSTS), eviction=st.sampled_from(["automatic", "automatic", "approval", "dry-run"]))
     def begin(self, up: set[int], eviction: Literal["automatic", "approval", "dry-run"]) -> None:
-        self.job = SimulatedJob(replace(POLICY, eviction=eviction), NUM_HOSTS)
+        self.job = DriverStory(replace(POLICY, eviction=eviction), NUM_HOSTS)
         self.requests = self.verdicts = 0
         for number in up:
             self.host(number).start(self.job.now)
@@ -155,12 +156,12 @@ class Interleavings(RuleBasedStateMachine):
             self.job.etcd.put(KEYS.verdict(f"v-{self.verdicts}"), b"junk")
         else:
             names = tuple(f"host-{host}" for host in hosts) if verdict.hosts else ()
-            write_verdict(self.job, verdict, verdict_id=f"v-{self.verdicts}", hosts=names, round=newest - back)
+            self.job.write_verdict(verdict, verdict_id=f"v-{self.verdicts}", hosts=names, round=newest - back)
 
     @precondition(lambda self: self.verdicts)
     @rule(kind=st.sampled_from([RequestKind.APPROVE, RequestKind.APPROVE, RequestKind.DISMISS]), back=st.integers(0, 3))
     def person_decides(self, kind: RequestKind, back: int) -> None:
-        ask_about(self.job, kind, f"v-{self.verdicts - back}")
+        self.job.ask_about(kind, f"v-{self.verdicts - back}")
 
     @rule()
     def cordons_are_taken_away(self) -> None:

@@ -9,16 +9,15 @@ import pytest
 
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.job_requests import Answer as JobAnswer
-from megatrain.contracts.records.job_requests import JobRequest, RequestKind
-from megatrain.contracts.records.record import decode, encode
+from megatrain.contracts.records.job_requests import RequestKind
+from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import HostCommand
 from megatrain_launcher.driver.actions import SendCommand
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import PAIR_START_S, Policy
 from megatrain_launcher.driver.state import ClusterState, Seen
+from tests.helpers.driver_story import DriverStory
 from tests.helpers.simulated_etcd import KEYS as SIMULATED_KEYS
-from tests.helpers.simulated_job import SimulatedJob
 
 KEYS = JobKeys("pairs")
 POLICY = Policy(
@@ -175,108 +174,88 @@ STORY = Policy(
 )  # fmt: skip
 
 
-def commands_of(job: SimulatedJob) -> list[HostCommand]:
-    prefix = SIMULATED_KEYS.directory("commands")
-    return [decode(HostCommand, item.value, key) for key, item in job.etcd.items.items() if key.startswith(prefix)]
+class PairedJob(DriverStory):
+    """A job whose idle hosts carry out "pairs" commands, and answer as the test says."""
 
+    def __init__(self, num_hosts: int, result: Answer, policy: Policy = STORY) -> None:
+        super().__init__(policy, num_hosts)
+        self.result = result
+        for host in self.hosts.values():
+            host.start(self.now)
 
-def go_on_until(job: SimulatedJob, is_met: Callable[[], bool], answer: Answer, *, limit_s: float = 60.0) -> None:
-    """Let time pass; idle hosts carry out "pairs" commands."""
-    end = job.now + limit_s
-    while not is_met():
-        assert job.now < end, job.driver.decide(job.now)
-        job.now += 0.1
-        for host in job.hosts.values():
-            host.read_log(1000)
-            host.act(job.now)
-        for command in commands_of(job):
+    def commands(self) -> list[HostCommand]:
+        return self.records_of(HostCommand, "commands")
+
+    def has_seen(self, *numbers: int) -> Callable[[], bool]:
+        """Return a condition: whether these are the rounds of which the driver knows."""
+        return lambda: sorted(self.state().rounds) == [*numbers]
+
+    def obey(self) -> None:
+        super().obey()
+        for command in self.commands():
             for host, partner in command.partners.items():
                 key = SIMULATED_KEYS.check(command.request, host)
-                if key not in job.etcd.items and job.hosts[host].can_write:
-                    assert not job.hosts[host].running, "pairs disturb no training"
-                    report = CheckReport(host, job.hosts[host].session, job.now, (answer(host, partner),))
-                    job.etcd.put(key, encode(report))
-        job.driver.read_log(1000, job.now)
-        job.probe(job.driver.decide(job.now))
-        job.check()
+                if key not in self.etcd.items and self.hosts[host].can_write:
+                    assert not self.hosts[host].running, "pairs disturb no training"
+                    report = CheckReport(host, self.hosts[host].session, self.now, (self.result(host, partner),))
+                    self.etcd.put(key, encode(report))
 
 
-def begin(num_hosts: int, answer: Answer, policy: Policy = STORY) -> SimulatedJob:
-    job = SimulatedJob(policy, num_hosts)
-    for host in job.hosts.values():
-        host.start(job.now)
-    go_on_until(job, lambda: rounds(job) == [1], answer)
+def begin(num_hosts: int, result: Answer, policy: Policy = STORY) -> PairedJob:
+    job = PairedJob(num_hosts, result, policy)
+    job.go_on_until(job.has_seen(1), 60.0)
     return job
-
-
-def rounds(job: SimulatedJob) -> list[int]:
-    state = job.driver.state
-    assert state is not None
-    return sorted(state.rounds)
-
-
-def members(job: SimulatedJob, number: int) -> set[str]:
-    state = job.driver.state
-    assert state is not None
-    return {part.host for part in state.rounds[number].hosts}
 
 
 def test_the_first_round_waits_for_pair_tests() -> None:
     job = begin(3, good)
-    assert [len(command.partners) for command in commands_of(job)] == [2, 2, 2]
-    assert members(job, 1) == {"host-0", "host-1", "host-2"}
+    assert [len(command.partners) for command in job.commands()] == [2, 2, 2]
+    assert set(job.members(1)) == {"host-0", "host-1", "host-2"}
 
 
 def test_new_driver_continues_the_pair_tests() -> None:
-    job = SimulatedJob(STORY, 3)
-    for host in job.hosts.values():
-        host.start(job.now)
-    go_on_until(job, lambda: len(commands_of(job)) == 2, good)
+    job = PairedJob(3, good)
+    job.go_on_until(lambda: len(job.commands()) == 2, 60.0)
     job.change_driver()
-    go_on_until(job, lambda: rounds(job) == [1], good)
-    assert len(commands_of(job)) == 3
+    job.go_on_until(job.has_seen(1), 60.0)
+    assert len(job.commands()) == 3
 
 
 def test_a_culprit_is_cordoned_and_left_out() -> None:
     job = begin(4, without("host-1"))
-    assert members(job, 1) == {"host-0", "host-2", "host-3"}
-    state = job.driver.state
-    assert state is not None
-    assert state.cordons["host-1"].reason.startswith("pair tests: with host-")
-    assert state.cordons["host-1"].by == "driver"
+    assert set(job.members(1)) == {"host-0", "host-2", "host-3"}
+    cordon = job.state().cordons["host-1"]
+    assert cordon.reason.startswith("pair tests: with host-")
+    assert cordon.by == "driver"
 
 
 def test_unexplained_failure_is_reported_and_retried() -> None:
     job = begin(2, without("host-1"), replace(STORY, max_hosts=2, feasible_counts={2: 1}))
-    state = job.driver.state
-    assert state is not None
-    assert "pair tests: host-0 may be at fault" in state.rounds[1].reason
+    assert "pair tests: host-0 may be at fault" in job.rounds()[1].reason
 
 
 def test_a_failure_that_names_a_host_waits_for_nothing() -> None:
     job = begin(3, good)
     job.hosts["host-1"].fail(job.now, is_cascade=False)
-    go_on_until(job, lambda: rounds(job) == [1, 2], good, limit_s=2.0)
-    assert len(commands_of(job)) == 3
+    job.go_on_until(job.has_seen(1, 2), 2.0)
+    assert len(job.commands()) == 3
 
 
 def test_victims_without_a_culprit_are_paired() -> None:
     job = begin(4, good)
-    for host in members(job, 1):
+    for host in job.members(1):
         job.hosts[host].fail(job.now, is_cascade=True, exit_code=69)
-    go_on_until(job, lambda: rounds(job) == [1, 2], without("host-0"))
-    assert members(job, 2) == {"host-1", "host-2", "host-3"}
-    state = job.driver.state
-    assert state is not None
-    (incident,) = state.incidents.values()
+    job.result = without("host-0")
+    job.go_on_until(job.has_seen(1, 2), 60.0)
+    assert set(job.members(2)) == {"host-1", "host-2", "host-3"}
+    (incident,) = job.incidents()
     assert incident.culprit_hosts == ("host-0",)
     assert incident.reason.startswith("pair tests: host-0 is at fault")
-    assert state.cordons["host-0"].incident == incident.incident_id
+    assert job.state().cordons["host-0"].incident == incident.incident_id
 
 
 def test_no_pair_is_ordered_when_pair_tests_are_off() -> None:
-    job = begin(3, good, replace(STORY, has_pair_checks=False))
-    assert commands_of(job) == []
+    assert begin(3, good, replace(STORY, has_pair_checks=False)).commands() == []
 
 
 @pytest.mark.parametrize(
@@ -289,24 +268,18 @@ def test_no_pair_is_ordered_when_pair_tests_are_off() -> None:
 )
 def test_requested_check_pairs_the_idle_hosts(host: str, text: str) -> None:
     """host-0 trains; two of five hosts train."""
-    policy = replace(STORY, max_hosts=2, feasible_counts={2: 1})
-    job = begin(5, good, policy)
-    before = len(commands_of(job))
-    request = JobRequest("asked", RequestKind.CHECK, "me@here", host)
-    job.etcd.put(SIMULATED_KEYS.request("asked"), encode(request))
-    key = SIMULATED_KEYS.answer("asked")
+    job = begin(5, good, replace(STORY, max_hosts=2, feasible_counts={2: 1}))
+    before = len(job.commands())
+    request = job.ask(RequestKind.CHECK, host)
 
     def is_done() -> bool:
-        for command in commands_of(job):
+        for command in job.commands():
             for name in command.hosts if command.kind == "check" else ():
-                own = SIMULATED_KEYS.check("asked", name)
+                own = SIMULATED_KEYS.check(request, name)
                 if own not in job.etcd.items:
-                    report = CheckReport(name, job.hosts[name].session, job.now, ())
-                    job.etcd.put(own, encode(report))
-        item = job.etcd.items.get(key)
-        return item is not None and decode(JobAnswer, item.value, key).is_done
+                    job.etcd.put(own, encode(CheckReport(name, job.hosts[name].session, job.now, ())))
+        return SIMULATED_KEYS.answer(request) in job.etcd.items and job.answer(request).is_done
 
-    go_on_until(job, is_done, good)
-    answer = decode(JobAnswer, job.etcd.items[key].value, key)
-    assert answer.text.endswith(f"; {text}")
-    assert len(commands_of(job)) == before + (4 if "pairs of" in text else 1)
+    job.go_on_until(is_done, 60.0)
+    assert job.answer(request).text.endswith(f"; {text}")
+    assert len(job.commands()) == before + (4 if "pairs of" in text else 1)

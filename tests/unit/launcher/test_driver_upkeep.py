@@ -1,18 +1,27 @@
-"""A driver decides only on current events, pauses between decisions, and is not delayed by absent storage."""
+"""What a driver writes beside its decisions: the files of incidents, receipts, its log; and its pauses."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, Moments
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.notices import Receipt, ReceiverRecord
 from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.rounds import Halt
 from megatrain_launcher.driver import incident_files
+from megatrain_launcher.driver.actions import Decision, DriverAction, HaltRound, UpdateIncident
+from megatrain_launcher.driver.decision_log import DecisionLog
 from megatrain_launcher.driver.incident_files import IncidentFiles
+from megatrain_launcher.driver.incidents import kept_receipts
+from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.term import Pace
 from tests.helpers.held_file import held_file
+from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.waiting import wait_until
 
 
@@ -83,3 +92,82 @@ def test_without_a_directory_nothing_is_written() -> None:
     with IncidentFiles(None) as files:
         files.write(incident("a"))
         assert threading.active_count() == before
+
+
+def state_of(incident: Incident, *records: ReceiverRecord) -> ClusterState:
+    incidents = {incident.incident_id: incident}
+    return ClusterState(JobKeys("demo"), "host-1", NOW_S, incidents=incidents,
+                        receivers={one.receiver: one for one in records})  # fmt: skip
+
+
+def record(receiver: str, *receipts: Receipt, topic: str | None = None) -> ReceiverRecord:
+    return ReceiverRecord(receiver, receipts={topic or make_incident().topic: receipts})
+
+
+OPENED = Receipt("slack", "open", NOW_S)
+CLOSED = Receipt("slack", "closed", NOW_S + 5)
+PAGED = Receipt("pagerduty", "open", NOW_S + 1, "answers 404", num_failed=3)
+
+
+def test_the_receipts_of_receivers_are_copied_once() -> None:
+    incident = make_incident()
+    (update,) = kept_receipts(state_of(incident, record("slack", OPENED, CLOSED), record("pagerduty", PAGED)))
+    assert update.incident == replace(incident, receipts=(PAGED, OPENED, CLOSED))
+    assert kept_receipts(state_of(update.incident, record("slack", OPENED, CLOSED), record("pagerduty", PAGED))) == ()
+
+
+def test_receipts_stay_when_their_receiver_forgets_them() -> None:
+    incident = make_incident(receipts=(OPENED,))
+    (update,) = kept_receipts(state_of(incident, ReceiverRecord("slack"), record("pagerduty", PAGED)))
+    assert update.incident.receipts == (PAGED, OPENED)
+
+
+def test_incident_that_a_decision_writes_gets_receipts_later() -> None:
+    state = state_of(make_incident(), record("slack", OPENED))
+    assert kept_receipts(state, (UpdateIncident(make_incident()),)) == ()
+
+
+def test_receipts_of_a_removed_incident_are_ignored() -> None:
+    assert kept_receipts(state_of(make_incident(), record("slack", OPENED, topic="incident/gone"))) == ()
+
+
+INCIDENT: Incident = make_incident()
+MILESTONE = UpdateIncident(INCIDENT)
+HALT = HaltRound(Halt(1, "a rank died", False, 0.0, ""))
+
+
+def logged(*decisions: tuple[float, str, tuple[DriverAction, ...]]) -> list[str]:
+    log = DecisionLog()
+    lines = (log.line(Decision(actions, reason), now) for now, reason, actions in decisions)
+    return [line for line in lines if line]
+
+
+def test_retried_action_is_logged_once() -> None:
+    assert logged((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
+
+
+def test_lasting_states_are_logged_once_and_short_ones_never() -> None:
+    waits = "round 1 is halted: waiting for host-1 to stop"
+    assert logged((0, waits, ()), (0.9, waits, ())) == []
+    assert logged((0, waits, ()), (1, waits, ()), (2, waits, ()), (60, waits, ())) == [waits]
+
+
+def test_changed_numbers_are_not_logged_again() -> None:
+    texts = [f"round 2 begins: {number} of 1000 hosts train" for number in range(5)]
+    assert logged(*((float(now), text, (MILESTONE,)) for now, text in enumerate(texts))) == [texts[1]]
+
+
+def test_changed_host_or_word_is_logged() -> None:
+    for first, second in [
+        ("waiting for host-1 to stop", "waiting for host-2 to stop"),
+        ("waiting for node3.rack-2 to stop", "waiting for node4.rack-2 to stop"),
+        ("round 2 begins: 0 of 2 hosts train", "round 2 trains on 2 hosts"),
+    ]:
+        reported = logged((0, first, ()), (1, first, ()), (2, second, ()), (3, second, ()))
+        assert reported == [first, second]
+
+
+def test_same_wait_is_logged_again_after_an_action() -> None:
+    waits = "waiting for 1 of 2 hosts"
+    reported = logged((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
+    assert reported == [waits, "round 2", waits]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +22,7 @@ from megatrain_job.coordination.wire import KeyRange
 from megatrain_job.jobs.own_etcd import read_own_etcd
 from megatrain_launcher.etcd.data import HeldFiles
 from megatrain_launcher.etcd.process import EtcdProcess
+from megatrain_launcher.etcd.program import lack_of_space, last_errors
 from megatrain_launcher.launch.job_files import JobFiles
 from tests.helpers.etcd_server import etcd_program, user_names
 from tests.helpers.other_user import readable_by_all
@@ -154,10 +157,7 @@ def test_etcd_serves_while_its_directory_cannot_be_restored(tmp_path: Path, prog
     real.mkdir()
     root.symlink_to(real)
     (tmp_path / "file").touch()
-    with (
-        EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd,
-        EtcdClient(etcd.settings) as client,
-    ):
+    with EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         client.put("key", "value")
         pid = etcd.pid
         other.symlink_to(tmp_path / "file")
@@ -174,10 +174,7 @@ def test_etcd_serves_while_its_directory_cannot_be_restored(tmp_path: Path, prog
         wait_until(lambda: "cannot be put back" not in etcd.problems[0], "the end of the problem")
         assert EtcdContent.by(client).value == b"another"
         assert etcd.pid != pid
-    with (
-        EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd,
-        EtcdClient(etcd.settings) as client,
-    ):
+    with EtcdProcess(root / ("x" * 100), OWN, program=program) as etcd, EtcdClient(etcd.settings) as client:
         assert EtcdContent.by(client).value == b"another"
 
 
@@ -216,3 +213,40 @@ def test_etcd_with_lost_unlocked_files_does_not_start_afresh(
         wait_until(lambda: "cannot fetch cluster info" in etcd.log.read_text(), "the next one to give up")
         with EtcdClient(EtcdSettings(etcd.settings.endpoints)) as stranger, pytest.raises(CoordinationError):
             stranger.put("key", "mine", deadline_s=0.3)
+
+
+WARNING = json.dumps({"level": "warn", "msg": "simple token is not cryptographically signed"})
+PANIC = json.dumps({"level": "panic", "msg": "failed to create WAL", "error": "no space left", "stacktrace": "raft.go"})
+
+
+def test_the_complaint_is_found_before_the_stacks() -> None:
+    assert last_errors(f"{WARNING}\n{PANIC}\npanic: failed\n\ngoroutine 1 [running]:\n") == (
+        "failed to create WAL: no space left"
+    )
+
+
+def test_unknown_etcd_line_is_reported_unchanged() -> None:
+    for text, expected in [
+        ("", "(it is empty)"),
+        (f"{WARNING}\n", WARNING),
+        ("{\n[1]\nan older etcd is on fire\n", "{\n[1]\nan older etcd is on fire"),
+        (f"{PANIC[:-1]}\n", PANIC[:-1]),
+        ("x" * 3000, "x" * 2000),
+    ]:
+        assert last_errors(text) == expected, (text, expected)
+
+
+def test_many_complaints_are_cut_to_the_last() -> None:
+    lines = [json.dumps({"level": "error", "msg": f"problem {number}"}) for number in range(9)]
+    assert last_errors("\n".join(lines)) == "problem 6\nproblem 7\nproblem 8"
+
+
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3.15 MB left, and etcd needs 67.1 MB to begin")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert lack_of_space(tmp_path).startswith(expected)
+        assert bool(lack_of_space(tmp_path)) is bool(expected)
+
+
+def test_a_disk_that_is_away_is_not_judged(tmp_path: Path) -> None:
+    assert lack_of_space(tmp_path / "missing") == ""

@@ -23,7 +23,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.progress import RankWatch
 from megatrain_launcher.health.kernel_log import gpu_error_records
-from tests.helpers.driver_story import begin, go_on, go_on_until, incidents, members, stall
+from tests.helpers.driver_story import begin
 from tests.helpers.simulated_device import NEVER, DeviceWork, Simulation
 from tests.helpers.simulated_etcd import KEYS
 from tests.helpers.simulated_ranks import LAUNCH_NS, BoxedRank, SimulatedTraining
@@ -210,18 +210,18 @@ def test_driver_evicts_the_host_whose_gpu_hangs_and_is_broken(
     reports = job.reports(errors=errors)
 
     cluster = begin(POLICY, num_hosts=5)
-    first = members(cluster, 1)
-    stall(cluster, *first)
-    go_on(cluster, 0.4)
+    first = cluster.members(1)
+    cluster.stall(*first)
+    cluster.go_on(0.4)
     for part, found in zip(cluster.rounds()[1].hosts, reports.values(), strict=True):
         own = replace(found, host=part.host, session=part.session)
         cluster.etcd.put(KEYS.evidence(1, part.host), encode(own))
-    go_on_until(cluster, lambda: 2 in cluster.rounds() and cluster.is_training(), 60.0, step_s=0.5)
+    cluster.go_on_until(cluster.goes_on(2), 60.0, step_s=0.5)
 
-    (incident,) = incidents(cluster)
+    (incident,) = cluster.incidents()
     named = () if culprit is None else (first[culprit],)
     assert (incident.culprit_ranks, incident.culprit_hosts, incident.confidence) == (ranks, named, confidence)
     assert [host for host in first if KEYS.cordon(host) in cluster.etcd.items] == (list(named) if evicted else [])
     # A host that must pass its checks is replaced, too, but not cordoned.
-    assert set(first) - set(members(cluster, 2)) == {first[HOSTS.index(host)] for host in errors}
+    assert set(first) - set(cluster.members(2)) == {first[HOSTS.index(host)] for host in errors}
     assert any("reported Xid" in text for text in incident.evidence) == bool(errors)

@@ -18,7 +18,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.jobs.lost_time import measured_restart_cost_s
 from megatrain_launcher.executor.job_record import claim_job
 from megatrain_launcher.executor.lost_launch import ActivitySign, find_lost_launch, lost_launch_of
-from tests.helpers.driver_story import begin, go_on, incidents
+from tests.helpers.driver_story import begin
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_record
 from tests.helpers.simulated_etcd import KEYS
@@ -99,8 +99,8 @@ class TestReport:
     def relaunched(self, lost: LostLaunch | None) -> list[Incident]:
         """Return the incidents of a job whose hosts all died at one moment, and that was launched again later."""
         job = begin()
-        go_on(job, 5.0)
-        assert incidents(job) == []
+        job.go_on(5.0)
+        assert job.incidents() == []
         job.etcd.delete([key for key in job.etcd.items if key.split("/")[3] in ("hosts", "status")])
         for host in job.hosts.values():
             host.kill()
@@ -109,8 +109,8 @@ class TestReport:
         job.etcd.put(KEYS.record, encode(record))
         for host in job.hosts.values():
             host.start(job.now)
-        go_on(job, 10.0)
-        return incidents(job)
+        job.go_on(10.0)
+        return job.incidents()
 
     def test_next_launch_reports_a_lost_one_once(self) -> None:
         lost = LostLaunch("l1", "host-0", 900.0, 51, "launcher-lost", ("the last sign of life",))

@@ -1,13 +1,9 @@
-"""The estimate for a GPU, counted without one: a step on fake tensors, where an operation allocates what a kernel
-would.
-
-On fake tensors an operation of ours allocates only its results, as a kernel does; on a CPU's real tensors its plain
-form allocates temporaries, which are internal and do not count. So this compares the tensors that a GPU's code path
-keeps, and when it frees them. The internal memory of torch's own kernels for GPUs is not included.
-"""
+"""The memory of a GPU that a dry run estimates, with the blocks of attention."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.memory import with_changes
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
+from megatrain.ops.attention_segments import segments_of
+from megatrain.ops.capped_attention import CappedScores, capped_attention
+from megatrain.ops.segment_attention import segment_attention
 from megatrain.planning.chunks import plan_stage, planned_mesh
 from megatrain.planning.memory import estimate_memory
 from megatrain.planning.peak_tensor_bytes import PeakTensorBytes
@@ -103,3 +102,38 @@ def test_host_memory_of_offloaded_activations_is_reported() -> None:
     )
     assert reported in render(plans[1])
     assert "Offloaded" not in render(plans[0])
+
+
+HEADS, KEY_HEADS, DIM = 4, 2, 8
+Attention = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, window_size: int) -> Tensor:
+    return capped_attention(q, k, v, CappedScores(0.3, 5.0, window_size, None))
+
+
+def in_segments(q: Tensor, k: Tensor, v: Tensor, window_size: int) -> Tensor:
+    return segment_attention(q, k, v, segments_of(len(q), window_size, None, q.dtype, q.device), None)
+
+
+def peaks(attention: Attention, seq_len: int, window_size: int, device: str) -> tuple[int, int]:
+    """Return the peaks of live bytes in forward and in backward."""
+    q = torch.zeros(seq_len, 1, HEADS, DIM, dtype=torch.bfloat16, device=device, requires_grad=True)
+    k, v = (torch.zeros(seq_len, 1, KEY_HEADS, DIM, dtype=q.dtype, device=device, requires_grad=True) for _ in "kv")
+    with PeakTensorBytes(on_meta=device == "meta") as memory:
+        out = attention(q, k, v, window_size)
+        forward = memory.peak_bytes
+        memory.reset_peak()
+        out.backward(torch.zeros_like(out))
+        return forward, memory.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("attention", "window_size", "seq_len"),
+    [
+        ([capped, in_segments][number % 2], window_size, seq_len)
+        for number, (window_size, seq_len) in enumerate(itertools.product([0, 40, 300], [200, 256, 300, 556, 1300]))
+    ],
+)
+def test_planned_blocks_need_the_memory_of_all(attention: Attention, window_size: int, seq_len: int) -> None:
+    assert peaks(attention, seq_len, window_size, "meta") == peaks(attention, seq_len, window_size, "cpu")

@@ -86,21 +86,10 @@ def make_config() -> Callable[..., Config]:
 def make_step() -> Callable[..., StepReport]:
     def make(step: int, **values: Any) -> StepReport:
         report = StepReport(
-            step=step,
-            loss=3.0,
-            grad_norm=0.5,
-            lr=3e-4,
-            duration_s=2.0,
-            data_wait_s=0.25,
-            num_tokens=8000,
-            consumed_samples=8 * step,
-            consumed_tokens=8000 * step,
-            global_batch_size=8,
-            is_skipped=False,
-            num_skipped=0,
-            memory_bytes=3 << 29,
-            world_size=4,
-        )
+            step=step, loss=3.0, grad_norm=0.5, lr=3e-4, duration_s=2.0, data_wait_s=0.25, num_tokens=8000,
+            consumed_samples=8 * step, consumed_tokens=8000 * step, global_batch_size=8, is_skipped=False,
+            num_skipped=0, memory_bytes=3 << 29, world_size=4,
+        )  # fmt: skip
         return replace(report, **values)
 
     return make

@@ -1,4 +1,4 @@
-"""The paths of a run's files, and black-box names that are safe and never collide."""
+"""The paths of a run's files, safe names of black boxes, and the audit of verdicts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from pathlib import Path
 import pytest
 
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.records.host_verdict import (
+    AuditEntry,
+    Cause,
+    HostVerdict,
+    OutcomeKind,
+    VerdictConfidence,
+    VerdictKind,
+    VerdictOutcome,
+)
+from megatrain.run_files.incidents import append_to_audit, read_audit
 from megatrain.run_files.run_directory import RunDirectory, black_box_path, own_box_directory
 
 
@@ -60,3 +70,31 @@ def test_runs_of_one_job_name_have_keys_of_their_own(tmp_path: Path, monkeypatch
     keys = {RunDirectory(root).key for root in (Path("runs/a"), Path("runs/b"), tmp_path / "c")}
     assert len(keys) == 3
     assert RunDirectory(Path("runs/a")).key == RunDirectory(tmp_path / "runs" / "a").key
+
+
+VERDICT = HostVerdict(
+    "v-1", VerdictKind.STRAGGLER, 3, Cause.COMPUTE, VerdictConfidence.HIGH, 1000.0, "daemon-1", ("host-2",), (4, 5),
+    ("slow",), 10, 20, 0.5, 0.1, scores={"host-2": 7.5},
+)  # fmt: skip
+ENTRY = AuditEntry(VerdictOutcome("v-1", OutcomeKind.WAITING, "waits", "host-1", 1001.0, gain_s=9.5), VERDICT)
+LATER = AuditEntry(VerdictOutcome("v-1", OutcomeKind.ACTED, "approved", "host-1", 1002.0, "i-1", "me@login"), VERDICT)
+UNREAD = AuditEntry(VerdictOutcome("v-2", OutcomeKind.DECLINED, "cannot be read", "host-1", 1003.0))
+
+
+def test_appended_outcomes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    assert read_audit(path) == ([], 0)
+    for entry in (ENTRY, LATER, UNREAD):
+        append_to_audit(path, entry)
+    assert read_audit(path) == ([ENTRY, LATER, UNREAD], 0)
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_malformed_line_is_skipped_and_counted(tmp_path: Path) -> None:
+    for number, junk in enumerate((b'{"schema_version":1,"outco', b"\xff\xfe\x00", b"[" * 5000, b'{"a":1}\n\n')):
+        path = tmp_path / f"audit-{number}.jsonl"
+        append_to_audit(path, ENTRY)
+        with path.open("ab") as file:
+            file.write(junk)
+        append_to_audit(path, LATER)
+        assert read_audit(path) == ([ENTRY, LATER], 1), junk[:20]

@@ -18,8 +18,11 @@ from megatrain.telemetry.flops import (
     peak_flops,
     training_flops_per_token,
 )
-from tests.helpers.published_models import LLAMA_3_8B
 
+LLAMA_3_8B = ModelConfig(
+    vocab_size=128_256, seq_len=8192, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, ffn_size=14_336,
+    norm="rmsnorm", mlp="swiglu", has_bias=False, positions="rope", has_tied_head=False,
+)  # fmt: skip
 MEGASCALE_175B = ModelConfig(vocab_size=64_000, seq_len=2048, hidden_size=12_288, num_layers=96, num_heads=128)
 
 

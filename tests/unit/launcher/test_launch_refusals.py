@@ -1,5 +1,4 @@
-"""The files that a job leaves in memory: removed if all is saved, else kept and reported; those of another job are
-never touched."""
+"""What a launch refuses before it starts, and what it leaves in memory at its end; files of another job stay."""
 
 from __future__ import annotations
 
@@ -11,8 +10,11 @@ import pytest
 
 from megatrain.arena.directory import Arena, join_arena
 from megatrain.checkpoint.host_writer import start_writer
-from megatrain.run_files.run_directory import RunDirectory
+from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.files.own_files import make_own_directory
+from megatrain.run_files.run_directory import RunDirectory, black_box_path, own_box_directory
 from megatrain_job.commands.etcd_flags import EtcdFlags
+from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.launch.host import run_launch
 from megatrain_launcher.launch.plan import LaunchPlan, make_plan
 from megatrain_launcher.leftovers import find_snapshots, release_snapshots
@@ -93,3 +95,63 @@ def test_launch_waits_for_the_end_of_a_writer(plan: LaunchPlan) -> None:
     assert release_snapshots(plan.config, RunDirectory(plan.files.run)) == []
     assert not is_running(pid)
     assert not arena.root.exists()
+
+
+@pytest.fixture
+def run(plan: LaunchPlan) -> RunDirectory:
+    etcd_program()
+    run = RunDirectory(plan.files.run)
+    run.create()
+    return run
+
+
+@pytest.fixture
+def box(plan: LaunchPlan, run: RunDirectory) -> Path:
+    directory = Path(plan.config.telemetry.black_box_directory)
+    make_own_directory(own_box_directory(directory))
+    return black_box_path(Path(plan.config.telemetry.black_box_directory), "small", run.key, "main", 1, 0)
+
+
+@pytest.mark.slow
+def test_a_second_launch_leaves_the_black_boxes_of_the_first(plan: LaunchPlan, box: Path) -> None:
+    reported: list[str] = []
+
+    def train(_: ExecutorSettings) -> int:
+        box.touch()
+        with pytest.raises(ConfigError, match="has launched a job there that still runs"):
+            run_launch(plan, {}, lambda _: 0, reported.append)
+        assert box.exists()
+        return 0
+
+    assert run_launch(plan, {}, train, reported.append) == 0
+    assert not box.exists()
+    assert reported == []
+
+
+@pytest.mark.slow(kept=["75"])
+@pytest.mark.parametrize("code", [75, 78])
+def test_job_with_another_etcd_keeps_its_snapshots(
+    plan: LaunchPlan, run: RunDirectory, box: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    for name in ("release_snapshots", "find_snapshots"):
+        monkeypatch.setattr(f"megatrain_launcher.launch.standalone.{name}", lambda *_: pytest.fail("called"))
+    box.touch()
+    with run.locked():
+        assert run_launch(plan, {}, lambda _: code, lambda _: None) == code
+    assert box.exists()
+
+
+def launch(tmp_path: Path, **changes: str) -> None:
+    plan = make_plan(small_flags(tmp_path, **changes), {})
+    run_launch(plan, {}, lambda _: pytest.fail("an executor was started"), lambda _: None)
+
+
+def test_unusable_log_directory_is_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    place = tmp_path / "taken" / "logs"
+    with pytest.raises(ConfigError, match=f"--log-dir={place}: cannot be written .Not a directory., and the ranks'"):
+        launch(tmp_path, log_dir=str(place))
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "logs").write_text("a file")
+    with pytest.raises(ConfigError, match=r"run/logs: cannot be written .File exists., and .* set job\.run_directory"):
+        launch(tmp_path)
