@@ -137,7 +137,7 @@ def test_seconds_of_a_recovery() -> None:
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "etcd-keys.md"
-MODULES = (diag_records, host_records, host_verdict, incident, job_requests, notices, problem_reports, rounds)  # fmt: skip
+MODULES = (diag_records, host_records, host_verdict, incident, job_requests, notices, problem_reports, rounds)
 RECORDS: dict[str, Any] = {
     name: kind for module in MODULES for name, kind in vars(module).items() if is_dataclass(kind)
 }
