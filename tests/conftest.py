@@ -63,10 +63,11 @@ with suppress(ModuleNotFoundError):  # a bare GPU machine has torch and pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the mark "slow", and restore the signals that are ignored in the background or under nohup: tests send
     them."""
-    # A bare GPU machine ignores pyproject.toml, so the mark is declared here.
+    # A bare GPU machine ignores pyproject.toml and has no pytest-timeout, so the marks are declared here.
     config.addinivalue_line(
         "markers", "slow(kept): left out by make test, but for the cases of these ids; make test-all runs it"
     )
+    config.addinivalue_line("markers", "timeout(seconds): the time limit of a test, which pytest-timeout sets")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):

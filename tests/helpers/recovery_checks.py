@@ -157,11 +157,13 @@ def running_job(
     enter: Sequence[str] = (),
     module: str = LaunchedJob.module,
     environment: Mapping[str, str] = NOTHING,
+    arguments_of: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[RunningJob]:
     """Launch a job of two hosts on a real etcd, and a spare once it runs.
 
     Hosts stream only if they run a daemon. orders: the arguments of `fail_at`; enter: the start of the command line of
     a host that runs elsewhere. module, environment: the module of the workers, and their environment variables.
+    arguments_of: by host, further arguments of its launch.
     """
     usual = {
         "log": {"interval": 1000}, "checkpoint": {"interval": INTERVAL}, "diagnostics": {"is_streamed": has_daemon},
@@ -182,7 +184,7 @@ def running_job(
         view = LaunchedJobView.of(job, etcd.urls)
         stack.callback(view.client.close)
         for host in hosts:
-            launched.start(host, enter=enter)
+            launched.start(host, *arguments_of.get(host, ()), enter=enter)
         wait_until(lambda: len(view.rounds()) > 0, "the first round", deadline_s=2 * DEADLINE_S)
         if spare:
             launched.start(spare, enter=enter)

@@ -41,7 +41,6 @@ from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
-from megatrain_launcher.health.context import Places
 from megatrain_launcher.health.kernel_log import recent_gpu_errors
 from megatrain_launcher.liveness import OrderDelivery, unfit_after_s
 
@@ -202,7 +201,7 @@ def _start_follower(
         fence_rule=settings.config.fence_rule,
         recording=DiagSettings(sample_period=settings.config.diagnostics.sample_period),
         publish=partial(_publish, writer, joined.local.crash),
-        gpu_errors=partial(recent_gpu_errors, Places().kernel_log) if has_gpus else lambda: (),
+        gpu_errors=partial(recent_gpu_errors, settings.places.kernel_log) if has_gpus else lambda: (),
         check=check_queue.obey,
     )
     return RoundFollower(parts, joined.seen_command)

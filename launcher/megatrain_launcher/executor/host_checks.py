@@ -37,6 +37,7 @@ class HostChecks:
             num_workers=settings.num_workers,
             etcd=settings.etcd,
             is_training=is_training,
+            places=settings.places,
         )
         return run_checks(context)
 

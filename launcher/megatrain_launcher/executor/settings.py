@@ -12,6 +12,7 @@ from megatrain.config.config import Config
 from megatrain.config.serialize import config_hash, config_values
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_launcher.health.context import Places
 from megatrain_launcher.logs.tee import TeeChoice
 
 
@@ -46,6 +47,8 @@ class ExecutorSettings:
     version: str = ""
     tee: TeeChoice = "first"
     """The ranks whose output the executor also prints: none, first (rank 0 of the job), or all."""
+    places: Places = field(default_factory=Places)
+    """The paths of the state of this host's system."""
     log_directory: Path | None = None
     is_driver_candidate: bool = True
     is_daemon_candidate: bool = True

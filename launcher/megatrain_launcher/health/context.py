@@ -65,6 +65,7 @@ def context_of(
     num_workers: int,
     etcd: EtcdSettings | None,
     is_training: bool = False,
+    places: Places,
 ) -> HealthContext:
     """Return the context of a host that runs `num_workers` workers with this configuration."""
     telemetry = config.telemetry
@@ -82,6 +83,7 @@ def context_of(
         shared_memory_bytes=num_workers * box_bytes(telemetry.black_box_records) if shared_memory else 0,
         etcd=etcd,
         is_training=is_training,
+        places=places,
     )
 
 

@@ -55,11 +55,16 @@ def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[He
 
 
 def read_kernel_log(path: Path) -> list[bytes]:
-    """Return the lines of the kernel's log; each read of the device returns one record. Raises: OSError."""
-    records: list[bytes] = []
+    """Return the lines of the kernel's log; path: the device, or a file with a copy of it. Raises: OSError.
+
+    Each read of the device returns one record. Of a file the last _MAX_BYTES are read.
+    """
+    parts: list[bytes] = []
     total = 0
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        if (size := os.fstat(descriptor).st_size) > _MAX_BYTES:  # of a device it is 0
+            os.lseek(descriptor, size - _MAX_BYTES, os.SEEK_SET)
         while total < _MAX_BYTES:
             try:
                 raw = os.read(descriptor, 1 << 16)
@@ -70,10 +75,10 @@ def read_kernel_log(path: Path) -> list[bytes]:
             if not raw:
                 break
             total += len(raw)
-            records += raw.splitlines()
+            parts.append(raw)
     finally:
         os.close(descriptor)
-    return records
+    return b"".join(parts).splitlines()
 
 
 def xid_messages(lines: Iterable[bytes], now_s: float) -> Iterator[XidMessage]:

@@ -46,6 +46,7 @@ class LaunchFlags:
     host_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     local_addr: str = ""
+    kernel_log: str = ""
     log_dir: str = ""
     tee: Tee = "first"
     is_driver_candidate: bool = True
@@ -125,6 +126,12 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hosts.add_argument(
         *spellings("--local-addr"), default="", metavar="ADDRESS", help="address at which other hosts reach this one"
+    )
+    hosts.add_argument(
+        *spellings("--kernel-log"),
+        default="",
+        metavar="FILE",
+        help="kernel's log of this host, or a copy of it, with the errors of its GPUs (default: /dev/kmsg)",
     )
     hosts.add_argument(
         *spellings("--no-driver"),
@@ -236,6 +243,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
         host_id=args.host_id,
         labels=labels,
         local_addr=args.local_addr,
+        kernel_log=args.kernel_log,
         log_dir=args.log_dir,
         tee=tee,
         is_driver_candidate=not args.no_driver,

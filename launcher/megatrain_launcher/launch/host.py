@@ -15,6 +15,7 @@ from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from megatrain_launcher.etcd.process import EtcdProcess
+from megatrain_launcher.health.kernel_log import read_kernel_log
 from megatrain_launcher.hosts.address import interface_address, resolve
 from megatrain_launcher.launch.etcd_notice import published_problems
 from megatrain_launcher.launch.job_files import why_not_written
@@ -40,6 +41,7 @@ def run_launch(
     report = _ignoring_closed_output(report)
     for note in plan.notes():
         report(note)
+    _check_kernel_log(plan.flags.kernel_log)
     if plan.is_alone:
         _check_logs(plan)
         return run_standalone(plan, environment, execute, report, on_job_over)
@@ -72,6 +74,23 @@ def _check_logs(plan: LaunchPlan) -> None:
         if not log_dir:
             option, hint = f"{directory}", "set job.run_directory to a place where you may write"
         raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; {hint}"])
+
+
+def _check_kernel_log(path: str) -> None:
+    """Raise ConfigError if the named kernel's log cannot be read. Without a name, nothing requires that."""
+    if not path:
+        return
+    try:
+        read_kernel_log(Path(path))
+    except OSError as error:
+        raise ConfigError(
+            [
+                (
+                    f"--kernel-log={path}: cannot be read ({error.strerror}), and errors of GPUs are read there; "
+                    "mount the host's /dev/kmsg or a copy at this path, or leave the option out"
+                )
+            ]
+        ) from None
 
 
 def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], None]:

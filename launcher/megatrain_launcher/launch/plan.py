@@ -22,6 +22,7 @@ from megatrain.contracts.errors import ConfigError
 from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.settings import ExecutorSettings
+from megatrain_launcher.health.context import Places
 from megatrain_launcher.hosts.adapter import HostAdapter, HostFacts
 from megatrain_launcher.hosts.address import address_towards, interface_address
 from megatrain_launcher.hosts.kubernetes import KubernetesPlatform, is_kubernetes_pod
@@ -101,6 +102,7 @@ class LaunchPlan:
             tee=self.flags.tee,
             is_driver_candidate=self.flags.is_driver_candidate,
             is_daemon_candidate=self.flags.is_daemon_candidate,
+            places=Places(kernel_log=Path(self.flags.kernel_log).absolute()) if self.flags.kernel_log else Places(),
             log_directory=Path(self.flags.log_dir).absolute() if self.flags.log_dir else None,
         )
 

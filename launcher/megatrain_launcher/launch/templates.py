@@ -162,6 +162,8 @@ def launch_arguments(flags: LaunchFlags, max_hosts: int) -> list[str]:
         arguments.append("--no-driver")
     if not flags.is_daemon_candidate:
         arguments.append("--no-daemon")
+    if flags.kernel_log:
+        arguments.append(f"--kernel-log={flags.kernel_log}")
     if flags.log_dir:
         arguments.append(f"--log-dir={flags.log_dir}")
     if flags.tee != "first":

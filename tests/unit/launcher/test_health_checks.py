@@ -133,7 +133,7 @@ def test_every_check_reports_although_probes_crash(tmp_path: Path) -> None:
 
 def test_context_of_a_configuration(tmp_path: Path) -> None:
     config = load_config(next(iter(sorted((ROOT / "configs").glob("*.toml"))))).config
-    one = context_of(config, host="a/b", session="s", run_directory=tmp_path, num_workers=3, etcd=None)
+    one = context_of(config, host="a/b", session="s", run_directory=tmp_path, num_workers=3, etcd=None, places=Places())
     assert one.recovery == config.recovery
     assert one.device == config.runtime.device
     assert one.shared_memory_bytes == 3 * box_bytes(config.telemetry.black_box_records)

@@ -7,16 +7,23 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from megatrain.contracts.records.host_records import CheckOutcome
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_job.devices.nvml import read_nvml
+from megatrain_launcher.executor import host_checks
+from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health import gpus, kernel_log
+from megatrain_launcher.health.checks import Check, run_checks
 from megatrain_launcher.health.context import HealthContext, Places
 from megatrain_launcher.health.history import HealthHistory
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
+from tests.helpers.single_rank import make_config
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
 
@@ -326,3 +333,17 @@ def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "kmsg").write_bytes(record(79, 1e9))  # in the future: counts as now
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
+
+
+def test_checks_of_a_host_read_the_log_that_its_launch_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "copy").write_bytes(record(79, 1e9))
+    settings = ExecutorSettings(
+        config=make_config(job={"run_directory": str(tmp_path)}, runtime={"device": "cuda"}),
+        etcd=EtcdSettings.of("127.0.0.1:1"), host="a", address="127.0.0.1", num_workers=1, min_hosts=1, max_hosts=1,
+        feasible_hosts={1: 1}, places=Places(kernel_log=tmp_path / "copy"),
+    )  # fmt: skip
+    of_the_log = Check(kernel_log.NAMES, kernel_log.check_kernel_log, kernel_log.DEADLINE_S)
+    monkeypatch.setattr(host_checks, "run_checks", lambda context: run_checks(context, [of_the_log]))
+    without_etcd = cast("Any", None)
+    report = host_checks.HostChecks(settings, without_etcd, JobKeys("demo")).check("session", is_training=False)
+    assert [result.name for result in report.failed] == ["kernel-log"]

@@ -41,7 +41,8 @@ def problems_of(*arguments: str, overrides: tuple[str, ...] = ()) -> tuple[str, 
 
 def test_torchruns_names_in_both_spellings() -> None:
     hyphens = ["--nnodes=2:4", "--nproc-per-node=8", "--rdzv-endpoint=e1:1,e2:2", "--rdzv-id=big", "--log-dir=l",
-             "--local-addr=10.0.0.1", "--rdzv-conf=user=u,password_file=p,cacert=a,cert=c,key=k"]  # fmt: skip
+             "--local-addr=10.0.0.1", "--kernel-log=k",
+             "--rdzv-conf=user=u,password_file=p,cacert=a,cert=c,key=k"]  # fmt: skip
     underscores = [f"{name.replace('-', '_').replace('__', '--', 1)}={value}" for name, value in
                    (word.split("=", 1) for word in hyphens)]  # fmt: skip
     more = ["-t", "3", "-m", "own.module", "--label", "switch=s1,rack=r2"]
@@ -53,7 +54,7 @@ def test_torchruns_names_in_both_spellings() -> None:
     assert flags.etcd == EtcdFlags("e1:1,e2:2", "u", "p", "a", "c", "k")
     assert flags.overrides == ("--job.name=big",)
     assert (flags.log_dir, flags.local_addr, flags.tee, flags.module) == ("l", "10.0.0.1", "all", "own.module")
-    assert flags.labels == {"switch": "s1", "rack": "r2"}
+    assert (flags.kernel_log, flags.labels) == ("k", {"switch": "s1", "rack": "r2"})
 
 
 def test_nnodes_is_minimum_and_maximum_of_hosts() -> None:

@@ -121,7 +121,7 @@ def test_single_host_without_endpoint_starts_etcd(tmp_path: Path) -> None:
 def test_settings_of_the_executor(tmp_path: Path) -> None:
     flags = small_flags(
         tmp_path, min_hosts=2, max_hosts=3, workers="2", host_id="h1", labels={"switch": "s1"}, log_dir="logs",
-        tee="all", overrides=("--train.steps=5",),
+        tee="all", kernel_log="kmsg", overrides=("--train.steps=5",),
     )  # fmt: skip
     etcd = EtcdSettings.of("127.0.0.1:1")
 
@@ -132,7 +132,7 @@ def test_settings_of_the_executor(tmp_path: Path) -> None:
     assert settings.arguments == (str(tmp_path / "small.toml"), "--train.steps=5")
     assert (settings.module, settings.preload) == ("megatrain.train", ("megatrain.training.worker",))
     assert settings.environment == {"A": "b"}
-    assert settings.logs == Path("logs").absolute()
+    assert (settings.logs, settings.places.kernel_log) == (Path("logs").absolute(), Path("kmsg").absolute())
     assert (settings.tee, settings.launch_id, settings.labels) == ("all", "one", {"switch": "s1"})
     assert "core" in settings.hardware
     assert settings.config.train.steps == 5

@@ -141,7 +141,7 @@ def test_job_with_another_etcd_keeps_its_snapshots(
     assert box.exists()
 
 
-def launch(tmp_path: Path, **changes: str) -> None:
+def launch(tmp_path: Path, **changes: Any) -> None:
     plan = make_plan(small_flags(tmp_path, **changes), {})
     run_launch(plan, {}, lambda _: pytest.fail("an executor was started"), lambda _: None)
 
@@ -155,3 +155,11 @@ def test_unusable_log_directory_is_refused_before_the_start(tmp_path: Path) -> N
     (tmp_path / "run" / "logs").write_text("a file")
     with pytest.raises(ConfigError, match=r"run/logs: cannot be written .File exists., and .* set job\.run_directory"):
         launch(tmp_path)
+
+
+def test_unreadable_kernel_log_is_refused_if_it_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "kmsg"
+    launches: list[dict[str, Any]] = [{"is_standalone": True}, {"etcd": EtcdFlags("e:1")}]
+    for changes in launches:
+        with pytest.raises(ConfigError, match=f"--kernel-log={place}: cannot be read .No such file or directory., and"):
+            launch(tmp_path, kernel_log=str(place), **changes)

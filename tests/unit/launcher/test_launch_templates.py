@@ -176,7 +176,7 @@ def test_mistakes_in_manifests_are_found(tmp_path: Path) -> None:
 
 
 def test_a_jobset_has_a_pod_for_each_host_and_spare(tmp_path: Path) -> None:
-    found = documents(written(tmp_path, "jobset"))
+    found = documents(written(tmp_path, "jobset", kernel_log="/host/kmsg"))
     jobset, name = found["JobSet"], "small-job"
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = job["template"]["spec"]
@@ -185,7 +185,8 @@ def test_a_jobset_has_a_pod_for_each_host_and_spare(tmp_path: Path) -> None:
     assert jobset["metadata"]["name"] == name
     assert (job["parallelism"], job["completions"]) == (4, 4)
     assert container["command"][:2] == ["megatrain", "launch"]
-    assert {"--nnodes=2:3", "--nproc-per-node=8", "--spares=1", "--rdzv-endpoint=e1:2379"} < set(container["command"])
+    assert {"--nnodes=2:3", "--nproc-per-node=8", "--spares=1", "--rdzv-endpoint=e1:2379",
+            "--kernel-log=/host/kmsg"} < set(container["command"])  # fmt: skip
     assert container["command"][-5:] == [
         str(tmp_path / "small.toml"),
         "--dashboard.address=0.0.0.0",
