@@ -232,8 +232,8 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
     for part in (tests[:NUM_FIRST], tests[NUM_FIRST:]):
         left_out: list[str] = []
         while found := _first_failure(part, tree, left_out):
-            test = found.removeprefix("FAILED ").partition(" - ")[0]
-            if test == found or not _first_failure([test], ROOT):
+            test = found.partition(" ")[2].partition(" - ")[0]
+            if "::" not in test or not _first_failure([test], ROOT):
                 return found
             left_out.append(test)
     return ""
