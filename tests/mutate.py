@@ -9,7 +9,7 @@ mutation that was detected is no longer detected. --part selects mutations: K/N,
 each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md, with all outcomes of the file.
 
 An outcome without a test has a place for a verdict, which is written by hand into the file of --results: `harmless:`,
-`slow:` (a slow test detects it) or `gap:`, and the reason.
+`slow:` (only slow tests cover it) or `gap:`, and the reason.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ VERDICTS = ("harmless", "slow", "gap")
 NOTES = (
     "each mutation ran against the quick tests of its package, and those that import its module or an importer of it",
     "harmless: nothing depends on it, such as a log line, a pause or the size of a cache; or the code does the same",
-    "slow: a test marked slow detects it",
-    "gap: no test detected it; a test that does was added",
+    "slow: only tests marked slow cover it",
+    "gap: no quick test detected it; one that does was added",
     "with `--results` the table has all parts in that file, with the verdicts there",
 )
 
