@@ -45,7 +45,7 @@ NUM_DAYS = 20
 """All mutations are drawn once within this many days, a few minutes each day."""
 NUM_FIRST = 5
 """The tests closest to a mutation run before the others are loaded: most mutations are detected by them."""
-SHARE_OF_PATIENCE = 0.25
+SHARE = 0.25
 """If a mutation blocks a test, a quarter of the usual deadline detects it."""
 LIMIT_S = 900 * PATIENCE
 """A mutation whose tests have not ended by then makes them hang, which counts as detected."""
@@ -250,7 +250,7 @@ def _first_failure(tests: Sequence[str], tree: Path, left_out: Sequence[str] = (
         done = subprocess.run(
             command,
             cwd=tree,
-            env={**os.environ, "PYTHONPATH": paths, "MEGATRAIN_TEST_PATIENCE": str(SHARE_OF_PATIENCE * PATIENCE)},
+            env={**os.environ, "PYTHONPATH": paths, "MEGATRAIN_TEST_PATIENCE": str(SHARE * PATIENCE)},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

@@ -117,7 +117,7 @@ def test_rows_count_outcomes_by_package_and_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_module_import_it_or_an_importer_or_are_of_its_package() -> None:
+def test_a_module_has_tests_of_its_importers_and_its_package() -> None:
     assert files_that_test(ROOT / "megatrain/contracts/layout.py")[0] == "tests/unit/contracts/test_layout.py"
     assert "tests/unit/ops/test_normalization.py" in files_that_test(ROOT / "megatrain/ops/normalization.py")
     # a command, which is found by its name
