@@ -2,10 +2,14 @@
 faults?
 
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
-tests of its module there until one fails. --results writes the outcomes. --against takes the mutations of such a file
+tests of its module there until one fails. --results adds the outcomes to a file; mutations that have an outcome there
+are not run again, so that parts of several days end up in one file. --against takes the mutations of such a file
 instead of drawing. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
 mutation that was detected is no longer detected. --part selects mutations: K/N, or `today`, one of 20 parts that follow
-each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md.
+each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md, with all outcomes of the file.
+
+An outcome without a test has a place for a verdict, which is written by hand into the file of --results: `harmless:`,
+`slow:` (only slow tests cover it) or `gap:`, and the reason.
 """
 
 from __future__ import annotations
@@ -32,19 +36,26 @@ from benchmarks.result import Result, publish
 from tests.helpers.importers import PRODUCT, files_that_test
 from tests.helpers.mutation_sites import Mutation, mutated, mutations_of
 from tests.helpers.source_tree import ROOT, python_files
+from tests.helpers.waiting import PATIENCE
 
 COUNT = 200
 SEED = 0
 NUM_COPIES = 2
 NUM_DAYS = 20
 """All mutations are drawn once within this many days, a few minutes each day."""
-PATIENCE = "0.25"
+NUM_FIRST = 5
+"""The tests closest to a mutation run before the others are loaded: most mutations are detected by them."""
+SHARE = 0.25
 """If a mutation blocks a test, a quarter of the usual deadline detects it."""
-LIMIT_S = 900
+LIMIT_S = 900 * PATIENCE
 """A mutation whose tests have not ended by then makes them hang, which counts as detected."""
+VERDICTS = ("harmless", "slow", "gap")
 NOTES = (
-    "each mutation ran against the quick tests that import its module, or import a module that imports it",
-    "an undetected mutation is not always a gap: some only change a log line, a pause or the size of a cache",
+    "each mutation ran against the quick tests of its package, and those that import its module or an importer of it",
+    "harmless: nothing depends on it, such as a log line, a pause or the size of a cache; or the code does the same",
+    "slow: only tests marked slow cover it",
+    "gap: no quick test detected it; one that does was added",
+    "with `--results` the table has all parts in that file, with the verdicts there",
 )
 
 RunTests = Callable[["Drawn", Path], str]
@@ -60,10 +71,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class MutationOutcome:
-    """found_by: the first test that failed; empty if none did."""
+    """found_by: the first test that failed; empty if none did. verdict: why none did, such as `harmless: a pause`."""
 
     drawn: Drawn
     found_by: str
+    verdict: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,14 +92,23 @@ def main(arguments: Sequence[str]) -> int:
     before = read_outcomes(args.against) if args.against else []
     drawn = [one.drawn for one in before] or draw(product_sources(), args.count, SEED)
     part, num_parts = args.part
-    outcomes = []
-    for outcome in run_all(drawn[part - 1 :: num_parts], _run_tests):
+    outcomes = read_outcomes(args.results) if args.results and args.results.exists() else []
+    for outcome in run_all(left_to_run(drawn[part - 1 :: num_parts], outcomes), _run_tests):
         outcomes.append(outcome)
         print(shown(outcome), flush=True)
         if args.results:
             args.results.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+    undetected = [f"`{shown(one)}`" for one in outcomes if not one.found_by]
     publish(
-        Result("mutations", "Small faults that the tests find", _command(args), by_package(outcomes), NOTES, ()),
+        Result(
+            "mutations",
+            "Small faults that the tests detect",
+            _command(args),
+            by_package(outcomes),
+            (*NOTES, *undetected),
+            (),
+            settings={"drawn": len(drawn), "run": len(outcomes)},
+        ),
         is_written=args.write,
     )
     lost = lost_outcomes(before, outcomes)
@@ -132,6 +153,12 @@ def package_of(path: str) -> str:
     return "/".join(parents[: 3 if parents[0] in ("launcher", "diagnostics") else 2])
 
 
+def left_to_run(drawn: Sequence[Drawn], outcomes: Sequence[MutationOutcome]) -> list[Drawn]:
+    """Return the mutations without an outcome, in their order."""
+    done = {one.drawn for one in outcomes}
+    return [one for one in drawn if one not in done]
+
+
 def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[MutationOutcome]:
     """Put each mutation into a copy of the tree, run its tests, and yield the outcomes in order."""
     with _copies(NUM_COPIES) as free, ThreadPoolExecutor(NUM_COPIES) as pool:
@@ -151,12 +178,13 @@ def run_all(drawn: Sequence[Drawn], run_tests: RunTests) -> Iterator[MutationOut
 
 
 def by_package(outcomes: Sequence[MutationOutcome]) -> list[dict[str, Any]]:
-    """Return a row for each package, and the sum."""
+    """Return a row for each package, and the sum: numbers of mutations, of detected ones, and of others by verdict."""
     rows = []
     for package in [*sorted({package_of(outcome.drawn.path) for outcome in outcomes}), ""]:
-        of_package = [outcome for outcome in outcomes if package_of(outcome.drawn.path).startswith(package)]
+        of_package = [outcome for outcome in outcomes if package in ("", package_of(outcome.drawn.path))]
         found = sum(bool(one.found_by) for one in of_package)
-        rows.append({"package": package or "all", "mutations": len(of_package), "found": found})
+        verdicts = {kind: sum(one.verdict.startswith(f"{kind}:") for one in of_package) for kind in VERDICTS}
+        rows.append({"package": package or "all", "mutations": len(of_package), "detected": found, **verdicts})
     return rows
 
 
@@ -169,7 +197,9 @@ def lost_outcomes(before: Sequence[MutationOutcome], now: Sequence[MutationOutco
 def read_outcomes(path: Path) -> list[MutationOutcome]:
     """Return the outcomes that --results has written."""
     return [
-        MutationOutcome(Drawn(load["drawn"]["path"], Mutation(**load["drawn"]["mutation"])), load["found_by"])
+        MutationOutcome(
+            Drawn(load["drawn"]["path"], Mutation(**load["drawn"]["mutation"])), load["found_by"], load["verdict"]
+        )
         for load in json.loads(path.read_text())
     ]
 
@@ -178,7 +208,7 @@ def shown(outcome: MutationOutcome) -> str:
     """Return an outcome as one line."""
     path, mutation = outcome.drawn.path, outcome.drawn.mutation
     before, after = (" ".join(text.split())[:80] for text in (mutation.before, mutation.after))
-    return f"{path}:{mutation.line}: {before} -> {after}: {outcome.found_by or 'NOT FOUND'}"
+    return f"{path}:{mutation.line}: {before} -> {after}: {outcome.found_by or outcome.verdict or 'NOT FOUND'}"
 
 
 @contextmanager
@@ -194,26 +224,40 @@ def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
 
 
 def _run_tests(drawn: Drawn, tree: Path) -> str:
-    """Return the first failure of the tests of a mutation; empty if they passed, or if there are none."""
+    """Return the first failure of the tests of a mutation; empty if they passed, or if there are none.
+
+    A test that fails in ROOT too, without the mutation, detects nothing and is left out.
+    """
     tests = files_that_test(ROOT / drawn.path)
+    for part in (tests[:NUM_FIRST], tests[NUM_FIRST:]):
+        left_out: list[str] = []
+        while found := _first_failure(part, tree, left_out):
+            test = found.partition(" ")[2].partition(" - ")[0]
+            if "::" not in test or not _first_failure([test], ROOT):
+                return found
+            left_out.append(test)
+    return ""
+
+
+def _first_failure(tests: Sequence[str], tree: Path, left_out: Sequence[str] = ()) -> str:
     if not tests:
         return ""
     # The copy's packages come before the installed ones, which are those of ROOT.
     paths = os.pathsep.join(str(tree / name) for name in ("", "launcher", "diagnostics"))
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--slow=without"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    command = [sys.executable, "-m", "pytest", *options, *(f"--deselect={test}" for test in left_out), *tests]
     try:
         done = subprocess.run(
             command,
             cwd=tree,
-            env={**os.environ, "PYTHONPATH": paths, "MEGATRAIN_TEST_PATIENCE": PATIENCE},
+            env={**os.environ, "PYTHONPATH": paths, "MEGATRAIN_TEST_PATIENCE": str(SHARE * PATIENCE)},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"no end after {LIMIT_S} s"
+        return f"no end after {LIMIT_S:g} s"
     if done.returncode in (0, 5):  # passed, or none of them is a quick test
         return ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -222,7 +266,8 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
 
 def _command(args: argparse.Namespace) -> str:
     part, num_parts = args.part
-    return f"python -m tests.mutate --count {args.count} --part {part}/{num_parts} --write"
+    results = " --results FILE" if args.results else ""
+    return f"python -m tests.mutate --count {args.count} --part {part}/{num_parts}{results} --write"
 
 
 if __name__ == "__main__":

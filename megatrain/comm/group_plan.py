@@ -61,10 +61,9 @@ class _GroupPattern:
 
     def planned(self, layout: Layout, rank: int) -> PlannedGroup:
         ranks = layout.ranks_along(rank, *self.axes)
-        if self.num_runs > 1:
-            length = len(ranks) // self.num_runs
-            first = ranks.index(rank) // length * length
-            ranks = ranks[first : first + length]
+        length = len(ranks) // self.num_runs
+        first = ranks.index(rank) // length * length
+        ranks = ranks[first : first + length]
         if self.joins_ends:
             ends = (ranks[0], ranks[-1])
             ranks = ends if len(ranks) > 1 and rank in ends else (rank,)

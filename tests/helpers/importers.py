@@ -1,7 +1,8 @@
-"""The tests of a product module: those that import it, or import an importer of it."""
+"""The tests of a product module: those that import it or an importer of it, and those of its package."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -26,20 +27,27 @@ def module_name(path: Path) -> str:
 
 
 def files_that_test(path: Path) -> list[str]:
-    """Return the test files of a product file, relative to the root: first those that import it themselves.
+    """Return the test files of a product file, relative to the root: first those whose path has most of its words.
 
-    If there are none, the importers of importers follow. A file that nothing imports, such as a command that is found
-    by its name, has the tests of its package.
+    They import it, or an importer of it; if there are none, an importer of importers. The tests of its package follow.
     """
-    imports, importers = _imports_of_tests(), _importers()
     near = {module_name(path)}
-    own = [test for test, names in imports.items() if names & near]
     while True:
-        wider = near.union(*(importers.get(one, ()) for one in near))
-        found = own + [test for test, names in imports.items() if names & wider and test not in own]
+        wider = near.union(*(_importers().get(one, ()) for one in near))
+        found = [test for test, names in _imports_of_tests().items() if names & wider]
         if found or wider == near:
-            return found or _tests_of_package(path)
+            break
         near = wider
+    words = _words(relative(path))
+
+    def distance(test: str) -> tuple[int, int, str]:
+        return -len(words & _words(test)), len(_words(test) - words), test
+
+    return sorted({*found, *_tests_of_package(path)}, key=distance)
+
+
+def _words(path: str) -> frozenset[str]:
+    return frozenset(re.split(r"[/_.]", path))
 
 
 def _tests_of_package(path: Path) -> list[str]:
@@ -61,9 +69,11 @@ def _modules() -> frozenset[str]:
 
 @cache
 def _importers() -> dict[str, set[str]]:
-    """Return, by product module, the product modules that import it."""
+    """Return, by product module, the product modules that import it. The command line imports each command by name."""
     found: dict[str, set[str]] = {}
     for path in python_files(*PRODUCT):
+        if "commands" in path.parts:
+            found.setdefault(module_name(path), set()).add("megatrain.cli")
         for module in _product_imports(path):
             found.setdefault(module, set()).add(module_name(path))
     return found

@@ -28,7 +28,7 @@ def is_shown(choice: TeeChoice, rank: int) -> bool:
 class Tee:
     """Writes lines to `fd` when the reader accepts them."""
 
-    fd: int = 1
+    fd: int
     _waiting: bytearray = field(default_factory=bytearray)
     _unended: dict[int, bytes] = field(default_factory=dict)
     _num_left_out: int = 0

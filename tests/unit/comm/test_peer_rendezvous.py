@@ -3,6 +3,8 @@ can reach."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from megatrain.comm.local_address import is_loopback, local_address
@@ -15,6 +17,16 @@ from tests.helpers.single_rank import single_rank_groups
 def test_address_is_that_of_the_interface() -> None:
     assert local_address("lo", "") == "127.0.0.1"
     assert local_address("lo,eth0", "192.0.2.1:29500") == "127.0.0.1"
+
+
+def test_interface_without_ipv4_has_its_global_ipv6_address(tmp_path: Path) -> None:
+    listed = tmp_path / "if_inet6"
+    listed.write_text(
+        "20010db8000000000000000000000001 02 40 00 80    other0\n"
+        "fe800000000000000000000000000007 02 40 20 80     fake0\n"
+        "20010db8000000000000000000000007 02 40 00 80     fake0\n"
+    )
+    assert local_address("fake0", "", listed) == "2001:db8::7"
 
 
 def test_an_interface_that_is_not_there_is_named() -> None:

@@ -10,6 +10,9 @@ from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
+from megatrain.contracts.files.file_locks import is_locked
+from megatrain.conversion import start_from_hf
+from megatrain.conversion.hugging_face import import_hf
 from megatrain.conversion.start_from_hf import IMPORTED_NAME, settings_from_hf
 from megatrain_launcher.commands.launch import with_imported_model
 from megatrain_launcher.launch.flags import LaunchFlags
@@ -47,13 +50,21 @@ def test_configured_keys_override_the_model_of_the_files(tmp_path: Path, source:
     assert read_manifest(LocalLocation(Path(config.checkpoint.load))).step == 0
 
 
-def test_the_weights_are_imported_once(tmp_path: Path, source: Path) -> None:
-    path = job_file(tmp_path)
+def test_the_weights_are_imported_once(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, are_others_locked_out = job_file(tmp_path), list[bool | None]()
+
+    def importing(found: Path, location: LocalLocation) -> None:
+        with (tmp_path / "run" / f"{IMPORTED_NAME}.lock").open() as lock:
+            are_others_locked_out.append(is_locked(lock.fileno()))
+        import_hf(found, location)
+
+    monkeypatch.setattr(start_from_hf, "import_hf", importing)
     first = settings_from_hf(path, [], source)
     times = {one: one.stat().st_mtime_ns for one in (tmp_path / "run" / IMPORTED_NAME).iterdir()}
 
     assert settings_from_hf(path, [], source, can_import=False) == first
     assert {one: one.stat().st_mtime_ns for one in (tmp_path / "run" / IMPORTED_NAME).iterdir()} == times
+    assert are_others_locked_out == [True]
 
 
 def test_start_from_hf_with_conflicts_is_refused(tmp_path: Path, source: Path) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from megatrain_dashboard.assets import installed_assets
 from tests.helpers.require import require, require_module
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
@@ -57,6 +58,12 @@ def test_page_names_only_files_that_are_built() -> None:
 def test_bundle_is_small() -> None:
     sizes = {path: len(gzip.compress(body, 9)) for path, body in files(STATIC).items()}
     assert sum(sizes.values()) <= MAX_GZIP_BYTES, sizes
+
+
+def test_built_files_are_text_and_long_ones_are_compressed() -> None:
+    for path, asset in installed_assets().items():
+        assert asset.media_type.endswith("; charset=utf-8"), path
+        assert (asset.compressed is not None) is (len(asset.body) >= 1024), path
 
 
 def test_page_fetches_nothing_from_other_servers() -> None:

@@ -12,6 +12,7 @@ import pytest
 from megatrain.config.dashboard import DashboardConfig
 from megatrain_dashboard.responses.errors import RefusalError
 from megatrain_dashboard.security.authenticator import Attempts, Authenticator
+from megatrain_dashboard.security.origins import Origins
 from megatrain_dashboard.settings import DashboardSettings, Limits, settings_of
 from tests.helpers.dashboard_server import (
     JOB_PATH,
@@ -122,9 +123,9 @@ def test_token_guesses_are_delayed() -> None:
             with pytest.raises(RefusalError):
                 authenticator.role_of_token("guessed", address, now_s)
         assert authenticator.role_of_token(VIEWER_TOKEN, address, now_s) == "viewer"
-    for _ in range(3):
+    for address in ("10.0.0.7", "10.0.0.9") * 3:
         with pytest.raises(RefusalError) as wrong:
-            authenticator.role_of_token("guessed", "10.0.0.9", now_s)
+            authenticator.role_of_token("guessed", address, now_s)
         assert wrong.value.status == 401
     with pytest.raises(RefusalError) as late:
         authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 59.0)
@@ -132,6 +133,10 @@ def test_token_guesses_are_delayed() -> None:
     assert late.value.headers["Retry-After"] == "2"
     assert authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.8", now_s) == "viewer"
     assert authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.9", now_s + 60.0) == "viewer"
+    for number in range(5000):  # more addresses than are remembered: the oldest are forgotten
+        with pytest.raises(RefusalError):
+            authenticator.role_of_token("guessed", f"10.2.{number // 256}.{number % 256}", now_s)
+    assert authenticator.role_of_token(VIEWER_TOKEN, "10.0.0.7", now_s) == "viewer"
 
 
 FOREIGN = (
@@ -210,6 +215,15 @@ def test_dns_rebinding_is_refused(page: Served) -> None:
 def test_names_of_this_machine_are_accepted(page: Served) -> None:
     for host in ("localhost", "127.0.0.1", "LOCALHOST:9000", "[::1]:8777"):
         assert page.ask(JOB_PATH, {"Host": host}).status == 200, host
+
+
+def test_server_at_all_addresses_accepts_any_address_as_host() -> None:
+    origins = Origins(DashboardSettings(address="0.0.0.0"))
+    for host in ("10.1.2.3", "192.0.2.7:8777", "[2001:db8::7]:8777"):
+        origins.check_host(host)
+    for host in ("evil.example", "10.1.2.3.evil.example:8777"):
+        with pytest.raises(RefusalError, match="not a name of this dashboard"):
+            origins.check_host(host)
 
 
 def test_configured_host_names_are_accepted(tmp_path: Path) -> None:

@@ -22,19 +22,23 @@ from megatrain.config.load import load_config
 from megatrain.config.serialize import config_of_values, config_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import JobRecord, Round
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics import daemon
 from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.collector.configuration import Configuration
 from megatrain_diagnostics.collector.settings import DaemonSettings
+from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.daemon import run_daemon
-from megatrain_diagnostics.events.tables import Spans
+from megatrain_diagnostics.events.tables import Ranks, Spans
 from megatrain_diagnostics.store.daemon_state import read_state
 from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.retention import Retention
+from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_diagnostics.store.segments import StoreError
 from megatrain_diagnostics.wire.discovery import WatchedDaemon
 from megatrain_diagnostics.wire.sender import Sender
@@ -44,6 +48,7 @@ from tests.helpers.daemon_process import KEYS, daemon_record, running_daemon
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.event_collector import span_rows
 from tests.helpers.ports import free_ports
+from tests.helpers.synthetic_steps import SyntheticJob
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -223,6 +228,20 @@ def test_daemon_listens_only_as_configured(
             assert answer_of(port) == HTTPStatus.UNAUTHORIZED
     finally:
         client.delete(keys.record)
+
+
+def test_daemon_knows_the_ranks_that_an_earlier_one_has_stored(etcd: EtcdServers, tmp_path: Path) -> None:
+    """Hosts send their ranks once."""
+    with SegmentStore(RunDirectory(tmp_path).events) as store:
+        store.append(Ranks, to_arrow(SyntheticJob(Layout(dp_size=4), round=7).ranks()))
+        store.commit()
+
+    def known_round() -> int | None:
+        state, _ = read_state(RunDirectory(tmp_path).diagnosis)
+        return None if state is None else state.round
+
+    with daemon_thread(launched_settings(etcd, tmp_path)):
+        wait_until(lambda: known_round() == 7, "the state with the round of the ranks")
 
 
 def test_daemon_without_configuration_can_be_stopped(etcd: EtcdServers, tmp_path: Path) -> None:

@@ -200,21 +200,26 @@ def test_signal_after_the_job_changes_nothing() -> None:
         assert early.name == "SIGTERM", "recorded, and nothing raised"
 
 
-@pytest.mark.slow
-def test_hosts_stopped_before_listening_count_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow(kept=["sys.exit(65)-65"])
+@pytest.mark.parametrize(("program", "code"), [("signal.pause()", 75), ("sys.exit(65)", 65)])
+def test_hosts_stopped_before_listening_count_as_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, code: int
+) -> None:
+    """A host that failed before the job was asked to stop has not stopped."""
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2), {})
 
     class Hosts(LocalHosts):
         def __init__(self, arguments: Sequence[str], count: int, environment: Any, tell: Any) -> None:
-            program = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
-            super().__init__(arguments, count, environment, tell, program)
+            command = [sys.executable, "-S", "-c", f"import signal, sys; {program}"]
+            super().__init__(arguments, count, environment, tell, command)
 
         def wait(self) -> list[int]:
+            failed = super().wait() if code == 65 else []
             os.kill(os.getpid(), signal.SIGTERM)
-            return super().wait()
+            return failed or super().wait()
 
     monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
-    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 75
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == code
 
 
 def test_the_second_interrupt_leaves_no_host(tmp_path: Path) -> None:

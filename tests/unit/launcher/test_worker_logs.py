@@ -212,6 +212,13 @@ class TestWorkerLogs:
             assert found[3].read_text() == "round 2 rank 3\n"
             assert sorted(os.read(shown, 1000).splitlines())[0] == b"[rank 2] round 1 rank 2"
 
+    def test_lines_are_shown_on_standard_output(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        with WorkerLogs(tmp_path) as logs:
+            fd = logs.open_rank(1, 0)
+            write(fd, b"hello\n")
+            os.close(fd)
+        assert capfd.readouterr().out == "[rank 0] hello\n"
+
     def test_verdict_has_all_lines_while_the_pipe_is_open(self, tmp_path: Path) -> None:
         with WorkerLogs(tmp_path, tee="none") as logs:
             fd = logs.open_rank(1, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from tests.mutate import (
     MutationOutcome,
     by_package,
     draw,
+    left_to_run,
     lost_outcomes,
     package_of,
     part_of,
+    read_outcomes,
     run_all,
 )
 
@@ -91,15 +95,35 @@ def test_mutation_that_is_no_longer_found_is_lost() -> None:
     assert lost_outcomes(before, [MutationOutcome(first, "another test"), MutationOutcome(second, "")]) == []
     now = [MutationOutcome(first, ""), MutationOutcome(second, "a test")]
     assert lost_outcomes(before, now) == [MutationOutcome(first, "")]
-    assert by_package(now)[-1] == {"package": "all", "mutations": 2, "found": 1}
+    assert left_to_run([first, second], now[1:]) == [first]
+
+
+def test_rows_count_outcomes_by_package_and_verdict(tmp_path: Path) -> None:
+    drawn = draw({"megatrain/a/one.py": "x = 1\ny = 2\n", "megatrain/ab/two.py": "x = 1\ny = 2\n"}, 4, 0)
+    results = tmp_path / "results.json"
+    judged = zip(drawn, ("", "", "a test", ""), ("slow: a test", "gap: none", "", ""), strict=True)
+    outcomes = [MutationOutcome(*one) for one in judged]
+    results.write_text(json.dumps([asdict(one) for one in outcomes]))
+    assert read_outcomes(results) == outcomes
+    assert by_package(outcomes)[-1] == {
+        "package": "all",
+        "mutations": 4,
+        "detected": 1,
+        "harmless": 0,
+        "slow": 1,
+        "gap": 1,
+    }
+    assert [row["mutations"] for row in by_package(outcomes)] == [2, 2, 4]
 
 
 @pytest.mark.slow
-def test_the_tests_of_a_module_import_it_or_what_imports_it() -> None:
-    assert files_that_test(ROOT / "megatrain/contracts/layout.py")[0].startswith("tests/")
+def test_a_module_has_tests_of_its_importers_and_its_package() -> None:
+    assert files_that_test(ROOT / "megatrain/contracts/layout.py")[0] == "tests/unit/contracts/test_layout.py"
     assert "tests/unit/ops/test_normalization.py" in files_that_test(ROOT / "megatrain/ops/normalization.py")
     # a command, which is found by its name
-    assert files_that_test(ROOT / "megatrain/commands/ckpt/pinning.py")
+    command = ROOT / "diagnostics/megatrain_diagnostics/commands/logs_classify.py"
+    assert "tests/unit/job/failures/test_logs_command.py" in files_that_test(command)
+    assert "tests/unit/hf/test_hf_config_keys.py" in files_that_test(ROOT / "megatrain/hf/rope.py")
 
 
 def test_every_part_has_its_day() -> None:

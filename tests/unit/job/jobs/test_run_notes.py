@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from megatrain.contracts.errors import MegatrainError, NotFoundError, UsageError
+from megatrain.contracts.files.file_locks import is_locked
 from megatrain.contracts.records.incident import IncidentState
-from megatrain.run_files.action_log import ActionLog, ActionTrail, read_actions
+from megatrain.run_files.action_log import ActionEntry, ActionLog, ActionTrail, read_actions
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.jobs import notes
 from megatrain_job.jobs.notes import MAX_AN_HOUR, Author, NoteRefusedError, NoteWriter, log_path, notes_of, read_notes
@@ -161,6 +162,17 @@ def test_writers_of_several_processes_lose_nothing(tmp_path: Path) -> None:
         f"w{w} {n}" for w in range(4) for n in range(10)
     }
     assert read_actions(log_path(tmp_path)).problem == ""
+
+
+def test_a_line_is_written_under_the_lock_of_the_file(tmp_path: Path) -> None:
+    path, found = tmp_path / "actions.jsonl", list[bool | None]()
+
+    def check(_: ActionTrail) -> None:
+        with path.open("rb") as other:
+            found.append(is_locked(other.fileno()))
+
+    ActionLog(path).append(ActionEntry(NOW_S, "intent", "1", "", "ada", "operator", "", "stop", "", ""), check)
+    assert found == [True]
 
 
 class HeldLog(ActionLog):
