@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megatrain.formatting import printable
@@ -20,6 +20,14 @@ def print_json(values: Mapping[str, Any]) -> None:
 def print_lines(lines: Sequence[str]) -> None:
     """Print lines with control characters escaped: they may contain text from files and hosts."""
     print(printable("\n".join(lines)), flush=True)
+
+
+def print_result(values: Callable[[], Mapping[str, Any]], lines: Callable[[], Sequence[str]], *, is_json: bool) -> None:
+    """Print a result as one JSON object, or as lines; only the printed form is made."""
+    if is_json:
+        print_json(values())
+    else:
+        print_lines(lines())
 
 
 def print_note(text: str) -> None:

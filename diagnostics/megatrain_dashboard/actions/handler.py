@@ -99,7 +99,7 @@ class ActionHandler:
         if newest.stage != RESULT:
             raise conflict(f"action {newest.action_id} of this key was begun, but its result was not recorded")
         known = _Known((newest.kind, newest.target, newest.reason), newest.user, Future())
-        known.answer.set_result(_answer(newest))
+        known.answer.set_result(ActionAnswer.of(newest, is_dry_run=False))
         self._known[key] = known
         return known
 
@@ -120,7 +120,7 @@ class ActionHandler:
         finally:
             with self._lock:
                 self._num_in_flight -= 1
-        return _answer(self._finish(intent, outcome))
+        return ActionAnswer.of(self._finish(intent, outcome), is_dry_run=False)
 
     def _checked(self, request: ActionRequest) -> JobSnapshot:
         try:
@@ -179,16 +179,6 @@ class ActionHandler:
             return self._log.append(entry, check)
         except OSError as error:
             raise _no_audit(error) from error
-
-
-def _answer(entry: ActionEntry) -> ActionAnswer:
-    return ActionAnswer(
-        action_id=entry.action_id,
-        is_dry_run=False,
-        is_accepted=entry.is_accepted,
-        is_done=entry.is_done,
-        text=entry.text,
-    )
 
 
 def _no_audit(error: OSError) -> RefusalError:

@@ -22,7 +22,7 @@ from megatrain.run_files.action_log import (
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain_dashboard.actions.handler import ActionHandler
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.cache import file_version
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import unavailable
 from megatrain_dashboard.responses.query_parameters import From, To
@@ -63,10 +63,9 @@ def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
         window = parts.window(begin, end)
         run = parts.source.run
         driver, people = run.incidents / AUDIT_NAME, run.diagnosis / ACTIONS_NAME
-        key = ("audit", _stamp(driver), _stamp(people), window)
+        key = ("audit", file_version(driver), file_version(people), window)
         trail = (lambda: read_actions(people)) if handler is None else handler.trail
-        make = partial(audit_document, driver, trail, window)
-        return cached_response(request, parts.responses.get(key, lambda: document_bytes(make())))
+        return parts.responses.answer(request, key, partial(audit_document, driver, trail, window))
 
     return routes
 
@@ -107,21 +106,10 @@ def _of_people(entries: tuple[ActionEntry, ...]) -> Iterator[AuditEntryDocument]
     newest = {entry.action_id: entry for entry in entries}
     for entry in newest.values():
         is_open = entry.stage == INTENT
-        yield AuditEntryDocument(
-            at_unix_s=entry.at_unix_s,
+        yield AuditEntryDocument.of(
+            entry,
             source="dashboard" if entry.address else "command line",
             actor=entry.user,
             action=entry.kind,
-            target=entry.target,
-            reason=entry.reason,
             result="begun; the result was not recorded" if is_open else entry.text,
-            entry_hash=entry.entry_hash,
         )
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_size)

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint
 from megatrain.formatting import printable
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.facts import CheckpointsSeen
@@ -81,14 +80,7 @@ def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> C
         place=seen.location,
         resume_reason=printable(f"{survey.resume.reason}{skipped}"),
         branches=tuple(
-            BranchDocument(
-                name=branch.name,
-                parent=branch.parent,
-                parent_step=branch.parent_step,
-                created_unix_s=branch.created_unix_s,
-                reason=printable(branch.reason),
-                is_current=branch.name == survey.current,
-            )
+            BranchDocument.of(branch, reason=printable(branch.reason), is_current=branch.name == survey.current)
             for branch in survey.branches
         ),
         checkpoints=tuple(
@@ -101,17 +93,12 @@ def checkpoints_document(seen: CheckpointsSeen, window: Window = WHOLE_RUN) -> C
 
 def _checkpoint(found: FoundCheckpoint, *, is_resume_point: bool) -> CheckpointDocument:
     is_bare, verification = found.state is CheckpointState.UNCOMMITTED, found.verification
-    return CheckpointDocument(
-        branch=found.branch,
-        step=found.step,
+    return CheckpointDocument.of(
+        found,
         place=printable(str(found.location)),
         state=str(CheckpointState.DAMAGED if is_bare else found.state),
         is_in_line=found.is_in_ancestry,
         is_resume_point=is_resume_point,
-        num_bytes=found.num_bytes,
-        written_unix_s=found.written_unix_s,
-        consumed_tokens=found.consumed_tokens,
-        round=found.round,
         pin_reason=printable(found.pin_reason or ""),
         problem=printable(found.problem or (_NO_COMMIT if is_bare else "")),
         verified_unix_s=None if verification is None else verification.at_unix_s,
@@ -130,11 +117,9 @@ def router(parts: DashboardParts) -> APIRouter:
         The checkpoint that the job would resume from is always among them.
         """
         window = parts.window(begin, end)
-        version = parts.source.live().versions["checkpoints"]
-
-        def make() -> bytes:
-            return document_bytes(checkpoints_document(parts.source.facts().checkpoints, window))
-
-        return cached_response(request, parts.responses.get(("checkpoints", version, window), make))
+        key = ("checkpoints", parts.source.live().versions["checkpoints"], window)
+        return parts.responses.answer(
+            request, key, lambda: checkpoints_document(parts.source.facts().checkpoints, window)
+        )
 
     return routes

@@ -15,7 +15,6 @@ from megatrain.config.serialize import config_values
 from megatrain.formatting import printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.parts import JobsParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import bad_query, not_found, shown
 from megatrain_dashboard.responses.query_parameters import Step, check_steps
@@ -167,9 +166,8 @@ def _run(
         found = binned(values, bins, len(steps))
         return tuple(value if known else None for value, known in zip(found.tolist(), np.isfinite(found), strict=True))
 
-    return ComparedRun(
-        name=inputs.name,
-        job=inputs.job,
+    return ComparedRun.of(
+        inputs,
         first_step=int(shown.column("step")[0]) if len(shown) else None,
         last_step=inputs.history.last_step,
         loss=line(shown.column("loss")),
@@ -181,11 +179,7 @@ def _run(
         median_tokens_per_s=newest_median(shown.tokens_per_s, len(shown)),
         median_mfu=newest_median(shown.mfu, len(shown)),
         num_ranks=None if ranks is None else int(ranks),
-        num_incidents=inputs.num_incidents,
-        effective_time_ratio=inputs.effective_time_ratio,
-        training_s=inputs.training_s,
         is_sampled=inputs.history.is_sampled,
-        problems=inputs.problems,
     )
 
 
@@ -205,13 +199,13 @@ def router(parts: JobsParts) -> APIRouter:
         check_steps(first, last)
         seen = _named(parts, jobs)
 
-        def make() -> bytes:
+        def make() -> CompareDocument:
             runs = [_inputs(job, parts.clock()) for job in seen]
-            return document_bytes(compare_document(runs, parts.clock(), first=first, last=last, points=points))
+            return compare_document(runs, parts.clock(), first=first, last=last, points=points)
 
         changes = tuple(job.summary and signature_of(job.summary.root) for job in seen)
         key = ("compare", tuple(job.name for job in seen), changes, first, last, points)
-        return cached_response(request, parts.responses.get(key, make))
+        return parts.responses.answer(request, key, make)
 
     return routes
 

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.formatting import age_text
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.window import Window
@@ -295,7 +294,6 @@ def router(parts: DashboardParts) -> APIRouter:
         """
         window = parts.window(begin, end)
         key = ("devices", host, minutes, window)
-        response = parts.responses.get(key, lambda: document_bytes(made(host, minutes, window)), fresh_s=_FRESH_S)
-        return cached_response(request, response)
+        return parts.responses.answer(request, key, lambda: made(host, minutes, window), fresh_s=_FRESH_S)
 
     return routes

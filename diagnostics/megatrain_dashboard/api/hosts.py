@@ -16,7 +16,7 @@ from megatrain.contracts.records.host_records import CheckReport
 from megatrain.contracts.records.incident import Incident
 from megatrain.formatting import names_text
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes, document_response
+from megatrain_dashboard.responses.cache import document_response
 from megatrain_dashboard.responses.document import Document, ThresholdsDocument, thresholds_document
 from megatrain_dashboard.responses.errors import not_found, shown
 from megatrain_dashboard.sources.hosts import HostOf, host_names
@@ -148,18 +148,12 @@ def host_history_document(
             others.append(incident.incident_id)
     return HostHistoryDocument(
         host=host,
-        checks=() if report is None else tuple(
-            CheckDocument(
-                name=result.name, outcome=str(result.outcome), detail=result.detail, duration_s=result.duration_s,
-                value=result.value, unit=result.unit,
-            )
-            for result in report.results
-        ),
+        checks=() if report is None else tuple(map(CheckDocument.of, report.results)),
         checks_unix_s=None if report is None else report.at_unix_s,
         incident_ids=tuple(sorted(blaming, reverse=True)[:_MAX_INCIDENTS]),
         victim_incident_ids=tuple(sorted(others, reverse=True)[:_MAX_INCIDENTS]),
         rounds=tuple(sorted(set(rounds))),
-    )  # fmt: skip
+    )
 
 
 def blames_host(incident: Incident, host: str, host_of: HostOf) -> bool:
@@ -181,12 +175,8 @@ def _live(view: HostView, given: HostInputs) -> HostDocument:
     record, status, part, cordon = view.record, view.status, view.part, view.cordon
     offset = given.clocks.get(view.host)
     state = given.state
-    return HostDocument(
-        host=view.host,
-        state=str(view.state),
-        is_in_order=view.is_in_order,
-        is_driver=view.is_driver,
-        remark=view.remark,
+    return HostDocument.of(
+        view,
         address="" if record is None else record.address,
         hardware="" if record is None else record.hardware,
         labels={} if record is None else dict(record.labels),
@@ -250,8 +240,7 @@ def router(parts: DashboardParts) -> APIRouter:
         """
         version = source.live().versions["hosts"]
         key = ("hosts", version) if source.is_recorded else ("hosts",)
-        response = parts.responses.get(key, lambda: document_bytes(all_hosts()), fresh_s=_FRESH_S)
-        return cached_response(request, response)
+        return parts.responses.answer(request, key, all_hosts, fresh_s=_FRESH_S)
 
     @routes.get("/hosts/{host}", response_model=HostHistoryDocument)
     def host(host: Annotated[str, Path(max_length=256)]) -> Response:

@@ -84,10 +84,8 @@ def round_documents(facts: JobFacts) -> tuple[RoundDocument, ...]:
     reached = {number: (first, last) for number, first, last in facts.series.reached}
     confirmed = [round_ for round_ in facts.rounds if round_.is_confirmed] or list(facts.rounds[-1:])
     return tuple(
-        RoundDocument(
-            number=round_.number,
-            began_unix_s=round_.began_unix_s,
-            world_size=round_.world_size,
+        RoundDocument.of(
+            round_,
             first_step=reached.get(round_.number, (None, None))[0],
             last_step=reached.get(round_.number, (None, None))[1],
         )

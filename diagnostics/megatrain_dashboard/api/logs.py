@@ -11,16 +11,14 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain.contracts.errors import DataError
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import bad_query, unavailable
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, host_list, rank_list
 from megatrain_dashboard.settings import Limits
+from megatrain_dashboard.sources.hosts import roster_if_known
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_diagnostics.analysis.log_search import LogFinding, LoggedFailure, classify_logs
-from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.store.log_query import (
     FoundLines,
@@ -97,10 +95,9 @@ def lines_document(round_number: int, found: FoundLines, limit: int) -> LogLines
     """Return the newest `limit` of the lines that were found, in order of time."""
     lines = found.lines
     first = max(0, len(lines.rank) - limit)
-    return LogLinesDocument(
+    return LogLinesDocument.of(
+        found,
         round=round_number,
-        num_matching=found.num_matching,
-        num_searched=found.num_searched,
         lines=tuple(
             LogLineDocument(
                 rank=int(lines.rank[row]),
@@ -110,41 +107,28 @@ def lines_document(round_number: int, found: FoundLines, limit: int) -> LogLines
             )
             for row in range(first, len(lines.rank))
         ),
-        is_partial=found.is_partial,
     )
 
 
 def causes_document(round_number: int, found: LogFinding) -> LogCausesDocument:
     """Return the culprit of a round's failure, and the failures in all logs. The root comes before what followed."""
     culprit, classification = found.culprit, found.classification
-    return LogCausesDocument(
+    return LogCausesDocument.of(
+        found,
         round=round_number,
-        label=found.label,
-        action=found.action,
         culprit=classification.culprit or "",
         reason=culprit.reason,
         root_rank=min(culprit.ranks, default=None),
         root_text=culprit.text,
         incident_id=culprit.incident,
         line=classification.line.strip()[:_MAX_CHARACTERS],
-        num_ranks=found.num_ranks,
-        num_lines=found.num_lines,
         causes=tuple(_cause(failure) for failure in found.failures[:_MAX_CAUSES]),
     )
 
 
 def _cause(logged_failure: LoggedFailure) -> LogCauseDocument:
-    return LogCauseDocument(
-        rank=logged_failure.rank,
-        host=logged_failure.host,
-        label=logged_failure.label,
-        action=logged_failure.action,
-        role=str(logged_failure.role),
-        culprit=logged_failure.culprit,
-        rule=logged_failure.rule,
-        line=logged_failure.line[:_MAX_CHARACTERS],
-        at_unix_s=logged_failure.at_ns / _NS,
-    )
+    line = logged_failure.line[:_MAX_CHARACTERS]
+    return LogCauseDocument.of(logged_failure, line=line, at_unix_s=logged_failure.at_ns / _NS)
 
 
 def router(parts: DashboardParts) -> APIRouter:
@@ -172,26 +156,29 @@ def router(parts: DashboardParts) -> APIRouter:
         number = logged_round(source.events, round_number)
         asked_ranks, asked_hosts = rank_list(ranks), host_list(hosts)
 
-        def make() -> bytes:
+        def make() -> LogLinesDocument:
             wanted = LogQuery(
                 number, query, is_regex, asked_ranks, asked_hosts, limit, _ns(window.begin_s), _ns(window.end_s)
             )
             found = search_lines(source.events, wanted, budget_s=limits.log_search_s)
-            return document_bytes(lines_document(number, found, limit))
+            return lines_document(number, found, limit)
 
         # the key holds the texts of ranks and hosts: a short text can name a million ranks, and a key is kept as long
         # as its response
         key = ("logs", source.live().versions["logs"], number, query, is_regex, ranks, hosts, limit, window)
-        return cached_response(request, parts.responses.get(key, make))
+        return parts.responses.answer(request, key, make)
 
     @routes.get("/logs/causes", response_model=LogCausesDocument)
     def causes(request: Request, round_number: RoundNumber = None) -> Response:
         """Return the culprit, and the causes in the ends of all logs: the root first, then what followed."""
         number = logged_round(source.events, round_number)
         recorded = recorded_culprit(source.facts().incidents, number)
-        key = ("causes", number, recorded)
-        response = parts.responses.get(key, lambda: _causes(source, limits, number, recorded), fresh_s=_CAUSES_FRESH_S)
-        return cached_response(request, response)
+        return parts.responses.answer(
+            request,
+            ("causes", number, recorded),
+            lambda: _causes(source, limits, number, recorded),
+            fresh_s=_CAUSES_FRESH_S,
+        )
 
     return routes
 
@@ -200,19 +187,12 @@ def _ns(at_s: float | None) -> int | None:
     return None if at_s is None else int(min(at_s, _LATEST_S) * 1e9)
 
 
-def _causes(source: JobSource, limits: Limits, round_number: int, recorded: Culprit | None) -> bytes:
-    roster = _roster(source, round_number)
+def _causes(source: JobSource, limits: Limits, round_number: int, recorded: Culprit | None) -> LogCausesDocument:
+    roster = roster_if_known(source, round_number)
     num_ranks = 1 if roster is None else roster.layout.world_size
     where = Where(rounds=(round_number,))
     try:
         lines = newest_tails(source.events, where, _MAX_JUDGED_LINES, num_ranks=num_ranks, budget_s=limits.log_causes_s)
     except TooSlowError as error:
         raise unavailable(f"the ends of {num_ranks:,} logs take too long to read: {error}") from error
-    return document_bytes(causes_document(round_number, classify_logs(lines, roster, recorded)))
-
-
-def _roster(source: JobSource, round_number: int) -> Roster | None:
-    try:
-        return source.roster(round_number)
-    except DataError:
-        return None
+    return causes_document(round_number, classify_logs(lines, roster, recorded))

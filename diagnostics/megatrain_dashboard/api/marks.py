@@ -14,7 +14,6 @@ from megatrain.checkpoint.survey import FoundCheckpoint
 from megatrain.formatting import count_text, printable
 from megatrain.run_files.config_changes import ConfigChange
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.facts import JobFacts
@@ -219,7 +218,6 @@ def router(parts: DashboardParts) -> APIRouter:
         window = parts.window(begin, end)
         versions = parts.source.live().versions
         key = ("marks", *(versions[topic] for topic in _TOPICS), window)
-        response = parts.responses.get(key, lambda: document_bytes(marks_document(parts.source.facts(), window)))
-        return cached_response(request, response)
+        return parts.responses.answer(request, key, lambda: marks_document(parts.source.facts(), window))
 
     return routes

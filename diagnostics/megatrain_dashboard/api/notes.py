@@ -80,18 +80,8 @@ def notes_document(facts: JobFacts, window: Window, now_s: float, why_not: str) 
 
 
 def note_document(note: Note, incidents: Sequence[Incident], now_s: float) -> NoteDocument:
-    return NoteDocument(
-        note_id=note.note_id,
-        written_unix_s=note.written_unix_s,
-        user=note.user,
-        text=note.text,
-        step=note.step,
-        at_unix_s=note.at_unix_s,
-        retracted_unix_s=note.retracted_unix_s,
-        retracted_by=note.retracted_by,
-        retraction=note.retraction,
-        incident_ids=tuple(incident.incident_id for incident in incidents if note.is_of(incident, now_s)),
-    )
+    ids = tuple(incident.incident_id for incident in incidents if note.is_of(incident, now_s))
+    return NoteDocument.of(note, incident_ids=ids)
 
 
 def _at_s(note: Note, clock: StepClock) -> float | None:

@@ -1,6 +1,6 @@
 """A cache of responses as bytes. A response is made once for all equal requests and is identified by its ETag.
 
-    parts.responses.get(("overview",), lambda: document_bytes(overview(...)), fresh_s=1.0)
+    parts.responses.answer(request, ("overview",), lambda: overview(...), fresh_s=1.0)
 
 One thread makes the response of a key; others that request the same key wait for its result. A full cache drops the
 least recently used responses.
@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticSerializationError
@@ -38,6 +39,7 @@ class CachedResponse:
     etag: str
     made_s: float
     """Time on the monotonic clock."""
+    media_type: str = JSON_TYPE
 
 
 class ResponseCache:
@@ -50,10 +52,24 @@ class ResponseCache:
         self._made: dict[Hashable, Future[CachedResponse]] = {}
         self._num_bytes = 0
 
-    def get(self, key: Hashable, make: Callable[[], bytes], *, fresh_s: float = float("inf")) -> CachedResponse:
+    def answer(
+        self,
+        request: Request,
+        key: Hashable,
+        make: Callable[[], Document | bytes],
+        *,
+        fresh_s: float = float("inf"),
+    ) -> Response:
+        """Answer a request with the response to `key`, as `get` does."""
+        return cached_response(request, self.get(key, make, fresh_s=fresh_s))
+
+    def get(
+        self, key: Hashable, make: Callable[[], Document | bytes], *, fresh_s: float = float("inf")
+    ) -> CachedResponse:
         """Return the response to `key`. `make` makes it, unless the cache has one that is at most `fresh_s` old.
 
-        A key that contains the version of its data needs no `fresh_s`. An error of `make` is raised in every waiter.
+        `make` returns a document, or a picture as a container of arrays. A key that contains the version of its data
+        needs no `fresh_s`. An error of `make` is raised in every waiter.
         """
         with self._lock:
             known = self._known.get(key)
@@ -66,12 +82,15 @@ class ResponseCache:
                 future = self._made[key] = Future()
         return self._make(key, make, future) if is_new else future.result()
 
-    def _make(self, key: Hashable, make: Callable[[], bytes], future: Future[CachedResponse]) -> CachedResponse:
+    def _make(
+        self, key: Hashable, make: Callable[[], Document | bytes], future: Future[CachedResponse]
+    ) -> CachedResponse:
         # the age of a response counts from the moment at which its data was read
         began_s = self._clock()
         try:
-            body = make()
-            response = CachedResponse(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"', began_s)
+            made = make()
+            body, media_type = (made, ARRAYS_TYPE) if isinstance(made, bytes) else (document_bytes(made), JSON_TYPE)
+            response = CachedResponse(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"', began_s, media_type)
         except BaseException as error:
             with self._lock:
                 del self._made[key]
@@ -109,13 +128,22 @@ def _encodable(value: Any) -> Any:
     return [_encodable(inner) for inner in value] if isinstance(value, list) else value
 
 
+def file_version(path: Path) -> tuple[int, int] | None:
+    """Return a part of a key that changes whenever a file grows; None if there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
 def document_response(document: Document) -> Response:
     """Return the response for a document that is not cached."""
     return Response(document_bytes(document), media_type=JSON_TYPE)
 
 
-def cached_response(request: Request, cached: CachedResponse, media_type: str = JSON_TYPE) -> Response:
+def cached_response(request: Request, cached: CachedResponse) -> Response:
     """Return the response to a request from the cache; 304 without a body for a client that already has it."""
     if cached.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers={"etag": cached.etag})
-    return Response(cached.body, media_type=media_type, headers={"etag": cached.etag})
+    return Response(cached.body, media_type=cached.media_type, headers={"etag": cached.etag})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
 
 from megatrain.contracts.layout import AXES, Layout
@@ -12,6 +14,11 @@ class Document(BaseModel):
     """The base of all documents: immutable, and without NaN and infinity, because JSON does not have them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, source: object, /, **fields: Any) -> Self:
+        """Return a document with these fields; every other field is the attribute of `source` with the same name."""
+        return cls(**{name: getattr(source, name) for name in cls.model_fields.keys() - fields.keys()}, **fields)
 
 
 class ErrorDocument(Document):
@@ -63,6 +70,4 @@ class ThresholdsDocument(Document):
 
 def thresholds_document(thresholds: Thresholds | None) -> ThresholdsDocument | None:
     """Return the document of the thresholds; None where nothing was judged."""
-    if thresholds is None:
-        return None
-    return ThresholdsDocument(excess=thresholds.excess, score=thresholds.score, num_steps=thresholds.num_steps)
+    return None if thresholds is None else ThresholdsDocument.of(thresholds)

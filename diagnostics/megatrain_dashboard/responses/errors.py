@@ -100,6 +100,10 @@ def _parameters(dependant: Dependant) -> set[str]:
     return names.union(*(_parameters(inner) for inner in dependant.dependencies))
 
 
+class TooMuchDataError(DataError):
+    """A request asks for more data than is read at once; the answer has status 413."""
+
+
 def add_error_responses(app: FastAPI) -> None:
     """Add handlers to `app` that answer every error as a refusal."""
 
@@ -146,6 +150,8 @@ def _of_http(request: Request, error: HTTPException) -> RefusalError:
 
 def _of_megatrain(error: MegatrainError) -> RefusalError:
     """Return the refusal for an error of megatrain. Its cause is the job, not the request."""
+    if isinstance(error, TooMuchDataError):
+        return RefusalError(413, str(error))
     if isinstance(error, DataError):
         return RefusalError(404, str(error))
     if isinstance(error, CoordinationError):

@@ -33,6 +33,14 @@ def hosts_of(roster: Roster) -> Hosts:
     return Hosts(tuple(index), np.array(of_rank, dtype=np.int64))
 
 
+def roster_if_known(source: JobSource, round_number: int) -> Roster | None:
+    """Return the roster of a round; None where nothing is known of the round."""
+    try:
+        return source.roster(round_number)
+    except DataError:
+        return None
+
+
 def host_names(source: JobSource, incidents: tuple[Incident, ...]) -> HostOf:
     """Return a function that gives the hosts of ranks that ended in the incidents, or that the incidents blame."""
     places = {(incident.round, failure.rank) for incident in incidents for failure in incident.failures}

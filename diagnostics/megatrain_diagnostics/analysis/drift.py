@@ -26,9 +26,9 @@ from megatrain_diagnostics.analysis.launch_stagger import (
 from megatrain_diagnostics.analysis.step_series import SERIES_OPERATIONS, StepSeries, step_series
 from megatrain_diagnostics.analysis.step_windows import full_steps, plausible_spans, read_step_events
 from megatrain_diagnostics.analysis.trends import Hours, Trend, hours_of_day, trend
-from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.roster import Roster, read_roster
 from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, select
+from megatrain_diagnostics.events.tables import Spans, StepTotals, Values, select
 
 _NUM_PACE_RANKS = 16
 _NUM_SAMPLED_STEPS = 40
@@ -105,8 +105,7 @@ def analyse_drift(
     Raises: DataError if no step has a known duration.
     """
     whole = Where(rounds=(round_number,), first_step=first_step, last_step=last_step)
-    of_round = Where(rounds=(round_number,))
-    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
+    roster = read_roster(source, round_number)
     ranks = _spread_out(tuple(sorted(roster.hosts)), _NUM_PACE_RANKS)
     some = replace(whole, ranks=ranks)
     series = step_series(

@@ -12,14 +12,12 @@ from megatrain.formatting import ranks_text
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.window_pieces import Windows
 from megatrain_diagnostics.events.clocks import align
-from megatrain_diagnostics.events.roster import Roster, make_roster
+from megatrain_diagnostics.events.roster import Roster, read_roster
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import (
     NO_DURATION,
     Clocks,
-    Groups,
     Int64,
-    Ranks,
     Spans,
     StepTotals,
     select,
@@ -59,8 +57,7 @@ def read_step_events(
 
     Raises: DataError for a round without ranks, and the errors of the source.
     """
-    of_round = Where(rounds=(round_number,))
-    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
+    roster = read_roster(source, round_number)
     where = Where(
         rounds=(round_number,),
         first_step=None if first_step is None else first_step - 1,

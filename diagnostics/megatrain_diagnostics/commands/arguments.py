@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from megatrain.commands.argument_types import utf8_text, whole_number
-from megatrain.commands.printing import print_note
+from megatrain.commands.printing import print_note, print_result
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import names_text
 from megatrain.run_files.incidents import read_incidents
 from megatrain.run_files.run_directory import RunDirectory
@@ -26,6 +27,30 @@ RUN_HELP = (
 )
 _MAX_NUMBERS = 1_000_000
 """Limit of the ranks in one argument: more are a mistake, and would fill memory."""
+
+
+def add_analysis(
+    verbs: Verbs,
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int],
+    *options: Callable[[argparse.ArgumentParser], None],
+) -> argparse.ArgumentParser:
+    """Add a subcommand that reads the events of RUN, with these options, --round and --json; return its parser."""
+    parser = verbs.add_parser(name, help=text, allow_abbrev=False)
+    for add in (add_run, *options, add_round, add_json):
+        add(parser)
+    parser.set_defaults(run_verb=run)
+    return parser
+
+
+def print_analysis(
+    args: argparse.Namespace, values: Callable[[], Mapping[str, Any]], lines: Callable[[], Sequence[str]]
+) -> int:
+    """Print a result as --json asks, then the problems of the events; return the exit code."""
+    print_result(values, lines, is_json=args.is_json)
+    report_problems(args)
+    return int(ExitCode.OK)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

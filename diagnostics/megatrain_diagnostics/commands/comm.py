@@ -6,22 +6,19 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from megatrain.commands.printing import facts, print_json, print_lines, table
+from megatrain.commands.printing import facts, table
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import bytes_text, ranks_text
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_json,
-    add_round,
-    add_run,
+    add_analysis,
     add_steps,
     chosen_round,
     open_source,
-    report_problems,
+    print_analysis,
 )
 from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table
 from megatrain_diagnostics.events.source import Where
@@ -31,14 +28,8 @@ _NUM_DEFAULT_STEPS = 10
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser(
-        "comm", help="bandwidths, slow links and hosts, exposed and overlapped communication", allow_abbrev=False
-    )
-    add_run(parser)
-    add_steps(parser)
-    add_round(parser)
-    add_json(parser)
-    parser.set_defaults(run_verb=run)
+    text = "bandwidths, slow links and hosts, exposed and overlapped communication"
+    add_analysis(verbs, "comm", text, run, add_steps)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,12 +47,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = known if args.steps != (None, None) else newest_steps(spans, _NUM_DEFAULT_STEPS).tolist()
     events = read_step_events(source, round_number, chosen[0], chosen[-1])
     found = analyse_communication(events, chosen[0], chosen[-1])
-    if args.is_json:
-        print_json({"place": args.place, "round": round_number, **_document(found)})
-    else:
-        print_lines(_lines(found))
-    report_problems(args)
-    return int(ExitCode.OK)
+    head = {"place": args.place, "round": round_number}
+    return print_analysis(args, lambda: {**head, **_document(found)}, lambda: _lines(found))
 
 
 def _document(found: Communication) -> dict[str, Any]:
@@ -97,28 +84,16 @@ def _lines(found: Communication) -> list[str]:
     if found.overlaps:
         lines += ["", *overlap_table("a rank and step", found.overlaps)]
     if found.bandwidths:
-        speeds = [
+        speeds: list[tuple[str, ...]] = [
             ("group", "operation", "size", "ranks", "count", "median", "p90", "waited", "algorithm", "bus", "bus p10")
         ]
         speeds += [
             (
-                *(
-                    bandwidth.group,
-                    bandwidth.operation,
-                    bandwidth.size,
-                    str(bandwidth.num_ranks),
-                    f"{bandwidth.count:,}",
-                    _ms(bandwidth.transfer_s),
-                ),
-                *(
-                    _ms(bandwidth.transfer_p90_s),
-                    _ms(bandwidth.wait_s),
-                    _rate(bandwidth.algorithm_bandwidth),
-                    _rate(bandwidth.bus_bandwidth),
-                ),
-                _rate(bandwidth.bus_bandwidth_p10),
+                *(speed.group, speed.operation, speed.size, str(speed.num_ranks), f"{speed.count:,}"),
+                *map(_ms, (speed.transfer_s, speed.transfer_p90_s, speed.wait_s)),
+                *map(_rate, (speed.algorithm_bandwidth, speed.bus_bandwidth, speed.bus_bandwidth_p10)),
             )
-            for bandwidth in found.bandwidths
+            for speed in found.bandwidths
         ]
         lines += ["", *table(speeds, left=(0, 1, 2))]
     return lines + _slow_lines(found.slow) + [f"note: {note}" for note in found.notes]

@@ -7,21 +7,18 @@ from dataclasses import asdict
 from typing import Any
 
 from megatrain.commands.argument_types import real_number
-from megatrain.commands.printing import facts, print_json, print_lines
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.commands.printing import facts
 from megatrain.formatting import names_text, ranks_text, time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_json,
-    add_round,
-    add_run,
+    add_analysis,
     add_steps,
     chosen_round,
     open_source,
-    report_problems,
+    print_analysis,
 )
 
 _MAX_RANKS_NAMED = 8
@@ -29,10 +26,7 @@ _MAX_MOVED = 4
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("drift", help="when and why the pace of a job changed", allow_abbrev=False)
-    add_run(parser)
-    add_steps(parser)
-    add_round(parser)
+    parser = add_analysis(verbs, "drift", "when and why the pace of a job changed", run, add_steps)
     parser.add_argument(
         "--peak-tflops",
         type=real_number("a number above 0", lambda value: 0.0 < value < 1e6),
@@ -40,20 +34,17 @@ def add_verb(verbs: Verbs) -> None:
         metavar="T",
         help="peak of a device, for MFU (default: the peak that the trainer recorded, telemetry.peak_tflops)",
     )
-    add_json(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print how the pace changed. Raises: DataError if no step has a known duration."""
     source = open_source(args)
     found = analyse_drift(source, chosen_round(args, source), *args.steps)
-    if args.is_json:
-        print_json({"place": args.place, **_document(found, args.peak_tflops)})
-    else:
-        print_lines(_lines(found, args.peak_tflops))
-    report_problems(args)
-    return int(ExitCode.OK)
+    return print_analysis(
+        args,
+        lambda: {"place": args.place, **_document(found, args.peak_tflops)},
+        lambda: _lines(found, args.peak_tflops),
+    )
 
 
 def _document(found: Drift, peak_tflops: float | None) -> dict[str, Any]:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from megatrain.commands.argument_types import whole_number
-from megatrain.commands.printing import facts, print_json, print_lines, table
+from megatrain.commands.printing import facts, table
 from megatrain.contracts.errors import DataError, NotFoundError
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain_diagnostics.analysis.explain import Breakdown, StepExplanation, explain_step
 from megatrain_diagnostics.analysis.step_windows import known_steps, read_step_events
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_json,
+    add_analysis,
     add_ranks,
-    add_round,
-    add_run,
     chosen_round,
     open_source,
-    report_problems,
+    print_analysis,
 )
 from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table, overlapped_share
 
@@ -30,15 +27,9 @@ _MAX_LATE = 5
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser(
-        "explain", help="the time of a step by category: compute, waiting, bubble, data, ...", allow_abbrev=False
-    )
-    add_run(parser)
+    text = "the time of a step by category: compute, waiting, bubble, data, ..."
+    parser = add_analysis(verbs, "explain", text, run, add_ranks)
     parser.add_argument("--step", type=whole_number(0, 2**31 - 2), required=True, metavar="N", help="which step")
-    add_ranks(parser)
-    add_round(parser)
-    add_json(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,12 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise NotFoundError(f"{args.place}: {error}; there are {known_steps(source, round_number)}") from error
     if not found.is_full:
         found = replace(found, notes=(*found.notes, f"there are {known_steps(source, round_number)}"))
-    if args.is_json:
-        print_json(_document(args.place, round_number, found))
-    else:
-        print_lines(_lines(found))
-    report_problems(args)
-    return int(ExitCode.OK)
+    return print_analysis(args, lambda: _document(args.place, round_number, found), lambda: _lines(found))
 
 
 def _document(place: str, round_number: int, found: StepExplanation) -> dict[str, Any]:
@@ -76,29 +62,13 @@ def _document(place: str, round_number: int, found: StepExplanation) -> dict[str
             {"name": stage.name, "communication": [overlap_document(overlap) for overlap in of_stage]}
             for stage, of_stage in zip(found.stages, found.overlaps_by_stage, strict=False)
         ],
-        "came_last": [
-            {
-                "rank": arrival.rank,
-                "host": arrival.host,
-                "num_collectives": arrival.num_collectives,
-                "waited_ns": arrival.waited_ns,
-                "operation": arrival.operation,
-            }
-            for arrival in found.last
-        ],
+        "came_last": [asdict(arrival) for arrival in found.last],
         "notes": list(found.notes),
     }
 
 
 def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
-    return {
-        "name": breakdown.name,
-        "num_ranks": breakdown.num_ranks,
-        "wall_ns": breakdown.wall_ns,
-        "spent_ns": dict(breakdown.spent_ns),
-        "waiting_ns": dict(breakdown.waiting_ns),
-        "percent": breakdown.percent,
-    }
+    return {**asdict(breakdown), "percent": breakdown.percent}
 
 
 def _lines(found: StepExplanation) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
+from megatrain.commands.printing import facts, print_note, print_result, table
 from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
@@ -28,18 +28,15 @@ from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_json,
-    add_round,
-    add_run,
+    add_analysis,
     check_run,
     chosen_round,
     events_directory,
     incident_culprit,
     open_source,
 )
-from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Groups, Ranks
+from megatrain_diagnostics.events.roster import Roster, read_roster
+from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.store.hang_answer import (
     HangAnswer,
     answer_of_evidence,
@@ -58,9 +55,8 @@ _MAX_FRAMES = 4
 
 def add_verb(verbs: Verbs) -> None:
     """Add the subcommand `hang`."""
-    parser = verbs.add_parser("hang", help="which ranks block a hung job", description=__doc__, allow_abbrev=False)
-    add_run(parser)
-    add_round(parser)
+    parser = add_analysis(verbs, "hang", "which ranks block a hung job", run)
+    parser.description = __doc__
     parser.add_argument(
         "--blackbox",
         type=utf8_text,
@@ -81,19 +77,14 @@ def add_verb(verbs: Verbs) -> None:
         dest="has_stacks",
         help="with --blackbox: also dump the stacks of the ranks that run on this machine now",
     )
-    add_json(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print which ranks hold up the job. Raises: DataError if there is no evidence about the job."""
     answer = _answer(args)
-    if args.is_json:
-        print_json(_as_json(answer))
-    else:
-        for problem in answer.problems:
-            print_note(problem)
-        print_lines(_as_text(answer))
+    for problem in () if args.is_json else answer.problems:
+        print_note(problem)
+    print_result(lambda: _as_json(answer), lambda: _as_text(answer), is_json=args.is_json)
     return int(ExitCode.OK)
 
 
@@ -123,9 +114,7 @@ def _answer(args: argparse.Namespace) -> HangAnswer:
             "with --blackbox"
         )
     number = chosen_round(args, source)
-    where = Where(rounds=(number,))
-    roster = make_roster(source.read(Ranks, where), source.read(Groups, where), number)
-    return answer_of_spans(source, roster, incident_culprit(args, number))
+    return answer_of_spans(source, read_roster(source, number), incident_culprit(args, number))
 
 
 def _box_directory(named: Path) -> Path:

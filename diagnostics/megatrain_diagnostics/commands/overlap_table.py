@@ -15,16 +15,9 @@ def overlap_table(title: str, found: Sequence[Overlap]) -> list[str]:
     rows = [(title, "count", "total", "exposed", "of it waiting", "overlapped", "elsewhere", "share overlapped")]
     rows += [
         (
-            *(
-                overlap.operation,
-                f"{overlap.count / overlap.num_windows:.1f}",
-                _bound(overlap, _ms(overlap, overlap.total_ns)),
-            ),
-            *(
-                _ms(overlap, overlap.exposed_ns),
-                _ms(overlap, overlap.waiting_ns),
-                _bound(overlap, _ms(overlap, overlap.overlapped_ns)),
-            ),
+            *(overlap.operation, f"{overlap.count / overlap.num_windows:.1f}"),
+            *(_bound(overlap, _ms(overlap, overlap.total_ns)), _ms(overlap, overlap.exposed_ns)),
+            *(_ms(overlap, overlap.waiting_ns), _bound(overlap, _ms(overlap, overlap.overlapped_ns))),
             *(_ms(overlap, overlap.elsewhere_ns), overlapped_share(overlap)),
         )
         for overlap in found

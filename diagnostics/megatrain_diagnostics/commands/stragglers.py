@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from megatrain.commands.argument_types import real_number, whole_number
-from megatrain.commands.printing import facts, print_json, print_lines
+from megatrain.commands.printing import facts
 from megatrain.config.diagnostics import DiagnosticsConfig
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import names_text, ranks_text, seconds_text
 from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.sentences import findings_headline
@@ -18,17 +17,13 @@ from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_json,
-    add_round,
-    add_run,
+    add_analysis,
     add_steps,
     chosen_round,
     open_source,
-    report_problems,
+    print_analysis,
 )
-from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.source import Where
-from megatrain_diagnostics.events.tables import Groups, Ranks
+from megatrain_diagnostics.events.roster import Roster, read_roster
 
 _MAX_SHOWN = 12
 
@@ -36,10 +31,7 @@ _MAX_SHOWN = 12
 def add_verb(verbs: Verbs) -> None:
     """Add the subcommand `stragglers`."""
     config = DiagnosticsConfig()
-    parser = verbs.add_parser("stragglers", help="which ranks and hosts make the job slow, and why", allow_abbrev=False)
-    add_run(parser)
-    add_round(parser)
-    add_steps(parser)
+    parser = add_analysis(verbs, "stragglers", "which ranks and hosts make the job slow, and why", run, add_steps)
     parser.add_argument(
         "--excess",
         type=real_number("a number above 0", lambda value: 0.0 < value < float("inf")),
@@ -60,23 +52,16 @@ def add_verb(verbs: Verbs) -> None:
         metavar="STEPS",
         help="least number of steps for which a rank is slow (default: %(default)s)",
     )
-    add_json(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings. Raises: DataError if there are no events of these steps."""
     source = open_source(args)
     round_number = chosen_round(args, source)
-    of_round = Where(rounds=(round_number,))
-    roster = make_roster(source.read(Ranks, of_round), source.read(Groups, of_round), round_number)
+    roster = read_roster(source, round_number)
     found = stored_stragglers(source, roster, Thresholds(args.excess, args.score, args.lasting), args.steps)
-    report_problems(args)
-    if args.is_json:
-        print_json({"place": args.place, "round": round_number, **_document(found)})
-    else:
-        print_lines(_lines(found, roster))
-    return int(ExitCode.OK)
+    head = {"place": args.place, "round": round_number}
+    return print_analysis(args, lambda: {**head, **_document(found)}, lambda: _lines(found, roster))
 
 
 def _document(found: StragglerHistory) -> dict[str, Any]:

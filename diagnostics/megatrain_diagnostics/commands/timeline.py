@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatrain.commands.argument_types import utf8_path, whole_number
-from megatrain.commands.printing import facts, print_json, print_lines, print_note
+from megatrain.commands.printing import facts, print_note
 from megatrain.contracts.errors import DataError
-from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import bytes_text
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
@@ -20,14 +19,12 @@ from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps,
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
 from megatrain_diagnostics.commands.arguments import (
     Verbs,
-    add_json,
+    add_analysis,
     add_ranks,
-    add_round,
-    add_run,
     add_steps,
     chosen_round,
     open_source,
-    report_problems,
+    print_analysis,
 )
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.source import EventSource, Where
@@ -38,11 +35,8 @@ _NUM_DEFAULT_STEPS = 2
 
 
 def add_verb(verbs: Verbs) -> None:
-    parser = verbs.add_parser("timeline", help="write the spans of ranks as a trace for Perfetto", allow_abbrev=False)
-    add_run(parser)
-    add_ranks(parser)
-    add_steps(parser)
-    add_round(parser)
+    text = "write the spans of ranks as a trace for Perfetto"
+    parser = add_analysis(verbs, "timeline", text, run, add_ranks, add_steps)
     parser.add_argument(
         "--output",
         type=utf8_path,
@@ -57,8 +51,6 @@ def add_verb(verbs: Verbs) -> None:
         metavar="N",
         help=f"draw at most N slices; the command reports which ones it leaves out (default: {MAX_SLICES:,})",
     )
-    add_json(parser)
-    parser.set_defaults(run_verb=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,30 +68,24 @@ def run(args: argparse.Namespace) -> int:
             f"{known_steps(source, round_number)}"
         )
     num_bytes = _write(timeline, args.output, _notes(args.place))
-    if args.is_json:
-        print_json(
-            {
-                "place": args.place,
-                "round": round_number,
-                "output": str(args.output),
-                "num_bytes": num_bytes,
-                "first_step": first,
-                "last_step": last,
-                "num_ranks": len({track.rank for track in timeline.tracks}),
-                "num_tracks": len(timeline.tracks),
-                "num_slices": timeline.num_slices,
-                "num_flows": len(timeline.flows),
-                "base_unix_ns": timeline.base_ns,
-                "left_out": list(timeline.left_out),
-                "notes": list(timeline.notes),
-            }
-        )
-    else:
-        print_lines(_lines(timeline, args.output, num_bytes, first, last))
     for text in timeline.left_out:
         print_note(f"left out: {text}; choose fewer --ranks or --steps, or raise --max-slices")
-    report_problems(args)
-    return int(ExitCode.OK)
+    document = {
+        "place": args.place,
+        "round": round_number,
+        "output": str(args.output),
+        "num_bytes": num_bytes,
+        "first_step": first,
+        "last_step": last,
+        "num_ranks": len({track.rank for track in timeline.tracks}),
+        "num_tracks": len(timeline.tracks),
+        "num_slices": timeline.num_slices,
+        "num_flows": len(timeline.flows),
+        "base_unix_ns": timeline.base_ns,
+        "left_out": list(timeline.left_out),
+        "notes": list(timeline.notes),
+    }
+    return print_analysis(args, lambda: document, lambda: _lines(timeline, args.output, num_bytes, first, last))
 
 
 def _steps(chosen: tuple[int | None, int | None], source: EventSource, round_number: int) -> tuple[int, int]:

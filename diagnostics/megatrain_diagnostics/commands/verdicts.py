@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
+from megatrain.commands.printing import facts, print_note, print_result, table
 from megatrain.contracts.errors import (
     CoordinationError,
     CoordinationRefusedError,
@@ -45,17 +45,16 @@ def add_verb(verbs: Verbs) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print all verdicts, the newest first, or the verdict of --id. Raises: MegatrainError."""
     job, source, cases = _find(args)
+    head = {"job": job, "source": source}
     if args.id:
         case = matching_case(job, cases, args.id)
-        if args.is_json:
-            print_json({"job": job, "source": source, "verdict": _document(case)})
-        else:
-            print_lines(case_lines(case))
-        return int(ExitCode.OK)
-    if args.is_json:
-        print_json({"job": job, "source": source, "verdicts": [_document(case) for case in reversed(cases)]})
+        print_result(lambda: {**head, "verdict": _document(case)}, lambda: case_lines(case), is_json=args.is_json)
     else:
-        print_lines(cases_lines(job, cases, time.time()))
+        print_result(
+            lambda: {**head, "verdicts": [_document(case) for case in reversed(cases)]},
+            lambda: cases_lines(job, cases, time.time()),
+            is_json=args.is_json,
+        )
     return int(ExitCode.OK)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.printing import facts, print_json, print_lines, print_note, table
+from megatrain.commands.printing import facts, print_note, print_result, table
 from megatrain.contracts.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.export_trace is not None:
         _export(args.export_trace, operations, shape)
     result = what_if(make_model(operations, shape))
-    if args.is_json:
-        print_json(public_figures(result, shape))
-    else:
-        print_lines(_summary(result, shape))
+    print_result(lambda: public_figures(result, shape), lambda: _summary(result, shape), is_json=args.is_json)
     return 0
 
 
@@ -86,16 +83,15 @@ def _from_events(args: argparse.Namespace) -> tuple[OperationTable, JobShape]:
     from megatrain_diagnostics.analysis.whatif.from_spans import SPAN_OPERATIONS, operations_of
     from megatrain_diagnostics.commands.arguments import chosen_round, open_source, report_problems
     from megatrain_diagnostics.events.clocks import align
-    from megatrain_diagnostics.events.roster import make_roster
+    from megatrain_diagnostics.events.roster import read_roster
     from megatrain_diagnostics.events.source import Where
-    from megatrain_diagnostics.events.tables import Clocks, Groups, Ranks, Spans
+    from megatrain_diagnostics.events.tables import Clocks, Spans
 
     if args.meta is not None:
         raise DataError("--meta is for --trace only; the events of a job already contain its layout")
     source = open_source(args)
     round_number = chosen_round(args, source)
-    where = Where(rounds=(round_number,))
-    roster = make_roster(source.read(Ranks, where), source.read(Groups, where), round_number)
+    roster = read_roster(source, round_number)
     first, last = args.steps
     spans = source.read(Spans, Where((round_number,), first, last, operations=SPAN_OPERATIONS))
     spans = align(spans, source.read(Clocks), roster.hosts)

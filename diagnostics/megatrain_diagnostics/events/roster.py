@@ -12,6 +12,7 @@ import numpy as np
 
 from megatrain.contracts.errors import DataError, TopologyError
 from megatrain.contracts.layout import REPLICAS, SIZED_AXES, STAGES, Coordinate, Layout
+from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import Groups, Int64, Ranks, axis_column, world_sizes
 
 MAX_RANKS = 2**20
@@ -97,6 +98,12 @@ def newest_round(ranks: Ranks) -> int:
 def _has_half(ranks: Ranks, round_number: int) -> bool:
     rows = ranks.round == round_number
     return bool(2 * len(np.unique(ranks.rank[rows])) >= np.median(world_sizes(ranks)[rows]))
+
+
+def read_roster(source: EventSource, round_number: int) -> Roster:
+    """Read the ranks of one round. Raises: DataError as `make_roster`, and the errors of the source."""
+    where = Where(rounds=(round_number,))
+    return make_roster(source.read(Ranks, where), source.read(Groups, where), round_number)
 
 
 def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:

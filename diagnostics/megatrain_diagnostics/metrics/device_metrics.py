@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from megatrain_diagnostics.metrics.families import counter, gauge
 from megatrain_diagnostics.metrics.readings import DevicesReading
 from megatrain_job.devices.gpu_readings import THROTTLE_REASONS, GpuReading
 from megatrain_job.devices.links import LinkReading
@@ -56,11 +56,8 @@ _LINK_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_er
 
 def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterator[Metric]:
     """Yield the metrics of a host's devices. `labels`: name -> value of the host's labels."""
-    family = GaugeMetricFamily(
-        "megatrain_telemetry_up", "1: GPUs and network interfaces are read.", labels=list(labels)
-    )
-    family.add_metric(list(labels.values()), devices.sample is not None and not devices.problem)
-    yield family
+    is_up = devices.sample is not None and not devices.problem
+    yield gauge("megatrain_telemetry_up", "1: GPUs and network interfaces are read.", labels, [((), is_up)])
     if devices.sample is not None:
         yield from _gpus(devices.sample.driver.gpus[:MAX_GPUS], labels)
         yield from _links(devices.sample.links[:MAX_LINKS], labels)
@@ -68,81 +65,50 @@ def device_metrics(devices: DevicesReading, labels: Mapping[str, str]) -> Iterat
 
 
 def _gpus(gpus: Sequence[GpuReading], labels: Mapping[str, str]) -> Iterator[Metric]:
-    where = [(gpu, [*labels.values(), str(gpu.index)]) for gpu in gpus]
-    info = GaugeMetricFamily(
-        "megatrain_gpu_info", "Identity of a GPU; always 1, for joins.", labels=[*labels, "gpu", "gpu_uuid", "gpu_name"]
-    )
-    lost = GaugeMetricFamily("megatrain_gpu_lost", "1: the driver cannot reach the GPU.", labels=[*labels, "gpu"])
-    reasons = GaugeMetricFamily(
-        "megatrain_gpu_throttled",
-        "1: the GPU's clocks are throttled for this reason.",
-        labels=[*labels, "gpu", "reason"],
-    )
-    for gpu, at in where:
-        info.add_metric([*at, gpu.uuid, gpu.name], 1)
-        lost.add_metric(at, bool(gpu.error))
-        for bit, word in THROTTLE_REASONS.items() if gpu.throttle_reasons is not None else ():
-            reasons.add_metric([*at, word.replace(" ", "-")], bool((gpu.throttle_reasons or 0) & bit))
-    yield from (info, lost, reasons)
+    where = [((str(gpu.index),), gpu) for gpu in gpus]
+    identities = [((*at, gpu.uuid, gpu.name), 1) for at, gpu in where]
+    text = "Identity of a GPU; always 1, for joins."
+    yield gauge("megatrain_gpu_info", text, labels, identities, ["gpu", "gpu_uuid", "gpu_name"])
+    lost = [(at, bool(gpu.error)) for at, gpu in where]
+    yield gauge("megatrain_gpu_lost", "1: the driver cannot reach the GPU.", labels, lost, ["gpu"])
+    throttled = [
+        ((*at, word.replace(" ", "-")), bool(gpu.throttle_reasons & bit))
+        for at, gpu in where
+        if gpu.throttle_reasons is not None
+        for bit, word in THROTTLE_REASONS.items()
+    ]
+    text = "1: the GPU's clocks are throttled for this reason."
+    yield gauge("megatrain_gpu_throttled", text, labels, throttled, ["gpu", "reason"])
     for name, text, value in _GPU_GAUGES:
-        yield _gauge(f"megatrain_gpu_{name}", text, [*labels, "gpu"], [(at, value(gpu)) for gpu, at in where])
+        yield gauge(f"megatrain_gpu_{name}", text, labels, [(at, value(gpu)) for at, gpu in where], ["gpu"])
     for name, text, values in _GPU_COUNTERS:
-        found = [([*at, kind], count) for gpu, at in where for kind, count in values(gpu).items()]
-        yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu", "kind"], found)
-    for name, text, counts in (
-        (
-            "nvlink_errors",
-            "CRC errors, replays and recoveries of the GPU's NVLinks.",
-            [gpu.nvlink_errors for gpu in gpus],
-        ),
-        ("pcie_replays", "PCIe packets that were sent again.", [gpu.pcie_replays for gpu in gpus]),
-    ):
-        samples = list(zip((at for _, at in where), counts, strict=True))
-        yield _counter(f"megatrain_gpu_{name}", text, [*labels, "gpu"], samples)
+        found = [((*at, kind), count) for at, gpu in where for kind, count in values(gpu).items()]
+        yield counter(f"megatrain_gpu_{name}", text, labels, found, ["gpu", "kind"])
+    text = "CRC errors, replays and recoveries of the GPU's NVLinks."
+    yield counter("megatrain_gpu_nvlink_errors", text, labels, [(at, gpu.nvlink_errors) for at, gpu in where], ["gpu"])
+    text = "PCIe packets that were sent again."
+    yield counter("megatrain_gpu_pcie_replays", text, labels, [(at, gpu.pcie_replays) for at, gpu in where], ["gpu"])
 
 
 def _links(links: Sequence[LinkReading], labels: Mapping[str, str]) -> Iterator[Metric]:
-    where = [(link, [*labels.values(), link.name]) for link in links]
     for name, text, value in _LINK_GAUGES:
-        yield _gauge(f"megatrain_link_{name}", text, [*labels, "link"], [(at, value(link)) for link, at in where])
-    errors = [([*at, kind.replace("_", "-")], getattr(link, kind)) for link, at in where for kind in _LINK_ERRORS]
-    yield _counter(
-        "megatrain_link_errors", "Errors of a network interface or RDMA port.", [*labels, "link", "kind"], errors
-    )
-    downs = [(at, link.num_downs) for link, at in where]
-    yield _counter("megatrain_link_downs", "How often the link went down.", [*labels, "link"], downs)
+        yield gauge(f"megatrain_link_{name}", text, labels, [((link.name,), value(link)) for link in links], ["link"])
+    errors = [((link.name, kind.replace("_", "-")), getattr(link, kind)) for link in links for kind in _LINK_ERRORS]
+    text = "Errors of a network interface or RDMA port."
+    yield counter("megatrain_link_errors", text, labels, errors, ["link", "kind"])
+    downs = [((link.name,), link.num_downs) for link in links]
+    yield counter("megatrain_link_downs", "How often the link went down.", labels, downs, ["link"])
 
 
 def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
     """Return the counter of Xid errors by GPU and kind; the Xid numbers are in the table xids."""
     gpus = () if devices.sample is None else devices.sample.driver.gpus[:MAX_GPUS]
     numbers = {gpu.uuid: str(gpu.index) for gpu in gpus}
-    counts: Counter[tuple[str, XidKind]] = Counter()
+    found: Counter[tuple[str, XidKind]] = Counter()
     for (uuid, number), count in devices.xids.items():
-        counts[numbers.get(uuid, ""), xid_of(number).kind] += count
-    found = [([*labels.values(), gpu, str(kind)], count) for (gpu, kind), count in sorted(counts.items())]
-    return _counter(
-        "megatrain_gpu_xids",
-        "Xid errors that the driver reported since the streamer started.",
-        [*labels, "gpu", "kind"],
-        found,
-    )
-
-
-def _gauge(name: str, text: str, labels: Sequence[str], samples: Sequence[tuple[list[str], float | None]]) -> Metric:
-    return _filled(GaugeMetricFamily(name, text, labels=labels), samples)
-
-
-def _counter(name: str, text: str, labels: Sequence[str], samples: Sequence[tuple[list[str], float | None]]) -> Metric:
-    return _filled(CounterMetricFamily(name, text, labels=labels), samples)
-
-
-def _filled(family: Any, samples: Sequence[tuple[list[str], float | None]]) -> Metric:
-    for at, value in samples:
-        if value is not None:
-            family.add_metric(at, float(value))
-    found: Metric = family
-    return found
+        found[numbers.get(uuid, ""), xid_of(number).kind] += count
+    text = "Xid errors that the driver reported since the streamer started."
+    return counter("megatrain_gpu_xids", text, labels, sorted(found.items()), ["gpu", "kind"])
 
 
 def _times(value: float | None, factor: float) -> float | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megatrain.contracts.errors import DataError
 from megatrain_dashboard.api.heat.subject import Subject
 from megatrain_dashboard.api.heat.view import HeatCells
+from megatrain_dashboard.responses.errors import TooMuchDataError
 from megatrain_diagnostics.analysis.heat_scale import Floats
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.events.roster import Roster
@@ -27,10 +27,6 @@ _NUM_KEPT = 2
 _MAX_DEFAULT_STEPS = 1000
 _MAX_MISSING = 3
 """The number of newest steps whose sums may still be missing for most ranks."""
-
-
-class TooManyCellsError(DataError):
-    """A request asks for more cells than are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class HeatCellReader:
     def read(self, roster: Roster, query: HeatQuery) -> HeatCells:
         """Return the cells of the given steps; without given steps the newest ones, as many as `max_cells` allows.
 
-        Raises: DataError; TooManyCellsError.
+        Raises: DataError; TooMuchDataError.
         """
         key = (roster.round, query)
         with self._lock:
@@ -82,7 +78,7 @@ class HeatCellReader:
     def read_around(self, roster: Roster, query: HeatQuery, first: int, last: int) -> HeatCells:
         """Return cells that include some steps: the cells of a cached picture, or else cells of these steps only.
 
-        Raises: DataError; TooManyCellsError.
+        Raises: DataError; TooMuchDataError.
         """
         with self._lock:
             for (round_number, other), kept in self._kept.items():
@@ -117,11 +113,11 @@ class HeatCellReader:
         return steps[with_values[0] : with_values[-1] + 1], values[with_values[0] : with_values[-1] + 1]
 
     def _read_requested(self, roster: Roster, query: HeatQuery) -> tuple[range, Floats]:
-        """Return the steps that the query selects, and their cells. Raises: DataError; TooManyCellsError."""
+        """Return the steps that the query selects, and their cells. Raises: DataError; TooMuchDataError."""
         steps = self._requested_steps(roster, query)
         num_ranks = roster.layout.world_size
         if len(steps) * num_ranks > MAX_RAW_CELLS:
-            raise TooManyCellsError(
+            raise TooMuchDataError(
                 f"first={steps[0]}, last={steps[-1]}: {len(steps):,} steps of {num_ranks:,} ranks are more than "
                 f"{MAX_RAW_CELLS:,} cells; choose at most {max(1, MAX_RAW_CELLS // num_ranks):,} steps"
             )

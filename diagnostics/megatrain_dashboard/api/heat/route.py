@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -11,11 +10,7 @@ from starlette.responses import Response
 
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.contracts.black_box.operations import Operation
-from megatrain_dashboard.api.heat.cells import (
-    HeatCellReader,
-    HeatQuery,
-    TooManyCellsError,
-)
+from megatrain_dashboard.api.heat.cells import HeatCellReader, HeatQuery
 from megatrain_dashboard.api.heat.document import HeatCellDocument, HeatOutliersDocument
 from megatrain_dashboard.api.heat.order import BY_RANK, ORDERS, By
 from megatrain_dashboard.api.heat.subject import DEVICE_SUBJECTS, Measure, Subject, subject_of
@@ -30,11 +25,9 @@ from megatrain_dashboard.api.heat.view import (
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import (
     ARRAYS_TYPE,
-    cached_response,
-    document_bytes,
     document_response,
 )
-from megatrain_dashboard.responses.errors import RefusalError, bad_query
+from megatrain_dashboard.responses.errors import bad_query
 from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
@@ -101,11 +94,11 @@ class _HeatQueries:
 
     def read(self, choice: CellChoice) -> HeatCells:
         """Return the cells of a choice."""
-        return _guarded(lambda: self._reader.read(self._parts.source.roster(choice.round), self._query(choice)))
+        return self._reader.read(self._parts.source.roster(choice.round), self._query(choice))
 
     def read_around(self, roster: Roster, choice: CellChoice, first: int, last: int) -> HeatCells:
         """Return the cells of a choice from step `first` to `last`."""
-        return _guarded(lambda: self._reader.read_around(roster, self._query(choice), first, last))
+        return self._reader.read_around(roster, self._query(choice), first, last)
 
     def _query(self, choice: CellChoice) -> HeatQuery:
         window = self.window_of(choice)
@@ -137,7 +130,7 @@ def router(parts: DashboardParts) -> APIRouter:
         def make() -> bytes:
             return heat_picture(queries.read(choice), scale, by, sort, choice.max_cells, ends)
 
-        return cached_response(request, parts.responses.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
+        return parts.responses.answer(request, key, make, fresh_s=_FRESH_S)
 
     @routes.get(
         "/heat.csv",
@@ -177,10 +170,9 @@ def router(parts: DashboardParts) -> APIRouter:
     def outliers(request: Request, choice: Choice) -> Response:
         """Return the ranks farthest above their peers, as a text alternative to the picture."""
         key = ("heat/outliers", queries.version(), *_values(choice), queries.window_of(choice))
-        response = parts.responses.get(
-            key, lambda: document_bytes(heat_outliers(queries.read(choice), queries.thresholds())), fresh_s=_FRESH_S
+        return parts.responses.answer(
+            request, key, lambda: heat_outliers(queries.read(choice), queries.thresholds()), fresh_s=_FRESH_S
         )
-        return cached_response(request, response)
 
     return routes
 
@@ -208,11 +200,3 @@ def _subject(name: str, measure: Measure) -> Subject:
         there = ", ".join([*(operation.value for operation in Operation), *DEVICE_SUBJECTS])
         raise bad_query("operation", name, f"there are {there}")
     return found
-
-
-def _guarded(read: Callable[[], HeatCells]) -> HeatCells:
-    """Return the cells that `read` returns. Raises: RefusalError where they are too many."""
-    try:
-        return read()
-    except TooManyCellsError as error:
-        raise RefusalError(413, str(error)) from error

@@ -14,7 +14,6 @@ from megatrain.contracts.log_messages import REPLACED_SAMPLES
 from megatrain_dashboard.api.host_data.document import HostDataDocument, nothing_recorded
 from megatrain_dashboard.api.host_data.view import ConfiguredData, HostRows, configured_data, host_data_document
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.query_parameters import From, To
 from megatrain_dashboard.sources.window import Window
 from megatrain_diagnostics.events.source import Where
@@ -57,12 +56,12 @@ def router(parts: DashboardParts) -> APIRouter:
         """
         window = parts.window(begin, end)
 
-        def make() -> bytes:
+        def make() -> HostDataDocument:
             try:
-                return document_bytes(made(host, window))
+                return made(host, window)
             except DataError:  # no rank has reported anything
-                return document_bytes(nothing_recorded(host))
+                return nothing_recorded(host)
 
-        return cached_response(request, parts.responses.get(("data", host, window), make, fresh_s=_FRESH_S))
+        return parts.responses.answer(request, ("data", host, window), make, fresh_s=_FRESH_S)
 
     return routes

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain.contracts.errors import DataError
 from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.record import encode
 from megatrain.formatting import names_text
@@ -30,12 +29,11 @@ from megatrain_dashboard.api.incidents.view import (
     verdict_document,
 )
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes, document_response
+from megatrain_dashboard.responses.cache import document_response
 from megatrain_dashboard.responses.errors import not_found, shown
 from megatrain_dashboard.responses.query_parameters import From, To
-from megatrain_dashboard.sources.hosts import host_names
+from megatrain_dashboard.sources.hosts import host_names, roster_if_known
 from megatrain_dashboard.sources.protocol import JobSource
-from megatrain_diagnostics.events.roster import Roster
 
 Id = Annotated[str, Path(max_length=256)]
 _MAX_NAMED = 8
@@ -52,14 +50,13 @@ def router(parts: DashboardParts) -> APIRouter:
         """Return incidents of all launches and verdicts of a part of the run, the newest first."""
         window = parts.window(begin, end)
 
-        def make() -> bytes:
+        def make() -> IncidentsDocument:
             facts = source.facts()
             shown = incidents_within(facts.incidents, window)
             cases = cases_within(facts.cases, window)
-            return document_bytes(incidents_document(shown, cases, facts.damaged_incidents, host_names(source, shown)))
+            return incidents_document(shown, cases, facts.damaged_incidents, host_names(source, shown))
 
-        version = source.live().versions["incidents"]
-        return cached_response(request, parts.responses.get(("incidents", version, window), make))
+        return parts.responses.answer(request, ("incidents", source.live().versions["incidents"], window), make)
 
     @routes.get("/incidents/{incident_id}", response_model=IncidentDocument)
     def incident(incident_id: Id) -> Response:
@@ -80,16 +77,14 @@ def router(parts: DashboardParts) -> APIRouter:
         """Return the last lines before the incident: the culprit's, then the others'."""
         incident = _incident(source, incident_id)
 
-        def make() -> bytes:
+        def make() -> IncidentLogsDocument:
             hosts = host_names(source, (incident,))
-            roster = _roster(source, incident.round)
+            roster = roster_if_known(source, incident.round)
             places = LogPlaces(source.events, source.run, roster, partial(hosts, incident.round), parts.settings.limits)
-            return document_bytes(incident_logs(incident, places, parts.clock()))
+            return incident_logs(incident, places, parts.clock())
 
         # an open incident has new lines each second, and all lines are classified again
-        return cached_response(
-            request, parts.responses.get(("incident-logs", encode(incident)), make, fresh_s=_FRESH_S)
-        )
+        return parts.responses.answer(request, ("incident-logs", encode(incident)), make, fresh_s=_FRESH_S)
 
     @routes.get("/verdicts/{verdict_id}", response_model=VerdictDocument)
     def verdict(verdict_id: Id) -> Response:
@@ -111,13 +106,6 @@ def _incident(source: JobSource, incident_id: str) -> Incident:
     if incident_id not in found:
         raise not_found(f"incident {shown(incident_id)}: {_there('incident', sorted(found, reverse=True))}")
     return found[incident_id]
-
-
-def _roster(source: JobSource, round_number: int) -> Roster | None:
-    try:
-        return source.roster(round_number)
-    except DataError:
-        return None
 
 
 def _there(what: str, ids: list[str]) -> str:

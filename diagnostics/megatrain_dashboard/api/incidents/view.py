@@ -71,31 +71,17 @@ def incident_document(incident: Incident, host_of: HostOf) -> IncidentDocument:
     """Return the document of an incident. Its failures begin with the root causes; each phase has its start."""
     hosts = {failure.rank: host_of(incident.round, failure.rank) for failure in incident.failures}
     failures = failures_by_role(incident, hosts)
-    return IncidentDocument(
-        incident_id=incident.incident_id,
-        kind=str(incident.kind),
+    return IncidentDocument.of(
+        incident,
         kind_text=KIND_TEXTS[incident.kind],
-        state=str(incident.state),
-        round=incident.round,
-        next_round=incident.next_round,
         began_unix_s=incident.moments.began,
         detected_unix_s=incident.moments.detected,
-        reason=incident.reason,
-        action=incident.action,
         hosts=incident.culprit_hosts,
         ranks=incident.culprit_ranks,
-        confidence=incident.confidence,
-        evidence=incident.evidence,
         failures=tuple(_failure(failure, hosts[failure.rank], role) for role, failure in failures),
         phases=_phases(incident),
         down_s=down_s(incident),
-        last_step=incident.last_step,
-        resumed_step=incident.resumed_step,
-        steps_lost=incident.steps_lost,
-        effective_time_ratio=incident.effective_time_ratio,
         verdict_id=incident.verdict,
-        driver=incident.driver,
-        notes=dict(incident.notes),
     )
 
 
@@ -108,17 +94,8 @@ def _phases(incident: Incident) -> tuple[PhaseDocument, ...]:
 
 
 def _failure(failure: RankFailure, host: str, role: FailureRole) -> FailureDocument:
-    return FailureDocument(
-        rank=failure.rank,
-        host=host,
-        exit_text=exit_text(failure.exit_code),
-        label=failure.label,
-        action=failure.action,
-        is_cascade=role is FailureRole.FOLLOWS,
-        culprit=failure.culprit,
-        line=failure.line,
-        at_unix_s=failure.at_unix_s,
-    )
+    is_cascade = role is FailureRole.FOLLOWS
+    return FailureDocument.of(failure, host=host, exit_text=exit_text(failure.exit_code), is_cascade=is_cascade)
 
 
 def verdict_document(case: VerdictWithOutcome) -> VerdictDocument:

@@ -12,7 +12,6 @@ import megatrain
 from megatrain_dashboard.api.jobs.document import JobsDocument
 from megatrain_dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
 from megatrain_dashboard.parts import JobsParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.security.roles import Caller, Proof, caller_of
 
 _FRESH_S = 1.0
@@ -36,8 +35,7 @@ def router(parts: JobsParts) -> APIRouter:
         caller, choice = caller_of(request), Choice(severity, text, order, first, count)
         # the number of the poll: a client that was notified of a change must not get an older response
         key = ("jobs", parts.catalog.live().versions["jobs"], choice, caller.role, caller.proof)
-        response = parts.responses.get(key, lambda: document_bytes(_document(parts, choice, caller)), fresh_s=_FRESH_S)
-        return cached_response(request, response)
+        return parts.responses.answer(request, key, lambda: _document(parts, choice, caller), fresh_s=_FRESH_S)
 
     return routes
 

@@ -79,17 +79,15 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
     newest = None if snapshot is None else snapshot.newest_round
     reasons = row_state.health.reasons
     is_going = not row_state.is_over and step is not None and train_steps is not None and step_s is not None
-    return JobRow(
+    return JobRow.of(
+        outline,
         name=seen.name,
         job=snapshot.job if snapshot is not None else summary.job if summary is not None else seen.name,
         severity=_severity(seen, row_state, spent, now_s),
         level=row_state.health.level.value,
         state=row_state.state,
         headline=row_state.headline,
-        reasons=tuple(
-            RowReason(code=reason.code.value, level=reason.level.value, text=reason.text)
-            for reason in reasons[:_MAX_REASONS]
-        ),
+        reasons=tuple(RowReason.of(reason, level=reason.level.value) for reason in reasons[:_MAX_REASONS]),
         num_reasons=len(reasons),
         problems=() if summary is None else summary.problems,
         is_live=snapshot is not None,
@@ -97,12 +95,7 @@ def job_row(seen: JobSeen, now_s: float) -> JobRow:
         step=step,
         train_steps=train_steps,
         remaining_s=max(0, (train_steps or 0) - (step or 0)) * (step_s or 0.0) if is_going else None,
-        loss=outline.loss,
-        loss_line=outline.loss_line,
         step_s=step_s,
-        step_s_line=outline.step_s_line,
-        tokens_per_s=outline.tokens_per_s,
-        mfu=outline.mfu,
         effective_time_ratio=spent.ratio,
         training_s=spent.training_s,
         saved_step=saved_step,

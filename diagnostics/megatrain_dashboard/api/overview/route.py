@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -15,7 +14,7 @@ from megatrain_dashboard.api.overview.series_view import series_document
 from megatrain_dashboard.api.overview.sources_view import sources_document
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
+from megatrain_dashboard.responses.cache import file_version
 from megatrain_dashboard.responses.errors import unavailable
 from megatrain_dashboard.responses.heavy import HeavyQueries
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, check_round
@@ -36,11 +35,12 @@ def router(parts: DashboardParts) -> APIRouter:
     @routes.get("/overview", response_model=OverviewDocument)
     def overview(request: Request) -> Response:
         """Return the state of the job, at most half a second old."""
-
-        def make() -> bytes:
-            return document_bytes(overview_document(overview_inputs(parts.source, parts.clock())))
-
-        return cached_response(request, parts.responses.get(("overview",), make, fresh_s=_FRESH_S))
+        return parts.responses.answer(
+            request,
+            ("overview",),
+            lambda: overview_document(overview_inputs(parts.source, parts.clock())),
+            fresh_s=_FRESH_S,
+        )
 
     turns = HeavyQueries(num_running=_MAX_SERIES)
 
@@ -60,12 +60,12 @@ def router(parts: DashboardParts) -> APIRouter:
         check_round(source.facts(), round_number)
         window = parts.window(begin, end)
 
-        def make() -> bytes:
+        def make() -> SeriesDocument:
             found = source.series_part(window.first_step, window.last_step)
-            return document_bytes(series_document(found, round_number=round_number, window=window, points=points))
+            return series_document(found, round_number=round_number, window=window, points=points)
 
         key = ("series", source.live().versions["series"], round_number, window, points)
-        return cached_response(request, parts.responses.get(key, make))
+        return parts.responses.answer(request, key, make)
 
     @routes.get("/sources", response_model=SourcesDocument, dependencies=[Depends(turns.slot, scope="function")])
     def sources(
@@ -81,15 +81,15 @@ def router(parts: DashboardParts) -> APIRouter:
         """
         window = parts.window(begin, end)
 
-        def make() -> bytes:
+        def make() -> SourcesDocument:
             try:
                 read = read_metrics_records(parts.source.run, _RECORD_BYTES, window.begin_s, window.end_s)
             except OSError as error:
                 raise unavailable(f"metrics/metrics.jsonl cannot be read: {error.strerror or error}") from error
-            return document_bytes(sources_document(read, window=window, name=source, points=points))
+            return sources_document(read, window=window, name=source, points=points)
 
-        key = ("sources", _version_of(parts.source.run.metrics_file), window, source, points)
-        return cached_response(request, parts.responses.get(key, make))
+        key = ("sources", file_version(parts.source.run.metrics_file), window, source, points)
+        return parts.responses.answer(request, key, make)
 
     return routes
 
@@ -105,15 +105,6 @@ def overview_inputs(source: JobSource, now_s: float) -> OverviewInputs:
         is_recorded=source.is_recorded,
         num_hosts=_num_hosts(source) if source.is_recorded else 0,
     )
-
-
-def _version_of(path: Path) -> tuple[int, int] | None:
-    """Return a value that changes whenever a file grows; None if there is no such file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
 
 
 def _num_hosts(source: JobSource) -> int:

@@ -84,13 +84,12 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
     opened = [incident for incident in own if incident.state is IncidentState.OPEN] if not given.is_recorded else []
     ratio, ratio_last_hour = _ratios(given, own)
     newest = None if snapshot is None else snapshot.newest_round
-    return OverviewDocument(
+    reasons = [ReasonDocument.of(reason, level=reason.level.value) for reason in job_state.reasons[:_MAX_REASONS]]
+    return OverviewDocument.of(
+        job_state,
         at_unix_s=given.now_s,
-        state=job_state.state,
         level=job_state.level.value,
-        reasons=tuple(_reason(reason) for reason in job_state.reasons[:_MAX_REASONS]),
-        headline=job_state.headline,
-        since_unix_s=job_state.since_unix_s,
+        reasons=tuple(reasons),
         round=newest.number if newest is not None else _shown_round(facts),
         step=step,
         last_step_unix_s=_last_step_unix_s(assessment, series),
@@ -140,9 +139,7 @@ def tokens_so_far(series: SeriesSnapshot, checkpoints: CheckpointsSeen, step: in
 def newest_checkpoint(seen: CheckpointsSeen) -> CheckpointAge | None:
     """Return the newest saved checkpoint, preferably one of the job's history; None without one."""
     found = newest_saved(seen)
-    if found is None:
-        return None
-    return CheckpointAge(step=found.step, branch=found.branch, written_unix_s=found.written_unix_s)
+    return None if found is None else CheckpointAge.of(found)
 
 
 def _newest_median(series: SeriesSnapshot, name: str) -> float | None:
@@ -163,13 +160,6 @@ def _overview_state(given: OverviewInputs, assessment: Assessment | None) -> _Ov
     if given.etcd_problem and not assessment.is_over:
         return _OverviewState(_UNKNOWN, given.etcd_problem, None, reasons)
     return _OverviewState(str(assessment.state), assessment.headline, assessment.since_unix_s, reasons)
-
-
-def _reason(reason: Reason) -> ReasonDocument:
-    return ReasonDocument(
-        code=reason.code.value, level=reason.level.value, text=reason.text, since_unix_s=reason.since_unix_s,
-        runbook=reason.runbook, hosts=reason.hosts, ranks=reason.ranks,
-    )  # fmt: skip
 
 
 def _incidents(given: OverviewInputs) -> Sequence[Incident]:

@@ -17,7 +17,7 @@ from megatrain_dashboard.api.ranks.hang_source import activities_of, hang_of
 from megatrain_dashboard.api.ranks.picture_view import HangPicture, ranks_picture
 from megatrain_dashboard.api.ranks.view import RankInputs, hang_document, rank_document
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import ARRAYS_TYPE, cached_response, document_bytes
+from megatrain_dashboard.responses.cache import ARRAYS_TYPE
 from megatrain_dashboard.responses.errors import not_found
 from megatrain_dashboard.responses.query_parameters import RoundNumber, check_round
 from megatrain_dashboard.sources.protocol import JobSource
@@ -42,8 +42,7 @@ def router(parts: DashboardParts) -> APIRouter:
     def grid(request: Request, round_number: RoundNumber = None) -> Response:
         """Return state, step, operation, score and host of each rank, and the arrows of a hang."""
         key = ("grid", source.live().versions.get("ranks", 0), round_number)
-        response = parts.responses.get(key, lambda: picture_of(source, round_number), fresh_s=_FRESH_S)
-        return cached_response(request, response, ARRAYS_TYPE)
+        return parts.responses.answer(request, key, lambda: picture_of(source, round_number), fresh_s=_FRESH_S)
 
     @routes.get("/ranks/{rank}", response_model=RankDocument)
     def rank(
@@ -53,23 +52,19 @@ def router(parts: DashboardParts) -> APIRouter:
         roster = source.roster(round_number)
         if rank >= roster.layout.world_size:
             raise not_found(f"rank={rank}: round {roster.round} has ranks 0 to {roster.layout.world_size - 1}")
-        response = parts.responses.get(
+        return parts.responses.answer(
+            request,
             ("rank", roster.round, rank),
-            lambda: document_bytes(rank_document(rank_inputs(source, roster, rank))),
+            lambda: rank_document(rank_inputs(source, roster, rank)),
             fresh_s=_FRESH_S,
         )
-        return cached_response(request, response)
 
     @routes.get("/hang", response_model=HangDocument)
     def hang(request: Request, round_number: RoundNumber = None) -> Response:
         """Return the ranks that hold up the job, or did when a round ended; an empty source: no hang is known."""
         number = _chosen_round(source, round_number)
         key = ("hang", number, source.live().versions["ranks"])
-
-        def make() -> bytes:
-            return document_bytes(hang_document(number, hang_of(source, number)))
-
-        return cached_response(request, parts.responses.get(key, make))
+        return parts.responses.answer(request, key, lambda: hang_document(number, hang_of(source, number)))
 
     return routes
 

@@ -57,31 +57,23 @@ class RankInputs:
 def rank_document(given: RankInputs) -> RankDocument:
     """Return the document of a rank."""
     roster, rank, activity = given.roster, given.rank, given.activity
-    return RankDocument(
+    return RankDocument.of(
+        given,
         round=roster.round,
-        rank=rank,
         host=roster.host_of(rank),
         place=dict(roster.coordinate(rank)),
-        pid=given.pid,
         step=given.step if activity is None or activity.step < 0 else activity.step,
         operation=_operation(given),
         phase="" if activity is None else activity.phase,
         process_state="" if activity is None else activity.process_state or "",
-        score=given.score,
-        least_score=given.least_score,
         groups=tuple(
-            PeerGroupDocument(
-                name=group.name, first_rank=group.first_rank, num_ranks=group.num_ranks, stride=group.stride
-            )
-            for (of_rank, _), group in sorted(roster.groups.items())
-            if of_rank == rank
+            PeerGroupDocument.of(group) for (of_rank, _), group in sorted(roster.groups.items()) if of_rank == rank
         ),
         positions=() if activity is None else tuple(
             RankPositionDocument(group=group, entered=position.entered, left=position.finished)
             for group, position in sorted(activity.positions.items())
         ),
         stacks=_newest_stacks(given.stacks),
-        black_box=given.black_box,
         findings=_sentences(given),
     )  # fmt: skip
 
@@ -126,25 +118,13 @@ def hang_document(round_number: int, answer: HangAnswer | None) -> HangDocument:
         confidence=finding.culprit.confidence,
         reason=finding.culprit.reason,
         incident_id=finding.culprit.incident,
-        suspects=tuple(
-            HangSuspectDocument(
-                rank=suspect.rank, host=suspect.host, place=dict(suspect.place), step=suspect.step, doing=suspect.doing,
-                evidence=suspect.evidence,
-            )
-            for suspect in finding.suspects[:_MAX_HANG_RANKS]
-        ),
-        missing=tuple(
-            HangMissingDocument(
-                group=missing.group, sequence=missing.sequence, waiting=tuple(missing.waiting),
-                absent=tuple(missing.absent), silent=tuple(missing.silent), not_waiting=tuple(missing.not_waiting),
-            )
-            for missing in report.missing[:_MAX_HANG_RANKS]
-        ),
+        suspects=tuple(map(HangSuspectDocument.of, finding.suspects[:_MAX_HANG_RANKS])),
+        missing=tuple(map(HangMissingDocument.of, report.missing[:_MAX_HANG_RANKS])),
         silent=tuple(sorted(finding.silent)),
         waiting=tuple(sorted(finding.waiting)),
         stack_clusters=tuple(
-            StackClusterDocument(
-                num_ranks=len(cluster.ranks), ranks=cluster.ranks[:_MAX_HANG_RANKS], is_waiting=cluster.is_waiting,
+            StackClusterDocument.of(
+                cluster, num_ranks=len(cluster.ranks), ranks=cluster.ranks[:_MAX_HANG_RANKS],
                 frames=cluster.frames[-_MAX_CLUSTER_FRAMES:],
             )
             for cluster in answer.stacks.clusters[:_MAX_CLUSTERS]

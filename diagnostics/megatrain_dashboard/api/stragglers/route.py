@@ -15,7 +15,6 @@ from megatrain_dashboard.api.stragglers.view import stragglers_of_daemon, stragg
 from megatrain_dashboard.api.stragglers.whatif_reader import WhatIfReader
 from megatrain_dashboard.api.stragglers.whatif_view import RemedyCost, whatif_document
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import cached_response, document_bytes
 from megatrain_dashboard.responses.errors import not_found
 from megatrain_dashboard.responses.query_parameters import (
     From,
@@ -55,15 +54,14 @@ def router(parts: DashboardParts) -> APIRouter:
         state = daemon_state_of_round(source, round_number)
         if state is not None:
             key = ("stragglers", "daemon", state.session, state.written_unix_s)
-            return cached_response(
-                request, parts.responses.get(key, lambda: document_bytes(stragglers_of_daemon(state)))
-            )
+            return parts.responses.answer(request, key, lambda: stragglers_of_daemon(state))
         roster = source.roster(round_number)
         fresh_s = float("inf") if source.is_recorded else _COMPUTED_FRESH_S
         version = source.live().versions["stragglers"] if source.is_recorded else 0
         name = ("stragglers", "events", roster.round, version)
-        response = parts.responses.get(name, lambda: _computed(source, roster), fresh_s=fresh_s)
-        return cached_response(request, response)
+        return parts.responses.answer(
+            request, name, lambda: stragglers_of_events(roster.round, _judged(source, roster)), fresh_s=fresh_s
+        )
 
     @routes.get("/whatif", response_model=WhatIfDocument)
     def whatif(
@@ -87,22 +85,20 @@ def router(parts: DashboardParts) -> APIRouter:
         check_round(source.facts(), round_number)
         roster = source.roster(round_number)
 
-        def make() -> bytes:
+        def make() -> WhatIfDocument:
             replayed = reader.replayed(roster, first, last, source.job)
             hosts = dict.fromkeys(roster.host_of(rank) for rank in replayed.result.worst_ranks)
-            return document_bytes(
-                whatif_document(
-                    roster.round,
-                    replayed.result,
-                    _findings(source, roster),
-                    [host for host in hosts if host],
-                    remedy_cost_of(source, parts.clock(), roster.round),
-                    replayed.notes,
-                )
+            return whatif_document(
+                roster.round,
+                replayed.result,
+                _findings(source, roster),
+                [host for host in hosts if host],
+                remedy_cost_of(source, parts.clock(), roster.round),
+                replayed.notes,
             )
 
         key = ("whatif", roster.round, first, last, source.live().versions["stragglers"])
-        return cached_response(request, parts.responses.get(key, make, fresh_s=_COMPUTED_FRESH_S))
+        return parts.responses.answer(request, key, make, fresh_s=_COMPUTED_FRESH_S)
 
     return routes
 
@@ -141,10 +137,6 @@ def remedy_cost_of(source: JobSource, now_s: float, round_number: int) -> Remedy
     if measured is not None:
         return RemedyCost(remaining, measured, "measured")
     return RemedyCost(remaining, default_s, f"diagnostics.restart_cost_s={default_s:g}")
-
-
-def _computed(source: JobSource, roster: Roster) -> bytes:
-    return document_bytes(stragglers_of_events(roster.round, _judged(source, roster)))
 
 
 def _judged(source: JobSource, roster: Roster) -> StragglerHistory:

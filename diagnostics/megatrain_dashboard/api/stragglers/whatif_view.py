@@ -41,12 +41,10 @@ def whatif_document(
     """Return the document. `findings`: those that hold now. `worst_hosts`: the hosts of the result's worst ranks."""
     steps = tuple(sorted(result.measured_s))
     measured_s, replayed_s = _mean(result.measured_s), _mean(result.without_gaps_s)
-    return WhatIfDocument(
+    return WhatIfDocument.of(
+        result,
         round=round_number,
         steps=steps,
-        slowdown=result.slowdown,
-        launch_slowdown=result.launch_slowdown,
-        waste=result.waste,
         measured_s=measured_s,
         replayed_s=replayed_s,
         ideal_s=_mean(result.ideal_s),

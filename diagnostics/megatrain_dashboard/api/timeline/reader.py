@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatrain.contracts.errors import DataError
+from megatrain_dashboard.responses.errors import TooMuchDataError
 from megatrain_dashboard.sources.window import Window
 from megatrain_diagnostics.analysis.ideal_timeline import IdealTimes, ideal_times
 from megatrain_diagnostics.analysis.step_windows import StepEvents, plausible_spans
@@ -20,10 +20,6 @@ from megatrain_diagnostics.store.reader import StoredEvents
 
 MAX_SPANS_READ = 4_000_000
 """Limit of the spans of one request, which then take 0.4 GB of memory."""
-
-
-class TooManySpansError(DataError):
-    """A request asks for more spans than are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +50,12 @@ class TimelineReader:
     def read(self, roster: Roster, query: TimelineQuery, *, has_values: bool = False) -> Timeline:
         """Return the timeline. `has_values`: include the reported values of steps.
 
-        Raises: DataError; TooManySpansError.
+        Raises: DataError; TooMuchDataError.
         """
         where = Where((roster.round,), query.first, query.last, ranks=query.ranks)
         count = num_stored_spans(self._events, where)
         if count > MAX_SPANS_READ:
-            raise TooManySpansError(
+            raise TooMuchDataError(
                 f"first={query.first}, last={query.last}: {count:,} spans of {len(query.ranks):,} ranks are more than "
                 f"{MAX_SPANS_READ:,}; choose fewer steps or ranks"
             )
@@ -76,7 +72,7 @@ class TimelineReader:
         They are computed from all ranks of its steps, or, where these have too many spans, from all ranks of the drawn
         pipelines.
 
-        Raises: DataError where no step was recorded in full; TooManySpansError.
+        Raises: DataError where no step was recorded in full; TooMuchDataError.
         """
         roster = timeline.roster
         where = Where((roster.round,), query.first, query.last)
@@ -87,7 +83,7 @@ class TimelineReader:
             where = Where((roster.round,), query.first, query.last, ranks=tuple(ranks))
             count = num_stored_spans(self._events, where)
             if count > MAX_SPANS_READ:
-                raise TooManySpansError(
+                raise TooMuchDataError(
                     f"the ideal timeline of these slices needs {count:,} spans, more than {MAX_SPANS_READ:,}; "
                     "choose one step, or ranks of fewer pipelines"
                 )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import zlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -13,7 +12,7 @@ from starlette.responses import Response
 
 from megatrain.contracts.errors import DataError
 from megatrain_dashboard.api.timeline.document import TimelineStepsDocument
-from megatrain_dashboard.api.timeline.reader import TimelineQuery, TimelineReader, TooManySpansError
+from megatrain_dashboard.api.timeline.reader import TimelineQuery, TimelineReader
 from megatrain_dashboard.api.timeline.view import (
     default_ranks,
     ideal_picture,
@@ -21,13 +20,12 @@ from megatrain_dashboard.api.timeline.view import (
     timeline_picture,
 )
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import ARRAYS_TYPE, cached_response, document_bytes
-from megatrain_dashboard.responses.errors import RefusalError, bad_query, not_found
+from megatrain_dashboard.responses.cache import ARRAYS_TYPE
+from megatrain_dashboard.responses.errors import bad_query, not_found
 from megatrain_dashboard.responses.heavy import Download
-from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
+from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, rank_list
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
-from megatrain_diagnostics.analysis.timeline import Timeline
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.full_steps import stored_full_steps
 
@@ -37,7 +35,6 @@ _MAX_TRACE_SLICES = 500_000
 _MAX_RANKS = 4096
 _MAX_TEXT = 20_000
 _FRESH_S = 1.0
-_RANKS = re.compile(r"([0-9]{1,9})(?:[:-]([0-9]{1,9}))?")
 
 Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
 
@@ -113,17 +110,17 @@ def router(parts: DashboardParts) -> APIRouter:
         """Return the steps of a part of the run that were recorded in full."""
         window = parts.window(begin, end)
 
-        def make() -> bytes:
+        def make() -> TimelineStepsDocument:
             number = parts.source.roster(round_number).round
             found = [
                 full_step
                 for full_step in stored_full_steps(parts.source.events, number)
                 if window.holds_step(full_step.step)
             ]
-            return document_bytes(steps_document(number, found))
+            return steps_document(number, found)
 
         key = ("timeline/steps", queries.version(), round_number, window)
-        return cached_response(request, parts.responses.get(key, make, fresh_s=_FRESH_S))
+        return parts.responses.answer(request, key, make, fresh_s=_FRESH_S)
 
     @routes.get("/timeline", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def timeline(request: Request, choice: Choice) -> Response:
@@ -131,7 +128,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
         def make() -> bytes:
             roster, query = queries.asked(choice)
-            found = _guarded(lambda: queries.reader.read(roster, query))
+            found = queries.reader.read(roster, query)
             if not found.num_slices:
                 raise not_found(
                     f"no span of steps {query.first} to {query.last} of these ranks is known; /timeline/steps lists "
@@ -140,7 +137,7 @@ def router(parts: DashboardParts) -> APIRouter:
             return timeline_picture(found, query.first, query.last, query.ranks)
 
         key = ("timeline", queries.version(), *choice.key, queries.window_of(choice))
-        return cached_response(request, parts.responses.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
+        return parts.responses.answer(request, key, make, fresh_s=_FRESH_S)
 
     @routes.get("/timeline/ideal", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def ideal(request: Request, choice: Choice) -> Response:
@@ -148,14 +145,14 @@ def router(parts: DashboardParts) -> APIRouter:
 
         def make() -> bytes:
             roster, query = queries.asked(choice)
-            found = _guarded(lambda: queries.reader.read(roster, query))
+            found = queries.reader.read(roster, query)
             try:
                 return ideal_picture(found, queries.reader.ideal(found, query, parts.source.job), "")
             except DataError as error:
                 return ideal_picture(found, None, str(error))
 
         key = ("timeline/ideal", queries.version(), *choice.key, queries.window_of(choice))
-        return cached_response(request, parts.responses.get(key, make, fresh_s=_FRESH_S), ARRAYS_TYPE)
+        return parts.responses.answer(request, key, make, fresh_s=_FRESH_S)
 
     @routes.get(
         "/timeline/trace.json.gz",
@@ -166,7 +163,7 @@ def router(parts: DashboardParts) -> APIRouter:
     def trace(choice: Choice) -> Download:
         """Return the slices as a Chrome trace, which Perfetto opens, with the notes of that time."""
         roster, query = queries.asked(choice)
-        found = _guarded(lambda: queries.reader.read(roster, query, has_values=True))
+        found = queries.reader.read(roster, query, has_values=True)
         name = f"timeline-{roster.round}-{query.first}-{query.last}.json.gz"
         return Download(gzipped(chrome_trace(found, parts.source.facts().notes)), "application/gzip", name)
 
@@ -187,35 +184,13 @@ def gzipped(pieces: Iterable[str]) -> Generator[bytes]:
     yield packer.flush()
 
 
-def parsed_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Return the ranks that a text like "0:7,16" names, both ends included. Raises: RefusalError."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = _RANKS.fullmatch(part.strip())
-        if match is None:
-            raise bad_query("ranks", text, "expected numbers and FIRST:LAST with commas between")
-        first = int(match[1])
-        last = first if match[2] is None else int(match[2])
-        if first > last or last >= world_size:
-            raise bad_query("ranks", text, f"there are ranks 0 to {world_size - 1}, the smaller one first")
-        if len(found) + last - first >= _MAX_RANKS:
-            raise bad_query("ranks", text, f"at most {_MAX_RANKS} ranks are drawn")
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
-
-
 def _ranks(choice: SliceChoice, roster: Roster) -> tuple[int, ...]:
     world_size = roster.layout.world_size
     if choice.rank is not None and choice.rank >= world_size:
         raise bad_query("rank", choice.rank, f"there are ranks 0 to {world_size - 1}")
-    if choice.ranks:
-        return parsed_ranks(choice.ranks, world_size)
-    return default_ranks(roster.layout, choice.rank)
-
-
-def _guarded(read: Callable[[], Timeline]) -> Timeline:
-    """Return the timeline that `read` returns. Raises: RefusalError where it has too many spans."""
-    try:
-        return read()
-    except TooManySpansError as error:
-        raise RefusalError(413, str(error)) from error
+    ranks = rank_list(choice.ranks)
+    if ranks is not None and ranks[-1] >= world_size:
+        raise bad_query("ranks", choice.ranks, f"there are ranks 0 to {world_size - 1}")
+    if ranks is not None and len(ranks) > _MAX_RANKS:
+        raise bad_query("ranks", choice.ranks, f"at most {_MAX_RANKS} ranks are drawn")
+    return ranks or default_ranks(roster.layout, choice.rank)
