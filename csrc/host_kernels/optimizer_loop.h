@@ -22,10 +22,12 @@ INLINE void LOOP_NAMED(LOOP_NAME, _loop)(
   const LOOP_REAL correction = (LOOP_REAL)step->correction;
   const int is_small = share < (LOOP_REAL)0.5; /* torch's lerp begins at the nearer end */
   const LOOP_REAL from_end = is_small ? share : share - (LOOP_REAL)1;
+  const int is_copied = step->new_share == 1;
 
   for (int64_t i = start; i < stop; ++i) {
     const LOOP_REAL scaled = LOOP_READ(grad[i]) * scale;
-    const LOOP_REAL first = LOOP_FMA(from_end, scaled - exp_avg[i], is_small ? exp_avg[i] : scaled);
+    const LOOP_REAL mixed = LOOP_FMA(from_end, scaled - exp_avg[i], is_small ? exp_avg[i] : scaled);
+    const LOOP_REAL first = is_copied ? scaled : mixed;
     const LOOP_REAL second = LOOP_FMA(square_share * scaled, scaled, exp_avg_sq[i] * beta2);
     const LOOP_REAL denominator = LOOP_SQRT(second) / root_correction + eps;
     exp_avg[i] = first;

@@ -109,7 +109,10 @@ def _update_moments(
         scaled = torch.mul(grad, gradient_scale, out=scratch)
     else:  # a product of a bf16 tensor and a number would be rounded to bf16
         scaled = scratch.copy_(grad).mul_(gradient_scale)
-    exp_avg.lerp_(scaled, 1.0 - beta1)
+    if beta1 == 0.0:  # lerp_ would replace a -0 by 0, or not, depending on its place in the block
+        exp_avg.copy_(scaled)
+    else:
+        exp_avg.lerp_(scaled, 1.0 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1.0 - beta2)
     return _square_root(exp_avg_sq, scratch).div_(math.sqrt(bias_correction2)).add_(eps)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -79,6 +79,17 @@ def assert_same_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Non
     weight_decay=st.sampled_from([0.0, 0.1]),
     is_published=st.booleans(),
     block=st.sampled_from([37, 1 << 18]),
+)
+@example(  # a gradient of -0
+    lengths=[70, 3, 1],
+    dtypes=(torch.float32, torch.float32),
+    offsets=(0, 0, 0, 0, 0),
+    specials=[1, 0, 1, 1],
+    seed=0,
+    beta1=0.0,
+    weight_decay=0.1,
+    is_published=True,
+    block=37,
 )
 def test_kernel_has_the_bits_of_torch(
     lengths: list[int],
