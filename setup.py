@@ -25,6 +25,16 @@ HOST_COPY = Extension(
     extra_compile_args=["-O2"],
     optional=True,
 )
+HOST_KERNELS = Extension(
+    "megatrain._host_kernels",
+    ["csrc/host_kernels/optimizer_step.c"],
+    depends=["csrc/host_kernels/optimizer_loop.h"],
+    # results have the bits of torch's operations: no sum or product may be rounded in another way
+    extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"],
+    extra_link_args=["-pthread"],
+    libraries=["m"],
+    optional=True,
+)
 KERNELS = Extension("megatrain._C", ["csrc/operators/module.cpp"], py_limited_api=True)
 BUILD_KERNELS = Path(__file__).resolve().parent / "csrc" / "build.py"
 
@@ -61,7 +71,8 @@ def extensions() -> list[Extension]:
     build = runpy.run_path(str(BUILD_KERNELS))
     can_be_used = build["find_nvcc"]() is not None and build["is_torch_for_cuda"]()
     KERNELS.optional = wanted != "1"
-    return [HOST_COPY, KERNELS] if wanted == "1" or (wanted == "" and can_be_used) else [HOST_COPY]
+    has_kernels = wanted == "1" or (wanted == "" and can_be_used)
+    return [HOST_COPY, HOST_KERNELS, *([KERNELS] if has_kernels else [])]
 
 
 setup(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.envelope import envelope
 from megatrain.checkpoint_format.item_ranges import ITEM_ALIGNMENT
+from megatrain.ops.extension import host_function
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 
@@ -57,17 +57,8 @@ def copy_bytes(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
 
 @functools.cache
 def streamed_copy() -> Copy | None:
-    """Return the compiled copy function; None if this installation has none."""
-    found = importlib.util.find_spec("megatrain._host_copy")
-    if found is None or found.origin is None:
-        return None
-    try:
-        function = ctypes.CDLL(found.origin).megatrain_stream_copy
-    except (OSError, AttributeError):
-        return None  # compiled for another machine: the caller falls back to numpy, which is slower
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    function.restype = None
-    return function
+    """Return the compiled copy function; None if this installation has none. numpy, which is slower, replaces it."""
+    return host_function("megatrain._host_copy", "megatrain_stream_copy", [*[ctypes.c_void_p] * 2, ctypes.c_size_t])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -203,7 +203,7 @@ def _reference_gradient_(
     accumulate = accumulate_dtype(logits.dtype)
     column, is_local = _local_targets(real, labels, first_column)
     of_target = is_local.to(accumulate).mul_(label_smoothing - 1.0)[:, None]
-    is_ignored = (labels == IGNORED_LABEL)[:, None]
+    is_ignored = labels == IGNORED_LABEL
     for part in _parts(logits):
         block = real[part]
         # in place where the dtype allows, else one fp32 block at a time: exp of a difference in bf16 would be 3 % wrong
@@ -214,7 +214,11 @@ def _reference_gradient_(
         if label_smoothing > 0.0:
             wide.sub_(label_smoothing / vocab_size)
         wide.scatter_add_(1, column[part, None], of_target[part]).mul_(grad[part, None])
-        wide.masked_fill_(is_ignored[part], 0.0)  # filled, because NaN times 0 would stay NaN
+        # filled, because NaN times 0 would stay NaN; on a GPU the host would wait for the number of rows
+        if logits.device.type == "cpu":
+            wide[is_ignored[part].nonzero()[:, 0]] = 0.0
+        else:
+            wide.masked_fill_(is_ignored[part, None], 0.0)
         if wide is not block:
             block.copy_(wide)
 

@@ -1,9 +1,12 @@
-"""Loads the compiled kernels, megatrain._C, or gives the reason why they are not available."""
+"""Loads compiled code: the CUDA kernels, megatrain._C, or the reason why they are not available; and functions in C."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import importlib.util
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -37,6 +40,21 @@ def load_extension() -> Extension:
     if not getattr(module, "has_current_stream", False):
         return Extension((), "megatrain._C does not find torch's current stream: build it again with this torch")
     return Extension(tuple(module.architectures.split(";")), "")
+
+
+def host_function(module: str, name: str, argument_types: Sequence[type]) -> Callable[..., None] | None:
+    """Return a C function of the library that setup.py builds as `module`; None if this installation has none.
+
+    argument_types: types of ctypes. Other Python threads run during a call.
+    """
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        return None
+    try:
+        function: Callable[..., None] = ctypes.CFUNCTYPE(None, *argument_types)((name, ctypes.CDLL(found.origin)))
+    except (OSError, AttributeError):
+        return None  # compiled for another machine
+    return function
 
 
 def missing_capability(architectures: tuple[str, ...], capability: tuple[int, int]) -> str:

@@ -1,7 +1,8 @@
 """Declares operators to torch, so that compiled kernels can be registered for them.
 
 Schema, check, reference and fake are Python and need no compiler and no GPU. The reference is plain torch and runs on
-every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA.
+every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA. A kernel of
+csrc/host_kernels replaces the reference for tensors on the CPU, with the same bits.
 Gradients are not declared here: public functions are torch.autograd.Functions that call one operator in forward and
 another in backward. References with large temporaries work in blocks of *_BLOCK_ELEMENTS.
 """
@@ -37,17 +38,20 @@ def declare(
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
+    host: Callable[[], Callable[..., Any] | None] | None = None,
 ) -> Callable[..., Any]:
     """Define the operator `schema` and return the function that calls it.
 
     check: raises for arguments that the schema's types allow but the operation does not. It runs before reference and
     fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the implementation on
-    CUDA by a torch function that CPUs lack; such an operator has no compiled kernel.
+    CUDA by a torch function that CPUs lack; such an operator has no compiled kernel. host: returns the compiled kernel
+    for tensors on the CPU, with the bits of the reference, or None if there is none; called when the operator is.
     """
 
     def checked_reference(*args: Any) -> Any:
         check(*args)
-        return reference(*args)
+        kernel = host() if host is not None and args[0].device.type == "cpu" else None
+        return (kernel or reference)(*args)
 
     def checked_fake(*args: Any) -> Any:
         check(*args)

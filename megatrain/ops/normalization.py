@@ -189,7 +189,7 @@ def _reference_rms_norm_backward(
     grad_weight = (grad * normed).flatten(0, -2).sum(0)
     grad_normed = grad * weight
     projection = (grad_normed * normed).mean(-1, keepdim=True)
-    grad_x = normed.mul_(projection).neg_().add_(grad_normed).mul_(rstd)
+    grad_x = normed.mul_(projection.neg_()).add_(grad_normed).mul_(rstd)
     if grad_sum is not None:
         grad_x.add_(grad_sum)
     return grad_x.to(x.dtype), grad_weight.to(weight.dtype)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,10 +69,15 @@ def reference_lamb_direction(
         for run in decayed if weight_decay else ():
             both = _common(run, block)
             grad[both].add_(master[both], alpha=weight_decay)
-    sums = torch.zeros(is_decayed.numel(), 2, dtype=torch.float64, device=master.device)
+    return run_square_sums(master, grad, run_borders)
+
+
+def run_square_sums(master: Tensor, direction: Tensor, run_borders: Tensor) -> Tensor:
+    """Return the sums of squares of each run's weights and direction. Shapes: result [R, 2], fp64."""
+    sums = torch.zeros(run_borders.numel() - 1, 2, dtype=torch.float64, device=master.device)
     for of_run, run in zip(sums, _runs(run_borders), strict=True):
         if run.start < run.stop:
-            of_run[0], of_run[1] = reference_square_sum(master[run]), reference_square_sum(grad[run])
+            of_run[0], of_run[1] = reference_square_sum(master[run]), reference_square_sum(direction[run])
     return sums
 
 
@@ -103,9 +109,25 @@ def _update_moments(
         scaled = torch.mul(grad, gradient_scale, out=scratch)
     else:  # a product of a bf16 tensor and a number would be rounded to bf16
         scaled = scratch.copy_(grad).mul_(gradient_scale)
-    exp_avg.lerp_(scaled, 1.0 - beta1)
+    if beta1 == 0.0:  # lerp_ would replace a -0 by 0, or not, depending on its place in the block
+        exp_avg.copy_(scaled)
+    else:
+        exp_avg.lerp_(scaled, 1.0 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(scaled, scaled, value=1.0 - beta2)
-    return torch.sqrt(exp_avg_sq, out=scratch).div_(math.sqrt(bias_correction2)).add_(eps)
+    return _square_root(exp_avg_sq, scratch).div_(math.sqrt(bias_correction2)).add_(eps)
+
+
+def _square_root(values: Tensor, out: Tensor) -> Tensor:
+    """Write the root of `values`, rounded as IEEE 754 requires, to `out`. Both are contiguous.
+
+    torch's own root is that of MKL on CPUs, which is one unit in the last place away for a fifth of the fp32 numbers
+    that were tried, and may differ between processors.
+    """
+    if values.device.type != "cpu":
+        return torch.sqrt(values, out=out)
+    with np.errstate(invalid="ignore"):
+        np.sqrt(values.numpy(), out=out.numpy())
+    return out
 
 
 def _blocks(flat: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megatrain.ops.host_kernels import adamw_kernel, lamb_direction_kernel
 from megatrain.ops.library import (
     declare,
     require_contiguous,
@@ -195,6 +196,7 @@ _adamw_op = declare(
     "float bias_correction1, float bias_correction2, float gradient_scale) -> ()",
     check=_check_adamw,
     reference=reference_adamw,
+    host=adamw_kernel,
     fake=lambda *arguments: None,
 )
 _lamb_direction_op = declare(
@@ -203,6 +205,7 @@ _lamb_direction_op = declare(
     "float bias_correction1, float bias_correction2, float gradient_scale) -> Tensor",
     check=_check_lamb_direction,
     reference=reference_lamb_direction,
+    host=lamb_direction_kernel,
     fake=lambda grad, master, exp_avg, exp_avg_sq, run_borders, is_decayed, *scalars: master.new_empty(
         (is_decayed.numel(), 2), dtype=torch.float64
     ),

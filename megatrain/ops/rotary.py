@@ -122,10 +122,14 @@ def _check_tables(cos: Tensor, sin: Tensor, name: str, x: Tensor) -> None:
 
 
 def _rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Write the rotated x to `out`, which may be x. Shapes: x and out [S, B, G, heads, D]."""
+    """Write the rotated x to `out`, which is x or other memory. Shapes: x and out [S, B, G, heads, D]."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
     out_first, out_second = out.chunk(2, dim=-1)
+    if out is not x and out.dtype == cos.dtype:  # nothing is overwritten before its use, and nothing rounded twice
+        torch.mul(first, cos, out=out_first).sub_(second * sin)
+        torch.mul(second, cos, out=out_second).add_(first * sin)
+        return
     turned_first = (first * cos).sub_(second * sin)
     out_second.copy_((second * cos).add_(first * sin))
     out_first.copy_(turned_first)
@@ -145,8 +149,11 @@ def _reference_split_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple
 
 
 def _reference_backward(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    grad = torch.cat([grad_q, grad_k, grad_v], dim=3)
-    _reference_rotate(grad, cos, -sin)
+    queries, negative_sin = grad_q.shape[3], -sin
+    grad = _new_heads(grad_q, queries + 2)
+    _rotate_heads(grad_q, cos, negative_sin, grad[..., :queries, :])
+    _rotate_heads(grad_k, cos, negative_sin, grad[..., queries : queries + 1, :])
+    grad[..., queries + 1 :, :].copy_(grad_v)
     return grad
 
 

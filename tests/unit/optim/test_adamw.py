@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.ops import optimizer_reference
 from tests.helpers.example_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
 
 STEPS = 20
@@ -66,17 +65,6 @@ def test_decay_alone_shrinks_matrices_and_nothing_else() -> None:
     for name, found in whole_state([rank]).items():
         factor = 1 - 0.1 * 0.5 if name in DECAYED else 1.0
         torch.testing.assert_close(found, draw(0)[name] * factor, rtol=1e-15, atol=0, msg=name)
-
-
-def test_blocks_of_the_update_do_not_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = build_rank()
-    by_us([whole], 3)
-    monkeypatch.setattr(optimizer_reference, "OPTIMIZER_BLOCK_ELEMENTS_ON_CPU", 37)
-    in_blocks = build_rank()
-    by_us([in_blocks], 3)
-
-    for name, one in whole_state([whole]).items():
-        torch.testing.assert_close(one, whole_state([in_blocks])[name], rtol=1e-14, atol=1e-14, msg=name)
 
 
 def test_gradient_scale_multiplies_the_gradients() -> None:

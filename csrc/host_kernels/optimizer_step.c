@@ -1,0 +1,136 @@
+/* The elementwise part of AdamW and LAMB over a flat shard on the CPU, in one pass.
+ *
+ * The results have the bits of megatrain/ops/optimizer_reference.py, for a shard that begins and ends anywhere: each
+ * operation below is one of torch's there, in the same order and with the same rounding. Where torch's loops multiply
+ * and add with one rounding, fma() is written out, and the compiler may not contract anything else
+ * (-ffp-contract=off). Without fused instructions in the processor, fma() is a slow function of the C library.
+ * Nothing here knows torch or Python.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
+/* The same as `_Step` in megatrain/ops/host_kernels.py. */
+typedef struct {
+  void *grad; /* LAMB replaces it by the direction */
+  void *master;
+  void *exp_avg;
+  void *exp_avg_sq;
+  uint16_t *published;         /* bf16, or null */
+  const int64_t *run_borders;  /* [num_runs + 1], ascending */
+  const uint8_t *is_decayed;   /* [num_runs] */
+  int64_t num_runs;
+  int64_t num_elements;
+  int32_t is_double;           /* else fp32 */
+  int32_t has_bf16_grad;       /* else of the type of master; never with is_double */
+  int32_t is_lamb;             /* else AdamW */
+  int32_t num_threads;
+  double gradient_scale;
+  double new_share;            /* 1 - beta1 */
+  double beta2;
+  double new_square_share;     /* 1 - beta2 */
+  double root_correction;      /* the root of the second moment's bias correction */
+  double eps;
+  double decay;                /* AdamW: the factor of decayed weights; LAMB: their share of the direction */
+  double correction;           /* AdamW: -lr / the first moment's bias correction; LAMB: that correction */
+} Step;
+
+enum { MIN_ELEMENTS_OF_THREAD = 1 << 15, MAX_THREADS = 256 };
+
+/* The loops are compiled for each level of x86-64, and the loader takes the highest one that the processor has. */
+#if defined(__x86_64__) && defined(__linux__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float from_bf16(uint16_t bits) {
+  const uint32_t wide = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+INLINE uint16_t to_bf16(float value) { /* to the nearest, ties to even */
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return (uint16_t)(value != value ? 0x7fc0 : rounded);
+}
+
+#define AS_IT_IS(value) (value)
+#define LOOP_NAME update_floats
+#define LOOP_REAL float
+#define LOOP_GRAD float
+#define LOOP_READ AS_IT_IS
+#define LOOP_FMA fmaf
+#define LOOP_SQRT sqrtf
+#include "optimizer_loop.h"
+
+#define LOOP_NAME update_floats_with_bf16_grad
+#define LOOP_REAL float
+#define LOOP_GRAD uint16_t
+#define LOOP_READ from_bf16
+#define LOOP_FMA fmaf
+#define LOOP_SQRT sqrtf
+#include "optimizer_loop.h"
+
+#define LOOP_NAME update_doubles
+#define LOOP_REAL double
+#define LOOP_GRAD double
+#define LOOP_READ AS_IT_IS
+#define LOOP_FMA fma
+#define LOOP_SQRT sqrt
+#include "optimizer_loop.h"
+
+static int64_t clamped(int64_t value, int64_t least, int64_t most) {
+  return value < least ? least : value > most ? most : value;
+}
+
+static void update_elements(const Step *step, int64_t start, int64_t stop) {
+  void (*const update)(const Step *, int64_t, int64_t, int) = step->is_double       ? update_doubles
+                                                              : step->has_bf16_grad ? update_floats_with_bf16_grad
+                                                                                    : update_floats;
+  int64_t done = start; /* padding, and all that lies in no run, is not decayed */
+  for (int64_t run = 0; run < step->num_runs; ++run) {
+    if (!step->is_decayed[run]) continue;
+    const int64_t from = clamped(step->run_borders[run], done, stop);
+    const int64_t to = clamped(step->run_borders[run + 1], from, stop);
+    update(step, done, from, 0);
+    update(step, from, to, 1);
+    done = to;
+  }
+  update(step, done, stop, 0);
+}
+
+typedef struct {
+  const Step *step;
+  int64_t start, stop;
+  pthread_t thread;
+} Part;
+
+static void *update_part(void *part) {
+  update_elements(((Part *)part)->step, ((Part *)part)->start, ((Part *)part)->stop);
+  return NULL;
+}
+
+void megatrain_optimizer_step(const Step *step) {
+  const int64_t most = clamped(step->num_threads, 1, MAX_THREADS);
+  const int64_t num_parts = clamped(step->num_elements / MIN_ELEMENTS_OF_THREAD, 1, most);
+  /* whole cache lines, so that no two threads write to one */
+  const int64_t size = (step->num_elements / num_parts + 64) / 64 * 64;
+  Part parts[MAX_THREADS];
+  int64_t num_started = 1;
+  for (int64_t number = 0; number < num_parts; ++number) {
+    const int64_t start = clamped(number * size, 0, step->num_elements);
+    parts[number] = (Part){.step = step, .start = start, .stop = clamped(start + size, start, step->num_elements)};
+  }
+  /* threads inherit the rounding and the treatment of denormals; they are short beside their parts of the work */
+  while (num_started < num_parts && !pthread_create(&parts[num_started].thread, NULL, update_part, &parts[num_started]))
+    ++num_started;
+  update_part(&parts[0]);
+  for (int64_t number = num_started; number < num_parts; ++number) update_part(&parts[number]);
+  for (int64_t number = 1; number < num_started; ++number) pthread_join(parts[number].thread, NULL);
+}
