@@ -24,6 +24,7 @@ from benchmarks.host_loader_sides import (
     HostRun,
     first_sample,
     host_run,
+    is_resized_stream_the_same,
 )
 from benchmarks.result import Result
 from megatrain.contracts.layout import Layout
@@ -38,6 +39,7 @@ NUM_STEPS = 60
 FIRST_SAMPLE_BAR, FIRST_MEMORY_BAR = 2.0, 300.0
 LOADER_MEMORY_BAR = READ_BAR = 1.1
 LATE_BAR, WAIT_BAR = 0.5, 0.01
+RESIZED_STEPS = 4
 SEED = 1
 
 
@@ -49,6 +51,7 @@ def run(million_documents: float, num_sources: int, num_steps: int = NUM_STEPS) 
         opened = first_sample(prefixes)
         runs = {name: host_run(prefixes, layout, num_steps) for name, layout in LAYOUTS.items()}
         killed = host_run(prefixes, LAYOUTS["8 replicas"], num_steps, is_killed=True)
+        is_same_resized = is_resized_stream_the_same(prefixes, RESIZED_STEPS)
     rows = [_row(name, one) for name, one in runs.items()]
     return Result(
         name="host-loader",
@@ -69,7 +72,10 @@ def run(million_documents: float, num_sources: int, num_steps: int = NUM_STEPS) 
             "memory MB": opened.memory_mb,
             "documents": round(million_documents * 1e6),
         },
-        bars=_bars(opened, runs, killed),
+        bars=[
+            *_bars(opened, runs, killed),
+            must_hold("8, 7, 3, 8 replicas and two stages: the samples of a single reader", is_same_resized),
+        ],
     )
 
 

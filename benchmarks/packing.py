@@ -60,7 +60,7 @@ def run() -> Result:
 
 
 def library_lengths() -> Lengths:
-    """Return the lengths of the documents of this Python's own library, in bytes as tokens."""
+    """Return the lengths of the documents of this Python's own library, in tokens of a tokenizer trained on them."""
     with tempfile.TemporaryDirectory(prefix="packing-") as directory:
         build([PYTHON_STDLIB], Path(directory) / "data")
         dataset = IndexedDataset(Path(directory) / "data" / "train")

@@ -46,7 +46,7 @@ class Tokenised:
     settings: str = ""
 
 
-def run(text_mb: float) -> Result:
+def run(text_mb: float, num_rounds: int = ROUNDS) -> Result:
     """Make the text and a tokenizer, then tokenize it on as many cores as there are workers."""
     cores = sorted(os.sched_getaffinity(0))
     counts = [count for count in WORKERS if count <= len(cores)]
@@ -62,7 +62,7 @@ def run(text_mb: float) -> Result:
                 OURS: partial(_build, source, tokenizer, directory / "out", cores[:count], num_documents),
                 PEER: partial(_peer, source, tokenizer, cores[:count]),
             }
-            for turn in range(ROUNDS):
+            for turn in range(num_rounds):
                 for side in list(sides)[:: 1 if turn % 2 == 0 else -1]:
                     runs.setdefault((count, side), []).append(sides[side]())
     (num_tokens,) = {one.num_tokens for some in runs.values() for one in some}  # both sides do the same work
@@ -77,7 +77,7 @@ def run(text_mb: float) -> Result:
             for side in (OURS, PEER)
         ],
         notes=[
-            f"medians of {ROUNDS} runs a side, in turn; both sides may use as many cores as the build has workers",
+            f"medians of {num_rounds} runs a side, in turn; both sides may use as many cores as the build has workers",
             f"{OURS}: from the tokenizer's load to the last token on the disk",
             "two workers are threads of one process, in which a third thread reads the text",
             f"{PEER}: encoding alone, of texts in memory, with the method and the size of batches that win a trial",

@@ -1,18 +1,21 @@
-"""GPU streams for exchanges, in parallel with compute. Each runs its exchanges in the order of submission.
+"""GPU streams for exchanges and for copies of inputs, in parallel with compute. Each runs its work in the order of
+submission.
 
-They replace the streams inside torch's process groups: a collective that is not asynchronous runs on the current stream
-(ProcessGroupNCCL, torch 2.8 and later). So events around it measure only the exchange, and several groups can share a
-stream. Sends and receives are an exception: torch runs them on a separate stream for each pair of ranks. A stream of
-this module waits for torch's stream, so that its order and its events cover sends and receives too (ADR 0060).
+For exchanges they replace the streams inside torch's process groups: a collective that is not asynchronous runs on the
+current stream (ProcessGroupNCCL, torch 2.8 and later). So events around it measure only the exchange, and several
+groups can share a stream. Sends and receives are an exception: torch runs them on a separate stream for each pair of
+ranks. A stream of this module waits for torch's stream, so that its order and its events cover sends and receives too
+(ADR 0060).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from megatrain.comm.group_plan import PlannedGroup
 
@@ -33,6 +36,13 @@ class DeviceStream(Protocol):
     def after_compute(self) -> AbstractContextManager[None]:
         """Make this stream wait for the current stream, and return a context in which this stream is current."""
 
+    def beside_compute(self) -> AbstractContextManager[None]:
+        """Return a context in which this stream is current. This stream waits for no other."""
+
+    def hand_over(self, tensors: Sequence[Tensor]) -> None:
+        """Let the current stream use tensors that were made in `beside_compute`: once they are freed, their memory is
+        reused only after the work that the current stream has then. The current stream must wait for their content."""
+
     def mark(self) -> Mark:
         """Return the point after everything that was launched on this stream so far."""
 
@@ -49,18 +59,31 @@ class CudaStream:
         with torch.cuda.stream(self._stream):
             yield
 
+    def beside_compute(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._stream)
+
+    def hand_over(self, tensors: Sequence[Tensor]) -> None:
+        for x in tensors:
+            x.record_stream(torch.cuda.current_stream())
+
     def mark(self) -> Mark:
         return self._stream.record_event()
 
 
 class NoStream:
-    """Replaces a stream in a dry run, which transfers nothing."""
+    """Replaces a stream where there is none: on a CPU, and in a dry run."""
 
     def __init__(self, *, is_urgent: bool) -> None:
         pass
 
     def after_compute(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def beside_compute(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hand_over(self, tensors: Sequence[Tensor]) -> None:
+        """Do nothing: there is one order of all work."""
 
     def mark(self) -> Mark:
         return _ReachedMark()

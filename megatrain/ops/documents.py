@@ -5,12 +5,11 @@ Shapes: S sequence, B micro-batch, N documents of a sample.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from megatrain.ops.to_device import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +25,10 @@ class PackedDocuments:
     starts: tuple[Tensor, ...]
     longest: tuple[int, ...]
 
-    def to(self, device: torch.device) -> PackedDocuments:
-        """Return a copy on `device`. The host does not wait for it."""
-        starts = to_device(torch.cat(self.starts), device).split([len(start) for start in self.starts])
-        return PackedDocuments(to_device(self.number_SB, device), starts, self.longest)
+    def copied(self, copy: Callable[[Tensor], Tensor]) -> PackedDocuments:
+        """Return the documents in the copies that `copy` makes of two tensors."""
+        starts = copy(torch.cat(self.starts)).split([len(start) for start in self.starts])
+        return PackedDocuments(copy(self.number_SB), starts, self.longest)
 
 
 def pack_documents(document_SB: Tensor) -> PackedDocuments:

@@ -30,11 +30,14 @@ from megatrain.telemetry.recorder import Recorder
 
 @dataclass(frozen=True, slots=True)
 class PipelineInput:
-    """One micro-batch. context: the model's other inputs. Shapes: tokens and labels [S, B]."""
+    """One micro-batch. context: the model's other inputs. await_copies: makes the current stream wait until all tensors
+    are on the device. Shapes: tokens and labels [S, B].
+    """
 
     tokens_SB: Tensor
     labels_SB: Tensor
     context: Any
+    await_copies: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ class Pipeline:
                 x.requires_grad_()
                 run.stage_inputs[key] = x
         chunk.data_parallel.await_parameters()
+        micro.await_copies()
         forward = chunk.forward if run.loss_scale is None or chunk.graphs is None else chunk.graphs.forward
         with self.recorder.span(Operation.FORWARD_COMPUTE, microbatch=action.microbatch, chunk=action.chunk):
             out, backward = forward(x, micro.context, micro.labels_SB if is_last else None)

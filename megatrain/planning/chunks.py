@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from megatrain.chunks.builder import BuiltChunk, build_chunks, hidden_shape
-from megatrain.chunks.inputs import pipeline_input
+from megatrain.chunks.inputs import InputCopies, pipeline_input
 from megatrain.comm import Mesh, dry_mesh
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
@@ -148,7 +148,8 @@ def planned_micro_batch(config: Config, tp: Group, *, has_patches: bool = False)
     if has_patches:
         patch_shape = (config.model.num_patches, shape[1], patch_width(config.model))
         pictures = PatchRows.of_all(torch.empty(patch_shape, dtype=torch.uint8, device=_META))
-    return pipeline_input(tp, _META, tokens_SB, torch.empty_like(tokens_SB), sample_B, documents, pictures)
+    labels_SB = torch.empty_like(tokens_SB)
+    return pipeline_input(tp, InputCopies.to(_META), tokens_SB, labels_SB, sample_B, documents, pictures)
 
 
 def _kind(config: Config, part: ModelPart) -> tuple[object, ...]:

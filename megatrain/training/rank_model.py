@@ -14,7 +14,7 @@ import torch
 from megatrain.checkpoint.load import FP8_HISTORY
 from megatrain.checkpoint.ownership import SavedShard
 from megatrain.chunks.builder import BuiltChunk, build_chunks
-from megatrain.chunks.inputs import pipeline_input
+from megatrain.chunks.inputs import InputCopies, pipeline_input
 from megatrain.comm import Mesh
 from megatrain.comm.sequence import gather_columns
 from megatrain.config.config import Config
@@ -48,6 +48,7 @@ class RankModel:
     pipeline: Pipeline
     data_parallel: tuple[ChunkDataParallel, ...]
     optimizer: ShardedOptimizer
+    input_copies: InputCopies
     fp8_scales: tuple[Fp8Scales, ...] = ()
 
     def initialise(self) -> None:
@@ -102,7 +103,7 @@ class RankModel:
                        pictures: PatchRows | None = None) -> PipelineInput:  # fmt: skip
         """Return the pipeline's input on this rank's device for a micro-batch on the CPU."""
         documents = None if document_SB is None else pack_documents(document_SB)
-        return pipeline_input(self.mesh.tp, self.device, tokens_SB, labels_SB, sample_B, documents, pictures)
+        return pipeline_input(self.mesh.tp, self.input_copies, tokens_SB, labels_SB, sample_B, documents, pictures)
 
     def input_of(self, micro: MicroBatch) -> PipelineInput:
         """Return the pipeline's input on this rank's device for a micro-batch of the data."""
@@ -162,7 +163,7 @@ def build_rank_model(
     data_parallel = tuple(chunk.data_parallel for chunk in built)
     optimizer = ShardedOptimizer(data_parallel, config.optimizer, mesh)
     scales = tuple(chunk.fp8_scales for chunk in built if chunk.fp8_scales is not None)
-    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, scales)
+    return RankModel(config, mesh, device, pipeline, data_parallel, optimizer, InputCopies.to(device), scales)
 
 
 def capture_of(config: Config, device: torch.device) -> Capture | None:

@@ -142,7 +142,8 @@ def test_host_loader_measures_each_layout_and_a_kill() -> None:
     assert all(row["same stream"] == "yes" and row["loader MB"] > 0 for row in result.rows)
     # on a slow machine, the loader may be a step behind
     assert all(row["read / used"] == pytest.approx(1.0, abs=0.5) for row in result.rows)
-    assert [bar.bar for bar in result.bars] == ["<= 2", "<= 300", "<= 1.1", "<= 1.1", "<= 0.5", "yes", "<= 0.01"]
+    assert [bar.bar for bar in result.bars] == ["<= 2", "<= 300", "<= 1.1", "<= 1.1", "<= 0.5", "yes", "<= 0.01", "yes"]
+    assert [bar.found for bar in result.bars if bar.bar == "yes"] == [True, True]
 
 
 def test_only_frequent_pauses_raise_the_99th_percentile() -> None:

@@ -72,6 +72,17 @@ def test_ranks_of_a_host_read_through_one_process(tmp_path: Path, place: RingLoc
     assert list(place.arena.root.iterdir()) == []
 
 
+def test_the_loader_loads_no_torch(tmp_path: Path, place: RingLocation) -> None:
+    """The libraries that a loader has mapped after its first reads."""
+    plan = corpus(tmp_path).plan(LAYOUT, RANKS, steps(LAYOUT, 8))
+    with ExitStack() as stack:
+        opened(place, plan, stack)[0].next()
+        (pid,) = loaders(place)
+        libraries = Path(f"/proc/{pid}/maps").read_text()
+    assert "/numpy/" in libraries
+    assert "/torch/" not in libraries
+
+
 def test_peers_map_the_same_pages(tmp_path: Path, place: RingLocation) -> None:
     plan = corpus(tmp_path).plan(LAYOUT, RANKS, steps(LAYOUT, 2))
     with ExitStack() as stack:
