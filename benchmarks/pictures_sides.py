@@ -90,7 +90,7 @@ def _cpu_s(connection: Connection) -> float:
 
 def _produce(directory: Path, connection: Connection) -> None:
     _use_one_core()
-    producer = Producer(PictureIndex(directory), DaliDecoder(CPU))
+    producer = Producer([PictureIndex(directory)], DaliDecoder(CPU))
     listener = listen("127.0.0.1")
     PeerServer(listener, _SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False)
     connection.send(listener.getsockname()[:2])

@@ -23,11 +23,11 @@ MakeCommand = Callable[[int, int], Sequence[str]]
 """Returns the command of a producer, from the descriptors of its listener and of its secret."""
 
 
-def producer_command(directory: Path, decoder: str, num_threads: int = 1) -> MakeCommand:
-    """Return the command of a producer. decoder: one of DECODERS."""
+def producer_command(directories: Sequence[Path], decoder: str, num_threads: int = 1) -> MakeCommand:
+    """Return the command of a producer of the pictures in some directories. decoder: one of DECODERS."""
 
     def command(listener: int, secret: int) -> Sequence[str]:
-        arguments = (str(directory), str(listener), str(secret), decoder, str(num_threads))
+        arguments = (str(listener), str(secret), decoder, str(num_threads), *map(str, directories))
         return (sys.executable, "-m", "megatrain.data.pictures.producer", *arguments)
 
     return command

@@ -98,7 +98,7 @@ def test_dali_producers_cost_only_the_broken_picture(tmp_path: Path) -> None:
     )  # fmt: skip
     index = build_index(tmp_path / "shards")
     picture_format = PictureFormat(SIZE, SIZE)
-    with local_producers(producer_command(index.directory, DALI), 2, tmp_path / "logs", lambda _text: None) as local:
+    with local_producers(producer_command([index.directory], DALI), 2, tmp_path / "logs", lambda _text: None) as local:
         producers = Producers(local.addresses, local.secret, local.problem)
         with PictureSource(index.digest, picture_format, producers, REPLACE) as source:
             pictures = source.patches(range(index.num_samples))
