@@ -19,6 +19,7 @@ from megatrain.data.pictures.picture_source import Producers
 from megatrain.data.pictures.producer_file import write_producers
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.shard_samples import ShardSamples
+from megatrain.programs.thread_limits import thread_error
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.training.picture_data import named_producers
 
@@ -71,7 +72,12 @@ def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs:
         if local is not None:
             is_closing = threading.Event()
             ending.callback(is_closing.set)
-            threading.Thread(target=_announce_end, args=(local, producers, path, is_closing), daemon=True).start()
+            announcing = threading.Thread(target=_announce_end, args=(local, producers, path, is_closing), daemon=True)
+            try:
+                announcing.start()
+            except RuntimeError as error:
+                subject = "the thread that waits for the end of the producers of pictures"
+                raise thread_error(subject, error, "use fewer of them (pictures.producers)") from error
         yield
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
+from megatrain.contracts.errors import CommunicationError, DataError, MegatrainError, UnreachableError
 from megatrain.data.pictures import picture_source
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_format import PILLOW, REFUSE, REPLACE, PictureFormat
@@ -36,6 +36,7 @@ from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
 from tests.helpers.pillow_producer import PillowDecoder
 from tests.helpers.processes import descendants, is_running
+from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 FORMAT = PictureFormat(size=32, patch=8)
@@ -387,3 +388,14 @@ def test_producer_that_cannot_start_ends_the_wait(tmp_path: Path) -> None:
     with as_processes(tmp_path, 1, tmp_path / "logs") as processes, pytest.raises(DataError, match=gave_up):
         producers = Producers(processes.addresses, processes.secret, processes.problem)
         PictureSource("data", FORMAT, producers).patches([0])
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_thread_limit_leaves_no_producer_and_no_listener(num_started: int, tmp_path: Path) -> None:
+    before, listeners = own_producers(), [listen("127.0.0.1") for _ in range(2)]
+    producers = PictureProducers(producer_command([tmp_path], PILLOW), listeners, SECRET, tmp_path, lambda _text: None)
+    text = "^a thread that watches a producer of pictures could not be started: .*; use fewer of them"
+    with no_thread_starts(after=num_started), pytest.raises(MegatrainError, match=text), producers:
+        raise AssertionError("the block began")
+    assert [listener.fileno() for listener in listeners] == [-1, -1]
+    assert own_producers() <= before

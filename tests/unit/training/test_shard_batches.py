@@ -37,6 +37,7 @@ from tests.helpers.host_loading import content
 from tests.helpers.picture_shards import shard_tables, write_shards
 from tests.helpers.processes import descendants, is_running, words_of
 from tests.helpers.single_rank import single_rank_mesh
+from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.training_case import make_config
 
 NUM_STEPS = 5
@@ -178,6 +179,21 @@ def test_start_is_refused_without_shard_or_secret(loader: str, shards: Path, tmp
     config = config_of(shards, tmp_path, loader, addresses="127.0.0.1:9", secret=str(tmp_path / "no"))
     with pytest.raises(DataError, match=r"no: the secret cannot be read: No such file"):
         find_decoder(config, all_shards(open_reader(config), ()), has_begun=False)
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_start_is_refused_at_a_thread_limit(num_started: int, shards: Path, tmp_path: Path) -> None:
+    """The threads are the one that watches the only producer, and the one that waits for the end of all."""
+    with (
+        no_thread_starts(after=num_started),
+        pytest.raises(
+            DataError, match=r"could not be started: .*pids\.max\); use fewer of them \(pictures\.producers\)"
+        ),
+        opened(config_of(shards, tmp_path, "host"), tmp_path),
+    ):
+        raise AssertionError("the run began")
+    assert not list((tmp_path / "arena-host").iterdir())
+    assert producers_of(shards) == []
 
 
 def test_wrong_addresses_end_a_run_that_has_not_begun(
