@@ -41,6 +41,7 @@ NAMES = (
     "dashboard",
     "command_line",
     "pictures",
+    "pictures_training",
 )
 
 

@@ -9,20 +9,15 @@ PYTHONPATH=.venv/dali python -m benchmarks pictures [--write]
 
 from __future__ import annotations
 
-import io
 import statistics
-import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 from benchmarks.bars import at_least
-from benchmarks.pictures_sides import FORMAT, Decoding, bare_side, producer_side
+from benchmarks.pictures_sides import FORMAT, HEIGHT, WIDTH, Decoding, bare_side, producer_side, write_shard
 from benchmarks.result import MissingPartError, Result
 from megatrain.data.pictures.dali_package import find_dali
 from megatrain.data.pictures.picture_index import build_index
@@ -31,9 +26,7 @@ OURS, PEER = "megatrain", "DALI pipeline"
 ROUNDS = 7
 ROUND_PICTURES = 320
 PICTURES = 320
-WIDTH, HEIGHT = 640, 480
 BAR = 0.90
-SEED = 1
 
 
 def run(num_rounds: int = ROUNDS, round_pictures: int = ROUND_PICTURES, num_pictures: int = PICTURES) -> Result:
@@ -44,7 +37,7 @@ def run(num_rounds: int = ROUNDS, round_pictures: int = ROUND_PICTURES, num_pict
     decodings: dict[str, list[Decoding]] = {OURS: [], PEER: []}
     with tempfile.TemporaryDirectory(prefix="pictures-") as name, ExitStack() as processes:
         directory = Path(name)
-        mean_bytes = _write_shard(directory / "shard.tar", num_pictures)
+        mean_bytes = write_shard(directory / "shard.tar", num_pictures)
         build_index(directory)
         sides = {
             OURS: processes.enter_context(producer_side(directory)),
@@ -70,25 +63,6 @@ def run(num_rounds: int = ROUNDS, round_pictures: int = ROUND_PICTURES, num_pict
         settings={"pictures": num_pictures, "mean_bytes": mean_bytes, "dali": found.version},
         bars=[at_least(f"pictures per CPU second / those of {PEER}", ratio, BAR)],
     )
-
-
-def _write_shard(path: Path, num_pictures: int) -> int:
-    """Write JPEG files of noise on soft colours, with captions; return their mean size."""
-    random = np.random.default_rng(SEED)
-    num_bytes = 0
-    with tarfile.open(path, "w") as tar:
-        for number in range(num_pictures):
-            coarse = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
-            soft = np.asarray(Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))
-            noisy = soft + random.normal(0, 8, (HEIGHT, WIDTH, 1))
-            stream = io.BytesIO()
-            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(stream, "JPEG", quality=90)
-            num_bytes += len(stream.getvalue())
-            for name, content in ((f"{number:06}.jpg", stream.getvalue()), (f"{number:06}.txt", b"caption")):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    return num_bytes // num_pictures
 
 
 def _rates(some: Sequence[Decoding]) -> list[float]:

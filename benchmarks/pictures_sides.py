@@ -1,9 +1,11 @@
-"""The sides of `pictures`: processes on one core that decode the same shards, and measure their CPU time."""
+"""Processes on one core that decode the same shards, and measure their CPU time: the sides of `pictures`."""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +14,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from megatrain.data.pictures.decoder import BATCH_PICTURES, DaliDecoder
-from megatrain.data.pictures.picture_format import CPU, PictureFormat
+import numpy as np
+from PIL import Image
+
+from megatrain.data.pictures.decoder import BATCH_PICTURES
+from megatrain.data.pictures.decoders import make_decoder
+from megatrain.data.pictures.picture_format import CPU, DALI, PictureFormat
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.picture_source import PictureSource, Producers
 from megatrain.data.pictures.producer import Producer
@@ -22,6 +28,8 @@ from megatrain.peers.link import SECRET_BYTES, PeerAddress
 from megatrain.peers.server import PeerServer, listen
 
 FORMAT = PictureFormat(size=224, patch=14)
+WIDTH, HEIGHT = 640, 480
+_SEED = 1
 _SECRET = bytes(SECRET_BYTES)
 
 
@@ -39,20 +47,28 @@ Decode = Callable[[int, int], Decoding]
 
 
 @contextmanager
+def producer_on_last_core(directory: Path, decoder: str) -> Iterator[tuple[Producers, Callable[[], float]]]:
+    """Yield a producer in a process on the last core, and what returns the CPU seconds that it has used."""
+    with _process(_produce, directory, decoder) as connection:
+        yield Producers([PeerAddress(*connection.recv())], _SECRET), lambda: _cpu_s(connection)
+
+
+@contextmanager
 def producer_side(directory: Path) -> Iterator[Decode]:
     """Yield what asks a producer for pictures. Only the producer's CPU time counts."""
     index = PictureIndex(directory)
-    with _process(_produce, directory) as connection:
-        producers = Producers([PeerAddress(*connection.recv())], _SECRET)
-        with PictureSource(index.digest, FORMAT, producers) as source:
+    with (
+        producer_on_last_core(directory, DALI) as (producers, cpu_s),
+        PictureSource(index.digest, FORMAT, producers) as source,
+    ):
 
-            def decode(first: int, count: int) -> Decoding:
-                numbers = [number % index.num_samples for number in range(first, first + count)]
-                began, cpu_began = time.perf_counter(), _cpu_s(connection)
-                source.patches(numbers)
-                return Decoding(count, time.perf_counter() - began, _cpu_s(connection) - cpu_began)
+        def decode(first: int, count: int) -> Decoding:
+            numbers = [number % index.num_samples for number in range(first, first + count)]
+            began, cpu_began = time.perf_counter(), cpu_s()
+            source.patches(numbers)
+            return Decoding(count, time.perf_counter() - began, cpu_s() - cpu_began)
 
-            yield decode
+        yield decode
 
 
 @contextmanager
@@ -69,10 +85,10 @@ def bare_side(directory: Path) -> Iterator[Decode]:
 
 
 @contextmanager
-def _process(target: Callable[[Path, Connection], None], directory: Path) -> Iterator[Connection]:
+def _process(target: Callable[..., None], *arguments: Path | str) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(directory, theirs), daemon=True)
+    process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -88,9 +104,9 @@ def _cpu_s(connection: Connection) -> float:
     return seconds
 
 
-def _produce(directory: Path, connection: Connection) -> None:
+def _produce(directory: Path, decoder: str, connection: Connection) -> None:
     _use_one_core()
-    producer = Producer(PictureIndex(directory), DaliDecoder(CPU))
+    producer = Producer([PictureIndex(directory)], make_decoder(decoder))
     listener = listen("127.0.0.1")
     PeerServer(listener, _SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False)
     connection.send(listener.getsockname()[:2])
@@ -127,3 +143,22 @@ def _run_pipeline(directory: Path, connection: Connection) -> None:
 
 def _use_one_core() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def write_shard(path: Path, num_pictures: int) -> int:
+    """Write JPEG files of noise on soft colours, with captions; return their mean size."""
+    random = np.random.default_rng(_SEED)
+    num_bytes = 0
+    with tarfile.open(path, "w") as tar:
+        for number in range(num_pictures):
+            coarse = random.integers(0, 256, (HEIGHT // 16, WIDTH // 16, 3), np.uint8)
+            soft = np.asarray(Image.fromarray(coarse).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))
+            noisy = soft + random.normal(0, 8, (HEIGHT, WIDTH, 1))
+            stream = io.BytesIO()
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(stream, "JPEG", quality=90)
+            num_bytes += len(stream.getvalue())
+            for name, content in ((f"{number:06}.jpg", stream.getvalue()), (f"{number:06}.txt", b"caption")):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return num_bytes // num_pictures

@@ -11,6 +11,8 @@ from megatrain.comm import create_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
+from megatrain.data.reader import StepBatch
+from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.rank_model import RankModel, build_rank_model
@@ -45,12 +47,19 @@ class BenchmarkTrainer:
                 tokens_SB.split(size, 1), labels_SB.split(size, 1), sample_B.split(size), strict=True
             )
         ]
+        return self._train(inputs, labels_SB.numel())
+
+    def step_of(self, batch: StepBatch) -> StepOutcome:
+        """Train on the micro-batches of a reader."""
+        return self._train([self.rank_model.input_of(micro) for micro in batch.microbatches], batch.num_label_tokens)
+
+    def _train(self, inputs: list[PipelineInput], num_label_tokens: int) -> StepOutcome:
         self.recorder.set_step(self._step)
         outcome = train_step(
             self.rank_model,
             build_schedule("1f1b", 1, 1, len(inputs)),
             inputs,
-            num_label_tokens=labels_SB.numel(),
+            num_label_tokens=num_label_tokens,
             lr=self.config.optimizer.lr,
             grad_clip=self.config.optimizer.grad_clip,
             recorder=self.recorder,

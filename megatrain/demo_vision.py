@@ -80,9 +80,11 @@ def captions_of(loaded: LoadedModel, numbers: NDArray[np.int64]) -> NDArray[np.i
     import torch
 
     from megatrain.data.drawn_pictures import CAPTION_TOKENS, DrawnPictures
+    from megatrain.data.pictures.picture_format import PictureFormat
 
     model = loaded.config
-    patches_BPC = torch.from_numpy(DrawnPictures(model.picture_size, model.patch_size, 0).patches(numbers))
+    pictures = DrawnPictures(PictureFormat(model.picture_size, model.patch_size), 0)
+    patches_BPC = torch.from_numpy(pictures.patches(numbers))
     tokens_BS = torch.zeros((len(numbers), model.num_patches + 1), dtype=torch.int64)  # <end> begins a caption
     for _ in range(CAPTION_TOKENS - 2):
         next_B = loaded.logits(tokens_BS, patches_BPC)[:, -1].argmax(-1).cpu()

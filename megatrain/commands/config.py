@@ -190,6 +190,8 @@ def _why_not_read(config: Config, error: DataError) -> str:
         files: list[DataPath] = [path for one in prefixes for path in (data_path(one), index_path(one))]
         if any(source.pictures == "shards" for source in config.data_sources.values()):
             files.append(Path(config.pictures.shards, INDEX_NAME))
+        shards = (one.path for one in config.validation_sets.values() if one.pictures == "shards")
+        files += [Path(path, INDEX_NAME) for path in shards]
         if all(path.exists() for path in files):
             return f"THE RUN WOULD NOT START: {error}"
     return f"not checked, because they cannot be read here: {error}"
@@ -210,8 +212,9 @@ def _validation_lines(config: Config) -> list[str]:
         sets = open_validation(config)
     except DataError as error:
         return [f"Validation sets: {_why_not_read(config, error)}"]
-    rows = [[dataset.name, f"{dataset.dataset.num_tokens:,}", f"{dataset.num_samples:,}"] for dataset in sets]
-    heads = ["validation set", "tokens", "samples per evaluation"]
+    rows = [[one.name, f"{one.dataset.num_tokens:,}", f"{one.num_samples:,}"] for one in sets]
+    has_shards = any(one.pictures == "shards" for one in config.validation_sets.values())
+    heads = ["validation set", "tokens or pictures" if has_shards else "tokens", "samples per evaluation"]
     return ["Validation sets", *(f"  {line}" for line in table([heads, *rows], [0]))]
 
 

@@ -51,13 +51,18 @@ def run(args: argparse.Namespace) -> int:
     picture if the model takes none, or the decoder is not installed.
     """
     checkpoint = chosen_checkpoint(args)
+    from megatrain.checkpoint_format.checkpoint_files import read_manifest
+    from megatrain.conversion.software import job_config
     from megatrain.formatting import printable
     from megatrain.inference.generation import Sampling
     from megatrain.inference.loaded_model import choose_device, load_checkpoint
 
     loaded = load_checkpoint(checkpoint, choose_device(args.device), kind=args.kind)
     sampling = Sampling(args.max_tokens, args.temperature, args.top_k, args.top_p, args.seed)
-    patches = None if args.picture is None else _patches(args.picture, args.decoder, loaded.config)
+    patches = None
+    if args.picture is not None:
+        max_pixels = job_config(read_manifest(checkpoint), checkpoint).pictures.max_pixels
+        patches = _patches(args.picture, args.decoder, loaded.config, max_pixels)
     tokens = list(loaded.tokens_after(loaded.tokenizer.encode(args.prompt), sampling, patches))
     text = loaded.tokenizer.decode(tokens)
     if args.json:
@@ -69,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _patches(path: str, decoder: str, model: ModelConfig) -> Tensor:
-    """Return the patches of the picture in a file. Raises: DataError."""
+def _patches(path: str, decoder: str, model: ModelConfig, max_pixels: int) -> Tensor:
+    """Return the patches of the picture in a file. max_pixels: pictures.max_pixels of the run. Raises: DataError."""
     import torch
 
     from megatrain.data.pictures.decoders import make_decoder
@@ -78,5 +83,5 @@ def _patches(path: str, decoder: str, model: ModelConfig) -> Tensor:
 
     if not model.has_pictures:
         raise DataError(f"--picture {path}: the model has no pictures (model.picture_size=0); leave it out")
-    picture_format = PictureFormat(model.picture_size, model.patch_size)
+    picture_format = PictureFormat(model.picture_size, model.patch_size, max_pixels)
     return torch.from_numpy(patches_of_file(Path(path), make_decoder(decoder), picture_format))

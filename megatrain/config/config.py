@@ -175,11 +175,12 @@ class Config:
 
     @property
     def validation_sets(self) -> Mapping[str, ValidationSetConfig]:
-        """The sets of held-out data by the key that holds the path: data.validation, or one per [[validation_set]]."""
+        """The sets of held-out data by the key that selects them: data.validation, or the path or the pictures of each
+        [[validation_set]]."""
         if self.data.validation:
             return {"data.validation": ValidationSetConfig(path=self.data.validation, name="data.validation")}
         return {
-            f"{name}.path": validation_set
+            f"{name}.{'path' if validation_set.path else 'pictures'}": validation_set
             for name, validation_set in self.sections_of("validation_set").items()
             if validation_set.is_set
         }

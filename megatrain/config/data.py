@@ -19,7 +19,7 @@ MIN_WEIGHT = 1e-9
 """The smallest weight above 0: weights are rounded to multiples of it."""
 MAX_WEIGHT = 1_000_000
 NAME_PATTERN = r"[^,\n\r]*"
-_NAMES_OF_PICTURES = {"none": "", "drawn": "drawn pictures", "shards": "pictures.shards"}
+NAMES_OF_PICTURES = {"none": "", "drawn": "drawn pictures", "shards": "pictures.shards"}
 _WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -226,7 +226,7 @@ class DataSourceConfig:
 
     @property
     def resolved_name(self) -> str:
-        return self.name or self.path or _NAMES_OF_PICTURES[self.pictures]
+        return self.name or self.path or NAMES_OF_PICTURES[self.pictures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Sections [validation_set] and [evaluation]: held-out tokens, when to measure the loss on them, and on how many.
+"""Sections [validation_set] and [evaluation]: held-out data, when to measure the loss on them, and on how many.
 
 There may be several validation sets: two tables [[validation_set]] are the sections [validation_set] and
 [validation_set-2].
@@ -7,14 +7,15 @@ There may be several validation sets: two tables [[validation_set]] are the sect
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from megatrain.config.data import NAME_PATTERN
+from megatrain.config.data import NAME_PATTERN, NAMES_OF_PICTURES
 from megatrain.config.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSetConfig:
-    """One of several sets of held-out tokens, whose loss is reported by its name.
+    """One of several sets of held-out data, whose loss is reported by its name.
 
     There may be up to 64: two tables `[[validation_set]]` are the same as `[validation_set]` and `[validation_set-2]`.
     Validation sets may be changed at any restart.
@@ -22,31 +23,48 @@ class ValidationSetConfig:
 
     path: str = field(
         default="",
-        metadata=option("Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. Empty: none."),
+        metadata=option(
+            "Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. With pictures from shards: "
+            "the directory of the shards and their index. Empty: none."
+        ),
+    )
+    pictures: Literal["none", "drawn", "shards"] = field(
+        default="none",
+        metadata=option(
+            "The pictures of the samples of this set; the loss is that of their captions. drawn: 1024 pictures that no "
+            "run trains on. shards: those of the path, which the producers of the training pictures decode. Training "
+            "must have pictures of the same kind. none: text, also in a model with model.picture_size."
+        ),
     )
     name: str = field(
         default="",
-        metadata=option("Name of the set in logs and metrics. Empty: the path.", pattern=NAME_PATTERN),
+        metadata=option(
+            'Name of the set in logs and metrics. Empty: the path, or "drawn pictures".', pattern=NAME_PATTERN
+        ),
     )
 
     @property
     def is_set(self) -> bool:
         """Whether the section names any data."""
-        return bool(self.path)
+        return bool(self.path) or self.has_pictures
+
+    @property
+    def has_pictures(self) -> bool:
+        return self.pictures != "none"
 
     @property
     def resolved_name(self) -> str:
-        return self.name or self.path
+        return self.name or self.path or NAMES_OF_PICTURES[self.pictures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """When to measure the loss on held-out tokens, and on how many."""
+    """When to measure the loss on held-out data, and on how many samples."""
 
     interval: int = field(
         default=0,
         metadata=option(
-            "Steps between evaluations. 0: only at the end, if held-out tokens are given.", unit="steps", minimum=0
+            "Steps between evaluations. 0: only at the end, if held-out data are given.", unit="steps", minimum=0
         ),
     )
     num_samples: int = field(

@@ -2,8 +2,8 @@
 
 A picture shows one to four equal objects on a dark, noisy background. Its caption names their number, colour and
 shape: "two red circle". Everything follows from the seed and the number of the sample, through integer arithmetic that
-does not change between versions of numpy. The samples of a run have numbers below NUM_PICTURES, so the pictures from
-there on are unseen by every run.
+does not change between versions of numpy. Training samples have numbers below NUM_PICTURES, so the pictures from there
+on are unseen by every run; the first NUM_HELD_OUT of them are a validation set.
 Shapes: N samples, P patches, C bytes of a patch.
 """
 
@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.sample_stream import StreamSource
-from megatrain.data.caption_order import CaptionOrder
+from megatrain.data.one_piece_order import OnePieceOrder
 from megatrain.data.patches import Patches, patchify
 from megatrain.data.permutation import key_of, mixed
+from megatrain.data.pictures.picture_format import PictureFormat
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.token_stream import Int64, SamplePieces
 from megatrain.data.training_source import TrainingSource
@@ -33,6 +34,7 @@ WORDS = ("<end>", *COUNTS, *COLOURS, *SHAPES)
 CAPTION_TOKENS = 5
 """<end>, number, colour, shape, <end>."""
 NUM_PICTURES = 1 << 31
+NUM_HELD_OUT = 1024
 GRID = 4
 """Objects lie in the cells of a grid of GRID * GRID; each cell has at most one."""
 _DIGEST_PICTURES = 16
@@ -99,47 +101,56 @@ def _draws(key: np.uint64, first: int, count: int) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPictures:
-    """The pictures of a run's samples: SamplePictures. size, patch_size: in pixels; the second divides the first."""
+    """The pictures of a run's samples: SamplePictures.
 
-    size: int
-    patch_size: int
+    is_held_out: they are those of the validation set.
+    """
+
+    format: PictureFormat
     seed: int
+    is_held_out: bool = False
+
+    @property
+    def first(self) -> int:
+        """The number of the picture of sample 0."""
+        return NUM_PICTURES if self.is_held_out else 0
 
     @property
     def num_patches(self) -> int:
-        return (self.size // self.patch_size) ** 2
-
-    @property
-    def patch_width(self) -> int:
-        return self.patch_size**2 * 3
+        return self.format.num_patches
 
     def patches(self, indices_N: Int64) -> Patches:
         """Return the pictures of these samples. Shapes: result [N, P, C]."""
-        found = np.empty((len(indices_N), self.num_patches, self.patch_width), dtype=np.uint8)
+        found = np.empty((len(indices_N), self.num_patches, self.format.patch_values), dtype=np.uint8)
         for place, number in enumerate(indices_N.tolist()):
-            found[place] = patchify(drawn(scene_of(self.seed, number), self.size), self.patch_size)
+            scene = scene_of(self.seed, self.first + number)
+            found[place] = patchify(drawn(scene, self.format.size), self.format.patch)
         return found
 
     def digest(self) -> str:
         """Return a digest of the first pictures and captions, so that another way of drawing counts as other data."""
         numbers = np.arange(_DIGEST_PICTURES)
         digest = hashlib.sha256(self.patches(numbers).tobytes())
-        digest.update(repr([scene_of(self.seed, number).caption for number in numbers.tolist()]).encode())
+        captions = [scene_of(self.seed, self.first + number).caption for number in numbers.tolist()]
+        digest.update(repr(captions).encode())
         return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnCaptions:
-    """The captions of drawn pictures end to end: a TokenStream. Each caption is a document."""
+    """The captions of drawn pictures end to end: a TokenStream. Each caption is a document. first: the number of the
+    first picture."""
 
     seed: int
-    num_tokens: int = NUM_PICTURES * CAPTION_TOKENS
+    first: int
+    num_tokens: int
     cache_use: None = None
 
     def window(self, start: int, length: int) -> Int64:
         """Return tokens of the stream."""
         first, end = start // CAPTION_TOKENS, -(-(start + length) // CAPTION_TOKENS)
-        captions = np.array([scene_of(self.seed, number).caption for number in range(first, end)], dtype=np.int64)
+        numbers = range(self.first + first, self.first + end)
+        captions = np.array([scene_of(self.seed, number).caption for number in numbers], dtype=np.int64)
         skipped = start - first * CAPTION_TOKENS
         return captions.ravel()[skipped : skipped + length]
 
@@ -153,20 +164,19 @@ class DrawnCaptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnOrder(CaptionOrder):
+class DrawnOrder(OnePieceOrder):
     """Sample n has caption n: a SourceOrder."""
-
-    num_pictures: int = NUM_PICTURES
 
     def pieces(self, cursors: Int64) -> SamplePieces:
         """Return the caption of each sample as its only piece."""
-        starts = np.asarray(cursors, dtype=np.int64) % self.num_pictures * CAPTION_TOKENS
+        starts = np.asarray(cursors, dtype=np.int64) % self.num_samples * CAPTION_TOKENS
         labels = np.full_like(starts, CAPTION_TOKENS - 1)
         return SamplePieces(starts, labels, np.arange(len(starts) + 1, dtype=np.int64))
 
 
 def drawn_source(name: str, pictures: DrawnPictures, section: str = "") -> TrainingSource:
     """Return the source of drawn pictures and their captions. name, section: see StreamSource and TrainingSource."""
-    captions = DrawnCaptions(pictures.seed)
+    num_pictures = NUM_HELD_OUT if pictures.is_held_out else NUM_PICTURES
+    captions = DrawnCaptions(pictures.seed, pictures.first, num_pictures * CAPTION_TOKENS)
     identity = StreamSource(name, captions.num_tokens, pictures.digest())
-    return TrainingSource(identity, captions, DrawnOrder(pictures.seed), section, pictures=pictures)
+    return TrainingSource(identity, captions, DrawnOrder(pictures.seed, num_pictures), section, pictures=pictures)

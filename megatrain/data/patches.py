@@ -22,10 +22,6 @@ class SamplePictures(Protocol):
     def num_patches(self) -> int:
         """P, the same for all pictures."""
 
-    @property
-    def patch_width(self) -> int:
-        """C."""
-
     def patches(self, indices_N: NDArray[np.int64]) -> Patches:
         """Return the pictures of these samples of the source. Shapes: result [N, P, C]."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,15 @@ class StepBatch:
         return self.global_batch_size * self.seq_len
 
 
+class ReadSlots(NamedTuple):
+    """What a reader reads for some slots. sources_N: the source of each sample. producers: see StepBatch."""
+
+    microbatches: list[MicroBatch]
+    sources_N: NDArray[np.int64]
+    bad_samples: tuple[BadSample, ...]
+    producers: ProducerWorks
+
+
 @dataclass(frozen=True, slots=True)
 class BatchReader:
     """Reads any step of a run. It has no state: a first read of step 1,000 costs as much as a first read of step 0."""
@@ -132,7 +142,37 @@ class BatchReader:
         Raises: BadSampleError when the tokens or the picture of a sample cannot be used, unless such samples are
         replaced.
         """
-        slots = self.dealt(plan).slots(replica)
+        slots, seq_len = self.dealt(plan).slots(replica), self.seq_len_of(plan)
+        microbatches, sources_N, bad_samples, producers = self.read_slots(
+            slots, plan.micro_batch_size, seq_len, has_tokens=has_tokens, has_patches=has_patches
+        )
+        return StepBatch(
+            plan.cursor,
+            plan.global_batch_size,
+            microbatches,
+            sum(one.num_label_tokens for one in microbatches),
+            sum(one.squared_lengths for one in microbatches),
+            sum(one.num_documents for one in microbatches),
+            self._sample_sources(sources_N, microbatches),
+            bad_samples,
+            producers=producers,
+            cache_use=self.cache_use,
+            num_pictures=self._num_pictures(plan),
+        )
+
+    def read_slots(
+        self,
+        slots: Sequence[tuple[int, ...]],
+        micro_batch_size: int,
+        seq_len: int,
+        *,
+        has_tokens: bool = True,
+        has_patches: bool = True,
+    ) -> ReadSlots:
+        """Return the micro-batch of each slot, whose samples are given by number. See `read_step`.
+
+        A slot with fewer samples than a micro-batch has is filled up with samples without labels.
+        """
         numbers_N = np.array([number for slot in slots for number in slot], dtype=np.int64)
         sources_N, indices_N = self.mixture.places(numbers_N)
         bad: dict[int, str] = {}
@@ -147,22 +187,21 @@ class BatchReader:
         first_rows = self._patches_of_sources[sources_N].tolist()
         of_sources = [None if source is None else source.pictures for source in prepared.sources]
         pictures = pictures_of(of_sources, sources_N, indices_N) if has_patches else {}
-        seq_len = self.seq_len_of(plan)
         # one array for all: the C library keeps its memory for the next step, and gives that of small ones back to the
         # kernel, whose zeroed pages then cost as much as all the rest of a read
         num_fields = 2 + self.has_document_mask
-        fields_MFSB = np.empty((len(slots), num_fields, seq_len, plan.micro_batch_size), dtype=np.int64)
+        fields_MFSB = np.empty((len(slots), num_fields, seq_len, micro_batch_size), dtype=np.int64)
         microbatches, first = [], 0
         for slot, fields_FSB in zip(slots, fields_MFSB, strict=True):
-            own = slice(first, first + len(slot))
+            own, num_missing = slice(first, first + len(slot)), micro_batch_size - len(slot)
             micro = assemble(
-                samples[own] or [()] * plan.micro_batch_size,
-                np.array(slot or (NO_SAMPLE,) * plan.micro_batch_size, dtype=np.int64),
+                [*samples[own], *[()] * num_missing],
+                np.array([*slot, *[NO_SAMPLE] * num_missing], dtype=np.int64),
                 seq_len,
                 self.has_document_mask,
                 on_bad,
                 has_tokens=has_tokens,
-                first_rows=first_rows[own],
+                first_rows=[*first_rows[own], *[0] * num_missing],
                 fields_FSB=fields_FSB,
             )
             pictured = [place for place in range(first, own.stop) if place in pictures]
@@ -172,18 +211,11 @@ class BatchReader:
             microbatches.append(micro)
             first = own.stop
         places = zip(numbers_N.tolist(), sources_N.tolist(), strict=True)
-        return StepBatch(
-            plan.cursor,
-            plan.global_batch_size,
+        return ReadSlots(
             microbatches,
-            sum(one.num_label_tokens for one in microbatches),
-            sum(one.squared_lengths for one in microbatches),
-            sum(one.num_documents for one in microbatches),
-            self._sample_sources(sources_N, microbatches),
+            sources_N,
             tuple(BadSample(number, source, bad[number]) for number, source in places if number in bad),
-            producers=next((source.works for source in prepared.sources if source is not None and source.works), ()),
-            cache_use=self.cache_use,
-            num_pictures=self._num_pictures(plan),
+            next((source.works for source in prepared.sources if source is not None and source.works), ()),
         )
 
     @property

@@ -96,12 +96,17 @@ class BadSamples:
                 )
 
     def _log(self, samples: Sequence[BadSample]) -> None:
-        for sample in samples:
-            if sample.reason is None or sample.reason in self._logged:
-                continue
-            self._logged.add(sample.reason)
-            source = f" of source {self._names[sample.source]}" if self._names[sample.source] else ""
-            _logger.warning(
-                "%ssample %d%s is replaced by one without labels: %s",
-                REPLACED_SAMPLES, sample.number, source, sample.reason,
-            )  # fmt: skip
+        log_replaced(samples, self._names, self._logged)
+
+
+def log_replaced(samples: Sequence[BadSample], names: Sequence[str], logged: set[str]) -> None:
+    """Log the address of each replaced sample that is not in `logged` yet. names: of the sources, or empty."""
+    for sample in samples:
+        if sample.reason is None or sample.reason in logged:
+            continue
+        logged.add(sample.reason)
+        source = f" of source {names[sample.source]}" if names[sample.source] else ""
+        _logger.warning(
+            "%ssample %d%s is replaced by one without labels: %s",
+            REPLACED_SAMPLES, sample.number, source, sample.reason,
+        )  # fmt: skip

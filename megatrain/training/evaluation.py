@@ -1,7 +1,7 @@
 """Loss on held-out data, computed by the same pipeline with forwards only.
 
-Every dp rank reads its part of the windows of each validation set, and all ranks add their sums at the end. The results
-of different layouts differ only by rounding.
+Every dp rank reads its part of the samples of each validation set, and all ranks add their sums at the end. The results
+of different layouts differ only by rounding. Pictures have no loss, only their captions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from time import perf_counter
 
 import torch
@@ -17,9 +16,11 @@ import torch
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
+from megatrain.data.bad_tokens import BadSample
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.microbatch import MicroBatch
 from megatrain.reporting import EvaluationReport, Reporter, ValidationSetReport
+from megatrain.training.bad_samples import log_replaced
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
 from megatrain.training.rank_model import RankModel
@@ -32,12 +33,14 @@ _MICROBATCHES_AT_ONCE = 8
 class Evaluation:
     """The summed loss of `num_tokens` held-out tokens, in nats.
 
-    `text_bytes`: the size of their text, None if it is unknown or only a part of the text was evaluated.
+    `text_bytes`: the size of their text, None if it is unknown or only a part of the text was evaluated. `bad_samples`:
+    of this rank's part, which were left out because they cannot be used.
     """
 
     loss_sum: float
     num_tokens: int
     text_bytes: int | None
+    bad_samples: tuple[BadSample, ...] = ()
 
     @property
     def loss(self) -> float:
@@ -60,41 +63,45 @@ def combined(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evaluation]:
-    """Return the loss on the first `num_samples` windows of each of `sets`, in file order.
+    """Return the loss on the first `num_samples` samples of each of `sets`, in file order.
 
     Communication: forward passes of all ranks, then one small all-reduce per axis.
+    Raises: BadSampleError when a sample cannot be used, unless it is a picture and data.bad_samples is "replace";
+    UnreachableError when no producer of pictures answers.
     """
     mesh = rank_model.mesh
     rank_model.set_training(False)
     # every rank of a pipeline has the same count
-    sums = torch.stack([_sums(rank_model, validation_set) for validation_set in sets]) * float(mesh.contributes_loss)
+    parts = [_part(rank_model, validation_set) for validation_set in sets]
+    sums = torch.stack([sums for sums, _ in parts]) * float(mesh.contributes_loss)
     rank_model.set_training(True)
     covers_all = rank_model.config.evaluation.num_samples == 0
     return [
-        Evaluation(loss_sum, int(count), validation_set.text_bytes if covers_all else None)
-        for validation_set, (loss_sum, count) in zip(sets, mesh.sum_over_all(sums).tolist(), strict=True)
+        Evaluation(loss_sum, int(count), validation_set.text_bytes if covers_all else None, bad_samples)
+        for validation_set, (_, bad_samples), (loss_sum, count) in zip(
+            sets, parts, mesh.sum_over_all(sums).tolist(), strict=True
+        )
     ]
 
 
-def _sums(rank_model: RankModel, validation_set: ValidationSet) -> torch.Tensor:
-    """Return the loss and the number of tokens of this rank's part of a set. Shape [2]."""
+def _part(rank_model: RankModel, validation_set: ValidationSet) -> tuple[torch.Tensor, tuple[BadSample, ...]]:
+    """Return loss and number of tokens of this rank's part of a set, and its bad samples. Shape of the first: [2]."""
     config, mesh = rank_model.config, rank_model.mesh
     loss_sum = torch.zeros((), dtype=torch.float64, device=rank_model.device)
     count = 0
-    batches = iter(
-        evaluation_batches(
-            validation_set.dataset,
-            config.evaluation_seq_len,
-            config.batch.micro_batch_size,
-            *mesh.layout.sample_share(mesh.rank),
-            validation_set.num_samples,
-            has_document_mask=config.data.has_document_mask,
-        )
-    )
-    while group := list(islice(batches, max(_MICROBATCHES_AT_ONCE, mesh.layout.pp_size))):
-        loss_sum += _loss_sum(rank_model, config, group)
-        count += sum(one.num_label_tokens for one in group)
-    return torch.stack([loss_sum, torch.full_like(loss_sum, float(count))])
+    bad_samples: list[BadSample] = []
+    for read in evaluation_batches(
+        validation_set.reader,
+        validation_set.num_samples,
+        config.batch.micro_batch_size,
+        *mesh.layout.sample_share(mesh.rank),
+        at_once=max(_MICROBATCHES_AT_ONCE, mesh.layout.pp_size),
+        has_patches=mesh.stage == 0,
+    ):
+        loss_sum += _loss_sum(rank_model, config, read.microbatches)
+        count += sum(one.num_label_tokens for one in read.microbatches)
+        bad_samples += read.bad_samples
+    return torch.stack([loss_sum, torch.full_like(loss_sum, float(count))]), tuple(bad_samples)
 
 
 def _loss_sum(rank_model: RankModel, config: Config, group: Iterable[MicroBatch]) -> torch.Tensor:
@@ -103,7 +110,7 @@ def _loss_sum(rank_model: RankModel, config: Config, group: Iterable[MicroBatch]
 
 
 class Evaluations:
-    """Evaluates every evaluation.interval steps and after the last step. Does nothing without held-out tokens.
+    """Evaluates every evaluation.interval steps and after the last step. Does nothing without held-out data.
 
     reporter: None on all ranks except the reporting rank. callbacks: receive each result after the reporter.
     """
@@ -121,6 +128,7 @@ class Evaluations:
         self._phases = phases
         self._reporter = reporter
         self._callbacks = callbacks
+        self._logged: set[str] = set()
 
     def after_step(self, step: int) -> None:
         """Evaluate if an evaluation is due after `step` steps.
@@ -133,6 +141,9 @@ class Evaluations:
         started = perf_counter()
         with self._phases.enter(Phase.EVALUATION, config.runtime.evaluation_timeout_s, Operation.EVALUATION):
             found = evaluate(self._rank_model, self._sets)
+        if self._rank_model.mesh.contributes_loss:
+            for validation_set, part in zip(self._sets, found, strict=True):
+                log_replaced(part.bad_samples, [validation_set.name], self._logged)
         total = combined(found)
         report = EvaluationReport(
             step=step,

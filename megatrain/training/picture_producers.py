@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -19,17 +19,19 @@ from megatrain.data.pictures.picture_source import Producers
 from megatrain.data.pictures.producer_file import write_producers
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.shard_samples import ShardSamples
+from megatrain.programs.thread_limits import thread_error
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain.training.training_data import named_producers
+from megatrain.training.picture_data import named_producers
 
 _logger = logging.getLogger(__name__)
 
 
 def open_producers(
-    config: Config, mesh: Mesh, shards: ShardSamples, checkpoints: JobCheckpoints, closing: ExitStack
+    config: Config, mesh: Mesh, all_shards: Sequence[ShardSamples], checkpoints: JobCheckpoints, closing: ExitStack
 ) -> Path:
     """Have the producers of this host named in its arena until `closing` closes; return the file that names them.
 
+    all_shards: what they serve: of the training data and of held-out data.
     Communication: an agreement of all ranks.
     Raises: DataError, on every rank, when a host cannot start producers, or lacks a shard or the secret.
     """
@@ -42,7 +44,7 @@ def open_producers(
         try:
             # those of a round that was killed
             attachment.arena.remove_loader_files(checkpoints.round - 1)
-            closing.enter_context(_named(config, shards, path, logs))
+            closing.enter_context(_named(config, all_shards, path, logs))
         except (MegatrainError, OSError) as error:
             problem = str(error)
     found = mesh.cpu_groups.agree(mesh.rank, problem)
@@ -52,15 +54,17 @@ def open_producers(
 
 
 @contextmanager
-def _named(config: Config, shards: ShardSamples, path: Path, logs: Path) -> Iterator[None]:
+def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs: Path) -> Iterator[None]:
     """Have producers run, and named in a file, during the block."""
     pictures = config.pictures
     with ExitStack() as ending:
         if pictures.peers:
             producers, local = named_producers(config), None
         else:
-            shards.index.check_shards()
-            command = producer_command(shards.index.directory.absolute(), pictures.decoder, pictures.threads)
+            for shards in all_shards:
+                shards.index.check_shards()
+            directories = [shards.index.directory.absolute() for shards in all_shards]
+            command = producer_command(directories, pictures.decoder, pictures.threads)
             local = ending.enter_context(local_producers(command, pictures.producers, logs.absolute(), _logger.warning))
             producers = Producers(local.addresses, local.secret)
         write_producers(path, producers)
@@ -68,7 +72,12 @@ def _named(config: Config, shards: ShardSamples, path: Path, logs: Path) -> Iter
         if local is not None:
             is_closing = threading.Event()
             ending.callback(is_closing.set)
-            threading.Thread(target=_announce_end, args=(local, producers, path, is_closing), daemon=True).start()
+            announcing = threading.Thread(target=_announce_end, args=(local, producers, path, is_closing), daemon=True)
+            try:
+                announcing.start()
+            except RuntimeError as error:
+                subject = "the thread that waits for the end of the producers of pictures"
+                raise thread_error(subject, error, "use fewer of them (pictures.producers)") from error
         yield
 
 

@@ -52,18 +52,22 @@ def check_same_costs(sources: Sequence[TrainingSource | None], rendezvous: Rende
             )
 
 
-def check_same_pictures(shards: ShardSamples | None, rendezvous: Rendezvous) -> None:
-    """Raise DataError naming host and index if this rank has other pictures than rank 0, or another decoder."""
-    if shards is None:
+def check_same_pictures(all_shards: Sequence[ShardSamples], rendezvous: Rendezvous) -> None:
+    """Raise DataError naming host and index if this rank has other pictures than rank 0, or another decoder.
+
+    all_shards: of the training data and of held-out data.
+    """
+    if not all_shards:
         return
-    own = [shards.index.digest, shards.made_by]
+    own = [(shards.index.digest, shards.made_by) for shards in all_shards]
     first = json.loads(value_of_rank_0(rendezvous, "pictures", json.dumps(own)))
-    for what, found, expected in zip(("the digest", "pictures made by"), own, first, strict=True):
-        if found != expected:
-            raise DataError(
-                f"{shards.index.path}: {_rank_text(rendezvous)} has {what} {found}, rank 0 has {expected}; use one "
-                "index and one version of the decoder on all hosts"
-            )
+    for shards, own_pair, first_pair in zip(all_shards, own, first, strict=True):
+        for what, found, expected in zip(("the digest", "pictures made by"), own_pair, first_pair, strict=True):
+            if found != expected:
+                raise DataError(
+                    f"{shards.index.path}: {_rank_text(rendezvous)} has {what} {found}, rank 0 has {expected}; use one "
+                    "index and one version of the decoder on all hosts"
+                )
 
 
 def _rank_text(rendezvous: Rendezvous) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.loader.planned_pictures import HostProducers
 from megatrain.data.loader.ring import store_order_problem
 from megatrain.data.loader.ring_layout import RingLayout
+from megatrain.data.pictures.picture_source import Producers
 from megatrain.data.pictures.producer_file import read_producers
 from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.prefetch import Prefetcher
@@ -24,8 +25,8 @@ from megatrain.data.readahead import readahead
 from megatrain.data.reader import BatchReader
 from megatrain.formatting import bytes_text, count_text
 from megatrain.run_files.run_directory import RunDirectory
+from megatrain.training.picture_data import shards_of
 from megatrain.training.picture_producers import open_producers
-from megatrain.training.training_data import shards_of
 
 
 def open_batches(
@@ -36,20 +37,23 @@ def open_batches(
     checkpoints: JobCheckpoints,
     print_line: Callable[[str], None],
     closing: ExitStack,
+    held_out: Sequence[ShardSamples] = (),
 ) -> Prefetcher | HostLoader:
     """Open this rank's batches, by the loader that data.loader selects. Must be called after `JobCheckpoints.restore`.
 
-    print_line: prints a line to the log of the run. closing: closes the batches.
+    print_line: prints a line to the log of the run. closing: closes the batches. held_out: held-out pictures from
+    shards, for which this rank asks the same producers until `closing` closes.
     Communication: two agreements of all ranks if data.loader is "host", and one if pictures come from shards.
     Raises: ConfigError, on every rank, when the memory of a host cannot hold the ring of its loader, or when its
     processor does not order stores; DataError, on every rank, as `open_producers`.
     """
     if config.data.loader == "host":
-        return closing.enter_context(_open_loader(config, mesh, reader, steps, checkpoints, print_line, closing))
+        loader = _open_loader(config, mesh, reader, steps, checkpoints, print_line, closing, held_out)
+        return closing.enter_context(loader)
     shards, asking = shards_of(reader), None
     if shards is not None:
         print_line(_picture_note(config, shards))
-        asking = shards.connect(read_producers(open_producers(config, mesh, shards, checkpoints, closing)))
+        asking = shards.connect(_opened_producers(config, mesh, [shards, *held_out], checkpoints, closing))
     replica, _ = mesh.layout.sample_share(mesh.rank)
     ahead = readahead(reader, steps, replica, config.data.readahead_blocks)
     encodes = mesh.stage == 0
@@ -74,6 +78,7 @@ def _open_loader(
     checkpoints: JobCheckpoints,
     print_line: Callable[[str], None],
     closing: ExitStack,
+    held_out: Sequence[ShardSamples],
 ) -> HostLoader:
     """Open this rank's batches by the data loader of its host. See `open_batches`."""
     attachment = checkpoints.attachment
@@ -95,7 +100,7 @@ def _open_loader(
     if shards is not None:
         print_line(_picture_note(config, shards))
         try:
-            open_producers(config, mesh, shards, checkpoints, closing)
+            _opened_producers(config, mesh, [shards, *held_out], checkpoints, closing)
         except DataError:
             _remove(place, is_first=is_first)
             raise
@@ -105,6 +110,16 @@ def _open_loader(
     if is_first:
         place.remove_ring()
     return batches
+
+
+def _opened_producers(
+    config: Config, mesh: Mesh, all_shards: Sequence[ShardSamples], checkpoints: JobCheckpoints, closing: ExitStack
+) -> Producers:
+    """Open the producers of this host, and have this rank ask them for held-out pictures: those after the first."""
+    producers = read_producers(open_producers(config, mesh, all_shards, checkpoints, closing))
+    for shards in all_shards[1:]:
+        closing.enter_context(shards.connect(producers))
+    return producers
 
 
 def _create(place: RingLocation, plan: LoaderPlan) -> str | None:

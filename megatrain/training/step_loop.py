@@ -37,7 +37,7 @@ from megatrain.training.replica_check import ReplicaCheck
 from megatrain.training.saving import Saving
 from megatrain.training.step import Requests, StepOutcome, train_step
 from megatrain.training.step_batches import open_batches
-from megatrain.training.training_data import ValidationSet, shown_wait
+from megatrain.training.training_data import ValidationSet, all_shards, shown_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ class StepLoop:
         num_steps = max(0, config.train.steps - self.step)
         steps = config.steps(mesh.layout, progress.consumed_samples, num_steps, self._excluded_samples)
         checkpoints, print_line = self._parts.checkpoints, self._print_line
-        return open_batches(config, mesh, self._reader, steps, checkpoints, print_line, closing)
+        held_out = all_shards(self._reader, self._parts.validation)[1:]
+        return open_batches(config, mesh, self._reader, steps, checkpoints, print_line, closing, held_out)
 
     def _check_data(self) -> None:
         """Raise DataError, before the first step, if the run would read a source more often than allowed."""

@@ -12,7 +12,7 @@ from megatrain.config.config import Config
 from megatrain.config.data import DataSourceConfig, integer_weights
 from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.model_products import DocumentCost, document_cost
-from megatrain.contracts.errors import DataError, UnreachableError
+from megatrain.contracts.errors import DataError
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.costs import DocumentCosts
 from megatrain.data.dataset import (
@@ -23,23 +23,22 @@ from megatrain.data.dataset import (
     open_dataset,
     tokenizer_digest,
 )
-from megatrain.data.drawn_pictures import CAPTION_TOKENS, WORDS, DrawnPictures, drawn_source
-from megatrain.data.held_out import num_evaluated
+from megatrain.data.drawn_pictures import DrawnPictures
+from megatrain.data.held_out import WindowOrder, held_out_reader, num_windows
 from megatrain.data.indexed import IndexedDataset
-from megatrain.data.meta import META_NAME, read_metas
+from megatrain.data.meta import META_NAME, DataMeta, read_metas
 from megatrain.data.mixture import Mixture
+from megatrain.data.one_piece_order import OnePieceOrder
 from megatrain.data.order import order_of
 from megatrain.data.packing import ALGORITHM
 from megatrain.data.parts import PartSizes
-from megatrain.data.pictures.decoders import decoder_identity
-from megatrain.data.pictures.picture_format import PictureFormat
-from megatrain.data.pictures.picture_source import Producers
-from megatrain.data.pictures.producer_secret import read_secret
 from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, RemotePath, path_or_url
 from megatrain.data.side_by_side import side_by_side
+from megatrain.data.token_stream import TokenStream
 from megatrain.data.training_source import TrainingSource
+from megatrain.training.picture_data import picture_source, shards_of
 
 LONGEST_WAIT_S = 900.0
 """Reads of object storage and requests to producers have failed by then: they are given up after a few minutes."""
@@ -47,16 +46,22 @@ LONGEST_WAIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """A set of held-out tokens, and how many samples of it an evaluation takes.
+    """A set of held-out data, and how many samples of it an evaluation takes.
 
-    `text_bytes`: the size of their text, None if it is unknown. `digest`: the digest of their content.
+    `reader`: of its only source. `text_bytes`: the size of the text, None if it is unknown. `digest`: of the content.
     """
 
     name: str
-    dataset: IndexedDataset
+    reader: BatchReader
     num_samples: int
     text_bytes: int | None
     digest: str
+
+    @property
+    def dataset(self) -> TokenStream:
+        (source,) = self.reader.sources
+        assert source is not None
+        return source.dataset
 
 
 def open_reader(config: Config) -> BatchReader:
@@ -75,7 +80,7 @@ def open_reader(config: Config) -> BatchReader:
     replaces_bad_samples = config.data.bad_samples == "replace"
     mixture = Mixture(config.resolved_data_seed, planned_stages(config), len(config.data_sources))
     sources: list[TrainingSource] = []
-    opened: list[tuple[str, IndexedDataset, str]] = []
+    opened: list[tuple[str, DataPath, str]] = []
 
     def open_one(key: str) -> tuple[IndexedDataset, str]:
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
@@ -88,8 +93,7 @@ def open_reader(config: Config) -> BatchReader:
     found = dict(zip(keys, map(open_one, keys) if is_remote else side_by_side(open_one, keys), strict=True))
     for key, source in config.data_sources.items():
         if source.has_pictures:
-            pictures = (_shard_source if source.pictures == "shards" else _drawn_source)(config, key, source)
-            sources.append(replace(pictures, max_epochs=source.max_epochs))
+            sources.append(replace(picture_source(config, key, source), max_epochs=source.max_epochs))
             continue
         dataset, digest = found[key]
         is_packed = config.data.packing != "none"
@@ -100,41 +104,16 @@ def open_reader(config: Config) -> BatchReader:
         identity = StreamSource(source.resolved_name, dataset.num_tokens, digest)
         costs = DocumentCosts(dataset) if config.data.balance == "file" else None
         sources.append(TrainingSource(identity, dataset, order, key.partition(".")[0], source.max_epochs, costs))
-        opened.append((f"{sources[-1].section}.path", dataset, identity.digest))
+        opened.append((f"{sources[-1].section}.path", prefixes[key], identity.digest))
     _refuse_duplicates(opened, "use one source with the sum of their weights")
     has_mask = config.data.has_document_mask
     return BatchReader.of(sources, mixture, has_mask, replaces_bad_samples, balanced_cost(config))
 
 
-def _drawn_source(config: Config, key: str, source: DataSourceConfig) -> TrainingSource:
-    model, seed = config.model, config.resolved_data_seed
-    found, num_labels = f'{key}="drawn"', min(config.seq_lens) - model.num_patches
-    if model.vocab_size < len(WORDS):
-        raise DataError(
-            f"{found}: captions have {len(WORDS)} words, more than model.vocab_size={model.vocab_size}; "
-            f"set model.vocab_size={len(WORDS)}"
-        )
-    if num_labels < CAPTION_TOKENS - 1:
-        raise DataError(
-            f"{found}: {model.num_patches} patches leave {num_labels} tokens of a sample for the "
-            f"caption, which needs {CAPTION_TOKENS - 1}; use longer samples or larger patches"
-        )
-    pictures = DrawnPictures(model.picture_size, model.patch_size, seed)
-    return drawn_source(source.resolved_name, pictures, key.partition(".")[0])
-
-
-def _shard_source(config: Config, key: str, source: DataSourceConfig) -> TrainingSource:
-    model, pictures = config.model, config.pictures
-    picture_format = PictureFormat(model.picture_size, model.patch_size, pictures.max_pixels)
-    samples = ShardSamples(Path(pictures.shards), picture_format, Path(config.data.tokenizer))
-    samples.check_tokenizer(model.vocab_size)
-    return samples.source(source.resolved_name, config.resolved_data_seed, key.partition(".")[0])
-
-
-def shards_of(reader: BatchReader) -> ShardSamples | None:
-    """Return the pictures from shards of a reader; None if there are none."""
-    found = (source.pictures for source in reader.sources if source is not None)
-    return next((pictures for pictures in found if isinstance(pictures, ShardSamples)), None)
+def all_shards(reader: BatchReader, validation: Iterable[ValidationSet]) -> list[ShardSamples]:
+    """Return the pictures from shards of the training data, and then those of the sets of held-out data."""
+    found = [shards_of(one) for one in (reader, *(validation_set.reader for validation_set in validation))]
+    return [shards for shards in found if shards is not None]
 
 
 def has_limited_waits(reader: BatchReader) -> bool:
@@ -167,61 +146,52 @@ def shown_wait(
     return show
 
 
-def named_producers(config: Config) -> Producers:
-    """Return the producers at pictures.addresses. Raises: DataError when their secret cannot be used."""
-    return Producers(config.pictures.peers, read_secret(Path(config.pictures.secret)))
-
-
-def find_decoder(config: Config, reader: BatchReader, *, has_begun: bool) -> None:
-    """Find out what pictures from shards are decoded with, which is part of the sample order; ask running producers.
-
-    has_begun: whether the run has trained before: its addresses have been right then.
-    Raises: DataError when the decoder is not installed, the secret of running producers cannot be used, or they have
-    other shards, or when none answers a run that has not begun; UnreachableError when none answers another run.
-    """
-    shards = shards_of(reader)
-    if shards is None:
-        return
-    if not config.pictures.peers:
-        shards.decoder = decoder_identity(config.pictures.decoder)
-        return
-    try:
-        with shards.connect(named_producers(config)) as source:
-            shards.decoder = source.decoder()
-    except UnreachableError as error:
-        if has_begun:
-            raise
-        raise DataError(
-            f"pictures.addresses={config.pictures.addresses!r}: {error}. The run has not begun, so it ends and does "
-            "not wait for the producers"
-        ) from error
-
-
 def balanced_cost(config: Config) -> DocumentCost | None:
     """Return the cost of documents by which the samples of a step are dealt; None: not by the lengths of documents."""
     return document_cost(config.model) if config.data.balance == "cost" else None
 
 
 def open_validation(config: Config) -> tuple[ValidationSet, ...]:
-    """Open the sets of held-out tokens, in the order of the configuration, which may name none.
+    """Open the sets of held-out data, in the order of the configuration, which may name none.
 
     Raises: DataError when files cannot be used or have too few tokens, and when two sets have the same content.
     """
-    sets = []
-    prefixes = _prefixes(config, config.validation_sets)
+    named = config.validation_sets
+    prefixes = _prefixes(config, {key: one for key, one in named.items() if not one.has_pictures})
     metas = read_metas(prefixes)
-    for key, named in config.validation_sets.items():
-        prefix, meta = prefixes[key], metas[key]
-        check_vocabulary(prefix, meta, config.model.vocab_size)
-        dataset = open_dataset(prefix, config.model.vocab_size)
-        num_samples = num_evaluated(dataset, config.evaluation_seq_len, config.evaluation.num_samples)
-        text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
-        sets.append(ValidationSet(named.resolved_name, dataset, num_samples, text_bytes, data_digest(dataset)))
-    found = zip(config.validation_sets, sets, strict=True)
-    _refuse_duplicates(
-        ((key, validation_set.dataset, validation_set.digest) for key, validation_set in found), "remove one of them"
+    sets = tuple(
+        _held_out_pictures(config, key, one)
+        if one.has_pictures
+        else _held_out_text(config, one.resolved_name, prefixes[key], metas[key])
+        for key, one in named.items()
     )
-    return tuple(sets)
+    opened = ((key, one.path, found.digest) for (key, one), found in zip(named.items(), sets, strict=True))
+    _refuse_duplicates(opened, "remove one of them")
+    return sets
+
+
+def _held_out_text(config: Config, name: str, prefix: DataPath, meta: DataMeta | None) -> ValidationSet:
+    check_vocabulary(prefix, meta, config.model.vocab_size)
+    dataset, seq_len = open_dataset(prefix, config.model.vocab_size), config.evaluation_seq_len
+    num_available, digest = num_windows(dataset, seq_len), data_digest(dataset)
+    order = WindowOrder(0, num_available, num_tokens=dataset.num_tokens)
+    source = TrainingSource(StreamSource(name, dataset.num_tokens, digest), dataset, order)
+    reader = held_out_reader(source, seq_len, config.data.has_document_mask)
+    text_bytes = meta.validation.text_bytes if meta is not None and prefix.name == "validation" else None
+    num_samples = config.evaluation.num_samples or num_available
+    return ValidationSet(name, reader, min(num_samples, num_available), text_bytes, digest)
+
+
+def _held_out_pictures(config: Config, key: str, named: ValidationSetConfig) -> ValidationSet:
+    source = picture_source(config, key, named)
+    assert isinstance(source.order, OnePieceOrder)
+    num_available = source.order.num_samples
+    replaces_bad_samples = config.data.bad_samples == "replace"
+    reader = held_out_reader(
+        source, config.evaluation_seq_len, config.data.has_document_mask, replaces_bad_samples=replaces_bad_samples
+    )
+    num_samples = config.evaluation.num_samples or num_available
+    return ValidationSet(named.resolved_name, reader, min(num_samples, num_available), None, source.identity.digest)
 
 
 def data_prefixes(config: Config) -> Mapping[str, DataPath]:
@@ -229,8 +199,8 @@ def data_prefixes(config: Config) -> Mapping[str, DataPath]:
 
     Raises: DataError when a URL has no driver, or the cache cannot be used.
     """
-    with_files = {key: source for key, source in config.data_sources.items() if not source.has_pictures}
-    return _prefixes(config, {**with_files, **config.validation_sets})
+    named: dict[str, DataSourceConfig | ValidationSetConfig] = {**config.data_sources, **config.validation_sets}
+    return _prefixes(config, {key: one for key, one in named.items() if not one.has_pictures})
 
 
 def _prefixes(config: Config, named: Mapping[str, DataSourceConfig | ValidationSetConfig]) -> dict[str, DataPath]:
@@ -285,13 +255,12 @@ def planned_stages(config: Config) -> tuple[MixtureStage, ...]:
     return tuple(stages)
 
 
-def _refuse_duplicates(found: Iterable[tuple[str, IndexedDataset, str]], hint: str) -> None:
-    """Raise DataError if two of `found`, each (key, tokens, digest), have the same digest."""
-    firsts: dict[str, tuple[str, IndexedDataset]] = {}
-    for key, dataset, digest in found:
-        first_key, first = firsts.setdefault(digest, (key, dataset))
-        if first is not dataset:
+def _refuse_duplicates(found: Iterable[tuple[str, DataPath | str, str]], hint: str) -> None:
+    """Raise DataError if two of `found`, each (key, path, digest), have the same digest."""
+    firsts: dict[str, tuple[str, DataPath | str]] = {}
+    for key, path, digest in found:
+        first_key, first = firsts.setdefault(digest, (key, path))
+        if first_key != key:
             raise DataError(
-                f"{key}={str(dataset.prefix)!r} has the same content as {first_key}={str(first.prefix)!r} (digest "
-                f"{digest}); {hint}"
+                f"{key}={str(path)!r} has the same content as {first_key}={str(first)!r} (digest {digest}); {hint}"
             )

@@ -45,16 +45,16 @@ from megatrain.training.kernel_readiness import kernel_note, processor_notes, re
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
+from megatrain.training.picture_data import find_decoder
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.same_start import check_same_config, check_same_costs, check_same_pictures
 from megatrain.training.step_loop import StepLoop, StepLoopParts
 from megatrain.training.stopping.watchdog import Watchdog
 from megatrain.training.training_data import (
-    find_decoder,
+    all_shards,
     open_reader,
     open_validation,
     sample_stream,
-    shards_of,
     tokenizer_notes,
 )
 
@@ -79,7 +79,7 @@ def run_worker(
     if process.rank == 0:
         check_storage_of_first_start(config, run_directory.root)
     reader, validation = open_reader(config), open_validation(config)
-    find_decoder(config, reader, has_begun=has_begun(run_directory.root))
+    find_decoder(config, all_shards(reader, validation), has_begun=has_begun(run_directory.root))
     notes = [*_device_notes(config, device, queues), *tokenizer_notes(config)]
     run_directory.create()
     with ExitStack() as closing:
@@ -93,7 +93,7 @@ def run_worker(
             process = rendezvous.process
             check_same_config(config, rendezvous)
             check_same_costs(reader.sources, rendezvous)
-            check_same_pictures(shards_of(reader), rendezvous)
+            check_same_pictures(all_shards(reader, validation), rendezvous)
         recorder = _open_recorder(config, process, run_directory, device)
         watchdog.follow(recorder.path)
         try:

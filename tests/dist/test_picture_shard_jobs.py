@@ -60,6 +60,34 @@ def test_shards_give_the_numbers_of_one_process(
     assert len(asking) == (config.parallel.dp_size if loader == "host" else config.layout(None).world_size)
 
 
+@pytest.mark.slow(kept=["tp2-pp2-host"])
+@pytest.mark.parametrize("loader", ["thread", "host"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_held_out_shards_have_the_loss_of_one_process(
+    layout: str, loader: str, tables: Tables, jobs: TrainingJobs, tmp_path: Path
+) -> None:
+    """7 of 9 held-out pictures, of which one is bad, beside text: no layout divides them evenly."""
+    directory = write_shards(tmp_path / "held-out", 1, 9, bad=(2,))
+    text = write_corpus(tmp_path / "text", 40, VOCAB_SIZE)
+    held_out: Tables = {
+        "validation_set": {"path": str(directory), "pictures": "shards", "name": "pictures"},
+        "validation_set-2": {"path": str(text), "name": "text"},
+        "evaluation": {"num_samples": 7, "interval": 1},
+    }
+    reference = jobs.run(make_config(TWO_STEPS, tables, held_out))
+    changes: Tables = {"data": {**tables["data"], "loader": loader}}
+    run = jobs.run(make_config(TWO_STEPS, tables, held_out, on_layout(*LAYOUTS[layout]), changes, place(tmp_path)))
+
+    assert_parity(run, reference, BOUND)
+    found, expected = (one.ranks[0].evaluations for one in (run, reference))
+    assert [one.step for one in found] == [1, 2]
+    counts, sets = ([[part.num_tokens for part in one.sets] for one in some] for some in (found, expected))
+    assert counts == sets
+    assert counts[0][0] < 7 * 11
+    for one, other in zip(found, expected, strict=True):
+        assert_close([part.loss for part in one.sets], [part.loss for part in other.sets], BOUND, "evaluation")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loader", ["thread", "host"])
 @pytest.mark.parametrize("layout", ["dp2", "tp2-pp2"])

@@ -69,10 +69,10 @@ def test_pictures_that_differ_are_named_with_their_host(tmp_path: Path) -> None:
     shards = [write_shards(tmp_path / f"host-{host}", 1 + host) for host in range(2)]
     first, second = (ShardSamples(one, made, one / TOKENIZER, "DALI 2.4.0 cpu") for one in shards)
     newer = ShardSamples(shards[0], made, shards[0] / TOKENIZER, "DALI 2.5.0 cpu")
-    check_same_pictures(None, rendezvous_of(0, store))
-    check_same_pictures(first, rendezvous_of(0, store))
-    check_same_pictures(first, rendezvous_of(1, store))
+    check_same_pictures([], rendezvous_of(0, store))
+    check_same_pictures([first, first], rendezvous_of(0, store))
+    check_same_pictures([first, first], rendezvous_of(1, store))
     with pytest.raises(DataError, match=r"pictures\.index: rank 1 on host-1 has the digest \w+, rank 0 has \w+"):
-        check_same_pictures(second, rendezvous_of(1, store))
+        check_same_pictures([first, second], rendezvous_of(1, store))
     with pytest.raises(DataError, match=r"has pictures made by DALI 2\.5\.0 cpu.*, rank 0 has DALI 2\.4\.0 cpu"):
-        check_same_pictures(newer, rendezvous_of(1, store))
+        check_same_pictures([newer, first], rendezvous_of(1, store))

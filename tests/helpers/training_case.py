@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,9 +44,17 @@ from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.observers.garbage_collection import PlannedGarbageCollection
 from megatrain.training.observers.profiler import StepProfiler
 from megatrain.training.observers.step_observers import step_observers
+from megatrain.training.picture_data import find_decoder
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step_loop import StepLoop, StepLoopParts
-from megatrain.training.training_data import balanced_cost, find_decoder, open_reader, open_validation, sample_stream
+from megatrain.training.training_data import (
+    ValidationSet,
+    all_shards,
+    balanced_cost,
+    open_reader,
+    open_validation,
+    sample_stream,
+)
 from tests.helpers.faults import RankFault, faulty_rank, faulty_writers
 from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.rank_protocol import RankContext
@@ -224,7 +232,8 @@ def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> R
     """Run as one worker of the job, from joining to the last step. Runs on the pool."""
     mesh, recorder = _join(context, config, orders)
     rank_model = build_rank_model(config, mesh, recorder, mesh.device)
-    training_data, stream = _training_data(config, orders)
+    validation = open_validation(config)
+    training_data, stream = _data(config, orders, validation)
     reader = _NotingReader(training_data)
     reporter = _NotingReporter(rank_model)
     # A test that saves names a run directory; other tests get one that is not read.
@@ -254,7 +263,7 @@ def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> R
             config=config,
             rank_model=rank_model,
             reader=reader,
-            validation=open_validation(config),
+            validation=validation,
             checkpoints=checkpoints,
             recorder=recorder,
             observers=step_observers(config, rank_model, recorder, reporter, profiler, garbage),
@@ -293,10 +302,10 @@ def train_on_rank(context: RankContext, config: Config, orders: CaseOrders) -> R
     )
 
 
-def _training_data(config: Config, orders: CaseOrders) -> tuple[BatchReader, SampleStream]:
+def _data(config: Config, orders: CaseOrders, validation: Sequence[ValidationSet]) -> tuple[BatchReader, SampleStream]:
     if not config.data.train:
         reader = open_reader(config)
-        find_decoder(config, reader, has_begun=False)
+        find_decoder(config, all_shards(reader, validation), has_begun=False)
         return reader, sample_stream(config, reader, ())
     dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})

@@ -61,7 +61,9 @@ def _add_serve(steps: Verbs) -> None:
     parser = steps.add_parser(
         "serve", help="run a producer of pictures for programs on other hosts, until it is stopped", allow_abbrev=False
     )
-    parser.add_argument("directory", type=utf8_path, metavar="DIR", help=_SHARDS)
+    parser.add_argument(
+        "directories", type=utf8_path, nargs="+", metavar="DIR", help=f"{_SHARDS}; several: one for each index"
+    )
     parser.add_argument("--listen", type=_address, required=True, metavar="HOST:PORT",
                         help="the address of this host at which others reach it")  # fmt: skip
     _add_secret(parser, is_required=True)
@@ -156,13 +158,14 @@ def run_serve(args: argparse.Namespace) -> int:
     from megatrain.data.pictures.producers import PictureProducers, producer_command
     from megatrain.peers.server import listen
 
-    index = PictureIndex(args.directory)
+    num_samples = sum(PictureIndex(directory).num_samples for directory in args.directories)
     secret = read_secret(args.secret)
-    command = producer_command(args.directory, args.decoder, args.threads)
+    command = producer_command(args.directories, args.decoder, args.threads)
     with orderly_end(), _log_directory() as logs:
         listeners = [listen(args.listen.host, args.listen.port)]
         with PictureProducers(command, listeners, secret, logs, print_note) as producers:
-            print_lines([f"serves {index.num_samples:,} samples of {args.directory} at {args.listen}"])
+            served = ", ".join(map(str, args.directories))
+            print_lines([f"serves {num_samples:,} samples of {served} at {args.listen}"])
             producers.wait()
             raise DataError(producers.problem())
 
@@ -222,7 +225,7 @@ def _producers(args: argparse.Namespace) -> Iterator[Producers]:
     if args.at:
         yield Producers(args.at, read_secret(args.secret))
         return
-    command = producer_command(args.directory, args.decoder, args.threads)
+    command = producer_command([args.directory], args.decoder, args.threads)
     with (
         _log_directory() as logs,
         local_producers(command, args.producers, logs, print_note) as local,

@@ -38,6 +38,7 @@ def picture_problems(context: Context) -> Iterator[Problem]:
         return
     yield from _data_problems(context.config)
     yield from _shard_problems(context.config)
+    yield from _held_out_problems(context.config)
     if not model.has_pictures:
         yield from _unused_problems(model)
     elif model.picture_size % model.patch_size:
@@ -154,6 +155,39 @@ def _shard_problems(config: Config) -> Iterator[Problem]:
             "a NAME.model",
         )
     yield from _producer_problems(pictures, changed)
+
+
+def _held_out_problems(config: Config) -> Iterator[Problem]:
+    """Yield what is wrong with sets of held-out pictures: they go with training on pictures of the same kind."""
+    kinds, model = _kinds(config), config.model
+    for section, one in config.sections_of("validation_set").items():
+        if not one.has_pictures:
+            continue
+        key, path = f"{section}.pictures", f"{section}.path"
+        found = setting(key, one.pictures)
+        if one.pictures not in kinds.values():
+            yield Problem(
+                (key, _DATA),
+                f"{found} needs training samples with pictures of the same kind; set "
+                f'{_DATA}={value_text(one.pictures)} or a [[data_source]] with it, or use pictures="none"',
+            )
+        if config.data.validation and not one.path:
+            text = f"{found} and {setting('data.validation', config.data.validation)} both name held-out data"
+            yield Problem((key, "data.validation"), f"{text}; add a [[validation_set]] for data.validation")
+        if one.pictures == "drawn" and one.path:
+            yield Problem((path, key), f"{setting(path, one.path)} does nothing with {found}; remove path")
+        if one.pictures == "shards" and (not one.path or "://" in one.path):
+            yield Problem(
+                (path, key),
+                f"{found} needs {path}: a directory of shards and their index on each host, which `megatrain data "
+                f"pictures index` makes; found {value_text(one.path)}",
+            )
+        if model.has_pictures and config.evaluation_seq_len <= model.num_patches:
+            yield Problem(
+                ("evaluation.seq_len", key),
+                f"held-out samples have {config.evaluation_seq_len} tokens, and the patches of a picture take the "
+                f"first {model.num_patches}; use a larger evaluation.seq_len",
+            )
 
 
 def _producer_problems(pictures: PicturesConfig, changed: Mapping[str, Value]) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ class PlannedPictures:
     def _opened(self, name: str, seed: int) -> TrainingSource:
         shards = self.shards
         if shards is None:
-            return drawn_source(name, DrawnPictures(self.size, self.patch_size, seed))
+            return drawn_source(name, DrawnPictures(PictureFormat(self.size, self.patch_size), seed))
         picture_format = PictureFormat(self.size, self.patch_size, shards.max_pixels)
         samples = ShardSamples(Path(shards.directory), picture_format, Path(shards.tokenizer), shards.decoder)
         samples.connect(read_producers(Path(shards.producers.file)))
@@ -93,7 +93,7 @@ def planned_pictures(
     for number, source in enumerate(sources):
         pictures = None if source is None else source.pictures
         if isinstance(pictures, DrawnPictures):
-            return PlannedPictures(number, pictures.size, pictures.patch_size)
+            return PlannedPictures(number, pictures.format.size, pictures.format.patch)
         if isinstance(pictures, ShardSamples):
             assert producers is not None, "pictures from shards have producers"
             made = pictures.format

@@ -1,8 +1,8 @@
 """The producer: a process that prepares pictures for those who ask it by sample number.
 
-    python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DECODER THREADS
+    python -m megatrain.data.pictures.producer LISTENER SECRET DECODER THREADS DIRECTORY...
 
-DIRECTORY: the shards and their index. LISTENER and SECRET: descriptors of a listening socket and of a file that begins
+DIRECTORY: shards and their index. LISTENER and SECRET: descriptors of a listening socket and of a file that begins
 with the secret, which the program that starts the producer (producers.py) keeps open, so that the address stays the
 same when it starts the producer again. The producer is started by exec: a process that is forked after a pipeline of
 DALI has run hangs. Its only state is the request that it works on, so it may be killed at any moment.
@@ -15,7 +15,7 @@ import queue
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +56,8 @@ class _Job:
 class Producer:
     """Prepares pictures in one thread, in the order of the requests. Each connection has a thread that sends them."""
 
-    def __init__(self, index: PictureIndex, decoder: PictureDecoder) -> None:
-        self._reader = ShardReader(index)
+    def __init__(self, indexes: Sequence[PictureIndex], decoder: PictureDecoder) -> None:
+        self._readers = {index.digest: ShardReader(index) for index in indexes}
         self._decoder = decoder
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
 
@@ -81,34 +81,38 @@ class Producer:
         while True:
             job = self._jobs.get()
             try:
-                for picture in prepared_pictures(self._reader, self._decoder, job.request.format, job.request.numbers):
+                reader = self._readers[job.request.data]
+                for picture in prepared_pictures(reader, self._decoder, job.request.format, job.request.numbers):
                     job.answers.put(picture)
             except DataError as error:
                 job.answers.put(error)
             job.answers.put(_END)
 
     def _check(self, request: PictureRequest) -> None:
-        index = self._reader.index
-        if request.data != index.digest:
+        if request.data not in self._readers:
+            indexes = [reader.index for reader in self._readers.values()]
+            served = ", ".join(f"{index.path} has the digest {index.digest[:12]}..." for index in indexes)
             raise DataError(
-                f"{index.path} has the digest {index.digest[:12]}..., and pictures of {request.data[:12]}... are asked "
-                "for; use the same shards on all hosts, and index them again"
+                f"{served}, and pictures of {request.data[:12]}... are asked for; use the same shards on all hosts, "
+                "and index them again"
             )
 
 
-def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Callable[[], PictureDecoder]) -> int:
-    """Serve the pictures of a directory, without end. listener, secret: descriptors.
+def serve_pictures(
+    directories: Sequence[Path], listener: int, secret: int, make_decoder: Callable[[], PictureDecoder]
+) -> int:
+    """Serve the pictures of some directories, without end. listener, secret: descriptors.
 
     Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
     """
     # the cores of the rank that started it are not its own
     lower_process_priority(_NICENESS)
     try:
-        producer = Producer(PictureIndex(directory), make_decoder())
+        producer = Producer([PictureIndex(directory) for directory in directories], make_decoder())
     except MegatrainError as error:
         _log(f"ended: {error}")
         return error.exit_code
-    _log(f"serves {directory}")
+    _log(f"serves {', '.join(map(str, directories))}")
     # Never closed: a shutdown would close the socket for the next producer too.
     PeerServer(
         socket.socket(fileno=listener), os.pread(secret, SECRET_BYTES, 0), producer.serve, PRODUCER_LIMITS,
@@ -120,13 +124,14 @@ def serve_pictures(directory: Path, listener: int, secret: int, make_decoder: Ca
 def main(arguments: list[str]) -> int:
     """Run a producer. Returns the exit code."""
     try:
-        directory, listener, secret, decoder, num_threads = arguments
-        numbers = int(listener), int(secret), int(num_threads)
+        listener, secret, decoder, threads, first, *others = arguments
+        descriptors, num_threads = (int(listener), int(secret)), int(threads)
     except ValueError:
-        print("usage: python -m megatrain.data.pictures.producer DIRECTORY LISTENER SECRET DECODER THREADS",
+        print("usage: python -m megatrain.data.pictures.producer LISTENER SECRET DECODER THREADS DIRECTORY...",
               file=sys.stderr)  # fmt: skip
         return ExitCode.USAGE
-    return serve_pictures(Path(directory), *numbers[:2], lambda: make_decoder(decoder, numbers[2]))
+    directories = [Path(one) for one in (first, *others)]
+    return serve_pictures(directories, *descriptors, lambda: make_decoder(decoder, num_threads))
 
 
 def _log(text: str) -> None:

@@ -23,11 +23,11 @@ MakeCommand = Callable[[int, int], Sequence[str]]
 """Returns the command of a producer, from the descriptors of its listener and of its secret."""
 
 
-def producer_command(directory: Path, decoder: str, num_threads: int = 1) -> MakeCommand:
-    """Return the command of a producer. decoder: one of DECODERS."""
+def producer_command(directories: Sequence[Path], decoder: str, num_threads: int = 1) -> MakeCommand:
+    """Return the command of a producer of the pictures in some directories. decoder: one of DECODERS."""
 
     def command(listener: int, secret: int) -> Sequence[str]:
-        arguments = (str(directory), str(listener), str(secret), decoder, str(num_threads))
+        arguments = (str(listener), str(secret), decoder, str(num_threads), *map(str, directories))
         return (sys.executable, "-m", "megatrain.data.pictures.producer", *arguments)
 
     return command
@@ -58,6 +58,7 @@ class PictureProducers(Closable):
         self._secret_file = os.memfd_create("picture-secret")
         os.write(self._secret_file, secret)
         self._closed = threading.Event()
+        self._listeners = listeners
         self._supervisors = [self._supervisor(number, one) for number, one in enumerate(listeners)]
         # the kernel kills a producer with the thread that started it
         self._threads = [
@@ -93,6 +94,8 @@ class PictureProducers(Closable):
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        for listener in self._listeners:  # those of threads that did not start are still open
+            listener.close()
         os.close(self._secret_file)
 
     def _run(self, supervisor: Supervisor, listener: socket.socket) -> None:

@@ -1,7 +1,8 @@
-"""Pictures of shards as a source of training samples: their order, and what producers answer for the samples of a step.
+"""Pictures of shards as a source of samples: their order, and what producers answer for the samples of a step.
 
-Each epoch shows every picture of the index once, in another order. The tokens of a sample are its caption between two
-end-of-document tokens; a caption that is too long for its sample is cut.
+Each epoch of training shows every picture of the index once, in another order; held-out pictures keep the order of the
+index. The tokens of a sample are its caption between two end-of-document tokens; a caption that is too long for its
+sample is cut.
 Shapes: N samples, P patches, C bytes of a patch.
 """
 
@@ -16,8 +17,8 @@ import numpy as np
 
 from megatrain.checkpoint_format.sample_stream import StreamSource
 from megatrain.contracts.errors import DataError
-from megatrain.data.caption_order import CaptionOrder
 from megatrain.data.dataset import tokenizer_digest
+from megatrain.data.one_piece_order import OnePieceOrder
 from megatrain.data.patches import Patches
 from megatrain.data.permutation import epoch_keys, mixed, permuted
 from megatrain.data.pictures.bad_picture import BadPicture, BadPictureError
@@ -51,19 +52,22 @@ class AnsweredSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardOrder(CaptionOrder):
+class ShardOrder(OnePieceOrder):
     """The order of the pictures of an index: a SourceOrder. num_patches: the positions of a sample before its caption.
 
-    answered: the samples whose pieces can be found.
+    is_shuffled: otherwise the order is that of the index. answered: the samples whose pieces can be found.
     """
 
     num_patches: int = 0
+    is_shuffled: bool = True
     answered: AnsweredSamples = field(default_factory=AnsweredSamples)
 
     def numbers(self, indices_N: Int64) -> Int64:
         """Return the numbers of samples in the index. Shapes: all [N]."""
-        epochs, places = np.divmod(indices_N, self.num_pictures)
-        return permuted(places, self.num_pictures, mixed(epoch_keys(self.seed, epochs)))
+        epochs, places = np.divmod(indices_N, self.num_samples)
+        if not self.is_shuffled:
+            return places
+        return permuted(places, self.num_samples, mixed(epoch_keys(self.seed, epochs)))
 
     def pieces(self, cursors: Int64) -> SamplePieces:
         """Return the caption of each sample as its only piece. Raises: BadPictureError for a picture that is bad."""
@@ -117,10 +121,6 @@ class AnsweredPictures:
     def num_patches(self) -> int:
         return int(self.patches_NPC.shape[1])
 
-    @property
-    def patch_width(self) -> int:
-        return int(self.patches_NPC.shape[2])
-
     def patches(self, indices_N: Int64) -> Patches:
         """Return the pictures of samples that were asked for. Shapes: result [N, P, C]."""
         return self.patches_NPC[self.answered.places(indices_N)]
@@ -144,10 +144,6 @@ class ShardSamples:
     @property
     def num_patches(self) -> int:
         return self.format.num_patches
-
-    @property
-    def patch_width(self) -> int:
-        return self.format.patch_values
 
     def patches(self, indices_N: Int64) -> Patches:
         """Raises: DataError: samples are asked for by `TrainingSource.prepared` first."""
@@ -182,11 +178,11 @@ class ShardSamples:
         """The tokenizer of the captions. Raises: DataError as `load_tokenizer`."""
         return load_tokenizer(self.tokenizer)
 
-    def source(self, name: str, seed: int, section: str = "") -> TrainingSource:
-        """Return the source of training samples. name, section: see StreamSource and TrainingSource."""
+    def source(self, name: str, seed: int, section: str = "", *, is_shuffled: bool = True) -> TrainingSource:
+        """Return the source of samples. name, section: see StreamSource and TrainingSource."""
         num_pictures = self.index.num_samples
         identity = StreamSource(name, num_pictures, self.index.digest[:_DIGEST_DIGITS])
-        order = ShardOrder(seed, num_pictures, num_patches=self.num_patches)
+        order = ShardOrder(seed, num_pictures, num_patches=self.num_patches, is_shuffled=is_shuffled)
         return TrainingSource(
             identity, ShardCaptions(num_pictures), order, section, pictures=self, prepare=self._prepared
         )

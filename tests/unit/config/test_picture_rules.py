@@ -8,6 +8,7 @@ PICTURES = ("--model.picture_size=32", "--model.patch_size=8", "--model.encoder_
 DRAWN = (*PICTURES, "--data.pictures=drawn")
 MIXED = (*PICTURES, "--data_source.pictures=drawn", "--data_source-2.path=web")
 SHARDS = (*PICTURES, "--data.pictures=shards", "--pictures.shards=web", "--data.tokenizer=tokenizer.json")
+HELD_OUT_SHARDS = ("--validation_set.pictures=shards", "--validation_set.path=held-out")
 MIXED_SHARDS = (*SHARDS, "--data.pictures=none", "--data_source.pictures=shards", "--data_source-2.path=web")
 CASES = {
     "pictures": (PICTURES, None),
@@ -214,6 +215,55 @@ CASES = {
         ),
     ),
     "text to evaluate on": ([*SHARDS, "--data.validation=held-out"], None),
+    "held-out drawn pictures": ([*DRAWN, "--validation_set.pictures=drawn"], None),
+    "held-out pictures beside text": (
+        [*MIXED_SHARDS, *HELD_OUT_SHARDS, "--validation_set-2.path=text", "--evaluation.interval=5"], None,
+    ),
+    "held-out pictures of another kind": (
+        [*DRAWN, *HELD_OUT_SHARDS],
+        (
+            'validation_set.pictures="shards" needs training samples with pictures of the same kind; set '
+            'data.pictures="shards" or a [[data_source]] with it, or use pictures="none" '
+            "(--validation_set.pictures on the command line)"
+        ),
+    ),
+    "held-out pictures for a model of text": (
+        ["--data.train=web", "--validation_set.pictures=drawn"],
+        (
+            'validation_set.pictures="drawn" needs training samples with pictures of the same kind; set '
+            'data.pictures="drawn" or a [[data_source]] with it, or use pictures="none" '
+            "(--validation_set.pictures on the command line)"
+        ),
+    ),
+    "held-out pictures beside data.validation": (
+        [*DRAWN, "--validation_set.pictures=drawn", "--data.validation=text"],
+        (
+            'validation_set.pictures="drawn" and data.validation="text" both name held-out data; add a '
+            "[[validation_set]] for data.validation (--validation_set.pictures on the command line)"
+        ),
+    ),
+    "held-out shards without a directory": (
+        [*SHARDS, *HELD_OUT_SHARDS[:1]],
+        (
+            'validation_set.pictures="shards" needs validation_set.path: a directory of shards and their index on '
+            'each host, which `megatrain data pictures index` makes; found "" '
+            "(--validation_set.pictures on the command line)"
+        ),
+    ),
+    "held-out drawn pictures with a path": (
+        [*DRAWN, "--validation_set.pictures=drawn", "--validation_set.path=held-out"],
+        (
+            'validation_set.path="held-out" does nothing with validation_set.pictures="drawn"; remove path '
+            "(--validation_set.path on the command line)"
+        ),
+    ),
+    "held-out samples without room for a caption": (
+        [*SHARDS, *HELD_OUT_SHARDS, "--evaluation.seq_len=16"],
+        (
+            "held-out samples have 16 tokens, and the patches of a picture take the first 16; use a larger "
+            "evaluation.seq_len (--evaluation.seq_len on the command line)"
+        ),
+    ),
 }  # fmt: skip
 
 

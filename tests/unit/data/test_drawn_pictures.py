@@ -15,6 +15,7 @@ from megatrain.data.drawn_pictures import (
     CAPTION_TOKENS,
     COLOURS,
     COUNTS,
+    NUM_HELD_OUT,
     NUM_PICTURES,
     SHAPES,
     WORDS,
@@ -22,10 +23,12 @@ from megatrain.data.drawn_pictures import (
     drawn,
     scene_of,
 )
+from megatrain.data.held_out import evaluation_batches
 from megatrain.data.patches import Patches, patchify
+from megatrain.data.pictures.picture_format import PictureFormat
 from megatrain.data.reader import StepBatch
 from megatrain.training.batch_notes import length_notes
-from megatrain.training.training_data import open_reader
+from megatrain.training.training_data import open_reader, open_validation
 from tests.helpers.training_case import make_config
 
 SIZE, PATCH = 48, 12
@@ -84,7 +87,7 @@ def test_scenes_are_equally_frequent_and_differ_by_seed() -> None:
 
 def test_pictures_are_the_same_on_every_machine() -> None:
     """Another digest means other data: a run could not be resumed, and stored results would not be comparable."""
-    assert DrawnPictures(32, 8, 7).digest() == "cde3348aad5e895c6f416efb17c77a6b"
+    assert DrawnPictures(PictureFormat(32, 8), 7).digest() == "cde3348aad5e895c6f416efb17c77a6b"
 
 
 def test_patches_cut_the_picture_row_by_row() -> None:
@@ -143,6 +146,28 @@ def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
         assert micro.picture_place_K is not None
         assert micro.picture_place_K.tolist() == [0]
         assert (micro.patches_PKC[:, 0] == patchify(drawn(scene_of(5, number), SIZE), PATCH)).all()
+
+
+def test_held_out_pictures_are_those_that_no_run_trains_on() -> None:
+    config = make_config(PICTURES, {"validation_set": {"pictures": "drawn"}})
+    (held_out,) = open_validation(config)
+    assert (held_out.name, held_out.num_samples) == ("drawn pictures", NUM_HELD_OUT)
+    (training,) = open_reader(config).sources
+    assert training is not None
+    assert held_out.digest != training.identity.digest
+
+    parts = list(evaluation_batches(held_out.reader, 3, 2, 0, 1))
+    assert [micro.sample_B.tolist() for part in parts for micro in part.microbatches] == [[0, 1], [2, -1]]
+    for sample, micro in enumerate(micro for part in parts for micro in part.microbatches for _ in range(2)):
+        place, scene = sample % 2, scene_of(5, NUM_PICTURES + sample)
+        if sample == 3:
+            assert micro.num_labels_B[place] == 0
+            continue
+        assert micro.labels_SB[:, place].tolist() == [-100] * 16 + list(scene.caption[1:]) + [-100] * 4
+        assert micro.patches_PKC is not None
+        assert (micro.patches_PKC[:, place] == patchify(drawn(scene, SIZE), PATCH)).all()
+    another = make_config(PICTURES, {"validation_set": {"pictures": "drawn"}, "evaluation": {"num_samples": 5}})
+    assert [one.num_samples for one in open_validation(another)] == [5]
 
 
 def test_length_change_adds_padding_only() -> None:

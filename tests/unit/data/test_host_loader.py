@@ -7,12 +7,14 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megatrain.arena.directory import create_arena
+from megatrain.arena.locks import wake
 from megatrain.contracts.errors import CheckpointError, DataError
 from megatrain.contracts.layout import Layout
 from megatrain.data.loader import host_loader
@@ -28,6 +30,8 @@ from tests.helpers.waiting import wait_until
 
 LAYOUT = Layout(tp_size=2, pp_size=2)
 RANKS = range(4)
+CHECKS_WITHOUT_A_SIGN = 30
+"""After as many checks of a rank, a loader that a test has stopped continues, so that the test ends."""
 
 
 @pytest.fixture
@@ -111,16 +115,34 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
     assert loaders(place) == []
 
 
-def test_rank_that_waits_for_its_loader_shows_it(tmp_path: Path, place: RingLocation) -> None:
+def test_rank_that_waits_for_its_loader_shows_it(
+    tmp_path: Path, place: RingLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = corpus(tmp_path).plan(Layout(), [0], steps(Layout(), 8))
+    shown: list[int] = []
     with ExitStack() as stack:
         (rank,) = opened(place, plan, stack)
         rank.next()
         (pid,) = loaders(place)
         os.kill(pid, signal.SIGSTOP)
-        for _ in range(7):
-            # the steps behind those that are read arrive only because the wait is shown
-            rank.next(lambda: os.kill(pid, signal.SIGCONT))
+        checks = count(1)
+
+        def counted_wake(path: Path) -> bool:
+            if next(checks) == CHECKS_WITHOUT_A_SIGN:
+                os.kill(pid, signal.SIGCONT)
+            return wake(path)
+
+        monkeypatch.setattr(host_loader, "wake", counted_wake)
+        for step in range(1, 8):
+
+            def show(step: int = step) -> None:
+                shown.append(step)
+                os.kill(pid, signal.SIGCONT)
+
+            rank.next(show)
+    assert shown, "the rank waited without a sign of life"
+    # the stopped loader has filled at most the slots of the ring
+    assert 1 <= shown[0] <= plan.depth + 1
 
 
 def test_reports_name_each_read_of_a_replica_once(tmp_path: Path, place: RingLocation) -> None:

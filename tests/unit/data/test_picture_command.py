@@ -72,7 +72,7 @@ def test_index_and_verify_state_what_is_there(tmp_path: Path, capsys: pytest.Cap
 def test_sample_asks_the_producers_that_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = write_pictures(tmp_path, 1, 4)
     run("index", tmp_path)
-    producer = Producer(PictureIndex(tmp_path), PillowDecoder())
+    producer = Producer([PictureIndex(tmp_path)], PillowDecoder())
     threading.Thread(target=producer.run, daemon=True).start()
     listener = listen("127.0.0.1")
     secret = secret_file(tmp_path)

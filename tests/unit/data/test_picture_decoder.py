@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +14,20 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain.data.pictures.dali_package import find_dali
 from megatrain.data.pictures.decoder import DaliDecoder
-from megatrain.data.pictures.picture_format import CPU, DALI, MIXED, REPLACE, PictureFormat
-from megatrain.data.pictures.picture_index import build_index
-from megatrain.data.pictures.picture_source import PictureSource, Producers
-from megatrain.data.pictures.producers import local_producers, producer_command
-from tests.helpers.drawn_pictures import (
-    drawn,
-    encoded,
-    resized,
-    rotated_exif,
-    unusual_files,
-    write_pictures,
-    write_shard,
-)
+from megatrain.data.pictures.picture_format import CPU, DALI, MIXED
+from megatrain.data.pictures.picture_index import PictureIndex
+from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
+from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
+from megatrain.data.reader import BatchReader
+from megatrain.training.picture_data import find_decoder
+from megatrain.training.training_data import all_shards, open_reader
+from tests.helpers.drawn_pictures import resized, unusual_files
+from tests.helpers.picture_cases import BAD, FORMAT, PLAIN, assert_bad_files_cost_themselves, write_cases
+from tests.helpers.picture_shards import shard_tables, write_shards
+from tests.helpers.processes import descendants
+from tests.helpers.read_samples import by_sample, read
 from tests.helpers.require import require
+from tests.helpers.training_case import make_config
 
 PROBLEM = find_dali().problem
 require("dali", not PROBLEM, PROBLEM)
@@ -33,13 +37,7 @@ MAX_DIFFERENCE = 1
 """Tolerance of values from 0 to 255 after resizing: the filters round differently."""
 MAX_DIFFERENCE_OF = {"palette": 4}
 """Tolerance of dithered pictures, whose neighbouring pixels differ strongly."""
-PLAIN = encoded(drawn(90, 70), quality=90)
-BROKEN = {
-    "cut-jpeg": PLAIN[:-700],
-    "cut-png": encoded(drawn(90, 70), "PNG")[:-700],
-    "cut-webp": encoded(drawn(90, 70), "WEBP", lossless=True)[:-700],
-    "garbage": PLAIN[:20] + bytes(500),
-}
+BROKEN = {name: BAD[name][0] for name in ("cut-jpeg", "cut-png", "cut-webp", "garbage")}
 
 
 @pytest.fixture(scope="module")
@@ -86,25 +84,48 @@ def test_dali_without_a_gpu_names_the_device() -> None:
         DaliDecoder(MIXED)
 
 
+@contextmanager
+def asking(index: PictureIndex, logs: Path) -> Iterator[tuple[PictureProducers, Producers]]:
+    """Start two producers with DALI."""
+    with local_producers(producer_command([index.directory], DALI), 2, logs, lambda _text: None) as local:
+        yield local, Producers(local.addresses, local.secret, local.problem)
+
+
 @pytest.mark.slow
-def test_dali_producers_cost_only_the_broken_picture(tmp_path: Path) -> None:
+def test_bad_files_cost_only_themselves_with_dali(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
-    files = write_pictures(tmp_path / "shards", 2, 9)
-    exif = encoded(drawn(90, 70), "WEBP", exif=rotated_exif())
-    write_shard(
-        tmp_path / "shards" / "t.tar",
-        {f"{name}.jpg": content for name, content in BROKEN.items()}
-        | {"exif.webp": exif} | {f"{name}.txt": b"" for name in [*BROKEN, "exif"]},
-    )  # fmt: skip
-    index = build_index(tmp_path / "shards")
-    picture_format = PictureFormat(SIZE, SIZE)
-    with local_producers(producer_command(index.directory, DALI), 2, tmp_path / "logs", lambda _text: None) as local:
-        producers = Producers(local.addresses, local.secret, local.problem)
-        with PictureSource(index.digest, picture_format, producers, REPLACE) as source:
-            pictures = source.patches(range(index.num_samples))
-    bad = {one.number: one for one in pictures.bad}
-    assert set(range(len(files), len(files) + len(BROKEN))) <= set(bad) <= set(range(len(files), index.num_samples))
-    assert [bad[len(files) + place].member for place in range(len(BROKEN))] == [f"{name}.jpg" for name in BROKEN]
-    for number, content in enumerate(files):
-        found = pictures.patches_NPV[number].reshape(SIZE, SIZE, 3).astype(int)
-        assert np.abs(found - resized(content, SIZE)).max() <= MAX_DIFFERENCE, number
+    index = write_cases(tmp_path / "shards")
+    with asking(index, tmp_path / "logs") as (_, producers):
+
+        def ask(bad_pictures: str) -> Pictures:
+            with PictureSource(index.digest, FORMAT, producers, bad_pictures) as source:
+                return source.patches(range(index.num_samples))
+
+        assert_bad_files_cost_themselves(index, ask, MAX_DIFFERENCE, MAX_DIFFERENCE_OF)
+
+
+@pytest.mark.slow
+def test_dali_samples_are_the_same_after_resumes_and_kills(tmp_path: Path) -> None:
+    directory = write_shards(tmp_path / "shards")
+    tables = shard_tables(directory)
+    config = make_config(tables, {"pictures": {**tables["pictures"], "decoder": DALI}})
+    before = set(descendants(os.getpid()))
+
+    def opened(producers: Producers) -> tuple[BatchReader, PictureSource]:
+        reader = open_reader(config)
+        (shards,) = all_shards(reader, ())
+        find_decoder(config, [shards], has_begun=False)
+        return reader, shards.connect(producers)
+
+    with asking(PictureIndex(directory), tmp_path / "logs") as (_, producers):
+        reader, source = opened(producers)
+        with source:
+            whole = by_sample(read(reader, 0, 24))
+            for num_replicas in (2, 4):
+                for pid in set(descendants(os.getpid())) - before:
+                    os.kill(pid, signal.SIGKILL)
+                assert by_sample(read(reader, 0, 24, num_replicas)) == whole
+        resumed, source = opened(producers)
+        with source:
+            assert by_sample(read(resumed, 10, 14, 2)) == {number: whole[number] for number in range(10, 24)}
+    assert len({patches for _, _, patches in whole.values()}) == 16

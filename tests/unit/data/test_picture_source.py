@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
+from megatrain.contracts.errors import CommunicationError, DataError, MegatrainError, UnreachableError
 from megatrain.data.pictures import picture_source
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_format import PILLOW, REFUSE, REPLACE, PictureFormat
@@ -36,6 +36,7 @@ from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
 from tests.helpers.pillow_producer import PillowDecoder
 from tests.helpers.processes import descendants, is_running
+from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 FORMAT = PictureFormat(size=32, patch=8)
@@ -58,7 +59,7 @@ def in_threads(directory: Path, decoders: Sequence[PillowDecoder], data: str = "
     if data:
         index.digest = data
     for decoder in decoders:
-        producer = Producer(index, decoder)
+        producer = Producer([index], decoder)
         threading.Thread(target=producer.run, daemon=True).start()
         listener = listen("127.0.0.1")
         addresses.append(PeerAddress(*listener.getsockname()[:2]))
@@ -115,6 +116,24 @@ def test_producer_that_cannot_serve_says_why(shards: tuple[Path, list[bytes]]) -
             asked(directory, producers, [60])
 
 
+def test_producer_serves_several_indexes(shards: tuple[Path, list[bytes]], tmp_path: Path) -> None:
+    directory, files = shards
+    other = write_pictures(tmp_path, 1, 3)
+    indexes = [PictureIndex(directory), build_index(tmp_path)]
+    producer = Producer(indexes, PillowDecoder())
+    threading.Thread(target=producer.run, daemon=True).start()
+    listener = listen("127.0.0.1")
+    with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
+        producers = Producers([PeerAddress(*listener.getsockname()[:2])], SECRET)
+        for place, contents in ((directory, files[4]), (tmp_path, other[2])):
+            number = 4 if place == directory else 2
+            assert np.array_equal(asked(place, producers, [number]).patches_NPV[0], patches_by_hand(contents))
+        absent = PictureSource("0123456789abcdef", FORMAT, producers)
+        both = ", ".join(f"{re.escape(str(index.path))} has the digest {index.digest[:12]}..." for index in indexes)
+        with absent, pytest.raises(DataError, match=f"{both}, and pictures of 0123456789ab... are asked for"):
+            absent.patches([0])
+
+
 def test_producers_of_other_data_are_refused(shards: tuple[Path, list[bytes]]) -> None:
     directory, _ = shards
     with (
@@ -147,7 +166,7 @@ def test_producer_reports_the_requests_that_wait_in_it(shards: tuple[Path, list[
     listener, request = listen("127.0.0.1"), PictureRequest(index.digest, FORMAT, (1,))
     address = PeerAddress(*listener.getsockname()[:2])
     # nothing prepares pictures, so requests remain in the queue
-    producer = Producer(index, PillowDecoder())
+    producer = Producer([index], PillowDecoder())
     with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False), ExitStack() as stack:
         found = []
         for _ in range(3):
@@ -224,7 +243,7 @@ WRONG_HEADS: dict[str, tuple[dict[str, object], str]] = {
 @contextmanager
 def wrong_at_first(directory: Path, num_wrong: int, head: dict[str, object]) -> Iterator[Producers]:
     """Yield a producer whose first answers have another head. The connection is sound: only the content is wrong."""
-    producer = Producer(PictureIndex(directory), PillowDecoder())
+    producer = Producer([PictureIndex(directory)], PillowDecoder())
     threading.Thread(target=producer.run, daemon=True).start()
     wrong = iter(range(num_wrong))
 
@@ -336,7 +355,7 @@ def test_format_that_has_no_whole_patches_is_refused(size: int, patch: int) -> N
 
 @contextmanager
 def as_processes(directory: Path, num_producers: int, logs: Path) -> Iterator[PictureProducers]:
-    with local_producers(producer_command(directory, PILLOW), num_producers, logs, lambda _text: None) as producers:
+    with local_producers(producer_command([directory], PILLOW), num_producers, logs, lambda _text: None) as producers:
         yield producers
 
 
@@ -369,3 +388,14 @@ def test_producer_that_cannot_start_ends_the_wait(tmp_path: Path) -> None:
     with as_processes(tmp_path, 1, tmp_path / "logs") as processes, pytest.raises(DataError, match=gave_up):
         producers = Producers(processes.addresses, processes.secret, processes.problem)
         PictureSource("data", FORMAT, producers).patches([0])
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_thread_limit_leaves_no_producer_and_no_listener(num_started: int, tmp_path: Path) -> None:
+    before, listeners = own_producers(), [listen("127.0.0.1") for _ in range(2)]
+    producers = PictureProducers(producer_command([tmp_path], PILLOW), listeners, SECRET, tmp_path, lambda _text: None)
+    text = "^a thread that watches a producer of pictures could not be started: .*; use fewer of them"
+    with no_thread_starts(after=num_started), pytest.raises(MegatrainError, match=text), producers:
+        raise AssertionError("the block began")
+    assert [listener.fileno() for listener in listeners] == [-1, -1]
+    assert own_producers() <= before

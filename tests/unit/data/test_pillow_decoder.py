@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import numpy as np
 from PIL import Image
 
 from megatrain.config.config import all_options
 from megatrain.data.pictures.decoders import decoder_identity, make_decoder
 from megatrain.data.pictures.picture_format import DECODERS, PILLOW
-from tests.helpers.drawn_pictures import drawn, encoded, resized, unusual_files
+from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
+from megatrain.data.pictures.producer import Producer
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS
+from megatrain.peers.link import SECRET_BYTES, PeerAddress
+from megatrain.peers.server import PeerServer, listen
+from tests.helpers.drawn_pictures import resized, unusual_files
+from tests.helpers.picture_cases import FORMAT, assert_bad_files_cost_themselves, write_cases
 
 SIZE = 24
 
@@ -21,12 +30,19 @@ def test_pillow_decodes_as_a_viewer_shows() -> None:
         assert np.array_equal(found, resized(files[name], SIZE)), name
 
 
-def test_damaged_files_cost_only_themselves() -> None:
-    good, png = encoded(drawn(50, 40)), encoded(drawn(50, 40), "PNG")
-    damaged = {"cut": good[: len(good) // 2], "no picture": b"text", "header only": png[:40], "empty": b""}
-    found = make_decoder(PILLOW).decode([good, *damaged.values(), good], SIZE)
-    assert [isinstance(one, str) for one in found] == [False, *[True] * len(damaged), False]
-    assert all(str(one).startswith("Pillow cannot decode it: ") for one in found[1:-1])
+def test_bad_files_cost_only_themselves_with_pillow(tmp_path: Path) -> None:
+    index, secret = write_cases(tmp_path), bytes(SECRET_BYTES)
+    producer = Producer([index], make_decoder(PILLOW))
+    threading.Thread(target=producer.run, daemon=True).start()
+    listener = listen("127.0.0.1")
+    with PeerServer(listener, secret, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
+        producers = Producers([PeerAddress(*listener.getsockname()[:2])], secret)
+
+        def ask(bad_pictures: str) -> Pictures:
+            with PictureSource(index.digest, FORMAT, producers, bad_pictures) as source:
+                return source.patches(range(index.num_samples))
+
+        assert_bad_files_cost_themselves(index, ask, 0, {})
 
 
 def test_limit_of_pillow_does_not_count_beside_that_of_the_run() -> None:

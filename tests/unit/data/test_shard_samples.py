@@ -13,7 +13,7 @@ import pytest
 
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.labels import IGNORED_LABEL
-from megatrain.contracts.step_plan import Dealing, StepPlan
+from megatrain.data.held_out import evaluation_batches
 from megatrain.data.masked_samples import without_samples
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_index import PictureIndex
@@ -21,14 +21,21 @@ from megatrain.data.pictures.picture_source import PictureSource, Producers
 from megatrain.data.pictures.pillow_decoder import pillow_identity
 from megatrain.data.pictures.producer import Producer
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
 from megatrain.data.tokenizer import load_tokenizer
 from megatrain.peers.link import SECRET_BYTES, PeerAddress
 from megatrain.peers.server import PeerServer, listen
-from megatrain.training.training_data import find_decoder, open_reader, sample_stream, shards_of
+from megatrain.training.picture_data import find_decoder, shards_of
+from megatrain.training.training_data import (
+    all_shards,
+    open_reader,
+    open_validation,
+    sample_stream,
+)
 from tests.helpers.drawn_pictures import resized
 from tests.helpers.picture_shards import TOKENIZER, VOCAB_SIZE, caption_of, picture_file, shard_tables, write_shards
 from tests.helpers.pillow_producer import PillowDecoder
+from tests.helpers.read_samples import by_sample, read
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
@@ -53,7 +60,7 @@ def with_bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def producers(request: pytest.FixtureRequest) -> Iterator[Producers]:
     """A producer of the shards that the test's mark names, as a thread of this process."""
     directory = request.getfixturevalue(request.param)
-    producer = Producer(PictureIndex(directory), PillowDecoder(pillow_identity()))
+    producer = Producer([PictureIndex(directory)], PillowDecoder(pillow_identity()))
     threading.Thread(target=producer.run, daemon=True).start()
     listener = listen("127.0.0.1")
     with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
@@ -64,32 +71,10 @@ def opened(directory: Path, producers: Producers, **data: str) -> tuple[BatchRea
     tables = shard_tables(directory)
     config = make_config(tables, {"data": {**tables["data"], "seed": 5, **data}})
     reader = open_reader(config)
-    find_decoder(config, reader, has_begun=False)
+    find_decoder(config, all_shards(reader, ()), has_begun=False)
     shards = shards_of(reader)
     assert shards is not None
     return reader, shards.connect(producers)
-
-
-def read(reader: BatchReader, cursor: int, size: int, num_replicas: int = 1) -> list[StepBatch]:
-    plan = StepPlan(cursor, size, 2, Dealing(size // 2, num_replicas, 1))
-    return [reader.read_step(plan, replica) for replica in range(num_replicas)]
-
-
-def by_sample(batches: list[StepBatch]) -> dict[int, tuple[list[int], list[int], bytes]]:
-    """Return tokens, labels and patches of each sample, by its number in the run; no patches without a picture."""
-    found = {}
-    for micro in (micro for batch in batches for micro in batch.microbatches):
-        patches_of = {}
-        if micro.patches_PKC is not None and micro.picture_place_K is not None:
-            pictures = micro.patches_PKC.swapaxes(0, 1)
-            patches_of = {
-                place: one.tobytes() for place, one in zip(micro.picture_place_K.tolist(), pictures, strict=True)
-            }
-        for place, number in enumerate(micro.sample_B.tolist()):
-            if number >= 0:
-                columns = micro.tokens_SB[:, place].tolist(), micro.labels_SB[:, place].tolist()
-                found[number] = (*columns, patches_of.get(place, b""))
-    return found
 
 
 def by_hand(directory: Path, number: int) -> tuple[list[int], list[int], bytes]:
@@ -206,6 +191,38 @@ def test_bad_picture_is_refused_with_shard_and_member(with_bad: Path, producers:
         read(reader, 0, NUM_PICTURES)
 
 
+@pytest.mark.parametrize("producers", ["with_bad"], indirect=True)
+def test_held_out_pictures_are_those_of_the_index_in_its_order(with_bad: Path, producers: Producers) -> None:
+    """15 of 16 pictures, of which 3 and 12 are bad: each costs only itself, in any layout."""
+    tables = shard_tables(with_bad)
+    held_out = {"validation_set": {"path": str(with_bad), "pictures": "shards"}, "evaluation": {"num_samples": 15}}
+    expected = {number: NOTHING if number in (3, 12) else by_hand(with_bad, number) for number in range(15)}
+    for bad_samples in ("replace", "refuse"):
+        config = make_config(tables, held_out, {"data": {**tables["data"], "bad_samples": bad_samples}})
+        (validation_set,) = open_validation(config)
+        assert (validation_set.name, validation_set.num_samples) == (str(with_bad), 15)
+        shards = all_shards(open_reader(config), [validation_set])
+        find_decoder(config, shards, has_begun=False)
+        with shards[1].connect(producers):
+            if bad_samples == "refuse":
+                with pytest.raises(BadPictureError, match=r"shard-0\.tar: 0003\.png \(sample 3\): "):
+                    list(evaluation_batches(validation_set.reader, 15, 2, 0, 1))
+                continue
+            for dp_size in (1, 3):
+                parts = [
+                    part
+                    for rank in range(dp_size)
+                    for part in evaluation_batches(validation_set.reader, 15, 2, rank, dp_size, at_once=3)
+                ]
+                assert by_sample(parts) == expected
+                bad = {sample.number: str(sample.reason) for part in parts for sample in part.bad_samples}
+                assert sorted(bad) == [3, 12]
+                assert bad[12].startswith(f"{with_bad / 'shard-1.tar'}: 0012.png (sample 12): ")
+            (without, *_) = evaluation_batches(validation_set.reader, 15, 2, 0, 1, has_patches=False)
+            assert without.microbatches[0].patches_PKC is None
+            assert without.microbatches[0].labels_SB[:, 0].tolist() == expected[0][1]
+
+
 @pytest.mark.parametrize("producers", ["shards"], indirect=True)
 def test_producers_with_another_decoder_are_refused(shards: Path, producers: Producers) -> None:
     reader, asking = opened(shards, producers)
@@ -220,7 +237,7 @@ def test_producers_with_another_decoder_are_refused(shards: Path, producers: Pro
 def test_stream_names_data_and_decoder(shards: Path) -> None:
     config = make_config(shard_tables(shards))
     reader = open_reader(config)
-    find_decoder(config, reader, has_begun=False)
+    find_decoder(config, all_shards(reader, ()), has_begun=False)
     stream = sample_stream(config, reader, ())
     (source,) = stream.sources
     assert source.num_tokens == NUM_PICTURES

@@ -14,10 +14,12 @@ from torch.nn import functional
 
 from megatrain.config.config import Config
 from megatrain.contracts.errors import DataError
+from megatrain.data.drawn_pictures import NUM_PICTURES, drawn, scene_of
 from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
-from megatrain.model import TokenContext, Transformer
+from megatrain.data.patches import patchify
+from megatrain.model import PatchRows, TokenContext, Transformer
 from megatrain.training.evaluation import Evaluation, combined, evaluate
 from megatrain.training.rank_model import RankModel
 from megatrain.training.training_data import open_validation
@@ -97,6 +99,35 @@ def test_the_loss_is_that_of_the_model_on_every_window(micro_batch_size: int, tm
     assert found.num_tokens == NUM_LABELS
     assert found.loss == pytest.approx(expected / NUM_LABELS, rel=1e-12)
     assert found.bits_per_byte == pytest.approx(expected / math.log(2) / TEXT_BYTES, rel=1e-12)
+
+
+def test_loss_of_pictures_is_that_of_their_captions() -> None:
+    """The model alone predicts the three words and the end of each caption from the picture and the words before."""
+    model = {"vocab_size": 12, "seq_len": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 4}
+    config = make_config(
+        model={**model, "picture_size": 24, "patch_size": 6}, data={"pictures": "drawn"},
+        validation_set={"pictures": "drawn"}, evaluation={"num_samples": 3},
+        batch={"micro_batch_size": 2, "global_batch_size": 2},
+    )  # fmt: skip
+    rank_model = single_rank_model(config)
+    found = evaluated(config, rank_model)
+
+    plain = Transformer(config.model).double().eval()
+    plain.load_state_dict(parameters_by_name(rank_model), strict=False)
+    expected = 0.0
+    for number in range(NUM_PICTURES, NUM_PICTURES + 3):
+        scene = scene_of(config.resolved_data_seed, number)
+        patches_PC = torch.from_numpy(patchify(drawn(scene, 24), 6))
+        tokens = torch.tensor([0] * 16 + list(scene.caption[:-1]))[:, None]
+        context = TokenContext(torch.zeros(1, dtype=torch.int64), 20, pictures=PatchRows.of_all(patches_PC[:, None]))
+        with torch.no_grad():
+            hidden = plain.hidden(tokens, context)
+            assert plain.loss_head is not None
+            logits = plain.loss_head.logits(hidden)[16:, 0, :12].double()
+        expected += functional.cross_entropy(logits, torch.tensor(scene.caption[1:]), reduction="sum").item()
+    assert found.num_tokens == 12
+    assert found.loss == pytest.approx(expected / 12, rel=1e-10)
+    assert found.bits_per_byte is None
 
 
 def test_labels_across_documents_do_not_count_with_a_mask(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import DataError
 from megatrain.data.drawn_pictures import DrawnPictures
+from megatrain.data.pictures.picture_format import PictureFormat
 from megatrain.demo_vision import Answers, answers_of, captions_of
 from megatrain.inference.generation import Sampling
 from megatrain.inference.loaded_model import LoadedModel
@@ -59,7 +60,7 @@ def plain_logits(loaded: LoadedModel, tokens: list[int], patches_PC: Tensor) -> 
 
 
 def patches_of_numbers() -> Tensor:
-    return torch.from_numpy(DrawnPictures(MODEL.picture_size, MODEL.patch_size, 0).patches(NUMBERS))
+    return torch.from_numpy(DrawnPictures(PictureFormat(MODEL.picture_size, MODEL.patch_size), 0).patches(NUMBERS))
 
 
 def test_logits_of_several_pictures_are_those_of_each(loaded: LoadedModel) -> None:

@@ -28,6 +28,8 @@ from megatrain.contracts.errors import CheckpointError, ConfigError, DataError
 from megatrain.inference.generation import Sampling
 from megatrain.inference.loaded_model import LoadedModel, load, load_checkpoint
 from megatrain.model import TokenContext, Transformer
+from tests.helpers.drawn_pictures import drawn, encoded
+from tests.helpers.picture_shards import shard_tables, write_shards
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.require import require_module
 from tests.helpers.tiny_data import write_corpus
@@ -262,6 +264,23 @@ def test_picture_for_a_model_without_is_refused(
     picture = tmp_path / "picture.png"
     assert main(["sample", str(run.root), "--picture", str(picture), "--device", "cpu"]) == DataError.exit_code
     assert f"--picture {picture}: the model has no pictures" in capfd.readouterr().err
+
+
+def test_picture_is_refused_by_the_limit_of_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tables = shard_tables(write_shards(tmp_path / "shards"))
+    config = make_config(
+        tables,
+        {"pictures": {**tables["pictures"], "max_pixels": 2000}, "job": {"run_directory": str(tmp_path / "run")}},
+        {"train": {"steps": 1}, "optimizer": {"lr_warmup_steps": 0}, "checkpoint": {"save_at_end": True}},
+    )
+    train_on_rank(RankContext(0, 1, ""), config, CaseOrders())
+    arguments = ["sample", str(tmp_path / "run"), "--decoder", "pillow", "--device", "cpu", "--max-tokens", "1"]
+    for name, size in (("fits.png", (40, 50)), ("large.png", (40, 51))):
+        (tmp_path / name).write_bytes(encoded(drawn(*size), "PNG"))
+
+    assert main([*arguments, "--picture", str(tmp_path / "fits.png")]) == 0
+    assert main([*arguments, "--picture", str(tmp_path / "large.png")]) == DataError.exit_code
+    assert "large.png: it has 40 x 51 pixels, the limit is 2000" in capfd.readouterr().err
 
 
 def test_logits_are_those_of_the_weights_saved(run: TrainedRun) -> None:

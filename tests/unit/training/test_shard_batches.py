@@ -28,14 +28,16 @@ from megatrain.data.pictures.producers import local_producers, producer_command
 from megatrain.data.prefetch import Prefetcher
 from megatrain.formatting import bytes_text
 from megatrain.peers.link import SECRET_BYTES
-from megatrain.training import training_data
+from megatrain.training import picture_data
+from megatrain.training.picture_data import find_decoder
 from megatrain.training.read_records import values_of_reads
 from megatrain.training.step_batches import open_batches
-from megatrain.training.training_data import find_decoder, open_reader, sample_stream
+from megatrain.training.training_data import all_shards, open_reader, sample_stream
 from tests.helpers.host_loading import content
 from tests.helpers.picture_shards import shard_tables, write_shards
 from tests.helpers.processes import descendants, is_running, words_of
 from tests.helpers.single_rank import single_rank_mesh
+from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.training_case import make_config
 
 NUM_STEPS = 5
@@ -59,7 +61,7 @@ def config_of(shards: Path, root: Path, loader: str, **pictures: str) -> Config:
 def opened(config: Config, root: Path) -> Iterator[Batches]:
     """Open the batches of a run of one rank, in a new arena."""
     mesh, reader = single_rank_mesh(), open_reader(config)
-    find_decoder(config, reader, has_begun=False)
+    find_decoder(config, all_shards(reader, ()), has_begun=False)
     arena = create_arena(root / f"arena-{config.data.loader}")
     attachment = SimpleNamespace(arena=arena, ranks_of_host=lambda rank: (rank,))
     checkpoints: Any = SimpleNamespace(attachment=attachment, round=1, stream=sample_stream(config, reader, ()))
@@ -134,7 +136,7 @@ def test_values_of_steps_count_each_picture_once(loader: str, shards: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("loader", LOADERS)
 def test_running_producers_are_asked(loader: str, shards: Path, undisturbed: list[Any], tmp_path: Path) -> None:
-    command = producer_command(shards, "pillow")
+    command = producer_command([shards], "pillow")
     with local_producers(command, 2, tmp_path / "logs", lambda text: None) as local:
         secret = tmp_path / "secret"
         secret.write_bytes(local.secret)
@@ -151,7 +153,7 @@ def test_producers_that_fail_again_and_again_end_the_run(loader: str, tmp_path: 
     own = write_shards(tmp_path / "shards")
     config = config_of(own, tmp_path, loader)
     mesh, reader = single_rank_mesh(), open_reader(config)
-    find_decoder(config, reader, has_begun=False)
+    find_decoder(config, all_shards(reader, ()), has_begun=False)
     arena = create_arena(tmp_path / "arena")
     attachment = SimpleNamespace(arena=arena, ranks_of_host=lambda rank: (rank,))
     checkpoints: Any = SimpleNamespace(attachment=attachment, round=1, stream=sample_stream(config, reader, ()))
@@ -176,7 +178,22 @@ def test_start_is_refused_without_shard_or_secret(loader: str, shards: Path, tmp
     assert not list((tmp_path / f"arena-{loader}").iterdir())
     config = config_of(shards, tmp_path, loader, addresses="127.0.0.1:9", secret=str(tmp_path / "no"))
     with pytest.raises(DataError, match=r"no: the secret cannot be read: No such file"):
-        find_decoder(config, open_reader(config), has_begun=False)
+        find_decoder(config, all_shards(open_reader(config), ()), has_begun=False)
+
+
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_start_is_refused_at_a_thread_limit(num_started: int, shards: Path, tmp_path: Path) -> None:
+    """The threads are the one that watches the only producer, and the one that waits for the end of all."""
+    with (
+        no_thread_starts(after=num_started),
+        pytest.raises(
+            DataError, match=r"could not be started: .*pids\.max\); use fewer of them \(pictures\.producers\)"
+        ),
+        opened(config_of(shards, tmp_path, "host"), tmp_path),
+    ):
+        raise AssertionError("the run began")
+    assert not list((tmp_path / "arena-host").iterdir())
+    assert producers_of(shards) == []
 
 
 def test_wrong_addresses_end_a_run_that_has_not_begun(
@@ -184,11 +201,11 @@ def test_wrong_addresses_end_a_run_that_has_not_begun(
 ) -> None:
     config = config_of(shards, tmp_path, "thread", addresses="127.0.0.1:9", secret=str(tmp_path / "secret"))
     absent = Producers(config.pictures.peers, bytes(SECRET_BYTES), patience_s=0.0)
-    monkeypatch.setattr(training_data, "named_producers", lambda config: absent)
+    monkeypatch.setattr(picture_data, "named_producers", lambda config: absent)
     with pytest.raises(DataError, match=r"addresses='127\.0\.0\.1:9': no producer .* The run has not begun"):
-        find_decoder(config, open_reader(config), has_begun=False)
+        find_decoder(config, all_shards(open_reader(config), ()), has_begun=False)
     with pytest.raises(UnreachableError, match="no producer of pictures has answered"):
-        find_decoder(config, open_reader(config), has_begun=True)
+        find_decoder(config, all_shards(open_reader(config), ()), has_begun=True)
 
 
 def test_dry_run_states_pictures_and_ring(

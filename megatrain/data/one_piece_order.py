@@ -1,4 +1,4 @@
-"""What the orders of samples with captions share: each sample has one caption, whatever the length of samples."""
+"""What orders of samples of one piece share: a sample is a caption with its picture, or a window of held-out text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from megatrain.data.token_stream import Int64
 
 
 @dataclass(frozen=True, slots=True)
-class CaptionOrder:
-    """num_pictures: after as many samples, the pictures begin again. changes: of the length of samples."""
+class OnePieceOrder:
+    """num_samples: after as many samples, the first one follows. changes: of the length of samples."""
 
     seed: int
-    num_pictures: int
+    num_samples: int
     changes: tuple[LengthChange, ...] = ()
 
     def with_lengths(self, lengths: Sequence[LengthChange]) -> Self:
-        """Return the order with these lengths. The rest of a sample after its caption is padding."""
+        """Return the order with these lengths. The rest of a sample after its piece is padding."""
         return replace(self, changes=tuple(lengths))
 
     def lengths(self, indices: Int64) -> Int64:
@@ -31,9 +31,9 @@ class CaptionOrder:
         return np.array([change.seq_len for change in self.changes], dtype=np.int64)[found]
 
     def num_assembled(self, index: int) -> int:
-        """Return 0: a sample is a caption, whatever its length."""
+        """Return 0: a sample is one piece, whatever its length."""
         return 0
 
     def epochs_after(self, num_samples: int) -> float:
-        """Return how often the pictures are shown."""
-        return num_samples / self.num_pictures
+        """Return how often all samples are shown."""
+        return num_samples / self.num_samples
