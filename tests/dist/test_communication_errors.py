@@ -13,6 +13,7 @@ from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import CommunicationError
+from megatrain.formatting import ranks_text
 from tests.dist.training_jobs import Tables
 from tests.helpers.faults import RankFault
 from tests.helpers.rank_pool import RankError, RankPool
@@ -23,7 +24,7 @@ LAYOUT = on_layout(2, 2, 2)
 WORLD_SIZE = 8
 MESSAGE = re.compile(
     r"(?P<operation>[a-z]+(-[a-z]+)+) (number \d+|of chunk \d+, micro-batch \d+ (to|from) rank \d+) "
-    r"on group (?P<group>tp|dp|pp|embedding|pp-(forward|backward)(-wrap)?) \(ranks (?P<ranks>\d(, \d)*)\) "
+    r"on group (?P<group>tp|dp|pp|embedding|pp-(forward|backward)(-wrap)?) \(ranks (?P<ranks>[\d, -]+)\) "
     r"failed on rank (?P<rank>\d): (?P<cause>.+)"
 )
 
@@ -43,12 +44,14 @@ def check_message(rank: int, text: str, config: Config) -> re.Match[str]:
     """Check that the message in `text` names an operation, one of the rank's groups, and the rank."""
     found = MESSAGE.search(text)
     assert found, f"output of rank {rank}: {text}"
-    members = [int(member) for member in found["ranks"].split(", ")]
-    layout = config.layout(None)
-    axis = found["group"] if found["group"] in layout.axes else "pp"
     assert int(found["rank"]) == rank
-    assert members == list(layout.ranks_along(rank, axis))
+    assert f"ranks {found['ranks']}" == ranks_text(members(rank, found["group"], config))
     return found
+
+
+def members(rank: int, group: str, config: Config) -> list[int]:
+    layout = config.layout(None)
+    return list(layout.ranks_along(rank, group if group in layout.axes else "pp"))
 
 
 def train_until_communication_fails(context: RankContext, config: Config, orders: CaseOrders) -> None:
@@ -111,7 +114,7 @@ def test_rank_that_dies_in_overlapped_exchanges_is_named(
     assert_exit_codes(failures, dead, layout.world_size)
     found = {rank: check_message(rank, message, config) for rank, message in messages.items()}
     for peer in set(layout.ranks_along(dead, axis)) - {dead}:  # The other ranks follow when these have ended.
-        assert str(dead) in found[peer]["ranks"].split(", "), messages
+        assert dead in members(peer, found[peer]["group"], config), messages
 
 
 @pytest.mark.slow

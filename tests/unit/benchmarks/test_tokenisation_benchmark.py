@@ -13,7 +13,7 @@ require_module("tokenizers")
 
 
 @pytest.mark.slow
-def test_tokenisation_measures_both_sides_with_each_number_of_workers() -> None:
+def test_tokenisation_measures_both_sides_by_workers() -> None:
     """`run` refuses sides whose numbers of tokens differ."""
     result = run(text_mb=0.05, num_rounds=1)
     counts = [count for count in WORKERS if count <= len(os.sched_getaffinity(0))]

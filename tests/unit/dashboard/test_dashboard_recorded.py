@@ -192,7 +192,7 @@ def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
     assert [(one["clock_offset_s"], one["clock_error_s"]) for one in found] == [(0.007, 2e-6), (-0.002, 3e-6)]
     history = page.ask("hosts/host-1")
     assert (history["rounds"], len(history["incident_ids"])) == ([1, 2], 1)
-    assert "host-0, host-1" in page.ask("hosts/host-7", 404)["text"]
+    assert "host-0 and host-1" in page.ask("hosts/host-7", 404)["text"]
 
 
 def test_checkpoints_have_a_state_and_a_verification(annotated: Page) -> None:

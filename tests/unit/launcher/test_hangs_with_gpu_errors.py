@@ -232,7 +232,7 @@ def test_kernel_log_gives_the_errors_that_still_hold(tmp_path: Path) -> None:
     assert [error.number for error in recent_gpu_errors(tmp_path / "kmsg")] == [79]
 
 
-def test_of_a_large_copy_of_the_kernel_log_the_end_is_read(tmp_path: Path) -> None:
+def test_large_copy_of_the_kernel_log_is_read_at_its_end(tmp_path: Path) -> None:
     link, bus = kernel_log((age(LINK, AT - 1e9), age(BUS, AT - 1e9)))
     # the file is read in blocks of 64 KiB, and a border between two of them is in the middle of the message
     later = b"6,1,1,-;".ljust((64 << 10) - len(bus) // 2, b"x")

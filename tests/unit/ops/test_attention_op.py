@@ -21,7 +21,7 @@ DOCUMENTS = torch.tensor(
 
 
 def documents(document_SB: Tensor | None) -> PackedDocuments | None:
-    return None if document_SB is None else pack_documents(document_SB).to(UNDER_TEST.device)
+    return None if document_SB is None else pack_documents(document_SB).copied(on_device)
 
 
 def may_see(query: int, key: int, window: int, documents: list[int] | None) -> bool:
