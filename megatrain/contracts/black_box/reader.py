@@ -185,11 +185,11 @@ class BlackBoxReader(Closable):
         return None
 
     def _write_control(self, page: ControlPage) -> None:
-        before = int.from_bytes(self._read(CONTROL_OFFSET, 8), "little")
-        # A writer that died while writing left an odd number; continuing from this number repairs the page.
-        busy = before if before % 2 else before + 1
-        done = (busy + 1) % 2**64
-        raw = encode_control(replace(page, written_ns=time.monotonic_ns()), done)
+        # The numbers are times, so that none returns: a second writer, or one that died while writing, may leave any.
+        written_ns = time.monotonic_ns()
+        busy = written_ns | 1
+        done = busy + 1
+        raw = encode_control(replace(page, written_ns=written_ns), done)
         try:
             os.pwrite(self._file, busy.to_bytes(8, "little"), CONTROL_OFFSET)
             os.pwrite(self._file, raw[8:], CONTROL_OFFSET + 8)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatrain.contracts.black_box.encoding import box_bytes
+from megatrain.contracts.black_box.encoding import CONTROL_OFFSET, box_bytes
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
 from megatrain.contracts.black_box.values import ControlPage, Record, State
@@ -169,6 +169,20 @@ def test_the_control_page_is_never_seen_half_written(boxed: Callable[..., Boxed]
             thread.join(timeout=DEADLINE_S)
     write_control(box.path, ControlPage(round=1))
     assert box.recorder.read_control().round == 1, "the next write repairs the page"
+
+
+def test_page_after_an_older_seqlock_word_is_read(boxed: Callable[..., Boxed]) -> None:
+    """A slow second writer may store its word after those of the first."""
+    box = boxed()
+    write_control(box.path, ControlPage(round=1))
+    assert box.recorder.read_control().round == 1
+    with box.path.open("r+b") as file:
+        file.seek(CONTROL_OFFSET)
+        word = int.from_bytes(file.read(8), "little")
+        file.seek(CONTROL_OFFSET)
+        file.write((word - 2).to_bytes(8, "little"))
+    write_control(box.path, ControlPage(round=2))
+    assert box.recorder.read_control().round == 2
 
 
 def test_the_file_is_complete_and_allocated_from_the_start(
