@@ -44,8 +44,7 @@ INLINE void LOOP_NAMED(LOOP_NAME, _loop)(
   }
 }
 
-FOR_EACH_PROCESSOR
-static void LOOP_NAME(const Step *step, int64_t start, int64_t stop, int is_decayed) {
+INLINE void LOOP_NAMED(LOOP_NAME, _any)(const Step *step, int64_t start, int64_t stop, int is_decayed) {
   if (step->is_lamb) {
     if (is_decayed)
       LOOP_NAMED(LOOP_NAME, _loop)(step, start, stop, 1, 1, 0);
@@ -61,6 +60,18 @@ static void LOOP_NAME(const Step *step, int64_t start, int64_t stop, int is_deca
   } else {
     LOOP_NAMED(LOOP_NAME, _loop)(step, start, stop, 0, 0, 0);
   }
+}
+
+FOR_AVX2
+static void LOOP_NAMED(LOOP_NAME, _avx2)(const Step *step, int64_t start, int64_t stop, int is_decayed) {
+  LOOP_NAMED(LOOP_NAME, _any)(step, start, stop, is_decayed);
+}
+
+static void LOOP_NAME(const Step *step, int64_t start, int64_t stop, int is_decayed) {
+  if (has_avx2())
+    LOOP_NAMED(LOOP_NAME, _avx2)(step, start, stop, is_decayed);
+  else
+    LOOP_NAMED(LOOP_NAME, _any)(step, start, stop, is_decayed);
 }
 
 #undef LOOP_NAMED

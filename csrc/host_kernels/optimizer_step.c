@@ -38,11 +38,13 @@ typedef struct {
 
 enum { MIN_ELEMENTS_OF_THREAD = 1 << 15, MAX_THREADS = 256 };
 
-/* The loops are compiled for each level of x86-64, and the loader takes the highest one that the processor has. */
-#if defined(__x86_64__) && defined(__linux__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+/* On x86-64, each loop is compiled twice: for every processor, and for those with AVX2 and fused instructions. */
+#ifdef __x86_64__
+#define FOR_AVX2 __attribute__((target("avx2,fma")))
+static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #else
-#define FOR_EACH_PROCESSOR
+#define FOR_AVX2
+static int has_avx2(void) { return 0; }
 #endif
 #define INLINE static inline __attribute__((always_inline))
 

@@ -39,6 +39,17 @@ def first_peer(layout: Layout, rank: int) -> tuple[int, int]:
     return peers[0], len(peers)
 
 
+def disagreement(samples: Sequence[BadSample], *, is_first: bool, num_peers: int) -> float:
+    """Return this rank's part of a sum over all ranks that is 0 if the ranks of each replica have the same bad samples.
+
+    is_first: whether this rank is the first of its peers; exactly one of `num_peers` is.
+    """
+    numbers = np.array([sample.number for sample in samples], dtype="<i8")
+    # weights that add up to 0 over the peers; the sums of CRC-32 are exact in fp64 for a million ranks
+    weight = 1 - num_peers if is_first else 1
+    return float(weight * zlib.crc32(np.sort(numbers).tobytes())) if len(numbers) else 0.0
+
+
 class BadSamples:
     """The replaced samples of a run, on one rank. names: the sources of the mixture."""
 
@@ -52,10 +63,7 @@ class BadSamples:
 
     def own_part(self, batch: StepBatch) -> ReplacedSamples:
         """Return this rank's part of the sums of a step."""
-        numbers = np.array([sample.number for sample in batch.bad_samples], dtype="<i8")
-        # weights that add up to 0 over the peers; the sums of CRC-32 are exact in fp64 for a million ranks
-        weight = 1 - self._num_peers if self._is_first else 1
-        difference = float(weight * zlib.crc32(np.sort(numbers).tobytes())) if len(numbers) else 0.0
+        difference = disagreement(batch.bad_samples, is_first=self._is_first, num_peers=self._num_peers)
         counts = [0.0] * len(self._names)
         if self._is_first:
             for sample in batch.bad_samples:

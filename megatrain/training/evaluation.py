@@ -16,11 +16,12 @@ import torch
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Phase
+from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadSample
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.microbatch import MicroBatch
 from megatrain.reporting import EvaluationReport, Reporter, ValidationSetReport
-from megatrain.training.bad_samples import log_replaced
+from megatrain.training.bad_samples import disagreement, first_peer, log_replaced
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
 from megatrain.training.rank_model import RankModel
@@ -67,25 +68,41 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evalu
 
     Communication: forward passes of all ranks, then one small all-reduce per axis.
     Raises: BadSampleError when a sample cannot be used, unless it is a picture and data.bad_samples is "replace";
-    UnreachableError when no producer of pictures answers.
+    DataError, on all ranks, when the ranks of a replica could not use different pictures, or no sample of a set can be
+    used; UnreachableError when no producer of pictures answers.
     """
     mesh = rank_model.mesh
     rank_model.set_training(False)
     # every rank of a pipeline has the same count
     parts = [_part(rank_model, validation_set) for validation_set in sets]
-    sums = torch.stack([sums for sums, _ in parts]) * float(mesh.contributes_loss)
+    sums = mesh.sum_over_all(torch.stack([sums for sums, _ in parts])).tolist()
     rank_model.set_training(True)
     covers_all = rank_model.config.evaluation.num_samples == 0
-    return [
-        Evaluation(loss_sum, int(count), validation_set.text_bytes if covers_all else None, bad_samples)
-        for validation_set, (_, bad_samples), (loss_sum, count) in zip(
-            sets, parts, mesh.sum_over_all(sums).tolist(), strict=True
-        )
-    ]
+    evaluations = []
+    for validation_set, (_, bad_samples), (loss_sum, count, difference) in zip(sets, parts, sums, strict=True):
+        name = f"validation set {validation_set.name}"
+        if difference or not count:
+            log_replaced(bad_samples, [validation_set.name], set())
+        if difference:
+            raise DataError(
+                f"{name}: the hosts of a replica cannot use different samples, so their copies of the files or the "
+                "decoders differ; the logs of the ranks name the samples: repair the files (megatrain data verify)"
+            )
+        if not count:
+            raise DataError(
+                f'{name}: none of its {validation_set.num_samples} samples can be used, and data.bad_samples="replace" '
+                "leaves them out; the log names the reason of each: repair the files, or remove the set"
+            )
+        text_bytes = validation_set.text_bytes if covers_all else None
+        evaluations.append(Evaluation(loss_sum, int(count), text_bytes, bad_samples))
+    return evaluations
 
 
 def _part(rank_model: RankModel, validation_set: ValidationSet) -> tuple[torch.Tensor, tuple[BadSample, ...]]:
-    """Return loss and number of tokens of this rank's part of a set, and its bad samples. Shape of the first: [2]."""
+    """Return this rank's part of the sums over all ranks for a set, and its bad samples.
+
+    Shape of the sums: [3], the loss, the number of tokens, and the disagreement about bad samples.
+    """
     config, mesh = rank_model.config, rank_model.mesh
     loss_sum = torch.zeros((), dtype=torch.float64, device=rank_model.device)
     count = 0
@@ -101,7 +118,11 @@ def _part(rank_model: RankModel, validation_set: ValidationSet) -> tuple[torch.T
         loss_sum += _loss_sum(rank_model, config, read.microbatches)
         count += sum(one.num_label_tokens for one in read.microbatches)
         bad_samples += read.bad_samples
-    return torch.stack([loss_sum, torch.full_like(loss_sum, float(count))]), tuple(bad_samples)
+    first, num_peers = first_peer(mesh.layout, mesh.rank)
+    part = float(mesh.contributes_loss)
+    difference = disagreement(bad_samples, is_first=first == mesh.rank, num_peers=num_peers)
+    sums = [loss_sum * part, *(torch.full_like(loss_sum, value) for value in (count * part, difference))]
+    return torch.stack(sums), tuple(bad_samples)
 
 
 def _loss_sum(rank_model: RankModel, config: Config, group: Iterable[MicroBatch]) -> torch.Tensor:

@@ -165,7 +165,9 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
         else _held_out_text(config, one.resolved_name, prefixes[key], metas[key])
         for key, one in named.items()
     )
-    opened = ((key, one.path, found.digest) for (key, one), found in zip(named.items(), sets, strict=True))
+    opened = (
+        (key, one.path or one.pictures, found.digest) for (key, one), found in zip(named.items(), sets, strict=True)
+    )
     _refuse_duplicates(opened, "remove one of them")
     return sets
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,10 @@ from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.data.patches import patchify
 from megatrain.model import PatchRows, TokenContext, Transformer
+from megatrain.training.bad_samples import disagreement
 from megatrain.training.evaluation import Evaluation, combined, evaluate
 from megatrain.training.rank_model import RankModel
-from megatrain.training.training_data import open_validation
+from megatrain.training.training_data import ValidationSet, open_validation
 from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
 
 LENGTHS = (11, 5, 1, 9, 6)
@@ -209,6 +211,51 @@ def test_sets_that_cannot_be_evaluated_are_refused(tmp_path: Path) -> None:
     Path(f"{prefixes[1]}.bin").unlink()
     with pytest.raises(DataError, match=r"set-3/validation\.bin: "):
         open_validation(config)
+
+
+def bad_set(directory: Path, tokens: list[int]) -> tuple[Config, ValidationSet]:
+    """Return a set of windows of 8 tokens that leaves out those with a token beyond the vocabulary of 61."""
+    dtype = token_dtype(61)
+    with IndexedWriter(directory / "validation", dtype) as writer:
+        writer.add_document(np.ones(len(tokens), dtype=dtype))
+    config = make_config(data={"validation": str(directory / "validation")})
+    (found,) = open_validation(config)
+    with (directory / "validation.bin").open("r+b") as file:  # the disk fails after the file was opened
+        file.write(np.array(tokens, dtype=dtype).tobytes())
+    return config, replace(found, reader=replace(found.reader, replaces_bad_samples=True))
+
+
+def test_evaluation_without_usable_samples_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, found = bad_set(tmp_path, [1] * 9 + [99] * 8)
+    (part,) = evaluate(single_rank_model(config), [replace(found, num_samples=1)])
+    assert part.num_tokens == 8
+
+    config, found = bad_set(tmp_path, [99] * 17)
+    with pytest.raises(DataError, match=r"^validation set data\.validation: none of its 2 samples can be used"):
+        evaluate(single_rank_model(config), [found])
+    assert caplog.text.count("validation.bin") == 2, "each address is in the log"
+
+
+def test_evaluation_of_other_samples_than_a_peer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, found = bad_set(tmp_path, [1] * 9 + [99] * 8)
+    rank_model = single_rank_model(config)
+    (own,) = evaluate(rank_model, [found])
+    assert [one.number for one in own.bad_samples] == [1]
+    for of_peer, is_same in ((own.bad_samples, True), ((), False), ([replace(own.bad_samples[0], number=0)], False)):
+        parts = [
+            disagreement(samples, is_first=is_first, num_peers=2)
+            for samples, is_first in ((own.bad_samples, True), (of_peer, False))
+        ]
+        with monkeypatch.context() as both_ranks:
+            difference = torch.tensor([0.0, 0.0, sum(parts)], dtype=torch.float64)
+            both_ranks.setattr(type(rank_model.mesh), "sum_over_all", lambda _, sums, more=difference: sums + more)
+            if is_same:
+                assert evaluate(rank_model, [found]) == [own]
+                continue
+            with pytest.raises(
+                DataError, match=r"^validation set data\.validation: the hosts of a replica cannot use different sam"
+            ):
+                evaluate(rank_model, [found])
 
 
 def test_without_held_out_tokens_there_is_nothing_to_evaluate() -> None:
