@@ -47,7 +47,7 @@ NUM_FREE = 2
 """Blocks on unshaped links, before and after the measurement."""
 BLOCK = 2
 """Steps of one side in a turn."""
-MIN_TURNS, MAX_TURNS = 3, 6
+MIN_TURNS, MAX_TURNS = 4, 6
 MAX_ERROR = 0.01
 """Turns end when the standard error of on / off is at most this. It does not depend on how much is overlapped."""
 BURST_KB, QUEUE = 32, "50ms"
@@ -159,8 +159,9 @@ def bars_of(case: OverlapCase, row: Mapping[str, Any]) -> list[Bar]:
 
 
 def is_known(on: Sequence[float], off: Sequence[float]) -> bool:
-    """Return whether these turns are enough: at least MIN_TURNS, and the ratio on / off is known to MAX_ERROR."""
-    if len(on) < MIN_TURNS:
+    """Return whether these turns are enough: at least MIN_TURNS, as many in each order of the sides, and a standard
+    error of the ratio on / off of at most MAX_ERROR."""
+    if len(on) < MIN_TURNS or len(on) % 2:
         return False
     ratios = np.array(on) / np.array(off)
     return bool(ratios.std(ddof=1) / math.sqrt(len(ratios)) <= MAX_ERROR * ratios.mean())

@@ -92,7 +92,8 @@ def main(arguments: Sequence[str]) -> int:
     before = read_outcomes(args.against) if args.against else []
     drawn = [one.drawn for one in before] or draw(product_sources(), args.count, SEED)
     part, num_parts = args.part
-    outcomes = read_outcomes(args.results) if args.results and args.results.exists() else []
+    is_continued = args.results and args.results.exists() and not args.against
+    outcomes = read_outcomes(args.results) if is_continued else []
     for outcome in run_all(left_to_run(drawn[part - 1 :: num_parts], outcomes), _run_tests):
         outcomes.append(outcome)
         print(shown(outcome), flush=True)
@@ -232,11 +233,17 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
     for part in (tests[:NUM_FIRST], tests[NUM_FIRST:]):
         left_out: list[str] = []
         while found := _first_failure(part, tree, left_out):
-            test = found.partition(" ")[2].partition(" - ")[0]
-            if "::" not in test or not _first_failure([test], ROOT):
+            test = test_of(found)
+            if not test or not _first_failure([test], ROOT).startswith(("FAILED ", "ERROR ")):
                 return found
             left_out.append(test)
     return ""
+
+
+def test_of(failure: str) -> str:
+    """Return the test that a line of pytest's summary names; empty if it names a file."""
+    found = re.match(r"(?:FAILED|ERROR) ([^\s\[]+::[^\s\[]+(?:\[.*?\](?= - |$))?)", failure)
+    return found[1] if found else ""
 
 
 def _first_failure(tests: Sequence[str], tree: Path, left_out: Sequence[str] = ()) -> str:

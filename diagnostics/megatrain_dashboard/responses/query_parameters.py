@@ -36,8 +36,8 @@ def check_round(facts: JobFacts, round_number: int | None) -> None:
         raise not_found(f"round={round_number}: no rank reported it; there are {there}")
 
 
-def rank_list(text: str) -> tuple[int, ...] | None:
-    """Return the ranks that "0:7,16" or "0-7,16" names, both ends included; None for an empty text.
+def rank_list(text: str, most: int = _MAX_RANKS) -> tuple[int, ...] | None:
+    """Return the ranks that "0:7,16" or "0-7,16" names, both ends included, at most `most`; None for an empty text.
 
     Raises: RefusalError.
     """
@@ -49,8 +49,8 @@ def rank_list(text: str) -> tuple[int, ...] | None:
         bounds = [_number(text, first_text), _number(text, last_text) if has_colon else _number(text, first_text)]
         if bounds[0] > bounds[1]:
             raise bad_query("ranks", text, f"{part.strip()!r} ends before it begins")
-        if bounds[1] - bounds[0] + len(found) >= _MAX_RANKS:
-            raise bad_query("ranks", text, f"it names more than {_MAX_RANKS:,} ranks")
+        if bounds[1] - bounds[0] + len(found) >= most:
+            raise bad_query("ranks", text, f"it names more than {most:,} ranks")
         found.update(range(bounds[0], bounds[1] + 1))
     return tuple(sorted(found))
 

@@ -27,7 +27,7 @@ class EvictionReason(Enum):
     HANGS = ("{hang}; {times} within an hour", EvictionCause.DRIVER, True)
     FAILURES = ("{failure}; {times} within an hour", EvictionCause.DRIVER, True)
     PAIR_TESTS = ("pair tests: {findings}", EvictionCause.DRIVER, True)
-    STRAGGLER = ("{hosts}: slow because of {straggler_cause}; {balance}; {spares}", EvictionCause.VERDICT, True)
+    STRAGGLER = ("{hosts}: slow ({straggler_cause}); {balance}; {spares}", EvictionCause.VERDICT, True)
     REQUEST = ("evicted by {person}", EvictionCause.PERSON, True)
     """The reason of the cordon if the person gave none."""
 

@@ -82,14 +82,21 @@ def read_kernel_log(path: Path) -> list[bytes]:
 
 
 def xid_messages(lines: Iterable[bytes], now_s: float) -> Iterator[XidMessage]:
-    """Yield the messages of the GPU driver in lines of the kernel's log. `now_s`: the time since boot."""
+    """Yield the messages of the GPU driver in lines of the kernel's log. `now_s`: the time since boot.
+
+    A copy of the log may have messages of an earlier boot, whose times are wrong now. Those that are more than RECENT_S
+    ahead are left out. Times that are less ahead count as now, because the log's clock drifts.
+    """
     for line in lines:
         record = _LINE.match(line)
         found = _XID.search(record["text"]) if record else None
         if record is not None and found is not None:
             text = found["text"].decode(errors="replace")
-            age_s = max(0.0, now_s - int(record["since_boot_us"]) / 1e6)
-            yield XidMessage(found["gpu"].decode(errors="replace"), text, age_s, xid_of(int(found["number"]), text))
+            age_s = now_s - int(record["since_boot_us"]) / 1e6
+            if age_s < -RECENT_S:
+                continue
+            gpu = found["gpu"].decode(errors="replace")
+            yield XidMessage(gpu, text, max(0.0, age_s), xid_of(int(found["number"]), text))
 
 
 def recent_gpu_errors(path: Path) -> tuple[GpuErrorRecord, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+NOT_COMPILED = "not compiled: there was no C compiler when megatrain was installed"
+
 
 class FindingLevel(StrEnum):
     """How much a finding matters."""

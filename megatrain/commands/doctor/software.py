@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from megatrain.commands.doctor.dali_report import dali_finding
-from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
+from megatrain.commands.doctor.finding import NOT_COMPILED, DoctorFinding, FindingLevel
 from megatrain.ops.optional_backends import FoundBackend, find_apex, find_transformer_engine
 from megatrain.training.device_settings import QUEUES_VARIABLE, queues_warning
 
@@ -31,20 +31,6 @@ OPTIONAL_PACKAGES = {
     "fastapi": "only the dashboard needs it",
 }
 
-_HOST_CODE = (
-    (
-        "host copy",
-        "megatrain._host_copy",
-        "snapshots of a job on CPUs take longer; those of GPUs do not use it",
-    ),
-    (
-        "host kernels",
-        "megatrain._host_kernels",
-        "updates by AdamW and LAMB on CPUs take longer, with the same results; those on GPUs do not use them",
-    ),
-)
-"""Name, module, and the consequence if it is missing."""
-
 DIAGNOSTICS_PACKAGES = ("pyarrow", "duckdb", "prometheus_client")
 """Modules of the extra `diagnostics`."""
 
@@ -59,7 +45,7 @@ def software_findings() -> list[DoctorFinding]:
     return [
         compiler_finding(),
         nvcc_finding(sys.path),
-        *host_code_findings(importlib.util.find_spec),
+        host_copy_finding(importlib.util.find_spec),
         driver_finding(Path("/proc/driver/nvidia/version")),
         *queues_findings(os.environ),
         launcher_finding(_package_directory("megatrain_launcher")),
@@ -104,22 +90,15 @@ def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") ->
     return DoctorFinding("nvcc", f"{release[1] if release else 'unknown version'} ({path})")
 
 
-def host_code_findings(find_module: Callable[[str], object]) -> list[DoctorFinding]:
-    """Return whether the code in C for CPUs (csrc/host_copy, csrc/host_kernels) is part of this installation.
+def host_copy_finding(find_module: Callable[[str], object]) -> DoctorFinding:
+    """Return whether csrc/host_copy is part of this installation.
 
     find_module: returns None for a module that is not installed.
     """
-    return [
-        DoctorFinding(name, "compiled")
-        if find_module(module) is not None
-        else DoctorFinding(
-            name,
-            "not compiled: there was no C compiler when megatrain was installed",
-            consequence,
-            FindingLevel.ABSENT,
-        )
-        for name, module, consequence in _HOST_CODE
-    ]
+    if find_module("megatrain._host_copy") is not None:
+        return DoctorFinding("host copy", "compiled")
+    consequence = "snapshots of a job on CPUs take longer; those of GPUs do not use it"
+    return DoctorFinding("host copy", NOT_COMPILED, consequence, FindingLevel.ABSENT)
 
 
 def driver_finding(version_file: Path) -> DoctorFinding:

@@ -5,6 +5,7 @@ It is a separate program because importing torch or initialising CUDA can crash 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import Any
 
@@ -17,6 +18,7 @@ def report() -> dict[str, Any]:
     import torch.distributed as distributed
 
     from megatrain.ops.extension import load_extension, missing_capability
+    from megatrain.ops.host_kernels import step_kernel
 
     has_distributed = distributed.is_available()
     has_nccl = has_distributed and distributed.is_nccl_available()
@@ -39,6 +41,10 @@ def report() -> dict[str, Any]:
         "is_cuda_available": is_cuda_available,
         "devices": devices,
         "kernels": {"architectures": kernels.architectures, "reason": kernels.reason},
+        "host_kernels": {
+            "is_built": importlib.util.find_spec("megatrain._host_kernels") is not None,
+            "is_used": step_kernel() is not None,
+        },
         "has_gloo": has_distributed and distributed.is_gloo_available(),
         "has_nccl": has_nccl,
         "nccl_version": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
+from megatrain.commands.doctor.finding import NOT_COMPILED, DoctorFinding, FindingLevel
 from megatrain.commands.doctor.probe import run_probe
 
 MINIMUM_PYTHON = (3, 11)
@@ -54,7 +54,10 @@ def describe_torch(report: Mapping[str, Any] | None, problem: str) -> list[Docto
     """Return the findings that follow from the probe's report, or from the problem if there is no report."""
     if report is None:
         return [DoctorFinding("torch", problem, "training needs it: pip install 'torch>=2.11'", FindingLevel.FATAL)]
-    return [_version_finding(report), _gpu_finding(report), _kernels_finding(report), *_backend_findings(report)]
+    return [
+        *(_version_finding(report), _gpu_finding(report), _kernels_finding(report), _host_kernels_finding(report)),
+        *_backend_findings(report),
+    ]
 
 
 def _version_finding(report: Mapping[str, Any]) -> DoctorFinding:
@@ -96,6 +99,16 @@ def _kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     state = f"compiled for compute capability {', '.join(report['kernels']['architectures'])}"
     unfit = next((device["missing_capability"] for device in report["devices"] if device["missing_capability"]), "")
     return DoctorFinding("cuda kernels", state, unfit, level if unfit else FindingLevel.OK)
+
+
+def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
+    """Return whether csrc/host_kernels is compiled, can be loaded, and has the bits of torch."""
+    found = report["host_kernels"]
+    if found["is_used"]:
+        return DoctorFinding("host kernels", "compiled")
+    state = "compiled, but this torch rounds in another way, or the library cannot be loaded"
+    consequence = "updates by AdamW and LAMB on CPUs take longer, with the same results; those on GPUs do not use them"
+    return DoctorFinding("host kernels", state if found["is_built"] else NOT_COMPILED, consequence, FindingLevel.ABSENT)
 
 
 def _backend_findings(report: Mapping[str, Any]) -> list[DoctorFinding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,8 @@ pytestmark = pytest.mark.slow
 
 HUNG = 1
 AT_STEP = 14
-# A time that is still to come counts as now, so the error is recent whenever the evidence is taken.
-ERROR = b"4,100,900000000000000,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
-LOGS = {HOSTS[0]: b"6,99,1,-;usb 1-1: new device\n", HOSTS[HUNG]: ERROR}
+ERROR = "4,100,{since_boot_us},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+LOGS = {HOSTS[0]: "6,99,1,-;usb 1-1: new device\n", HOSTS[HUNG]: ERROR}
 # With device "cpu" no host reads the kernel's log. No GPU is visible, so "auto" is the CPU.
 CHANGES = {"runtime": {"device": "auto"}, "recovery": {"join_timeout_s": 1.0}}
 
@@ -24,7 +24,8 @@ CHANGES = {"runtime": {"device": "auto"}, "recovery": {"join_timeout_s": 1.0}}
 def test_hung_host_with_a_broken_gpu_is_cordoned(tmp_path: Path, undisturbed_losses: dict[int, float]) -> None:
     arguments = {}
     for host, log in LOGS.items():
-        (tmp_path / host).write_bytes(log)
+        since_boot_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        (tmp_path / host).write_text(log.format(since_boot_us=since_boot_us))
         arguments[host] = ("--kernel-log", str(tmp_path / host))
     with running_job(
         tmp_path, CHANGES, nnodes="1:2", orders=[(HUNG, AT_STEP, "sleep", "before forward-compute")],

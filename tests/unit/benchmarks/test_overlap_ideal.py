@@ -254,10 +254,12 @@ def test_a_row_is_measured_again_for_the_machine_only() -> None:
 
 
 def test_turns_end_when_the_ratio_is_known_whatever_it_is() -> None:
-    """The standard error of (1 + x, 1, 1 - x) is x / 1.73."""
+    """The standard error of (1 + x, 1, 1, 1 - x) is x / 2.45."""
     for ratio in (0.6, 1.0, 1.2):
-        for spread, is_enough in ((0.017, True), (0.018, False)):
-            on = [ratio * (1.0 + spread), ratio, ratio * (1.0 - spread)]
-            assert is_known(on, [1.0] * 3) == is_enough, (ratio, spread)
-            assert is_known([2.0, 3.0, 4.0], [2.0 / on[0], 3.0 / on[1], 4.0 / on[2]]) == is_enough, "turn by turn"
-        assert not is_known([ratio] * 2, [1.0] * 2), "two equal turns may be chance"
+        for spread, is_enough in ((0.024, True), (0.025, False)):
+            on = [ratio * (1.0 + spread), ratio, ratio, ratio * (1.0 - spread)]
+            assert is_known(on, [1.0] * 4) == is_enough, (ratio, spread)
+            off = [seconds / one for seconds, one in zip((2.0, 3.0, 4.0, 5.0), on, strict=True)]
+            assert is_known([2.0, 3.0, 4.0, 5.0], off) == is_enough, "turn by turn"
+        for count in (2, 3, 5):
+            assert not is_known([ratio] * count, [1.0] * count), "by chance, or not as many turns in each order"

@@ -76,19 +76,21 @@ def test_the_picture_of_ranks_contains_the_axes() -> None:
 
 
 STEPS = range(5, 25)
-FULL, SLOW, USUAL = 0, 3, 1
+FULL, SLOW_REPLICA, USUAL = 0, 3, 1
 """Ranks: of the replica with two micro-batches, the slow one, another."""
 
 
 @pytest.mark.parametrize("operation", ["forward-compute", "backward-compute"])
 def test_replica_with_more_microbatches_is_no_outlier(tmp_path: Path, operation: str) -> None:
     made = SyntheticJob(
-        Layout(dp_size=7), ranks_per_host=1, noise=0.01, num_microbatches={FULL: 2}, compute_factor={SLOW: 1.3}
+        Layout(dp_size=7), ranks_per_host=1, noise=0.01, num_microbatches={FULL: 2}, compute_factor={SLOW_REPLICA: 1.3}
     )
     totals = joined(StepTotals, [made.step(step)[0] for step in STEPS])
     client = picture_client(PictureSource(stored_events(tmp_path, made.ranks(), totals)), router)
     ask = f"operation={operation}"
-    full, slow, usual = (client.get(f"/heat/cell?{ask}&step=9&rank={rank}").json() for rank in (FULL, SLOW, USUAL))
+    full, slow, usual = (
+        client.get(f"/heat/cell?{ask}&step=9&rank={rank}").json() for rank in (FULL, SLOW_REPLICA, USUAL)
+    )
     brightest = {}
     for scale in ("absolute", "relative", "z"):
         _, arrays = unpack(client.get(f"/heat?{ask}&scale={scale}").content)
@@ -98,5 +100,5 @@ def test_replica_with_more_microbatches_is_no_outlier(tmp_path: Path, operation:
     assert full["value"] == pytest.approx(2 * usual["value"], rel=0.1)
     assert full["peers_median"] == pytest.approx(2 * usual["peers_median"], rel=0.1)
     assert (full["ratio"], slow["ratio"]) == (pytest.approx(1.0, abs=0.06), pytest.approx(1.3, abs=0.08))
-    assert brightest == {"absolute": FULL, "relative": SLOW, "z": SLOW}
-    assert [one["rank"] for one in outliers if one["num_steps"] == len(STEPS)] == [SLOW]
+    assert brightest == {"absolute": FULL, "relative": SLOW_REPLICA, "z": SLOW_REPLICA}
+    assert [one["rank"] for one in outliers if one["num_steps"] == len(STEPS)] == [SLOW_REPLICA]

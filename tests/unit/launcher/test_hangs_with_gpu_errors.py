@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -217,6 +218,10 @@ def test_error_outside_the_stuck_collective_names_no_host() -> None:
     assert any("b reported Xid 79" in sentence and "does not explain" in sentence for sentence in found.sentences)
 
 
+def since_boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
 def test_kernel_log_gives_the_errors_that_still_hold(tmp_path: Path) -> None:
     def numbers(*errors: Error) -> list[int]:
         return [error.number for error in gpu_error_records(kernel_log(errors), AT)]
@@ -228,12 +233,12 @@ def test_kernel_log_gives_the_errors_that_still_hold(tmp_path: Path) -> None:
     assert gpu_error_records(kernel_log((age(FAULT, 10.0),)), AT + 4000.0) == ()
 
     assert recent_gpu_errors(tmp_path / "kmsg") == ()
-    (tmp_path / "kmsg").write_bytes(b"".join(line + b"\n" for line in kernel_log((age(BUS, AT - 1e9),))))
+    (tmp_path / "kmsg").write_bytes(b"".join(line + b"\n" for line in kernel_log((age(BUS, AT - since_boot_s()),))))
     assert [error.number for error in recent_gpu_errors(tmp_path / "kmsg")] == [79]
 
 
 def test_large_copy_of_the_kernel_log_is_read_at_its_end(tmp_path: Path) -> None:
-    link, bus = kernel_log((age(LINK, AT - 1e9), age(BUS, AT - 1e9)))
+    link, bus = kernel_log((age(LINK, AT - since_boot_s()), age(BUS, AT - since_boot_s())))
     # the file is read in blocks of 64 KiB, and a border between two of them is in the middle of the message
     later = b"6,1,1,-;".ljust((64 << 10) - len(bus) // 2, b"x")
     with (tmp_path / "copy").open("wb") as copy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -317,6 +318,8 @@ def test_outcome_of_xid_messages() -> None:
         ([b"6,1,100,-;usb 1-1: new device", b"no record"], "passed", "no hardware error"),
         ([record(79, 9000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 1000 s ago"),
         ([record(79, 1000.0)], "passed", ""),
+        ([record(79, 13000.0)], "failed", "Xid 79 of GPU PCI:0000:3b:00 0 s ago"),
+        ([record(79, 14000.0)], "passed", ""),
         ([record(31, 9999.0), record(45, 9999.0)], "passed", ""),
         ([record(94, 9999.0)], "warning", "1 error that the GPU driver corrected"),
         ([record(48, 9990.0), record(95, 9995.0), record(31, 9999.0)], "failed", "2 hardware errors"),
@@ -330,13 +333,13 @@ def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
     one = context(tmp_path)
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
-    (tmp_path / "kmsg").write_bytes(record(79, 1e9))  # in the future: counts as now
+    (tmp_path / "kmsg").write_bytes(record(79, time.clock_gettime(time.CLOCK_MONOTONIC)))
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
 
 
 def test_checks_of_a_host_read_the_log_that_its_launch_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "copy").write_bytes(record(79, 1e9))
+    (tmp_path / "copy").write_bytes(record(79, time.clock_gettime(time.CLOCK_MONOTONIC)))
     settings = ExecutorSettings(
         config=make_config(job={"run_directory": str(tmp_path)}, runtime={"device": "cuda"}),
         etcd=EtcdSettings.of("127.0.0.1:1"), host="a", address="127.0.0.1", num_workers=1, min_hosts=1, max_hosts=1,

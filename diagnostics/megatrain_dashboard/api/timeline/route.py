@@ -188,9 +188,7 @@ def _ranks(choice: SliceChoice, roster: Roster) -> tuple[int, ...]:
     world_size = roster.layout.world_size
     if choice.rank is not None and choice.rank >= world_size:
         raise bad_query("rank", choice.rank, f"there are ranks 0 to {world_size - 1}")
-    ranks = rank_list(choice.ranks)
+    ranks = rank_list(choice.ranks, _MAX_RANKS)
     if ranks is not None and ranks[-1] >= world_size:
         raise bad_query("ranks", choice.ranks, f"there are ranks 0 to {world_size - 1}")
-    if ranks is not None and len(ranks) > _MAX_RANKS:
-        raise bad_query("ranks", choice.ranks, f"at most {_MAX_RANKS} ranks are drawn")
     return ranks or default_ranks(roster.layout, choice.rank)
