@@ -4,7 +4,8 @@ faults?
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
 tests of its module there until one fails. --results adds the outcomes to a file; mutations that have an outcome there
 are not run again, so that parts of several days end up in one file. --against takes the mutations of such a file
-instead of drawing. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
+instead of drawing. A change of the product leaves the draw of the others as it was, and outcomes follow their mutations
+to other lines. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
 mutation that was detected is no longer detected. --part selects mutations: K/N, or `today`, one of 20 parts that follow
 each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md, with all outcomes of the file.
 
@@ -15,9 +16,9 @@ An outcome without a test has a place for a verdict, which is written by hand in
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -68,6 +69,11 @@ class Drawn:
     path: str
     mutation: Mutation
 
+    @property
+    def site(self) -> tuple[str, str, str, int]:
+        """Return what a change of other lines keeps."""
+        return self.path, self.mutation.before, self.mutation.after, self.mutation.number
+
 
 @dataclass(frozen=True, slots=True)
 class MutationOutcome:
@@ -89,11 +95,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--against", type=Path)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
-    before = read_outcomes(args.against) if args.against else []
-    drawn = [one.drawn for one in before] or draw(product_sources(), args.count, SEED)
-    part, num_parts = args.part
+    mutations = all_mutations(product_sources())
+    before = found_again(read_outcomes(args.against), mutations) if args.against else []
     is_continued = args.results and args.results.exists() and not args.against
-    outcomes = read_outcomes(args.results) if is_continued else []
+    outcomes = found_again(read_outcomes(args.results), mutations) if is_continued else []
+    drawn = [one.drawn for one in before] or draw(mutations, args.count, SEED)
+    part, num_parts = args.part
     for outcome in run_all(left_to_run(drawn[part - 1 :: num_parts], outcomes), _run_tests):
         outcomes.append(outcome)
         print(shown(outcome), flush=True)
@@ -108,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
             by_package(outcomes),
             (*NOTES, *undetected),
             (),
-            settings={"drawn": len(drawn), "run": len(outcomes)},
+            settings={"drawn": len(drawn), "not run": len(left_to_run(drawn, outcomes)), "outcomes": len(outcomes)},
         ),
         is_written=args.write,
     )
@@ -133,19 +140,28 @@ def product_sources() -> dict[str, str]:
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in python_files(*PRODUCT)}
 
 
-def draw(sources: Mapping[str, str], count: int, seed: int) -> list[Drawn]:
-    """Return `count` different mutations, one of each package in turn. Equal arguments give equal mutations."""
-    chance = random.Random(seed)
+def all_mutations(sources: Mapping[str, str]) -> list[Drawn]:
+    """Return every mutation of these files."""
+    return [Drawn(path, mutation) for path in sorted(sources) for mutation in mutations_of(sources[path])]
+
+
+def draw(mutations: Sequence[Drawn], count: int, seed: int) -> list[Drawn]:
+    """Return `count` mutations, one of each package in turn, in an order that only their sites and the seed decide."""
+
+    def order(one: Drawn) -> bytes:
+        return hashlib.sha256(repr((seed, one.site)).encode()).digest()
+
     by_package: dict[str, list[Drawn]] = {}
-    for path in sorted(sources):
-        of_file = [Drawn(path, mutation) for mutation in mutations_of(sources[path])]
-        by_package.setdefault(package_of(path), []).extend(of_file)
-    packages = list(by_package.values())
-    chance.shuffle(packages)
-    for package in packages:
-        chance.shuffle(package)
-    turns = zip_longest(*packages)
+    for one in sorted(mutations, key=order):
+        by_package.setdefault(package_of(one.path), []).append(one)
+    turns = zip_longest(*(by_package[package] for package in sorted(by_package)))
     return [one for turn in turns for one in turn if one is not None][:count]
+
+
+def found_again(outcomes: Sequence[MutationOutcome], mutations: Sequence[Drawn]) -> list[MutationOutcome]:
+    """Return the outcomes whose mutations are among these, with their present lines."""
+    present = {one.site: one for one in mutations}
+    return [replace(one, drawn=present[one.drawn.site]) for one in outcomes if one.drawn.site in present]
 
 
 def package_of(path: str) -> str:
@@ -214,12 +230,14 @@ def shown(outcome: MutationOutcome) -> str:
 
 @contextmanager
 def _copies(count: int) -> Iterator[SimpleQueue[Path]]:
-    """Yield copies of the committed files."""
+    """Yield copies of the committed files, with the compiled modules."""
     with tempfile.TemporaryDirectory(prefix="megatrain-mutations-") as directory:
         free: SimpleQueue[Path] = SimpleQueue()
         for number in range(count):
             tree = Path(directory) / str(number)
             subprocess.run(["git", "clone", "--quiet", ROOT, tree], check=True)
+            for built in ROOT.glob("megatrain/_host_*.so"):
+                (tree / "megatrain" / built.name).symlink_to(built)
             free.put(tree)
         yield free
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
@@ -30,7 +31,10 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A piece of a file, and its replacement. Lines and columns count as in `ast`: columns in bytes of UTF-8."""
+    """A piece of a file, and its replacement. Lines and columns count as in `ast`: columns in bytes of UTF-8.
+
+    number: how many earlier mutations of the file have the same piece and replacement.
+    """
 
     line: int
     column: int
@@ -38,12 +42,18 @@ class Mutation:
     end_column: int
     before: str
     after: str
+    number: int = 0
 
 
 def mutations_of(source: str) -> list[Mutation]:
     """Return every mutation of a file, in the order of its lines. Docstrings, annotations and log calls have none."""
     found = [_mutation(source, node, after) for node, after in _replacements(ast.parse(source))]
-    return sorted(found, key=lambda one: (one.line, one.column, one.after))
+    counts: Counter[tuple[str, str]] = Counter()
+    numbered = []
+    for one in sorted(found, key=lambda one: (one.line, one.column, one.after)):
+        numbered.append(replace(one, number=counts[one.before, one.after]))
+        counts[one.before, one.after] += 1
+    return numbered
 
 
 def mutated(source: str, mutation: Mutation) -> str:

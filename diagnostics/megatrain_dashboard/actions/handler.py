@@ -100,7 +100,6 @@ class ActionHandler:
             raise conflict(f"action {newest.action_id} of this key was begun, but its result was not recorded")
         known = _Known((newest.kind, newest.target, newest.reason), newest.user, Future())
         known.answer.set_result(ActionAnswer.of(newest, is_dry_run=False))
-        self._known[key] = known
         return known
 
     def _carried_out(self, request: ActionRequest, caller: Caller) -> ActionAnswer:

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from megatrain.contracts.errors import CoordinationError, DataError, MegatrainError
+from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain_dashboard.responses.cache import JSON_TYPE, document_bytes
 from megatrain_dashboard.responses.document import ErrorDocument
 
@@ -154,8 +154,6 @@ def _of_megatrain(error: MegatrainError) -> RefusalError:
         return RefusalError(413, str(error))
     if isinstance(error, DataError):
         return RefusalError(404, str(error))
-    if isinstance(error, CoordinationError):
-        return unavailable(f"etcd does not answer: {error}", retry_after_s=5)
     return unavailable(str(error))
 
 

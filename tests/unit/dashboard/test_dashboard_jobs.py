@@ -185,7 +185,9 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
     piped.metrics_file.unlink()
     os.mkfifo(piped.metrics_file)
     bad = write_run(runs / "bad-incident")
-    (bad.incidents / "20270115-0009.json").write_text("{")
+    worse = write_run(runs / "bad-incidents")
+    for file in (bad.incidents / "0009.json", worse.incidents / "0009.json", worse.incidents / "0010.json"):
+        file.write_text("{")
     (runs / "notes").mkdir()
     (runs / "notes.txt").write_text("of a user\n")
     write_run(tmp_path / "elsewhere")
@@ -199,12 +201,13 @@ def test_damage_is_reported_in_its_row_and_breaks_no_other(tmp_path: Path) -> No
         "whole": "", "torn-config": "config.toml is damaged",
         "invalid": "config.toml is not valid in this version of megatrain: job.is_fast",
         "led-out": "is a symbolic link, which is not followed", "piped": "is not a regular file",
-        "bad-incident": "20270115-0009.json",
+        "bad-incident": "0009.json", "bad-incidents": " (and 1 more)",
     }  # fmt: skip
     assert set(problems) == set(reported)
     for name, text in reported.items():
         assert text in problems[name], name
         assert (problems[name] == "") is (text == "")
+    assert "more)" not in problems["bad-incident"]
 
 
 def test_a_directory_that_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,16 @@ def test_unsigned_session_is_refused() -> None:
     assert sessions.session_of(f"{name}={value}", secret, NOW_S) is not None
 
 
+def test_the_oldest_of_many_ended_sessions_are_forgotten() -> None:
+    sessions, begun = Sessions(SETTINGS), []
+    for _ in range(5000):
+        cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
+        begun.append((cookie.partition(";")[0], secret))
+        sessions.end_session(*begun[-1], NOW_S, is_secure=False)
+    found = [sessions.session_of(cookie, secret, NOW_S) is None for cookie, secret in begun]
+    assert found == [False] * 904 + [True] * 4096
+
+
 def test_foreign_cookies_do_not_hide_the_session() -> None:
     """Another server of this machine, at another port, may set any cookie."""
     sessions = Sessions(SETTINGS)

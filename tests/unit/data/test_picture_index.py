@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_index_finds_samples_that_tarfile_finds(pax: bool, tmp_path: Path) -> No
         ("s-9.tar", 2, 1), ("s-10.tar", 1, 0),
     ]  # fmt: skip
     assert ShardReader(index).bad(0, "").member == f"{long}/a.PNG"
+
+
+def test_reader_keeps_sixteen_shards_open(tmp_path: Path) -> None:
+    files = write_pictures(tmp_path, 18, 1)
+    reader = ShardReader(build_index(tmp_path))
+    num_open = len(os.listdir("/proc/self/fd"))
+    for number in (*range(18), 17, 0):
+        assert reader.read(number, LIMIT).content == files[number]
+    assert len(os.listdir("/proc/self/fd")) == num_open + 16
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == num_open
 
 
 def test_index_of_same_shards_has_the_same_digest(tmp_path: Path) -> None:

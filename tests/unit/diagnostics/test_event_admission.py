@@ -79,6 +79,13 @@ def test_ranks_beyond_their_round_are_refused() -> None:
     assert admitted(span_rows(4, rank=ranks, round_number=6), admission).stored["rank"].to_pylist() == [7, 8, 15, 16]
 
 
+def test_the_oldest_of_many_rounds_are_forgotten() -> None:
+    rounds = KnownRounds()
+    for number in range(10_002):
+        rounds.add(number, world_size=8)
+    assert list(rounds.world_sizes()) == list(range(2, 10_002))
+
+
 def test_rows_of_an_earlier_round_are_stored_but_not_judged() -> None:
     rounds = KnownRounds()
     rounds.add(5, world_size=16)
@@ -170,6 +177,15 @@ def test_replayed_spool_is_no_flood() -> None:
     assert passed is not None
     assert passed.sum() == 0
     assert limiter.let_through("host-2", ranks, 10 * SECOND_NS) is None
+
+
+def test_ranks_without_rows_for_the_longest_time_are_forgotten() -> None:
+    limiter = RowRateLimiter(rows_per_s=0, burst_rows=1)
+    assert limiter.let_through("host-1", np.arange(100_000), 0) is None
+    assert limiter.let_through("host-1", np.array([0]), 0) is not None
+    assert limiter.let_through("host-2", np.array([0]), 0) is None
+    again = [limiter.let_through("host-1", np.array([rank]), 0) for rank in (0, 2, 1)]
+    assert [passed is None for passed in again] == [False, False, True]
 
 
 @given(st.binary(max_size=600))

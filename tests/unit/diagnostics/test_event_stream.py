@@ -184,6 +184,17 @@ def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
         assert collector.statistics.counters().duplicate_batches == 3
 
 
+def test_senders_without_a_stream_for_the_longest_time_are_forgotten(tmp_path: Path) -> None:
+    with RunningCollector(tmp_path / "events", store=HeldStore()) as collector:
+        session = collector.ingest.session
+        names = [SenderName("host-1", f"life {number}") for number in range(20_000)]
+        first, second, *_ = [session(name) for name in names]
+        assert session(names[0]) is first
+        session(SenderName("host-2", "one life"))
+        assert session(names[0]) is first
+        assert session(names[1]) is not second
+
+
 @pytest.mark.slow
 def test_acknowledgement_waits_for_disk_space(tmp_path: Path) -> None:
     store = HeldStore()

@@ -17,8 +17,10 @@ from tests.mutate import (
     NUM_DAYS,
     Drawn,
     MutationOutcome,
+    all_mutations,
     by_package,
     draw,
+    found_again,
     left_to_run,
     lost_outcomes,
     package_of,
@@ -67,10 +69,23 @@ def test_mutations_cover_packages_and_follow_the_seed() -> None:
         "megatrain/a/deep/two.py": "x = 1\n",
         "launcher/megatrain_launcher/b/three.py": "x = 1\ny = 2\nz = 3\n",
     }
-    drawn = draw(sources, 4, 0)
+    mutations = all_mutations(sources)
+    drawn = draw(mutations, 4, 0)
     assert sorted(package_of(one.path) for one in drawn) == ["launcher/megatrain_launcher/b"] * 2 + ["megatrain/a"] * 2
-    assert draw(dict(reversed(sources.items())), 4, 0) == drawn
-    assert len(set(draw(sources, 100, 1))) == 6
+    assert draw(mutations[::-1], 4, 0) == drawn
+    assert len(set(draw(mutations, 100, 1))) == 6
+    assert draw(mutations, 6, 1) != draw(mutations, 6, 0)
+
+
+def test_draw_and_outcomes_follow_mutations_to_other_lines() -> None:
+    path, text = "megatrain/a/one.py", "".join(f"x{number} = {number}\n" for number in range(20)) + "y = 7\n"
+    before = draw(all_mutations({path: text}), 20, 0)
+    after = all_mutations({path: "# a comment\n" + text.replace("x5 = 5", "x5 = None")})
+    lines = [one.mutation.line + 1 for one in before if one.mutation.before != "5"]
+    assert [one.mutation.line for one in draw(after, 19, 0)][: len(lines)] == lines
+    found = found_again([MutationOutcome(one, "a test") for one in before], after)
+    assert [(one.drawn.mutation.line, one.found_by) for one in found] == [(line, "a test") for line in lines]
+    assert {one.drawn for one in found} <= set(after)
 
 
 @pytest.mark.slow
@@ -90,7 +105,7 @@ def test_each_mutation_is_alone_in_its_tree(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_mutation_that_is_no_longer_found_is_lost() -> None:
-    first, second = draw({"megatrain/a/one.py": "x = 1\ny = 2\n"}, 2, 0)
+    first, second = all_mutations({"megatrain/a/one.py": "x = 1\ny = 2\n"})
     before = [MutationOutcome(first, "a test"), MutationOutcome(second, "")]
     assert lost_outcomes(before, [MutationOutcome(first, "another test"), MutationOutcome(second, "")]) == []
     now = [MutationOutcome(first, ""), MutationOutcome(second, "a test")]
@@ -99,7 +114,7 @@ def test_mutation_that_is_no_longer_found_is_lost() -> None:
 
 
 def test_rows_count_outcomes_by_package_and_verdict(tmp_path: Path) -> None:
-    drawn = draw({"megatrain/a/one.py": "x = 1\ny = 2\n", "megatrain/ab/two.py": "x = 1\ny = 2\n"}, 4, 0)
+    drawn = all_mutations({"megatrain/a/one.py": "x = 1\ny = 2\n", "megatrain/ab/two.py": "x = 1\ny = 2\n"})
     results = tmp_path / "results.json"
     judged = zip(drawn, ("", "", "a test", ""), ("slow: a test", "gap: none", "", ""), strict=True)
     outcomes = [MutationOutcome(*one) for one in judged]
