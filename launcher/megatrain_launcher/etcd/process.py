@@ -27,6 +27,7 @@ from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.files.own_files import make_own_directory
 from megatrain.contracts.files.vanished_files import RecentRemovals, is_in_place
 from megatrain.contracts.files.whole_files import write_private
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.programs.child_process import ChildProcess
 from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
@@ -186,17 +187,16 @@ class EtcdProcess:
             return
         finally:
             self._is_up.set()
-        pause_s = _FIRST_PAUSE_S
+        pauses = growing_pauses(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while not self._closing.is_set():
             started_at = time.monotonic()
             self._watch()
             if self._closing.is_set():
                 break
             if time.monotonic() - started_at > _MAX_PAUSE_S:
-                pause_s = _FIRST_PAUSE_S
+                pauses = growing_pauses(_FIRST_PAUSE_S, _MAX_PAUSE_S)
             _logger.warning("etcd has ended (see %s); starting it again", self.log)
-            self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            self._closing.wait(next(pauses))
             # removed files are restored first: etcd would exit again without its data
             self._missing = frozenset()
             for _ in range(2):
