@@ -20,9 +20,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.files.own_files import make_own_directory
 from megatrain.contracts.files.vanished_files import RecentRemovals, is_in_place
@@ -66,7 +66,7 @@ def free_port(address: str) -> int:
         return port
 
 
-class EtcdProcess:
+class EtcdProcess(Closable):
     """A context manager that runs an etcd for clients with `credentials`: on a unix socket, or with `tls` on an IP
     `address`.
 
@@ -149,7 +149,7 @@ class EtcdProcess:
             self._lock_file = take_lock(self._directory)
             stack.callback(self._release)
             self._sockets = stack.enter_context(place_of_sockets(self._directory))
-            stack.callback(self._close)
+            stack.callback(self._end)
             self._thread.start()
             self._is_up.wait()
             if self._failure is not None:
@@ -157,9 +157,7 @@ class EtcdProcess:
             self._held = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._held.close()
 
     def _release(self) -> None:
@@ -167,7 +165,7 @@ class EtcdProcess:
         if self._lock_file is not None:
             self._lock_file.close()
 
-    def _close(self) -> None:
+    def _end(self) -> None:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
