@@ -23,7 +23,8 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import NO_SAMPLE
 from megatrain.data.loader.host_loader import HostLoader, RingLocation
 from megatrain.data.loader.plan import loader_plan
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
+from megatrain.data.step_batch import StepBatch
 from megatrain.training.training_data import open_reader, sample_stream
 from tests.helpers.processes import descendants, is_running, words_of
 from tests.helpers.training_case import make_config

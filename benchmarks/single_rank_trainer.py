@@ -11,7 +11,7 @@ from megatrain.comm import create_mesh
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.schedule import build_schedule
 from megatrain.telemetry.recorder import Recorder, open_recorder

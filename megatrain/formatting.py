@@ -83,6 +83,12 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
+def problems_text(problems: Sequence[str], most: int) -> str:
+    """Return "a; b". For more than `most` problems, return the first ones and the number of the others."""
+    more = [f"and {len(problems) - most:,} more"] if len(problems) > most else []
+    return "; ".join([*problems[:most], *more])
+
+
 def alternatives(texts: Sequence[object]) -> str:
     """Return "a, b or c"."""
     items = [str(text) for text in texts]

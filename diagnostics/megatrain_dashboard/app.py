@@ -78,7 +78,7 @@ def make_app(
 
     `handler` None: no actions are possible. `files` None: serve the installed files.
     """
-    parts = DashboardParts(source, settings, clock)
+    parts = DashboardParts(source, settings=settings, clock=clock)
     authenticator = Authenticator(settings, Attempts(settings.limits.max_wrong_tokens))
     session_id = secrets.token_hex(8)
     streams = LiveStreams(source, settings.limits, session_id, clock=clock)

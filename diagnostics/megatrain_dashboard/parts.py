@@ -20,16 +20,34 @@ from megatrain_dashboard.sources.runs.catalog import JobCatalog
 from megatrain_dashboard.sources.window import Window, bound_of, window_of
 
 
-@dataclass(frozen=True, slots=True)
-class DashboardParts:
-    """The job, the settings, the clock (unix seconds), and the caches and limits that all requests share."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The settings, the clock (unix seconds), and the caches and limits that all requests share."""
 
-    source: JobSource
     settings: DashboardSettings
     clock: Callable[[], float] = time.time
     responses: ResponseCache = field(default_factory=ResponseCache)
     heavy: HeavyQueries = field(default_factory=HeavyQueries)
     downloads: HeavyQueries = field(default_factory=downloads)
+
+    @property
+    def heavy_query(self) -> Depends:
+        """The dependency of routes that read many events (`dependencies=[...]`): few such requests run at a time."""
+        return Depends(self.heavy.slot, scope="function")
+
+    @property
+    def download(self) -> Depends:
+        """A further dependency of routes that answer with a Download: its limit counts a request until the whole
+        response is sent.
+        """
+        return Depends(self.downloads.slot, scope="request")
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardParts(_Parts):
+    """What the routers of one job share."""
+
+    source: JobSource
 
     def window(self, begin: str, end: str) -> Window:
         """Return the part of the run that `from` and `to` name. Raises: RefusalError."""
@@ -49,35 +67,15 @@ class DashboardParts:
         ended_s = [incident.moments.first_step or incident.moments.detected for incident in facts.incidents]
         return math.ceil(max([*ended_s, facts.series.newest("at") or 0.0]))
 
-    @property
-    def heavy_query(self) -> Depends:
-        """The dependency of routes that read many events (`dependencies=[...]`): few such requests run at a time."""
-        return Depends(self.heavy.slot, scope="function")
-
-    @property
-    def download(self) -> Depends:
-        """A further dependency of routes that answer with a Download: its limit counts a request until the whole
-        response is sent.
-        """
-        return Depends(self.downloads.slot, scope="request")
-
 
 @dataclass(frozen=True, slots=True)
-class JobsParts:
-    """As DashboardParts, for the routers of the list of jobs. All jobs share `heavy` and `downloads`."""
+class JobsParts(_Parts):
+    """What the routers of the list of jobs share. All jobs share `heavy` and `downloads`."""
 
     catalog: JobCatalog
-    settings: DashboardSettings
-    clock: Callable[[], float] = time.time
-    responses: ResponseCache = field(default_factory=ResponseCache)
-    heavy: HeavyQueries = field(default_factory=HeavyQueries)
-    downloads: HeavyQueries = field(default_factory=downloads)
-
-    @property
-    def heavy_query(self) -> Depends:
-        """As in DashboardParts."""
-        return Depends(self.heavy.slot, scope="function")
 
     def of_one(self, source: JobSource) -> DashboardParts:
         """Return the parts of one of the jobs."""
-        return DashboardParts(source, self.settings, self.clock, heavy=self.heavy, downloads=self.downloads)
+        return DashboardParts(
+            source, settings=self.settings, clock=self.clock, heavy=self.heavy, downloads=self.downloads
+        )

@@ -22,6 +22,7 @@ HEAD = """\
 """
 _PRIMITIVES = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 _REQUEST = "Request"
+_LINE = 120
 _API = f"{megatrain_dashboard.__name__}.api"
 
 
@@ -71,7 +72,11 @@ def interface_text(document: type[Document]) -> str:
     required = set(schema.get("required", ())) if is_request else set(schema.get("properties", {}))
     lines = [f"export interface {document.__name__} {{"]
     for name, field in schema.get("properties", {}).items():
-        lines.append(f"  {name}{'' if name in required else '?'}: {type_text(field)};")
+        member = f"{name}{'' if name in required else '?'}: {type_text(field)};"
+        if len(lines) > 1 and len(lines[-1]) + 1 + len(member) <= _LINE:
+            lines[-1] += f" {member}"
+        else:
+            lines.append(f"  {member}")
     return "\n".join([*lines, "}"])
 
 

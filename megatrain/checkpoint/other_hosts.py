@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 
 from megatrain.arena.plans import HostPlan
 from megatrain.arena.slot_layout import SealedSnapshot
-from megatrain.checkpoint.persist_policy import pauses_s
 from megatrain.checkpoint.write_marks import DoneMark, WritingMark, done_name, failed_name, read_failed
 from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME
 from megatrain.checkpoint_format.commit import Commit
 from megatrain.checkpoint_format.location import Location
 from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.formatting import names_text
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
 
 
 class OtherHosts:
@@ -78,7 +81,7 @@ class OtherHosts:
 
     def _wait(self, is_met: Callable[[], bool], awaited: Callable[[], str]) -> None:
         deadline = time.monotonic() + self._plan.commit_timeout_s
-        for pause_s in pauses_s():
+        for pause_s in growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
             if is_met():
                 return
             newer = WritingMark.read(self._directory)

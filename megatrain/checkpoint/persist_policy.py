@@ -6,7 +6,7 @@ become due, or for which no process waits any more, is given up, because its slo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from megatrain.arena.plans import HostPlan
@@ -14,9 +14,6 @@ from megatrain.arena.sealed import SealedSlot
 from megatrain.arena.slot_layout import Persist, SealedSnapshot
 from megatrain.checkpoint.write_marks import WritingMark
 from megatrain.formatting import ranks_text
-
-_FIRST_PAUSE_S = 0.02
-_LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +97,6 @@ def is_abandoned(mark: WritingMark | None, plan: HostPlan, now_unix_s: float) ->
     if mark is None or mark.round == plan.round:
         return True
     return mark.round < plan.round and now_unix_s - mark.started_unix_s > 2 * plan.commit_timeout_s
-
-
-def pauses_s() -> Iterator[float]:
-    """Yield the pauses between polls of the storage, each longer than the one before."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _pending(slots: Sequence[SealedSlot]) -> dict[SealedSnapshot, list[SealedSlot]]:

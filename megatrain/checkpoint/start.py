@@ -41,6 +41,7 @@ from megatrain.config.checkpoint import CheckpointConfig
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.sample_ranges import SampleRanges
+from megatrain.formatting import problems_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def _checked_manifest(location: Location, candidate: StorageCandidate, job: str)
     problem = commit_problem(location)
     problems = [problem] if problem is not None else wrong_files(location, manifest)
     if problems:
-        raise CheckpointError("; ".join(problems[:5]))
+        raise CheckpointError(problems_text(problems, 5))
     return manifest
 
 

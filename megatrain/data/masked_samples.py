@@ -16,7 +16,7 @@ from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.data.bad_tokens import BadSample
 from megatrain.data.microbatch import MicroBatch
 from megatrain.data.patches import Patches
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 
 
 def without_samples(batch: StepBatch, numbers: Collection[int]) -> StepBatch:
@@ -40,9 +40,6 @@ def without_samples(batch: StepBatch, numbers: Collection[int]) -> StepBatch:
     return replace(
         batch,
         microbatches=microbatches,
-        num_label_tokens=sum(micro.num_label_tokens for micro in microbatches),
-        squared_lengths=sum(micro.squared_lengths for micro in microbatches),
-        num_documents=sum(micro.num_documents for micro in microbatches),
         sources=None if batch.sources is None else replace(batch.sources, num_labels_MB=num_labels_MB),
         bad_samples=(*batch.bad_samples, *found),
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from megatrain.contracts.closable import Closable
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.readahead import Readahead
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.programs.thread_limits import thread_error
 
 _logger = logging.getLogger(__name__)

@@ -26,60 +26,15 @@ from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.bad_tokens import BadSample, BadSampleError
 from megatrain.data.balance import balanced_order
 from megatrain.data.cache_use import CacheUse
-from megatrain.data.loader_report import LoaderReport
 from megatrain.data.microbatch import MicroBatch, OnBad, TokenWindow, assemble
 from megatrain.data.mixture import Mixture
 from megatrain.data.patches import pictures_of
 from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.remote_file import RemoteBlock
 from megatrain.data.sample_sources import SampleSources
+from megatrain.data.step_batch import StepBatch
 from megatrain.data.token_stream import SamplePieces, SourceOrder
 from megatrain.data.training_source import TrainingSource
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepBatch:
-    """One rank's micro-batches of a step.
-
-    `num_label_tokens`, `squared_lengths` and `num_documents` are sums over the micro-batches. `sources`: the source of
-    each sample; None for a run with one source. `bad_samples`: the samples that are replaced by ones without labels.
-    `loader`: of the data loader of the host; None if this rank has read the batch. `producers`: what each producer of
-    pictures did for this batch, where it was read. `cache_use`: of the process that read it, up to then; None if no
-    tokens are in object storage, or another rank of the host reports it. `num_pictures`: of the samples of all ranks.
-    """
-
-    cursor: int
-    global_batch_size: int
-    microbatches: list[MicroBatch]
-    num_label_tokens: int
-    squared_lengths: int = 0
-    num_documents: int = 0
-    sources: SampleSources | None = None
-    bad_samples: tuple[BadSample, ...] = ()
-    loader: LoaderReport | None = None
-    producers: ProducerWorks = ()
-    cache_use: CacheUse | None = None
-    num_pictures: int = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the tokens, labels, documents and patches."""
-        return sum(
-            array.nbytes
-            for one in self.microbatches
-            for array in (one.tokens_SB, one.labels_SB, one.document_SB, one.patches_PKC)
-            if array is not None
-        )
-
-    @property
-    def seq_len(self) -> int:
-        """The tokens of a sample, the same for all samples of the step."""
-        return len(self.microbatches[0].tokens_SB)
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens of the step, over all ranks."""
-        return self.global_batch_size * self.seq_len
 
 
 class ReadSlots(NamedTuple):
@@ -150,9 +105,6 @@ class BatchReader:
             plan.cursor,
             plan.global_batch_size,
             microbatches,
-            sum(one.num_label_tokens for one in microbatches),
-            sum(one.squared_lengths for one in microbatches),
-            sum(one.num_documents for one in microbatches),
             self._sample_sources(sources_N, microbatches),
             bad_samples,
             producers=producers,

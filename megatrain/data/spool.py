@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.files.whole_files import write_private
 from megatrain.data.blocks import DocumentBlock
 from megatrain.data.corpus import START, CorpusPosition
@@ -41,8 +41,8 @@ class SpoolProgress:
     is_complete: bool = False
 
 
-class TokenSpool:
-    """The spool in `directory`, which continues that of a killed build. The end of the context closes its files."""
+class TokenSpool(Closable):
+    """The spool in `directory`, which continues that of a killed build."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -51,10 +51,7 @@ class TokenSpool:
         self._tokens = _opened_at(directory / _TOKENS, self.progress.token_bytes)
         self._documents = _opened_at(directory / _DOCUMENTS, self.progress.documents * DOCUMENT_DTYPE.itemsize)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self._tokens.close()
         self._documents.close()
 

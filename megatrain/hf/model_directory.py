@@ -17,6 +17,7 @@ from torch import Tensor
 from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_NAME
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.errors import CheckpointError
+from megatrain.formatting import problems_text
 from megatrain.hf.config_json import read_object
 from megatrain.hf.families import read_config, section_of
 from megatrain.hf.family import HEAD_NAME, Family
@@ -94,8 +95,7 @@ def open_model(directory: Path) -> HfModel:
     tensors = tuple(family.tensors(model))
     problems = [*_problems(tensors, stored), *_unknown(tensors, stored, model)]
     if problems:
-        more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
-        raise CheckpointError(f"{directory} does not fit its config.json: {'; '.join(problems[:_MAX_PROBLEMS])}{more}")
+        raise CheckpointError(f"{directory} does not fit its config.json: {problems_text(problems, _MAX_PROBLEMS)}")
     made_of: dict[str, tuple[HfTensor, ...]] = defaultdict(tuple)
     for tensor in tensors:
         made_of[tensor.parameter] += (tensor,)

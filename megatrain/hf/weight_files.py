@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CheckpointError, SaveError
 from megatrain.hf.config_json import read_object
 
@@ -67,7 +68,7 @@ def find_tensors(directory: Path) -> dict[str, StoredWeight]:
     return {tensor: headers[file][tensor] for tensor, file in file_of.items()}
 
 
-class WeightFiles:
+class WeightFiles(Closable):
     """Reads tensors from memory-mapped files. Only the two files that were used last stay open.
 
     A parameter may be made of tensors in two files. All files together may be larger than the memory.
@@ -76,10 +77,7 @@ class WeightFiles:
     def __init__(self) -> None:
         self._open: OrderedDict[Path, tuple[ExitStack, Any]] = OrderedDict()
 
-    def __enter__(self) -> WeightFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         while self._open:
             self._close_oldest()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from megatrain.contracts.exit_codes import end_text
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.restart_limit import NOT_STARTED, RepeatedFailures
 
@@ -46,14 +47,14 @@ class Supervisor:
 
         While the program exits soon after its start, the pause before a restart grows up to a minute.
         """
-        pause_s, failures = _FIRST_PAUSE_S, RepeatedFailures()
+        pauses, failures = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), RepeatedFailures()
         while not closed.is_set():
             began = time.monotonic()
             code, ended = self._run_once(closed)
             if closed.is_set():
                 return
             if time.monotonic() - began > _LONGEST_PAUSE_S:
-                pause_s = _FIRST_PAUSE_S
+                pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 failures.forget()
             line = last_line(self._log)
             is_last = failures.count(code, f"{ended}: {line}")
@@ -67,9 +68,9 @@ class Supervisor:
                 self._report(f"{summary}{shown}; it is not started again: fix the cause, then launch the job again;"
                              f" see {self._log}")  # fmt: skip
                 return
+            pause_s = next(pauses)
             self._report(f"{summary}{shown}; it is started again in {pause_s:.0f} s; see {self._log}")
             closed.wait(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
 
     def _run_once(self, closed: threading.Event) -> tuple[int, str]:
         """Run the program until it exits or `closed` is set; return its exit code and a text about its exit."""

@@ -22,7 +22,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
 from megatrain.data.bad_tokens import BadSample
 from megatrain.data.masked_samples import without_samples
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.ops.to_device import to_device
 from megatrain.training.step import ReplacedSamples, StepOutcome
 

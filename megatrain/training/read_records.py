@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.data.producer_work import ProducerWorks, summed, waited_ns
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.telemetry.recorder import Recorder
 
 

@@ -19,8 +19,9 @@ from megatrain.contracts.sample_ranges import SampleRanges, position_after
 from megatrain.data.epochs import check_epochs, source_uses, uses_text
 from megatrain.data.loader.host_loader import HostLoader
 from megatrain.data.prefetch import Prefetcher
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
 from megatrain.data.sample_costs import sample_cost
+from megatrain.data.step_batch import StepBatch
 from megatrain.formatting import bytes_text
 from megatrain.optim import learning_rate
 from megatrain.reporting import Reporter

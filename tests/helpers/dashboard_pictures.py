@@ -90,5 +90,5 @@ def picture_client(
     downloads = HeavyQueries(num_running=num_downloads, num_waiting=0)
     app = FastAPI(dependencies=[Depends(check_query)])
     add_error_responses(app)
-    app.include_router(router(DashboardParts(source, DashboardSettings(), downloads=downloads)))  # type: ignore[arg-type]
+    app.include_router(router(DashboardParts(source, settings=DashboardSettings(), downloads=downloads)))  # type: ignore[arg-type]
     return TestClient(app)

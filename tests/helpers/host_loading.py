@@ -22,8 +22,9 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
 from megatrain.data.microbatch import MicroBatch
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, path_or_url
+from megatrain.data.step_batch import StepBatch
 from tests.helpers.one_source import reader_of_one, stream_of_one
 from tests.helpers.tiny_data import write_corpus
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from megatrain.config.config import Config
 from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.training.rank_model import RankModel
 
 FIRST_TOKEN = {"web": 0, "code": 45}

@@ -157,13 +157,7 @@ def cut_documents(batch: Any, count: int) -> Any:
             micro, document_SB=document_SB, squared_lengths=squared_lengths, num_documents=num_samples * count
         )
 
-    microbatches = [cut(micro) for micro in batch.microbatches]
-    return replace(
-        batch,
-        microbatches=microbatches,
-        squared_lengths=sum(one.squared_lengths for one in microbatches),
-        num_documents=sum(one.num_documents for one in microbatches),
-    )
+    return replace(batch, microbatches=[cut(micro) for micro in batch.microbatches])
 
 
 def main() -> int:

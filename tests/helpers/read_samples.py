@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatrain.contracts.step_plan import Dealing, StepPlan
-from megatrain.data.reader import BatchReader, ReadSlots, StepBatch
+from megatrain.data.reader import BatchReader, ReadSlots
+from megatrain.data.step_batch import StepBatch
 
 
 def read(reader: BatchReader, cursor: int, size: int, num_replicas: int = 1) -> list[StepBatch]:

@@ -35,7 +35,8 @@ from megatrain.contracts.records.rounds import Rollback
 from megatrain.contracts.step_plan import NO_SAMPLE, StepPlan
 from megatrain.data.dataset import open_dataset
 from megatrain.data.order import SampleOrder
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
+from megatrain.data.step_batch import StepBatch
 from megatrain.data.token_stream import SamplePieces
 from megatrain.ops.main_grad import Addition, MainGrad, main_grad_of, set_main_grad
 from megatrain.reporting import EvaluationReport, StepReport

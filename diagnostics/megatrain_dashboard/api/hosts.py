@@ -14,6 +14,7 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.host_records import CheckReport
 from megatrain.contracts.records.incident import Incident
+from megatrain.contracts.records.rounds import RoundHost
 from megatrain.formatting import names_text
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import document_response
@@ -123,7 +124,7 @@ def hosts_document(given: HostInputs) -> HostsDocument:
     judged = given.judged
     thresholds = None if judged is None else thresholds_document(judged.thresholds)
     if given.snapshot is not None:
-        live = tuple(_live(view, given) for view in host_views(given.snapshot))
+        live = tuple(_document(view, given) for view in host_views(given.snapshot))
         return HostsDocument(hosts=live, thresholds=thresholds)
     shown = _by_first_rank(given.roster)
     gone = sorted(given.last_rounds.keys() - {host for host, _ in shown}, key=natural_order)
@@ -171,10 +172,9 @@ def _by_first_rank(roster: Roster | None) -> list[tuple[str, list[int]]]:
     return sorted(ranks_of.items(), key=lambda item: (item[1][0], natural_order(item[0])))
 
 
-def _live(view: HostView, given: HostInputs) -> HostDocument:
+def _document(view: HostView, given: HostInputs) -> HostDocument:
     record, status, part, cordon = view.record, view.status, view.part, view.cordon
     offset = given.clocks.get(view.host)
-    state = given.state
     return HostDocument.of(
         view,
         address="" if record is None else record.address,
@@ -192,35 +192,14 @@ def _live(view: HostView, given: HostInputs) -> HostDocument:
         cordon_reason="" if cordon is None else cordon.reason,
         cordon_by="" if cordon is None else cordon.by,
         cordon_unix_s=None if cordon is None else cordon.created_unix_s,
-        is_connected=None if state is None else view.host in state.connected_hosts,
+        is_connected=view.host in given.state.connected_hosts if given.state and given.snapshot else None,
     )
 
 
 def _recorded(host: str, ranks: list[int], given: HostInputs) -> HostDocument:
-    offset = given.clocks.get(host)
-    return HostDocument(
-        host=host,
-        state=_RECORDED,
-        is_in_order=True,
-        is_driver=False,
-        remark="" if ranks else f"last in round {given.last_rounds[host]}",
-        address="",
-        hardware="",
-        labels={},
-        first_rank=ranks[0] if ranks else None,
-        num_workers=len(ranks) if ranks else None,
-        step=None,
-        median_step_s=None,
-        last_step_unix_s=None,
-        joined_unix_s=None,
-        straggler_score=given.score_of(host),
-        clock_offset_s=None if offset is None else offset[0],
-        clock_error_s=None if offset is None else offset[1],
-        cordon_reason="",
-        cordon_by="",
-        cordon_unix_s=None,
-        is_connected=None,
-    )
+    part = RoundHost(host, "", "", ranks[0], len(ranks)) if ranks else None
+    found = _document(HostView(host, _RECORDED, part), given)
+    return found if ranks else found.model_copy(update={"remark": f"last in round {given.last_rounds[host]}"})
 
 
 def router(parts: DashboardParts) -> APIRouter:

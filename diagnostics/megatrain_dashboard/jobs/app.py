@@ -74,7 +74,7 @@ def make_jobs_app(
     clock: Callable[[], float] = time.time,
 ) -> JobsDashboard:
     """Return the application that shows the jobs of a catalog. `files`: as in `make_app`."""
-    parts = JobsParts(catalog, settings, clock)
+    parts = JobsParts(catalog, settings=settings, clock=clock)
     authenticator = Authenticator(settings, Attempts(settings.limits.max_wrong_tokens))
     streams = LiveStreams(catalog, settings.limits, secrets.token_hex(8), clock=clock)
     open_jobs = OpenJobs(parts)

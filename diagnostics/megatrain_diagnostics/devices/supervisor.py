@@ -21,6 +21,7 @@ from contextlib import suppress
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.exit_codes import end_text
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.contracts.records.record import decode
 from megatrain.programs.child_process import ChildProcess
 from megatrain.programs.restart_limit import NOT_STARTED, RepeatedFailures
@@ -83,22 +84,21 @@ class DeviceSupervisor:
         self._thread.join(2 * _POLL_S + 1.0)
 
     def _run(self) -> None:
-        pause_s, failures = self._pause_s, RepeatedFailures()
+        pauses, failures = growing_pauses(self._pause_s, _LONGEST_PAUSE_S), RepeatedFailures()
         while not self._closed.is_set():
             began = time.monotonic()
             why, code = self._live()
             if self._closed.is_set():
                 return
             if time.monotonic() - began > _LONGEST_PAUSE_S:
-                pause_s = self._pause_s
+                pauses = growing_pauses(self._pause_s, _LONGEST_PAUSE_S)
                 failures.forget()
             if failures.count(code, why):
                 times = f"{why} {failures.number} times"
                 self._warn(f"{times}, and is not started again: fix the cause, then launch the job again")
                 return
             self._warn(why)
-            self._closed.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._closed.wait(next(pauses))
 
     def _live(self) -> tuple[str, int]:
         """Run the program until it exits, is silent or `close` is called; return why, and its exit code (0: killed)."""

@@ -19,7 +19,7 @@ from megatrain.contracts.files.bounded_files import read_below, read_bounded
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
 from megatrain.contracts.records.record import decode
-from megatrain.formatting import names_text
+from megatrain.formatting import names_text, problems_text
 from megatrain.programs.processes import process_state
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
@@ -73,7 +73,7 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
             problems.append(str(error))
     boxes.sort(key=lambda box: box.cursor)  # of a box and its copy, the one with more records is used: it comes last
     if not boxes:
-        raise DataError("; ".join([f"{directory}: no black box that can be read", *problems[:3]]))
+        raise DataError(problems_text([f"{directory}: no black box that can be read", *problems], 4))
     newest = max(boxes, key=lambda box: (box.clock.unix_ns, box.identity.round))
     job = newest.identity.job
     others = sorted({box.identity.job for box in boxes} - {job})
@@ -158,7 +158,7 @@ def read_dumps(directory: Path) -> tuple[tuple[FlightDump, ...], tuple[str, ...]
         except DataError as error:
             problems.append(str(error))
     if not dumps:
-        raise DataError("; ".join([f"{directory}: no Flight Recorder dump that can be read", *problems[:3]]))
+        raise DataError(problems_text([f"{directory}: no Flight Recorder dump that can be read", *problems], 4))
     return tuple(dumps[rank] for rank in sorted(dumps)), tuple(problems)
 
 

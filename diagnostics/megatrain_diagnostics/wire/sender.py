@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from megatrain.contracts.closable import Closable
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.contracts.records.diag_records import DaemonRecord
 from megatrain_diagnostics.events.tables import Clocks, TableType, from_columns, num_rows, select
 from megatrain_diagnostics.wire.authentication import SenderName
@@ -142,7 +143,7 @@ class Sender(Closable):
         return is_empty
 
     def _run(self) -> None:
-        num_failures = 0
+        pauses = growing_pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
         while not self._closed.is_set():
             record = self._finder.find()
             if record is None:
@@ -150,15 +151,13 @@ class Sender(Closable):
                 continue
             try:
                 self._stream_to(record)
-                num_failures = 0
+                pauses = growing_pauses(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
             except CONNECTION_ERRORS as error:
-                num_failures += 1
                 self._set_problem(f"daemon at {record.address}:{record.port}: {error}")
-            self._rest(record, num_failures)
+            self._rest(record, next(pauses) * random.uniform(0.5, 1.0))
 
-    def _rest(self, record: DaemonRecord, num_failures: int) -> None:
-        """Wait before the next try, or until there is another daemon."""
-        pause_s = min(_SHORTEST_PAUSE_S * 2 ** min(num_failures, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+    def _rest(self, record: DaemonRecord, pause_s: float) -> None:
+        """Wait for `pause_s`, or until there is another daemon."""
         deadline = time.monotonic() + pause_s
         while not self._closed.is_set() and (left_s := deadline - time.monotonic()) > 0:
             self._finder.wait(min(left_s, _SHORT_WAIT_S))

@@ -12,7 +12,6 @@ import logging
 import math
 import random
 import re
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.json_stream import JsonStream
 from megatrain_job.coordination.log_in import LogIn
 from megatrain_job.coordination.settings import Endpoint, EtcdSettings
-from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection
+from megatrain_job.coordination.transport import Deadline, EndpointRing, EtcdConnection, failure_text
 
 Answer = TypeVar("Answer")
 _logger = logging.getLogger(__name__)
@@ -162,9 +161,9 @@ class Gateway:
                 raise
         except (OSError, InvalidResponseError) as error:
             # a malformed answer to one watch does not show that the other streams are broken
-            self.record_failure(endpoint, _reason(error), is_alive=isinstance(error, InvalidResponseError))
+            self.record_failure(endpoint, failure_text(error), is_alive=isinstance(error, InvalidResponseError))
             raise CoordinationError(
-                f"{what}: no answer from {endpoint}: {_reason(error)}", endpoints=(str(endpoint),)
+                f"{what}: no answer from {endpoint}: {failure_text(error)}", endpoints=(str(endpoint),)
             ) from error
         except AttemptError as error:
             raise CoordinationError(
@@ -248,7 +247,7 @@ class Gateway:
             is_reusable = not exchange.is_last
             return without_envelope(read_response(exchange.status, content))
         except (OSError, InvalidResponseError) as error:
-            reason = _reason(error)
+            reason = failure_text(error)
             # a short timeout does not show that the member and its streams are frozen
             is_proof = not isinstance(error, TimeoutError) or deadline.seconds >= self._slow_after_s
             self.record_failure(endpoint, reason, is_alive=not is_proof)
@@ -293,12 +292,3 @@ class Gateway:
 
 def _encode(body: JsonObject) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("ascii")
-
-
-def _reason(error: Exception) -> str:
-    """Return why a try failed, in a short text, because one message may contain the reasons of three endpoints."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    if isinstance(error, TimeoutError):
-        return str(error) if str(error) not in ("", "timed out") else "no answer in time"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.pauses import growing_pauses
 
 _logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
@@ -46,13 +47,15 @@ class RestartingThread:
         self._thread.join(timeout_s)
 
     def _run_until_closed(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 return self._run()
             except Exception as error:  # the failure is reported, because it interrupts the work
                 earlier_problem = self.problem
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if earlier_problem else _FIRST_PAUSE_S
+                if not earlier_problem:
+                    pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+                pause_s = next(pauses)
                 self._problem = f"{self._name} failed: {_reason(error)}"
                 self._well_at = time.monotonic() + pause_s + _WELL_S
                 if self._problem != earlier_problem:  # log it once: the same failure may repeat for hours

@@ -195,3 +195,12 @@ def _connect_socket(path: str, deadline: Deadline) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def failure_text(error: Exception) -> str:
+    """Return why a try failed, in a short text, because one message may contain the reasons of three endpoints."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return str(error) if str(error) not in ("", "timed out") else "no answer in time"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -11,9 +11,9 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.files.whole_files import temporary_name
 from megatrain.contracts.records.host_verdict import AuditEntry
 from megatrain.contracts.records.incident import Incident
@@ -25,7 +25,7 @@ _SLOW_S = 10.0
 _END_S = 5.0
 
 
-class IncidentFiles:
+class IncidentFiles(Closable):
     """A context manager that writes <directory>/<incident id>.json, and the audit. `problem` reports disk errors."""
 
     def __init__(self, directory: Path | None) -> None:
@@ -47,9 +47,7 @@ class IncidentFiles:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

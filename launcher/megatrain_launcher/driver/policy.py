@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, Self
 
 from megatrain.config.config import Config
+from megatrain.config.recovery import RecoveryConfig
 from megatrain.fencing.fence import FenceRule
 
 WAIT_FOR_MORE_S = 2.0
@@ -27,8 +28,8 @@ REQUEST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """The driver's limits.
+class Policy(RecoveryConfig):
+    """The driver's limits: those of [recovery], and others.
 
     `feasible_counts`: numbers of hosts, min_hosts to max_hosts, for which a layout exists, each with its slots: the
     micro-batches that the fullest pipeline computes one after another in a step (ADR 0075), as the mean over the steps
@@ -39,26 +40,11 @@ class Policy:
     max_hosts: int
     num_workers: int
     feasible_counts: Mapping[int, float]
-    lease_ttl_s: float = 10.0
-    status_interval_s: float = 5.0
-    hang_floor_s: float = 5.0
-    restarts_per_hour: int = 20
-    restarts_without_progress: int = 3
-    network_failures: int = 2
-    network_window_s: float = 300.0
-    hangs_per_hour: int = 2
-    host_failures_per_hour: int = 3
-    stop_timeout_s: float = 10.0
     save_grace_s: float = 60.0
-    join_timeout_s: float = 600.0
     shrink_after_s: float = 600.0
     """The time to wait for a missing host after a round broke, before the job continues with fewer hosts and slower."""
-    max_vanished_fraction: float = 0.3
-    has_health_checks: bool = True
     has_pair_checks: bool = False
     """Whether hosts run timed all-reduces in pairs before the first round, and after a failure that names no host."""
-    pair_timeout_s: float = 60.0
-    max_slowdown: float = 1.5
     train_steps: int = 1_000_000
     max_skipped_steps: int = 5
     eviction: Literal["automatic", "approval", "dry-run"] = "automatic"
@@ -80,29 +66,15 @@ class Policy:
     ) -> Self:
         """Take the limits from a job's configuration."""
         recovery, diagnostics = config.recovery, config.diagnostics
+        limits = asdict(recovery) | {"has_pair_checks": recovery.has_health_checks and recovery.has_pair_checks}
         return cls(
+            **limits,
             min_hosts=min_hosts,
             max_hosts=max_hosts,
             num_workers=num_workers,
             feasible_counts=feasible_counts,
-            lease_ttl_s=recovery.lease_ttl_s,
-            status_interval_s=recovery.status_interval_s,
-            hang_floor_s=recovery.hang_floor_s,
-            restarts_per_hour=recovery.restarts_per_hour,
-            restarts_without_progress=recovery.restarts_without_progress,
-            network_failures=recovery.network_failures,
-            network_window_s=recovery.network_window_s,
-            hangs_per_hour=recovery.hangs_per_hour,
-            host_failures_per_hour=recovery.host_failures_per_hour,
-            stop_timeout_s=recovery.stop_timeout_s,
             save_grace_s=config.runtime.save_grace_s,
-            join_timeout_s=recovery.join_timeout_s,
             shrink_after_s=recovery.join_timeout_s,
-            max_vanished_fraction=recovery.max_vanished_fraction,
-            has_health_checks=recovery.has_health_checks,
-            has_pair_checks=recovery.has_health_checks and recovery.has_pair_checks,
-            pair_timeout_s=recovery.pair_timeout_s,
-            max_slowdown=recovery.max_slowdown,
             train_steps=config.train.steps,
             max_skipped_steps=config.train.max_skipped_steps,
             eviction=diagnostics.eviction,

@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.resume_point import resume_point
 from megatrain.config.config import Config
+from megatrain.contracts.closable import Closable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.restarting_thread import RestartingThread
 
@@ -30,7 +30,7 @@ def local_checkpoints(config: Config, run: RunDirectory) -> Path | None:
     return None if "://" in location else Path(location).absolute()
 
 
-class ResumePointWatch:
+class ResumePointWatch(Closable):
     """A context manager that checks inside its block, while `is_driving` returns True."""
 
     def __init__(
@@ -56,9 +56,7 @@ class ResumePointWatch:
             self._thread = RestartingThread("checkpoint watch", lambda: self._run(location), self._closed)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._closed.set()  # no join: unresponsive storage must not delay the exit
 
     def _run(self, checkpoints: LocalLocation) -> None:

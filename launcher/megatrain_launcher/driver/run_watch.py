@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from megatrain.config.config import Config
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.files.vanished_files import RecentRemovals, WatchedPath
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.restarting_thread import RestartingThread
@@ -49,7 +49,7 @@ class _Watched:
     """The reason why the directory cannot be created again; empty if it can."""
 
 
-class RunWatch:
+class RunWatch(Closable):
     """A context manager that checks inside its block. Calls `on_lost` with each lost directory after creating it again.
 
     Runs on every driver candidate, so that the next driver can also report earlier removals; only the driver logs them.
@@ -79,9 +79,7 @@ class RunWatch:
         self._thread = RestartingThread("run watch", self._run, self._closed)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._closed.set()  # no join: unresponsive storage must not delay the exit
 
     def _run(self) -> None:

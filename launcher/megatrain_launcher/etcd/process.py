@@ -20,13 +20,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.files.own_files import make_own_directory
 from megatrain.contracts.files.vanished_files import RecentRemovals, is_in_place
 from megatrain.contracts.files.whole_files import write_private
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.programs.child_process import ChildProcess
 from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
@@ -65,7 +66,7 @@ def free_port(address: str) -> int:
         return port
 
 
-class EtcdProcess:
+class EtcdProcess(Closable):
     """A context manager that runs an etcd for clients with `credentials`: on a unix socket, or with `tls` on an IP
     `address`.
 
@@ -148,7 +149,7 @@ class EtcdProcess:
             self._lock_file = take_lock(self._directory)
             stack.callback(self._release)
             self._sockets = stack.enter_context(place_of_sockets(self._directory))
-            stack.callback(self._close)
+            stack.callback(self._end)
             self._thread.start()
             self._is_up.wait()
             if self._failure is not None:
@@ -156,9 +157,7 @@ class EtcdProcess:
             self._held = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._held.close()
 
     def _release(self) -> None:
@@ -166,7 +165,7 @@ class EtcdProcess:
         if self._lock_file is not None:
             self._lock_file.close()
 
-    def _close(self) -> None:
+    def _end(self) -> None:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -186,17 +185,16 @@ class EtcdProcess:
             return
         finally:
             self._is_up.set()
-        pause_s = _FIRST_PAUSE_S
+        pauses = growing_pauses(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while not self._closing.is_set():
             started_at = time.monotonic()
             self._watch()
             if self._closing.is_set():
                 break
             if time.monotonic() - started_at > _MAX_PAUSE_S:
-                pause_s = _FIRST_PAUSE_S
+                pauses = growing_pauses(_FIRST_PAUSE_S, _MAX_PAUSE_S)
             _logger.warning("etcd has ended (see %s); starting it again", self.log)
-            self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            self._closing.wait(next(pauses))
             # removed files are restored first: etcd would exit again without its data
             self._missing = frozenset()
             for _ in range(2):

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.exit_codes import end_text
 from megatrain.programs.child_process import ChildProcess
 from megatrain_launcher.hosts.adapter import HostFacts
@@ -36,7 +36,7 @@ class LocalPlatform:
         return ""
 
 
-class LocalHosts:
+class LocalHosts(Closable):
     """Context manager that runs executors host-1 to host-N on this machine; none is left when the context ends.
 
     `arguments`: the arguments of `megatrain launch` for each executor, without --host-id. A killed executor is not
@@ -73,9 +73,7 @@ class LocalHosts:
             self._held = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._held.close()
 
     def stop(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 _BY_DRIVER = "driver"
 
 
-class CordonWatch:
+class CordonWatch(Closable):
     """A context manager that passes cordons on inside its block."""
 
     def __init__(self, client: EtcdClient, keys: JobKeys, host: str, platform: HostAdapter) -> None:
@@ -46,9 +46,7 @@ class CordonWatch:
         self._follower = Follower(self._client, self._range, self._take)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._follower is not None:
             self._follower.close()
 

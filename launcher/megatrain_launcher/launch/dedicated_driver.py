@@ -13,6 +13,7 @@ from pathlib import Path
 
 from megatrain.config.config import Config
 from megatrain.config.serialize import config_of_values
+from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
@@ -36,8 +37,8 @@ from megatrain_launcher.notify.notifier import notifier_of
 _POLL_S = 0.5
 
 
-class RenewedLease:
-    """The lease of a candidate. A lost lease is replaced by a new one; the context revokes the lease at its end."""
+class RenewedLease(Closable):
+    """The lease of a candidate. A lost lease is replaced by a new one; `close` revokes the lease."""
 
     def __init__(self, client: EtcdClient, ttl_s: int, period_s: float) -> None:
         self._client = client
@@ -45,10 +46,7 @@ class RenewedLease:
         self._period_s = period_s
         self._keeper = self._take()
 
-    def __enter__(self) -> RenewedLease:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._keeper.close()
 
     def __call__(self) -> LeaseKeeper:

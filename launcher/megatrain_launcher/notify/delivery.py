@@ -15,7 +15,7 @@ from megatrain.formatting import printable, short
 from megatrain_job.coordination.errors import InvalidResponseError
 from megatrain_job.coordination.http_exchange import HttpExchange
 from megatrain_job.coordination.settings import Endpoint
-from megatrain_job.coordination.transport import Deadline, EtcdConnection
+from megatrain_job.coordination.transport import Deadline, EtcdConnection, failure_text
 
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_ANSWER_CHARS = 200
@@ -75,7 +75,7 @@ def post(
             answer += exchange.feed(data)
     except (OSError, InvalidResponseError) as error:
         # the cause's text may hold secrets
-        raise DeliveryError(f"{address}: {failure_text(error, timeout_s)}") from None
+        raise DeliveryError(f"{address}: {attempt_failure(error, timeout_s)}") from None
     finally:
         if connection is not None:
             connection.close()
@@ -88,13 +88,9 @@ def post(
     )
 
 
-def failure_text(error: Exception, timeout_s: float) -> str:
+def attempt_failure(error: Exception, timeout_s: float) -> str:
     """Return why an attempt of at most `timeout_s` failed, as a short text."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message}"
-    if isinstance(error, TimeoutError):
-        return f"no answer within {timeout_s:.3g} s"
-    return short(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    return f"no answer within {timeout_s:.3g} s" if isinstance(error, TimeoutError) else short(failure_text(error))
 
 
 def answer_text(text: str, secrets: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from email.message import EmailMessage
 from io import BufferedReader
 from typing import Literal
 
-from megatrain_launcher.notify.delivery import DeliveryError, answer_text, failure_text
+from megatrain_launcher.notify.delivery import DeliveryError, answer_text, attempt_failure
 
 _MAX_ANSWER_BYTES = 64 << 10
 
@@ -75,7 +75,7 @@ def _reason(error: Exception, timeout_s: float) -> str:
             return f"answers {code}: {text}"
         case smtplib.SMTPRecipientsRefused(recipients=recipients):
             return f"refuses all recipients ({', '.join(sorted({str(code) for code, _ in recipients.values()}))})"
-    return failure_text(error, timeout_s)
+    return attempt_failure(error, timeout_s)
 
 
 class _Session(smtplib.SMTP):

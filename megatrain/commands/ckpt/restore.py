@@ -21,6 +21,7 @@ from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
+from megatrain.formatting import problems_text
 
 
 def add_verb(verbs: Verbs) -> None:
@@ -62,9 +63,8 @@ def run(args: argparse.Namespace) -> int:
     _checked_activity(resolved.checkpoints, is_forced=args.force)
     problems = verify_checkpoint(chosen.location, branch=chosen.branch) if args.is_verified else []
     if problems:
-        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise CheckpointError(
-            f"nothing was changed, because {chosen.location} is damaged: {'; '.join(problems[:3])}{more}"
+            f"nothing was changed, because {chosen.location} is damaged: {problems_text(problems, 3)}"
         )
     activity = _checked_activity(resolved.checkpoints, is_forced=args.force)  # check again: verification takes a while
     before = _resumable(resolved.checkpoints)

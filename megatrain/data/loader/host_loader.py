@@ -27,7 +27,7 @@ from megatrain.data.loader.plan import LoaderPlan
 from megatrain.data.loader.ring import create_ring, map_ring, open_ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.loader_report import LoaderReport
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.formatting import bytes_text, count_text
 from megatrain.programs.child_process import start_companion
 

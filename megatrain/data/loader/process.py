@@ -33,7 +33,8 @@ from megatrain.data.loader.ring import Ring, map_ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.loader_report import LoaderRead
 from megatrain.data.readahead import Readahead, readahead
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
+from megatrain.data.step_batch import StepBatch
 from megatrain.programs.background import lower_process_priority
 from megatrain.programs.own_output import keep_own_log
 from megatrain.programs.processes import install_parent_death_guard

@@ -30,7 +30,7 @@ from megatrain.data.loader.ring_layout import PRODUCER_WORDS, RingLayout
 from megatrain.data.loader.slot_content import SlotContent
 from megatrain.data.loader_report import LoaderRead
 from megatrain.data.producer_work import ProducerWork
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 
 _ORDERED_MACHINES = ("x86_64", "AMD64")
 

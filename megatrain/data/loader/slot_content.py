@@ -21,8 +21,8 @@ from megatrain.data.bad_tokens import BadSample
 from megatrain.data.loader.ring_layout import WORD_BYTES, RingLayout
 from megatrain.data.microbatch import MicroBatch
 from megatrain.data.patches import Patches
-from megatrain.data.reader import StepBatch
 from megatrain.data.sample_sources import SampleSources
+from megatrain.data.step_batch import StepBatch
 
 
 class SlotContent:
@@ -105,9 +105,6 @@ class SlotContent:
             plan.cursor,
             plan.global_batch_size,
             microbatches,
-            sum(one.num_label_tokens for one in microbatches),
-            sum(one.squared_lengths for one in microbatches),
-            sum(one.num_documents for one in microbatches),
             SampleSources(source_names, source_MB, num_labels_MB) if len(source_names) > 1 else None,
             self._bad_samples(count),
             num_pictures=num_pictures,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from weakref import WeakSet
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.closable import Closable
 from megatrain.contracts.errors import CommunicationError, DataError, UnreachableError
+from megatrain.contracts.pauses import growing_pauses
 from megatrain.data.pictures.bad_picture import BadPicture, BadPictureError
 from megatrain.data.pictures.picture_format import REFUSE, PictureFormat
 from megatrain.data.pictures.preparation import PreparedPicture
@@ -203,18 +204,19 @@ class _AskedProducer:
         self.number = number
         self.address = address
         self.ready_s = 0.0
-        self._pause_s = _FIRST_PAUSE_S
+        self._pauses: Iterator[float] | None = None
+        """Since the first of the failures in a row."""
 
     def has_answered(self) -> None:
-        if self._pause_s > _FIRST_PAUSE_S:
+        if self._pauses is not None:
             _logger.warning("picture producer %d at %s answers again", self.number, self.address)
-        self._pause_s = _FIRST_PAUSE_S
+        self._pauses = None
 
     def has_failed(self, error: CommunicationError) -> None:
-        if self._pause_s == _FIRST_PAUSE_S:
+        if self._pauses is None:
+            self._pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             _logger.warning("picture producer %d: %s; the request is sent again", self.number, error)
-        self.ready_s = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        self.ready_s = time.monotonic() + next(self._pauses)
 
 
 class _Counts:

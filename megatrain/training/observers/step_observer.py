@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatrain.checkpoint.continuation import TrainingProgress
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.training.step import StepOutcome
 
 

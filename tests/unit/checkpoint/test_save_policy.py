@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from megatrain.checkpoint.persist_policy import (
     is_superseded,
     is_taken_over,
     next_due,
-    pauses_s,
     to_give_up,
 )
 from megatrain.checkpoint.save_policy import SaveInterval, free_bytes, policy_notes
@@ -274,10 +272,3 @@ def test_incomplete_checkpoint_of_an_old_writer_is_abandoned() -> None:
         (WritingMark(round=3, job="demo", started_unix_s=0.0), False),
     ]:
         assert is_abandoned(mark, replace(PLAN, commit_timeout_s=20.0), 1000.0) == expected, mark
-
-
-def test_polls_of_storage_become_less_frequent() -> None:
-    pauses = list(islice(pauses_s(), 20))
-    assert pauses == sorted(pauses)
-    assert 0 < pauses[0] < 0.1
-    assert pauses[-1] == 1.0

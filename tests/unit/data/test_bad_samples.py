@@ -21,7 +21,8 @@ from megatrain.data.dataset import open_dataset
 from megatrain.data.indexed import IndexedDataset, data_path
 from megatrain.data.masked_samples import without_samples
 from megatrain.data.order import PackedOrder, SampleOrder
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
+from megatrain.data.step_batch import StepBatch
 from megatrain.data.verification import verify_data
 from tests.helpers.bad_disk import break_disk
 from tests.helpers.one_source import reader_of_one

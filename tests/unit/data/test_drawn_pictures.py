@@ -26,7 +26,7 @@ from megatrain.data.drawn_pictures import (
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.patches import Patches, patchify
 from megatrain.data.pictures.picture_format import PictureFormat
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.training.batch_notes import length_notes
 from megatrain.training.training_data import open_reader, open_validation
 from tests.helpers.training_case import make_config

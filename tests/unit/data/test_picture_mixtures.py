@@ -16,7 +16,7 @@ from megatrain.config.model_products import document_cost, products_per_pair, pr
 from megatrain.config.picture_share import picture_share
 from megatrain.config.serialize import to_toml
 from megatrain.data.imbalance import expected_imbalance
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.telemetry.flops import attended_pairs
 from megatrain.training.training_data import open_reader
 from tests.helpers.training_case import make_config

@@ -11,14 +11,14 @@ import pytest
 from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.step_plan import StepPlan
 from megatrain.data.prefetch import Prefetcher
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from tests.helpers.step_plans import step_plan
 from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S
 
 
 def batch(plan: StepPlan) -> StepBatch:
-    return StepBatch(plan.cursor, plan.global_batch_size, [], 0)
+    return StepBatch(plan.cursor, plan.global_batch_size, [])
 
 
 def plans() -> Iterator[StepPlan]:
@@ -179,7 +179,7 @@ def test_closing_frees_the_blocks_that_were_read() -> None:
         held.append(weakref.ref(marker))
         if len(held) == 3:
             has_read_three.set()
-        return StepBatch(plan.cursor, plan.global_batch_size, [marker], 0)
+        return StepBatch(plan.cursor, plan.global_batch_size, [marker])
 
     prefetcher = Prefetcher(read_step, plans(), 2)
     assert has_read_three.wait(DEADLINE_S)

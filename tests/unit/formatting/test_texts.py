@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatrain.formatting import names_text, printable, ranks_text
+from megatrain.formatting import names_text, printable, problems_text, ranks_text
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,12 @@ def test_a_terminal_obeys_nothing_but_the_line_feed(text: str, shown: str) -> No
 )
 def test_names_beyond_the_limit_are_counted(names: list[str], expected: str) -> None:
     assert names_text(names, 4) == expected
+
+
+def test_problems_beyond_the_limit_are_counted() -> None:
+    assert [problems_text(list("abcd")[:count], 2) for count in range(5)] == [
+        "", "a", "a; b", "a; b; and 1 more", "a; b; and 2 more",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megatrain.config.recovery import RecoveryConfig
 from megatrain.config.serialize import config_of_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.records.job_keys import JobKeys
@@ -19,6 +21,7 @@ from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
+from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.executor.job_record import record_of
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.hosts.adapter import CordonError, HostFacts
@@ -55,6 +58,16 @@ def test_dedicated_driver_has_its_configuration_from_the_record(plan: LaunchPlan
     assert policy_of(record, config).feasible_counts == plan.feasible_hosts == {1: 12, 2: 6, 3: 4, 4: 3, 5: 3}
     with pytest.raises(ConfigError, match=r"model\.seq_len of job 'small' is '=', which is not a value"):
         config_of_values({**record.config, "model.seq_len": "="}, record.job)
+
+
+def test_policy_has_the_limits_of_recovery(plan: LaunchPlan) -> None:
+    recovery = RecoveryConfig(
+        lease_ttl_s=7, join_timeout_s=30.0, hangs_per_hour=5, has_health_checks=False, has_pair_checks=True
+    )
+    config = replace(plan.config, recovery=recovery)
+    policy = Policy.of(config, min_hosts=1, max_hosts=1, num_workers=1, feasible_counts={1: 1})
+    assert (policy.lease_ttl_s, policy.join_timeout_s, policy.shrink_after_s, policy.hangs_per_hour) == (7, 30, 30, 5)
+    assert not policy.has_pair_checks, "pair checks without health checks"
 
 
 def test_dedicated_driver_waits_for_the_job_and_ends_with_it(client: EtcdClient, plan: LaunchPlan) -> None:

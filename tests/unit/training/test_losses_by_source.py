@@ -14,7 +14,8 @@ from torch import Tensor
 from megatrain.comm.mesh import Mesh
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.data.reader import BatchReader, StepBatch
+from megatrain.data.reader import BatchReader
+from megatrain.data.step_batch import StepBatch
 from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import ReplacedSamples, StepOutcome, train_step
@@ -100,11 +101,17 @@ def test_a_source_without_labels_in_a_step_is_absent(mixed: MixedLosses) -> None
     batch = mixed.batch(0)
     assert batch.sources is not None
     is_web_MB = batch.sources.source_MB == batch.sources.names.index("web")
-    for micro, is_web_B in zip(batch.microbatches, is_web_MB, strict=True):
-        micro.labels_SB[:, ~is_web_B] = -100
+    microbatches = [
+        replace(
+            micro,
+            labels_SB=np.where(is_web_B, micro.labels_SB, -100),
+            num_labels_B=np.where(is_web_B, micro.num_labels_B, 0),
+        )
+        for micro, is_web_B in zip(batch.microbatches, is_web_MB, strict=True)
+    ]
     counts_MB = np.where(is_web_MB, batch.sources.num_labels_MB, 0)
     num_labels, sources = int(counts_MB.sum()), replace(batch.sources, num_labels_MB=counts_MB)
-    outcome = step(single_rank_model(mixed.config), replace(batch, num_label_tokens=num_labels, sources=sources))
+    outcome = step(single_rank_model(mixed.config), replace(batch, microbatches=microbatches, sources=sources))
 
     (web,) = outcome.sources
     assert (web.name, web.num_tokens) == ("web", num_labels)

@@ -14,7 +14,7 @@ from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import Layout
 from megatrain.data.loader_report import LoaderRead, LoaderReport
 from megatrain.data.producer_work import ProducerWork
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import open_recorder
 from megatrain.training.read_records import record_reads, values_of_reads
@@ -22,7 +22,7 @@ from megatrain.training.read_records import record_reads, values_of_reads
 NOT_ASKED = ProducerWork()
 FIRST = ProducerWork(1100, 300, 16, 500, num_answered=1, answering_ns=300, num_waiting=2)
 SECOND = ProducerWork(1050, 600, 32, 900, num_answered=2, num_failed=1, answering_ns=700, num_waiting=5)
-PLAIN = StepBatch(0, 4, [], 0)
+PLAIN = StepBatch(0, 4, [])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from megatrain.contracts.labels import IGNORED_LABEL
 from megatrain.contracts.layout import Layout
 from megatrain.data.bad_tokens import BadSample
 from megatrain.data.microbatch import MicroBatch
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.reporting import SourceReport
 from megatrain.training.bad_samples import REPLACED_IN_A_ROW_LIMIT, BadSamples
 from megatrain.training.step import Requests, StepOutcome
@@ -26,7 +26,7 @@ BAD = "code.bin at byte 34 (document 2): cannot be read"
 
 
 def batch(*samples: BadSample) -> StepBatch:
-    return StepBatch(0, 8, [], 0, bad_samples=samples)
+    return StepBatch(0, 8, [], bad_samples=samples)
 
 
 def outcome(num_replaced: tuple[int, ...], *used: str) -> StepOutcome:
@@ -76,7 +76,7 @@ def rank_batch(rank: int, bad: set[int]) -> StepBatch:
         for number, is_bad in zip(numbers, (number in bad for number in numbers), strict=True)
     ]  # fmt: skip
     found = tuple(BadSample(number, 0, BAD) for number in numbers if number in bad)
-    return StepBatch(20, 6, micros, sum(micro.num_label_tokens for micro in micros), bad_samples=found)
+    return StepBatch(20, 6, micros, bad_samples=found)
 
 
 @pytest.mark.parametrize("rank", [None, 0, 1, 6, 7])

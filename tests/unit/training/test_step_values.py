@@ -13,7 +13,7 @@ from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.data.cache_use import CacheUse
 from megatrain.data.loader_report import LoaderReport
-from megatrain.data.reader import StepBatch
+from megatrain.data.step_batch import StepBatch
 from megatrain.training.observers.device_memory import HostMemory
 from megatrain.training.observers.step_reports import StepValues
 from tests.helpers.completed_steps import completed_step
