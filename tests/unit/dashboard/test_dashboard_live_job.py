@@ -72,8 +72,9 @@ class RunningPage:
     def __init__(self, servers: EtcdServers, run: RunDirectory, max_pause_s: float = MAX_PAUSE_S) -> None:
         self.run = run
         run.create()
-        settings = replace(EtcdSettings.of(servers.urls), attempt_s=0.5, call_s=0.5)
-        self.client = EtcdClient(settings)
+        settings = EtcdSettings.of(servers.urls)
+        self.writer = EtcdClient(settings)
+        self.client = EtcdClient(replace(settings, attempt_s=0.5, call_s=0.5))
         self.keys = JobKeys(f"live-{next(_numbers)}")
         self.put(self.keys.record, make_record(job=self.keys.job, run_directory=str(run.root), config={}))
         for number in (1, 2):
@@ -83,7 +84,7 @@ class RunningPage:
         self.source = LiveJob(self.client, self.keys, run, clock=lambda: NOW_S, period_s=0.1, max_pause_s=max_pause_s)
 
     def put(self, key: str, record: object) -> None:
-        self.client.put(key, encode(record))
+        self.writer.put(key, encode(record))
 
     def wait(self, is_met: object, what: str) -> None:
         assert callable(is_met)
@@ -92,6 +93,7 @@ class RunningPage:
     def close(self) -> None:
         self.source.close()
         self.client.close()
+        self.writer.close()
 
 
 @pytest.fixture(scope="module")
@@ -289,8 +291,8 @@ def test_slowly_failed_poll_is_followed_by_another_soon(
 
 
 def test_unreadable_record_hides_no_other(running: RunningPage) -> None:
-    running.client.put(running.keys.status("host-2"), b"torn")
-    running.client.put(running.keys.verdict("v-9"), b"torn")
+    running.writer.put(running.keys.status("host-2"), b"torn")
+    running.writer.put(running.keys.verdict("v-9"), b"torn")
 
     def statuses() -> set[str]:
         snapshot = running.source.snapshot()
