@@ -184,7 +184,7 @@ def test_repeated_batches_are_recognised_by_number(tmp_path: Path) -> None:
         assert collector.statistics.counters().duplicate_batches == 3
 
 
-def test_senders_without_a_stream_for_the_longest_time_are_forgotten(tmp_path: Path) -> None:
+def test_senders_longest_without_a_stream_are_forgotten(tmp_path: Path) -> None:
     with RunningCollector(tmp_path / "events", store=HeldStore()) as collector:
         session = collector.ingest.session
         names = [SenderName("host-1", f"life {number}") for number in range(20_000)]
