@@ -87,7 +87,7 @@ test-torch-cuda:  ## test kernels and operators with torch built for CUDA (needs
 	@test -x $(CUDA_VENV)/bin/pytest || { $(PYTHON) -m venv --clear $(CUDA_VENV) && \
 	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) 'torch===$(CUDA_TORCH)' && \
 	  $(CUDA_VENV)/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt \
-	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest; }
+	    numpy safetensors h11 setuptools nvidia-cuda-crt nvidia-cuda-nvcc nvidia-nvvm pytest hypothesis; }
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(CUDA_VENV)/bin/python -m pytest $(CUDA_TESTS) $(TEST_ARGS)
 
 # DALI has a directory of its own, because it is large and only this target and its benchmark need it.
