@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 
 from megatrain.cli import BUILT_IN_VERBS
-from tests.helpers.source_tree import ROOT
+from tests.helpers.source_tree import ROOT, imported_modules, python_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LAUNCHER_VERBS = ("driver", "host", "incidents", "job", "launch", "notify", "status")
@@ -75,6 +76,20 @@ def test_nvidia_apex_is_never_requested_from_an_index() -> None:
 def test_every_direct_dependency_is_pinned() -> None:
     pins = re.findall(r"^([a-z0-9-]+)==[\w.+]+$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert set.union(*EXTRAS.values(), RUNTIME) - {"megatrain", "wandb"} <= set(pins)
+
+
+def test_cuda_environment_has_what_its_tests_import() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    installed = re.search(r"constraints\.txt \\\n\s+(numpy .*); }$", makefile, re.MULTILINE)
+    tests = re.search(r"^CUDA_TESTS := .* -rfEs (.*)$", makefile, re.MULTILINE)
+    assert installed is not None
+    assert tests is not None
+
+    files = python_files(*tests[1].split())
+    imported = {module.partition(".")[0] for path in files for module, _ in imported_modules(path)}
+    others = imported - sys.stdlib_module_names - {"megatrain", "tests", "csrc", "torch"}
+    assert others <= set(installed[1].split())
+    assert "hypothesis" in others
 
 
 def test_entry_points_are_the_built_in_verbs_and_those_beside_it() -> None:
