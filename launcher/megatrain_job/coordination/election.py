@@ -13,6 +13,7 @@ the leadership revision is renewed.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ _POLL_S = 0.25
 """The interval at which a waiting candidate checks for cancellation; the event that it waits for wakes it at once."""
 _ASK_S = 1.0
 """A waiting candidate calls `is_dead` for the candidate before it once in this many seconds."""
-_ASK_AGAIN_S = 0.25
-"""After `is_dead` has returned True once, the candidate asks again after this many seconds."""
+_ASK_SOON_S = 0.25
+"""The same interval while something points to that candidate's death: `is_suspected`, or `is_dead` returned True."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,24 @@ class Leadership:
         self._client.txn([guard], [Delete(KeyRange.key(self.key))], is_repeatable=True)
 
 
+class DeathChecks:
+    """When a waiting candidate asks whether the one before it is dead, and when that is proven. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._asked_at_s = -math.inf
+        self._was_dead = False
+
+    def is_due(self, now_s: float, *, is_suspected: bool) -> bool:
+        """Return whether to ask now. Times are monotonic."""
+        return now_s >= self._asked_at_s + (_ASK_SOON_S if self._was_dead or is_suspected else _ASK_S)
+
+    def proves(self, now_s: float, *, is_dead: bool) -> bool:
+        """Record an answer, and return whether it proves the death: the answer before it was the same."""
+        is_proven = is_dead and self._was_dead
+        self._asked_at_s, self._was_dead = now_s, is_dead
+        return is_proven
+
+
 class Election:
     """The election below a prefix; `etcdctl elect` may take part."""
 
@@ -142,12 +161,13 @@ class Election:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
         is_dead: Callable[[KeyValue], bool] = lambda item: False,
+        is_suspected: Callable[[], bool] = lambda: False,
     ) -> Leadership | None:
         """Wait until this candidate leads. If cancelled, withdraw its key and return None.
 
-        `is_dead` is called every second with the key of the candidate before this one. If it returns True twice in a
-        row, that candidate's process is proven dead: this candidate revokes its lease, which deletes all its keys,
-        instead of waiting for the TTL.
+        `is_dead` is called every second with the key of the candidate before this one, and four times a second while
+        `is_suspected` returns True. If `is_dead` returns True twice in a row, that candidate's process is proven dead:
+        this candidate revokes its lease, which deletes all its keys, instead of waiting for the TTL.
 
         Raises: LeaseLostError or LeadershipLostError when the keeper's lease is lost meanwhile; CoordinationError when
         etcd cannot be reached. Then the key may still exist and win: campaign again with the same keeper, or close the
@@ -168,7 +188,7 @@ class Election:
                 return leadership
             (item,) = response.items
             if item.lease_id:
-                self._wait_for_end(item, response.revision + 1, keeper, is_cancelled, is_dead)
+                self._wait_for_end(item, response.revision + 1, keeper, is_cancelled, is_dead, is_suspected)
                 newest = token - 1
                 continue
             newest = item.create_revision - 1
@@ -197,17 +217,17 @@ class Election:
         keeper: LeaseKeeper,
         is_cancelled: Callable[[], bool],
         is_dead: Callable[[KeyValue], bool],
+        is_suspected: Callable[[], bool],
     ) -> None:
         """Wait until the key of an item is gone, or the caller must read the keys again."""
-        ask_at, was_dead = time.monotonic(), False
+        checks = DeathChecks()
         with Watch(self._client, KeyRange.key(item.key), start_revision=start_revision) as watch:
             while watch.is_open and not is_cancelled():
                 if keeper.state is LeaseState.LOST:
                     raise LeaseLostError(f"campaign {shown(self._prefix)}: {keeper.lost_because}", key=shown(item.key))
-                if time.monotonic() >= ask_at:
-                    was_dead, is_sure = is_dead(item), was_dead
-                    ask_at = time.monotonic() + (_ASK_AGAIN_S if was_dead else _ASK_S)
-                    if was_dead and is_sure:
+                if checks.is_due(time.monotonic(), is_suspected=is_suspected()):
+                    is_found_dead = is_dead(item)
+                    if checks.proves(time.monotonic(), is_dead=is_found_dead):
                         _logger.warning("candidate %s is proven dead: its lease is revoked", shown(item.value))
                         self._client.revoke_lease(item.lease_id)
                 match watch.next(_POLL_S):

@@ -50,7 +50,9 @@ class Driver:
     `keeper` returns the current lease keeper; a host that lost its lease takes a new one. `incidents_directory`: the
     directory of the incident files. `watched`: directories of the run, each with a text about the consequence of its
     removal (see RunWatch). `checkpoints`: the directory of the run's checkpoints (see ResumePointWatch). `leading` is
-    set while this driver is elected. `make_notifier` makes the object that sends notifications during a term.
+    set while this driver is elected. `is_suspected` returns whether something on this host points to the death of the
+    elected driver; this candidate then checks that at once. `make_notifier` makes the object that sends notifications
+    during a term.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Driver:
         watched: Mapping[Path, str] | None = None,
         checkpoints: Path | None = None,
         leading: threading.Event | None = None,
+        is_suspected: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] | None = None,
         make_notifier: MakeNotifier | None = None,
     ) -> None:
@@ -81,6 +84,7 @@ class Driver:
         self._make_notifier = make_notifier
         self._liveness = LivenessReader()
         self._is_leading = leading or threading.Event()
+        self._is_suspected = is_suspected
         self._reason = ""
 
     @property
@@ -128,6 +132,7 @@ class Driver:
             self._host,
             is_cancelled=lambda: stop.is_set() or keeper is not self._keeper(),
             is_dead=self._is_dead,
+            is_suspected=self._is_suspected,
         )
         if leadership is None:
             return

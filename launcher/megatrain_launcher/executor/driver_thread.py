@@ -26,10 +26,11 @@ def driver_of(
     keys: JobKeys,
     keeper: Callable[[], LeaseKeeper],
     leading: threading.Event,
+    is_suspected: Callable[[], bool],
 ) -> RunDriver:
     """Return the function that runs this host's driver. `keeper` returns the keeper of the host's current lease.
 
-    `leading` is set while the driver is elected.
+    `leading` is set while the driver is elected. `is_suspected`: whether the elected driver may be dead (see Driver).
     """
     policy = Policy.of(
         settings.config,
@@ -42,7 +43,7 @@ def driver_of(
     driver = Driver(
         client, keys, keeper, settings.host, policy, incidents_directory=run.incidents,
         watched=watched_directories(settings.config, run), checkpoints=local_checkpoints(settings.config, run),
-        leading=leading, clock=clock,
+        leading=leading, is_suspected=is_suspected, clock=clock,
         make_notifier=notifier_of(settings.config, client, keys, clock),
     )  # fmt: skip
     return driver.run

@@ -47,7 +47,9 @@ from megatrain_launcher.liveness import OrderDelivery, unfit_after_s
 _logger = logging.getLogger(__name__)
 
 MakeChecks = Callable[[ExecutorSettings, EtcdClient, JobKeys], HealthChecks]
-MakeDriver = Callable[[ExecutorSettings, EtcdClient, JobKeys, Callable[[], LeaseKeeper], threading.Event], RunDriver]
+MakeDriver = Callable[
+    [ExecutorSettings, EtcdClient, JobKeys, Callable[[], LeaseKeeper], threading.Event, Callable[[], bool]], RunDriver
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,17 @@ def _start_driver(
 ) -> DriverThread | None:
     if not settings.is_driver_candidate:
         return None
-    return DriverThread(parts.make_driver(settings, client, joined.keys, lambda: joined.membership.keeper, leading))
+    membership, state, orders = joined.membership, joined.local.state, joined.orders
+
+    def is_driver_suspected() -> bool:
+        """Return whether a round has failed here and is not halted: the driver's host may be what it lost."""
+        number = state.failed_round()
+        return number > 0 and not orders.is_halted(number)
+
+    run_driver = parts.make_driver(
+        settings, client, joined.keys, lambda: membership.keeper, leading, is_driver_suspected
+    )
+    return DriverThread(run_driver)
 
 
 def _start_programs(

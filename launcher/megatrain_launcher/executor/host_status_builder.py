@@ -171,6 +171,12 @@ class HostStatusBuilder:
                 return None
             return Running(known.assignment, dict(known.pids), known.started_unix_s)
 
+    def failed_round(self) -> int:
+        """Return the number of this host's newest round if a worker of it has failed, else 0."""
+        with self._lock:
+            known = self._round
+            return known.number if known is not None and known.failed else 0
+
     def is_broken(self, number: int) -> bool:
         """Return whether a round did not end normally, so that its black boxes must be kept as evidence."""
         with self._lock:

@@ -80,8 +80,9 @@ def parts_with(platform: HostAdapter) -> ExecutorParts:
         keys: JobKeys,
         keeper: Callable[[], LeaseKeeper],
         leading: threading.Event,
+        is_suspected: Callable[[], bool],
     ) -> RunDriver:
-        run_driver = driver_of(settings, client, keys, keeper, leading)
+        run_driver = driver_of(settings, client, keys, keeper, leading, is_suspected)
 
         def run(stop: threading.Event) -> None:
             with CordonWatch(client, keys, settings.host, platform):

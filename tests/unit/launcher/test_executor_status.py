@@ -60,6 +60,18 @@ def test_phase_of_a_host_without_workers(say: Callable[..., HostStatus]) -> None
         assert (found.phase, found.round, found.alive_ranks, found.failures) == (phase, number, "", ()), phase
 
 
+def test_round_has_failed_until_the_next_one_starts(state: HostStatusBuilder) -> None:
+    assert state.failed_round() == 0
+    start(state)
+    state.worker_ended(ASSIGNMENT, end(0, 75))
+    assert state.failed_round() == 0, "a worker that saved and stopped has not failed"
+    state.worker_ended(ASSIGNMENT, end(1, 69))
+    state.workers_stopped(ASSIGNMENT)
+    assert state.failed_round() == 3
+    start(state)
+    assert state.failed_round() == 0
+
+
 def test_status_from_the_start_to_the_end_of_workers(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     found = say()

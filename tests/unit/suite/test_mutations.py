@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 from datetime import date, timedelta
 from pathlib import Path
@@ -27,6 +30,7 @@ from tests.mutate import (
     part_of,
     read_outcomes,
     run_all,
+    test_of as name_in,
 )
 
 CHANGES = {
@@ -139,6 +143,55 @@ def test_a_module_has_tests_of_its_importers_and_its_package() -> None:
     command = ROOT / "diagnostics/megatrain_diagnostics/commands/logs_classify.py"
     assert "tests/unit/job/failures/test_logs_command.py" in files_that_test(command)
     assert "tests/unit/hf/test_hf_config_keys.py" in files_that_test(ROOT / "megatrain/hf/rope.py")
+
+
+FAILURES = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise RuntimeError("no - [way]")
+
+def test_plain():
+    assert not "a - [b]"
+
+def test_with_an_error(broken):
+    pass
+
+class TestGroup:
+    def test_method(self):
+        assert False
+
+@pytest.mark.parametrize("text", ["tp2-pp2", "a b", "a - b", "[x]", "a::b", "x" * 200])
+def test_cases(text):
+    raise ValueError("[a] - b")
+"""
+RECORDER = """
+def pytest_runtest_logreport(report):
+    if report.failed:
+        with open("failed", "a") as file:
+            print(report.nodeid, file=file)
+"""
+
+
+def test_failed_tests_have_the_names_that_pytest_gives(tmp_path: Path) -> None:
+    """A file that cannot be imported has no test to repeat."""
+    (tmp_path / "conftest.py").write_text(RECORDER)
+    (tmp_path / "test_failures.py").write_text(FAILURES)
+    (tmp_path / "test_unreadable.py").write_text("import no_such_module")
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--rootdir=.", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--continue-on-collection-errors"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = [name_in(line) for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    expected = (tmp_path / "failed").read_text().splitlines()
+    assert len(expected) == 9
+    assert sorted(names) == sorted([*expected, ""]), done.stdout
 
 
 def test_every_part_has_its_day() -> None:

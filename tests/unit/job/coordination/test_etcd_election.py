@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.election import Election, Leader, Leadership
+from megatrain_job.coordination.election import DeathChecks, Election, Leader, Leadership
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import EtcdSettings
@@ -98,6 +98,30 @@ def test_lost_lease_ends_a_campaign_and_no_other(client: EtcdClient, prefix: str
     finally:
         for candidate in candidates:
             candidate.close()
+
+
+@pytest.mark.parametrize(
+    ("is_suspected", "refuses_from_s", "asked_at_s"),
+    [
+        (False, 100.0, [0.0, 1.0, 2.0, 3.0, 4.0]),
+        (True, 100.0, [0.25 * number for number in range(20)]),
+        (False, 2.25, [0.0, 1.0, 2.0, 3.0, 3.25]),
+        (True, 2.25, [0.25 * number for number in range(11)]),
+    ],
+)
+def test_two_refusals_in_a_row_prove_a_death(
+    is_suspected: bool, refuses_from_s: float, asked_at_s: list[float]
+) -> None:
+    checks, asked = DeathChecks(), []
+    for now_s in (0.25 * number for number in range(20)):
+        if checks.is_due(now_s, is_suspected=is_suspected):
+            asked.append(now_s)
+            if checks.proves(now_s, is_dead=now_s >= refuses_from_s):
+                break
+
+    assert asked == asked_at_s
+    assert not checks.proves(now_s, is_dead=False)
+    assert not checks.proves(now_s, is_dead=True), "the answer before it was another"
 
 
 def test_cancelled_campaigns_leave_no_key(client: EtcdClient, prefix: str) -> None:
