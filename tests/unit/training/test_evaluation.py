@@ -25,7 +25,7 @@ from megatrain.training.bad_samples import disagreement
 from megatrain.training.evaluation import Evaluation, combined, evaluate
 from megatrain.training.rank_model import RankModel
 from megatrain.training.training_data import ValidationSet, open_validation
-from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
+from tests.helpers.single_rank import SilentRecorder, make_config, parameters_by_name, single_rank_model
 
 LENGTHS = (11, 5, 1, 9, 6)
 """32 tokens in windows of 8: three full windows and one with seven labels."""
@@ -50,7 +50,7 @@ def corpus(directory: Path, name: str = "validation", **tables: object) -> Confi
 
 
 def evaluated(config: Config, rank_model: RankModel | None = None) -> Evaluation:
-    (found,) = evaluate(rank_model or single_rank_model(config), open_validation(config))
+    (found,) = evaluate(rank_model or single_rank_model(config), open_validation(config), SilentRecorder())
     return found
 
 
@@ -182,9 +182,9 @@ def test_training_has_dropout_after_an_evaluation(tmp_path: Path) -> None:
 def test_sets_together_have_the_numbers_of_each_alone(num_samples: int, tmp_path: Path) -> None:
     config = several(tmp_path, 40, 11, evaluation={"num_samples": num_samples})
     rank_model, sets = single_rank_model(config), open_validation(config)
-    found = evaluate(rank_model, sets)
+    found = evaluate(rank_model, sets, SilentRecorder())
 
-    assert found == [evaluate(rank_model, [one])[0] for one in sets]
+    assert found == [evaluate(rank_model, [one], SilentRecorder())[0] for one in sets]
     assert [(one.name, one.num_samples) for one in sets] == [("40 tokens", num_samples or 5), ("11 tokens", 2)]
     assert [one.num_tokens for one in found] == [8 * num_samples or 39, 10]
     total = combined(found)
@@ -227,19 +227,19 @@ def bad_set(directory: Path, tokens: list[int]) -> tuple[Config, ValidationSet]:
 
 def test_evaluation_without_usable_samples_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, found = bad_set(tmp_path, [1] * 9 + [99] * 8)
-    (part,) = evaluate(single_rank_model(config), [replace(found, num_samples=1)])
+    (part,) = evaluate(single_rank_model(config), [replace(found, num_samples=1)], SilentRecorder())
     assert part.num_tokens == 8
 
     config, found = bad_set(tmp_path, [99] * 17)
     with pytest.raises(DataError, match=r"^validation set data\.validation: none of its 2 samples can be used"):
-        evaluate(single_rank_model(config), [found])
+        evaluate(single_rank_model(config), [found], SilentRecorder())
     assert caplog.text.count("validation.bin") == 2, "each address is in the log"
 
 
 def test_evaluation_of_other_samples_than_a_peer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, found = bad_set(tmp_path, [1] * 9 + [99] * 8)
     rank_model = single_rank_model(config)
-    (own,) = evaluate(rank_model, [found])
+    (own,) = evaluate(rank_model, [found], SilentRecorder())
     assert [one.number for one in own.bad_samples] == [1]
     for of_peer, is_same in ((own.bad_samples, True), ((), False), ([replace(own.bad_samples[0], number=0)], False)):
         parts = [
@@ -250,12 +250,12 @@ def test_evaluation_of_other_samples_than_a_peer_is_an_error(tmp_path: Path, mon
             difference = torch.tensor([0.0, 0.0, sum(parts)], dtype=torch.float64)
             both_ranks.setattr(type(rank_model.mesh), "sum_over_all", lambda _, sums, more=difference: sums + more)
             if is_same:
-                assert evaluate(rank_model, [found]) == [own]
+                assert evaluate(rank_model, [found], SilentRecorder()) == [own]
                 continue
             with pytest.raises(
                 DataError, match=r"^validation set data\.validation: the hosts of a replica cannot use different sam"
             ):
-                evaluate(rank_model, [found])
+                evaluate(rank_model, [found], SilentRecorder())
 
 
 def test_without_held_out_tokens_there_is_nothing_to_evaluate() -> None:
