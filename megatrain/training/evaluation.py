@@ -25,6 +25,7 @@ from megatrain.telemetry.recorder import Recorder
 from megatrain.training.bad_samples import disagreement, first_peer, log_replaced
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
+from megatrain.training.picture_data import shards_of
 from megatrain.training.rank_model import RankModel
 from megatrain.training.read_records import recorded_reads
 from megatrain.training.training_data import ValidationSet
@@ -88,7 +89,7 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Rec
         if difference:
             raise DataError(
                 f"{name}: the hosts of a replica cannot use different samples, so their copies of the files or the "
-                "decoders differ; the logs of the ranks name the samples: repair the files (megatrain data verify)"
+                f"decoders differ; the logs of the ranks name the samples: repair the files ({_verify(validation_set)})"
             )
         if not count:
             raise DataError(
@@ -98,6 +99,12 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Rec
         text_bytes = validation_set.text_bytes if covers_all else None
         evaluations.append(Evaluation(loss_sum, int(count), text_bytes, bad_samples))
     return evaluations
+
+
+def _verify(validation_set: ValidationSet) -> str:
+    """Return the command that names what is wrong with the files of a set."""
+    shards = shards_of(validation_set.reader)
+    return "megatrain data verify" if shards is None else f"megatrain data pictures verify {shards.index.directory}"
 
 
 def _part(
