@@ -19,6 +19,7 @@ from PIL import Image
 
 from megatrain.data.pictures.decoder import BATCH_PICTURES
 from megatrain.data.pictures.decoders import make_decoder
+from megatrain.data.pictures.decoding_record import DecodingRecord
 from megatrain.data.pictures.picture_format import CPU, DALI, PictureFormat
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.picture_source import PictureSource, Producers
@@ -106,7 +107,8 @@ def _cpu_s(connection: Connection) -> float:
 
 def _produce(directory: Path, decoder: str, connection: Connection) -> None:
     _use_one_core()
-    producer = Producer([PictureIndex(directory)], make_decoder(decoder))
+    record = DecodingRecord(os.memfd_create("note"), os.memfd_create("ends"))
+    producer = Producer([PictureIndex(directory)], make_decoder(decoder), record)
     listener = listen("127.0.0.1")
     PeerServer(listener, _SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False)
     connection.send(listener.getsockname()[:2])

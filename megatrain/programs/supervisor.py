@@ -1,7 +1,7 @@
 """A supervisor: restarts a program whenever it exits. For programs that a job needs, but not at every moment.
 
 If a program fails twice in a row with the same error, `problem` describes the error until the program works. The number
-of restarts after the same error is limited (restart_limit.py).
+of restarts after the same error is limited (restart_limit.py). An exit that the program's work explains is no failure.
 """
 
 from __future__ import annotations
@@ -28,13 +28,23 @@ class Supervisor:
     """Keeps a program running. `run` needs its own thread: the parent-death guard kills the program with the thread."""
 
     def __init__(
-        self, name: str, start: Callable[[Path], ChildProcess], log: Path, report: Callable[[str], None]
+        self,
+        name: str,
+        start: Callable[[Path], ChildProcess],
+        log: Path,
+        report: Callable[[str], None],
+        work_at: Callable[[str], str] = lambda ended: "",
     ) -> None:
-        """start: starts the program, which appends output to the given log. report: receives a message at each exit."""
+        """start: starts the program, which appends output to the given log. report: receives a message at each exit.
+
+        work_at: receives a text about each exit, and returns the work that explains it, so that the next start gets
+        past it: the program is started at once, and the exit does not count as a failure. Empty: nothing explains it.
+        """
         self._name = name
         self._start = start
         self._log = log
         self._report = report
+        self._work_at = work_at
         self._problem = ""
 
     @property
@@ -56,6 +66,11 @@ class Supervisor:
             if time.monotonic() - began > _LONGEST_PAUSE_S:
                 pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 failures.forget()
+            if work := self._work_at(ended):
+                self._problem = ""
+                failures.forget()
+                self._report(f"{self._name} {ended} at {work}; it is started again; see {self._log}")
+                continue
             line = last_line(self._log)
             is_last = failures.count(code, f"{ended}: {line}")
             num_failures = failures.number

@@ -104,16 +104,18 @@ class Recorder(SpanRecorder):
     def record_span(
         self, operation: Operation, start_ns: int, duration_ns: int, num_bytes: int = 0, chunk: int = -1
     ) -> None:
-        """Record a span of another process or thread of this host, which has ended.
+        """Record a span that has ended, as of another process or thread of this host.
 
-        It belongs to the step in which it ended, but its time counts in the sums of the current step.
+        It belongs to the step in which it ended, but its time counts in the sums of the current step. In an evaluation
+        it counts in no sums, because they are those of steps.
         Units: `start_ns` is a time of time.monotonic_ns.
         """
         if self._is_timed[operation.number]:
             before, end_ns = self._summary, start_ns + duration_ns
             step = self._step if before is None or end_ns >= self._step_started_ns else before.step
             self._write(start_ns, duration_ns, start_ns, num_bytes, step, 0, -1, chunk, operation.number, 0, 0)
-            self._add_ended((operation.number, duration_ns, num_bytes, -1))
+            if self._phase is not Phase.EVALUATION:
+                self._add_ended((operation.number, duration_ns, num_bytes, -1))
 
     def step_summary(self) -> StepSummary | None:
         """Return the totals of the last completed step; None before the first."""

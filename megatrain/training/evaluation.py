@@ -21,10 +21,13 @@ from megatrain.data.bad_tokens import BadSample
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.microbatch import MicroBatch
 from megatrain.reporting import EvaluationReport, Reporter, ValidationSetReport
+from megatrain.telemetry.recorder import Recorder
 from megatrain.training.bad_samples import disagreement, first_peer, log_replaced
 from megatrain.training.extensions import Callback
 from megatrain.training.phases import Phases
+from megatrain.training.picture_data import shards_of
 from megatrain.training.rank_model import RankModel
+from megatrain.training.read_records import recorded_reads
 from megatrain.training.training_data import ValidationSet
 
 _MICROBATCHES_AT_ONCE = 8
@@ -63,8 +66,8 @@ def combined(evaluations: Sequence[Evaluation]) -> Evaluation:
     )
 
 
-def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evaluation]:
-    """Return the loss on the first `num_samples` samples of each of `sets`, in file order.
+def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet], recorder: Recorder) -> list[Evaluation]:
+    """Return the loss on the first `num_samples` samples of each of `sets`, in file order. Records the reads.
 
     Communication: forward passes of all ranks, then one small all-reduce per axis.
     Raises: BadSampleError when a sample cannot be used, unless it is a picture and data.bad_samples is "replace";
@@ -74,7 +77,7 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evalu
     mesh = rank_model.mesh
     rank_model.set_training(False)
     # every rank of a pipeline has the same count
-    parts = [_part(rank_model, validation_set) for validation_set in sets]
+    parts = [_part(rank_model, validation_set, recorder) for validation_set in sets]
     sums = mesh.sum_over_all(torch.stack([sums for sums, _ in parts])).tolist()
     rank_model.set_training(True)
     covers_all = rank_model.config.evaluation.num_samples == 0
@@ -86,7 +89,7 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evalu
         if difference:
             raise DataError(
                 f"{name}: the hosts of a replica cannot use different samples, so their copies of the files or the "
-                "decoders differ; the logs of the ranks name the samples: repair the files (megatrain data verify)"
+                f"decoders differ; the logs of the ranks name the samples: repair the files ({_verify(validation_set)})"
             )
         if not count:
             raise DataError(
@@ -98,7 +101,15 @@ def evaluate(rank_model: RankModel, sets: Sequence[ValidationSet]) -> list[Evalu
     return evaluations
 
 
-def _part(rank_model: RankModel, validation_set: ValidationSet) -> tuple[torch.Tensor, tuple[BadSample, ...]]:
+def _verify(validation_set: ValidationSet) -> str:
+    """Return the command that names what is wrong with the files of a set."""
+    shards = shards_of(validation_set.reader)
+    return "megatrain data verify" if shards is None else f"megatrain data pictures verify {shards.index.directory}"
+
+
+def _part(
+    rank_model: RankModel, validation_set: ValidationSet, recorder: Recorder
+) -> tuple[torch.Tensor, tuple[BadSample, ...]]:
     """Return this rank's part of the sums over all ranks for a set, and its bad samples.
 
     Shape of the sums: [3], the loss, the number of tokens, and the disagreement about bad samples.
@@ -107,14 +118,15 @@ def _part(rank_model: RankModel, validation_set: ValidationSet) -> tuple[torch.T
     loss_sum = torch.zeros((), dtype=torch.float64, device=rank_model.device)
     count = 0
     bad_samples: list[BadSample] = []
-    for read in evaluation_batches(
+    reads = evaluation_batches(
         validation_set.reader,
         validation_set.num_samples,
         config.batch.micro_batch_size,
         *mesh.layout.sample_share(mesh.rank),
         at_once=max(_MICROBATCHES_AT_ONCE, mesh.layout.pp_size),
         has_patches=mesh.stage == 0,
-    ):
+    )
+    for read in recorded_reads(recorder, reads):
         loss_sum += _loss_sum(rank_model, config, read.microbatches)
         count += sum(one.num_label_tokens for one in read.microbatches)
         bad_samples += read.bad_samples
@@ -133,7 +145,8 @@ def _loss_sum(rank_model: RankModel, config: Config, group: Iterable[MicroBatch]
 class Evaluations:
     """Evaluates every evaluation.interval steps and after the last step. Does nothing without held-out data.
 
-    reporter: None on all ranks except the reporting rank. callbacks: receive each result after the reporter.
+    recorder: records the reads. reporter: None on all ranks except the reporting rank. callbacks: receive each result
+    after the reporter.
     """
 
     def __init__(
@@ -141,12 +154,14 @@ class Evaluations:
         rank_model: RankModel,
         sets: Sequence[ValidationSet],
         phases: Phases,
+        recorder: Recorder,
         reporter: Reporter | None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self._rank_model = rank_model
         self._sets = sets
         self._phases = phases
+        self._recorder = recorder
         self._reporter = reporter
         self._callbacks = callbacks
         self._logged: set[str] = set()
@@ -161,7 +176,7 @@ class Evaluations:
             return
         started = perf_counter()
         with self._phases.enter(Phase.EVALUATION, config.runtime.evaluation_timeout_s, Operation.EVALUATION):
-            found = evaluate(self._rank_model, self._sets)
+            found = evaluate(self._rank_model, self._sets, self._recorder)
         if self._rank_model.mesh.contributes_loss:
             for validation_set, part in zip(self._sets, found, strict=True):
                 log_replaced(part.bad_samples, [validation_set.name], self._logged)

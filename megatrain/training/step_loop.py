@@ -83,7 +83,7 @@ class StepLoop:
             callbacks=parts.callbacks,
         )
         self._evaluations = Evaluations(
-            parts.rank_model, parts.validation, self._phases, parts.reporter, parts.callbacks
+            parts.rank_model, parts.validation, self._phases, parts.recorder, parts.reporter, parts.callbacks
         )
         self._replica_check = self._make_replica_check()
         self._bad_samples: BadSamples | None = None

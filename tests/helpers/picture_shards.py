@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,22 @@ def picture_file(number: int) -> bytes:
     return encoded(Image.fromarray(np.asarray(drawn(scene_of(5, number), 32 + number % 5))), "PNG")
 
 
-def write_shards(directory: Path, num_shards: int = 2, pictures_of_shard: int = 8, bad: tuple[int, ...] = ()) -> Path:
-    """Write shards, index and tokenizer to a new directory, and return it. bad: the pictures that are cut off."""
+def write_shards(
+    directory: Path,
+    num_shards: int = 2,
+    pictures_of_shard: int = 8,
+    bad: tuple[int, ...] = (),
+    tails: Mapping[int, bytes] = {},
+) -> Path:
+    """Write shards, index and tokenizer to a new directory, and return it.
+
+    bad: the pictures that are cut off. tails: bytes after the files of pictures, which decoders ignore.
+    """
     directory.mkdir()
     for shard in range(num_shards):
         members: dict[str, bytes] = {}
         for number in range(shard * pictures_of_shard, (shard + 1) * pictures_of_shard):
-            content = picture_file(number)
+            content = picture_file(number) + tails.get(number, b"")
             members[f"{number:04}.png"] = content[: len(content) // 2] if number in bad else content
             members[f"{number:04}.txt"] = caption_of(number).encode()
         write_shard(directory / f"shard-{shard}.tar", members)

@@ -1,11 +1,12 @@
 """The producer: a process that prepares pictures for those who ask it by sample number.
 
-    python -m megatrain.data.pictures.producer LISTENER SECRET DECODER THREADS DIRECTORY...
+    python -m megatrain.data.pictures.producer LISTENER SECRET NOTE ENDS DECODER THREADS DIRECTORY...
 
 DIRECTORY: shards and their index. LISTENER and SECRET: descriptors of a listening socket and of a file that begins
 with the secret, which the program that starts the producer (producers.py) keeps open, so that the address stays the
-same when it starts the producer again. The producer is started by exec: a process that is forked after a pipeline of
-DALI has run hangs. Its only state is the request that it works on, so it may be killed at any moment.
+same when it starts the producer again. NOTE and ENDS: descriptors of the files of a DecodingRecord. The producer is
+started by exec: a process that is forked after a pipeline of DALI has run hangs. Its only state is the request that it
+works on, so it may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from megatrain.contracts.errors import CommunicationError, DataError, MegatrainE
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.data.pictures.decoder import PictureDecoder
 from megatrain.data.pictures.decoders import make_decoder
+from megatrain.data.pictures.decoding_record import DecodingRecord
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.preparation import PreparedPicture, prepared_pictures
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerHead, PictureRequest, send_answer, send_refusal
@@ -56,9 +58,10 @@ class _Job:
 class Producer:
     """Prepares pictures in one thread, in the order of the requests. Each connection has a thread that sends them."""
 
-    def __init__(self, indexes: Sequence[PictureIndex], decoder: PictureDecoder) -> None:
+    def __init__(self, indexes: Sequence[PictureIndex], decoder: PictureDecoder, record: DecodingRecord) -> None:
         self._readers = {index.digest: ShardReader(index) for index in indexes}
         self._decoder = decoder
+        self._record = record
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
 
     def serve(self, connection: PeerConnection) -> None:
@@ -81,12 +84,22 @@ class Producer:
         while True:
             job = self._jobs.get()
             try:
-                reader = self._readers[job.request.data]
-                for picture in prepared_pictures(reader, self._decoder, job.request.format, job.request.numbers):
+                for picture in self._prepared(job.request):
                     job.answers.put(picture)
             except DataError as error:
                 job.answers.put(error)
             job.answers.put(_END)
+
+    def _prepared(self, request: PictureRequest) -> Iterator[PreparedPicture]:
+        reader = self._readers[request.data]
+        for part in self._record.parts(request.data, request.numbers):
+            if part.given_up:
+                (number,) = part.numbers
+                bad = reader.bad(number, f"the decoder crashed: its process {part.given_up}")
+                yield PreparedPicture(number, None, bad=bad)
+                continue
+            with self._record.working(request.data, part.numbers):
+                yield from prepared_pictures(reader, self._decoder, request.format, part.numbers)
 
     def _check(self, request: PictureRequest) -> None:
         if request.data not in self._readers:
@@ -99,16 +112,18 @@ class Producer:
 
 
 def serve_pictures(
-    directories: Sequence[Path], listener: int, secret: int, make_decoder: Callable[[], PictureDecoder]
+    directories: Sequence[Path], descriptors: Sequence[int], make_decoder: Callable[[], PictureDecoder]
 ) -> int:
-    """Serve the pictures of some directories, without end. listener, secret: descriptors.
+    """Serve the pictures of some directories, without end. descriptors: the four that producers.MakeCommand gets.
 
     Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
     """
     # the cores of the rank that started it are not its own
     lower_process_priority(_NICENESS)
+    listener, secret, note, ends = descriptors
     try:
-        producer = Producer([PictureIndex(directory) for directory in directories], make_decoder())
+        indexes = [PictureIndex(directory) for directory in directories]
+        producer = Producer(indexes, make_decoder(), DecodingRecord(note, ends))
     except MegatrainError as error:
         _log(f"ended: {error}")
         return error.exit_code
@@ -124,14 +139,14 @@ def serve_pictures(
 def main(arguments: list[str]) -> int:
     """Run a producer. Returns the exit code."""
     try:
-        listener, secret, decoder, threads, first, *others = arguments
-        descriptors, num_threads = (int(listener), int(secret)), int(threads)
+        listener, secret, note, ends, decoder, threads, first, *others = arguments
+        descriptors, num_threads = [int(one) for one in (listener, secret, note, ends)], int(threads)
     except ValueError:
-        print("usage: python -m megatrain.data.pictures.producer LISTENER SECRET DECODER THREADS DIRECTORY...",
-              file=sys.stderr)  # fmt: skip
+        arguments_text = "LISTENER SECRET NOTE ENDS DECODER THREADS DIRECTORY..."
+        print(f"usage: python -m megatrain.data.pictures.producer {arguments_text}", file=sys.stderr)
         return ExitCode.USAGE
     directories = [Path(one) for one in (first, *others)]
-    return serve_pictures(directories, *descriptors, lambda: make_decoder(decoder, num_threads))
+    return serve_pictures(directories, descriptors, lambda: make_decoder(decoder, num_threads))
 
 
 def _log(text: str) -> None:

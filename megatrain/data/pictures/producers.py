@@ -1,7 +1,11 @@
-"""Producers of this host: starts them beside this program, and starts one again that exits."""
+"""Producers of this host: starts them beside this program, and starts one again that exits.
+
+A picture at which they end again and again becomes known (decoding_record.py).
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from megatrain.contracts.closable import Closable
+from megatrain.data.pictures.decoding_record import DecodingRecord
 from megatrain.peers.link import SECRET_BYTES, PeerAddress
 from megatrain.peers.server import listen
 from megatrain.programs.child_process import ChildProcess
@@ -19,15 +24,16 @@ from megatrain.programs.supervisor import Supervisor
 from megatrain.programs.thread_limits import thread_error
 
 _STOP_S = 2.0
-MakeCommand = Callable[[int, int], Sequence[str]]
-"""Returns the command of a producer, from the descriptors of its listener and of its secret."""
+MakeCommand = Callable[[Sequence[int]], Sequence[str]]
+"""Returns the command of a producer from the descriptors that it inherits: of its listener, of its secret, and of the
+two files of its DecodingRecord."""
 
 
 def producer_command(directories: Sequence[Path], decoder: str, num_threads: int = 1) -> MakeCommand:
     """Return the command of a producer of the pictures in some directories. decoder: one of DECODERS."""
 
-    def command(listener: int, secret: int) -> Sequence[str]:
-        arguments = (str(listener), str(secret), decoder, str(num_threads), *map(str, directories))
+    def command(inherited: Sequence[int]) -> Sequence[str]:
+        arguments = (*map(str, inherited), decoder, str(num_threads), *map(str, directories))
         return (sys.executable, "-m", "megatrain.data.pictures.producer", *arguments)
 
     return command
@@ -38,7 +44,7 @@ class PictureProducers(Closable):
 
     listeners: one for each producer; each is closed when its producer is not started again. logs: the directory for
     their output. report: receives a message when a producer exits.
-    Raises: OSError when the secret cannot be stored in memory; MegatrainError, at the begin of the block, when a thread
+    Raises: OSError when the files in memory cannot be created; MegatrainError, at the begin of the block, when a thread
     cannot be started.
     """
 
@@ -57,6 +63,9 @@ class PictureProducers(Closable):
         self._report = report
         self._secret_file = os.memfd_create("picture-secret")
         os.write(self._secret_file, secret)
+        self._ends = os.memfd_create("picture-ends")
+        fcntl.fcntl(self._ends, fcntl.F_SETFL, os.O_APPEND)
+        self._notes = [os.memfd_create("picture-note") for _ in listeners]
         self._closed = threading.Event()
         self._listeners = listeners
         self._supervisors = [self._supervisor(number, one) for number, one in enumerate(listeners)]
@@ -96,19 +105,22 @@ class PictureProducers(Closable):
                 thread.join()
         for listener in self._listeners:  # those of threads that did not start are still open
             listener.close()
-        os.close(self._secret_file)
+        for file in (self._secret_file, self._ends, *self._notes):
+            os.close(file)
 
     def _run(self, supervisor: Supervisor, listener: socket.socket) -> None:
         supervisor.run(self._closed)
         listener.close()  # ends the connections that wait for a producer
 
     def _supervisor(self, number: int, listener: socket.socket) -> Supervisor:
-        inherited = (listener.fileno(), self._secret_file)
+        note = self._notes[number]
+        inherited, record = (listener.fileno(), self._secret_file, note, self._ends), DecodingRecord(note, self._ends)
 
         def start(log: Path) -> ChildProcess:
-            return ChildProcess(self._command(*inherited), log=log, inherited=inherited, stop_s=_STOP_S)
+            return ChildProcess(self._command(inherited), log=log, inherited=inherited, stop_s=_STOP_S)
 
-        return Supervisor(f"picture producer {number}", start, self._logs / f"producer-{number}.log", self._report)
+        name, log = f"picture producer {number}", self._logs / f"producer-{number}.log"
+        return Supervisor(name, start, log, self._report, record.add_end)
 
 
 def local_producers(

@@ -23,7 +23,7 @@ from megatrain.data.pictures.protocol import PRODUCER_LIMITS
 from megatrain.peers.link import SECRET_BYTES
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
-from tests.helpers.pillow_producer import PillowDecoder
+from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
@@ -72,7 +72,7 @@ def test_index_and_verify_state_what_is_there(tmp_path: Path, capsys: pytest.Cap
 def test_sample_asks_the_producers_that_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = write_pictures(tmp_path, 1, 4)
     run("index", tmp_path)
-    producer = Producer([PictureIndex(tmp_path)], PillowDecoder())
+    producer = Producer([PictureIndex(tmp_path)], PillowDecoder(), NO_ENDS)
     threading.Thread(target=producer.run, daemon=True).start()
     listener = listen("127.0.0.1")
     secret = secret_file(tmp_path)

@@ -34,7 +34,7 @@ from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
-from tests.helpers.pillow_producer import PillowDecoder
+from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -59,7 +59,7 @@ def in_threads(directory: Path, decoders: Sequence[PillowDecoder], data: str = "
     if data:
         index.digest = data
     for decoder in decoders:
-        producer = Producer([index], decoder)
+        producer = Producer([index], decoder, NO_ENDS)
         threading.Thread(target=producer.run, daemon=True).start()
         listener = listen("127.0.0.1")
         addresses.append(PeerAddress(*listener.getsockname()[:2]))
@@ -120,7 +120,7 @@ def test_producer_serves_several_indexes(shards: tuple[Path, list[bytes]], tmp_p
     directory, files = shards
     other = write_pictures(tmp_path, 1, 3)
     indexes = [PictureIndex(directory), build_index(tmp_path)]
-    producer = Producer(indexes, PillowDecoder())
+    producer = Producer(indexes, PillowDecoder(), NO_ENDS)
     threading.Thread(target=producer.run, daemon=True).start()
     listener = listen("127.0.0.1")
     with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
@@ -166,7 +166,7 @@ def test_producer_reports_the_requests_that_wait_in_it(shards: tuple[Path, list[
     listener, request = listen("127.0.0.1"), PictureRequest(index.digest, FORMAT, (1,))
     address = PeerAddress(*listener.getsockname()[:2])
     # nothing prepares pictures, so requests remain in the queue
-    producer = Producer([index], PillowDecoder())
+    producer = Producer([index], PillowDecoder(), NO_ENDS)
     with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False), ExitStack() as stack:
         found = []
         for _ in range(3):
@@ -243,7 +243,7 @@ WRONG_HEADS: dict[str, tuple[dict[str, object], str]] = {
 @contextmanager
 def wrong_at_first(directory: Path, num_wrong: int, head: dict[str, object]) -> Iterator[Producers]:
     """Yield a producer whose first answers have another head. The connection is sound: only the content is wrong."""
-    producer = Producer([PictureIndex(directory)], PillowDecoder())
+    producer = Producer([PictureIndex(directory)], PillowDecoder(), NO_ENDS)
     threading.Thread(target=producer.run, daemon=True).start()
     wrong = iter(range(num_wrong))
 

@@ -18,6 +18,7 @@ from megatrain.peers.link import SECRET_BYTES, PeerAddress
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import resized, unusual_files
 from tests.helpers.picture_cases import FORMAT, assert_bad_files_cost_themselves, write_cases
+from tests.helpers.pillow_producer import NO_ENDS
 
 SIZE = 24
 
@@ -32,7 +33,7 @@ def test_pillow_decodes_as_a_viewer_shows() -> None:
 
 def test_bad_files_cost_only_themselves_with_pillow(tmp_path: Path) -> None:
     index, secret = write_cases(tmp_path), bytes(SECRET_BYTES)
-    producer = Producer([index], make_decoder(PILLOW))
+    producer = Producer([index], make_decoder(PILLOW), NO_ENDS)
     threading.Thread(target=producer.run, daemon=True).start()
     listener = listen("127.0.0.1")
     with PeerServer(listener, secret, producer.serve, PRODUCER_LIMITS, has_low_priority=False):

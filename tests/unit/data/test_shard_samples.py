@@ -34,7 +34,7 @@ from megatrain.training.training_data import (
 )
 from tests.helpers.drawn_pictures import resized
 from tests.helpers.picture_shards import TOKENIZER, VOCAB_SIZE, caption_of, picture_file, shard_tables, write_shards
-from tests.helpers.pillow_producer import PillowDecoder
+from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
 from tests.helpers.read_samples import by_sample, read
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
@@ -60,7 +60,7 @@ def with_bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def producers(request: pytest.FixtureRequest) -> Iterator[Producers]:
     """A producer of the shards that the test's mark names, as a thread of this process."""
     directory = request.getfixturevalue(request.param)
-    producer = Producer([PictureIndex(directory)], PillowDecoder(pillow_identity()))
+    producer = Producer([PictureIndex(directory)], PillowDecoder(pillow_identity()), NO_ENDS)
     threading.Thread(target=producer.run, daemon=True).start()
     listener = listen("127.0.0.1")
     with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):

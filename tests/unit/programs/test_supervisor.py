@@ -103,3 +103,20 @@ def test_a_problem_ends_with_the_next_other_error(tmp_path: Path, monkeypatch: p
     log.unlink()
     found, _ = supervised(log, twice, log.name, 3)
     assert found.problem == ""
+
+
+@pytest.mark.slow
+def test_exits_that_the_work_explains_are_no_failures(tmp_path: Path) -> None:
+    """Twelve of them: more than the limit of starts. The next ones are failures, of which ten end the restarts."""
+    reports: list[str] = []
+    works = iter(["a picture"] * 12)
+
+    def start(log: Path) -> ChildProcess:
+        return ChildProcess(["sh", "-c", "kill -SEGV $$"], log=log)
+
+    found = Supervisor("producer", start, tmp_path / "log", reports.append, lambda ended: next(works, ""))
+    found.run(threading.Event())
+    text = f"producer was killed by SIGSEGV (11) at a picture; it is started again; see {tmp_path / 'log'}"
+    assert reports[:12] == [text] * 12
+    assert len(reports) == 22
+    assert "has failed 10 times with the same error: it was killed by SIGSEGV (11)" in found.problem

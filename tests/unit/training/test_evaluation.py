@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +21,21 @@ from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
 from megatrain.data.patches import patchify
+from megatrain.data.pictures.picture_source import Producers
+from megatrain.data.pictures.producer import Producer
+from megatrain.data.pictures.protocol import PRODUCER_LIMITS
 from megatrain.model import PatchRows, TokenContext, Transformer
+from megatrain.peers.link import SECRET_BYTES, PeerAddress
+from megatrain.peers.server import PeerServer, listen
 from megatrain.training.bad_samples import disagreement
 from megatrain.training.evaluation import Evaluation, combined, evaluate
+from megatrain.training.picture_data import shards_of
 from megatrain.training.rank_model import RankModel
 from megatrain.training.training_data import ValidationSet, open_validation
-from tests.helpers.single_rank import make_config, parameters_by_name, single_rank_model
+from tests.helpers.picture_shards import shard_tables, write_shards
+from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
+from tests.helpers.single_rank import SilentRecorder, make_config, parameters_by_name, single_rank_model
+from tests.helpers.training_case import make_config as make_case
 
 LENGTHS = (11, 5, 1, 9, 6)
 """32 tokens in windows of 8: three full windows and one with seven labels."""
@@ -50,7 +60,7 @@ def corpus(directory: Path, name: str = "validation", **tables: object) -> Confi
 
 
 def evaluated(config: Config, rank_model: RankModel | None = None) -> Evaluation:
-    (found,) = evaluate(rank_model or single_rank_model(config), open_validation(config))
+    (found,) = evaluate(rank_model or single_rank_model(config), open_validation(config), SilentRecorder())
     return found
 
 
@@ -182,9 +192,9 @@ def test_training_has_dropout_after_an_evaluation(tmp_path: Path) -> None:
 def test_sets_together_have_the_numbers_of_each_alone(num_samples: int, tmp_path: Path) -> None:
     config = several(tmp_path, 40, 11, evaluation={"num_samples": num_samples})
     rank_model, sets = single_rank_model(config), open_validation(config)
-    found = evaluate(rank_model, sets)
+    found = evaluate(rank_model, sets, SilentRecorder())
 
-    assert found == [evaluate(rank_model, [one])[0] for one in sets]
+    assert found == [evaluate(rank_model, [one], SilentRecorder())[0] for one in sets]
     assert [(one.name, one.num_samples) for one in sets] == [("40 tokens", num_samples or 5), ("11 tokens", 2)]
     assert [one.num_tokens for one in found] == [8 * num_samples or 39, 10]
     total = combined(found)
@@ -227,19 +237,19 @@ def bad_set(directory: Path, tokens: list[int]) -> tuple[Config, ValidationSet]:
 
 def test_evaluation_without_usable_samples_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, found = bad_set(tmp_path, [1] * 9 + [99] * 8)
-    (part,) = evaluate(single_rank_model(config), [replace(found, num_samples=1)])
+    (part,) = evaluate(single_rank_model(config), [replace(found, num_samples=1)], SilentRecorder())
     assert part.num_tokens == 8
 
     config, found = bad_set(tmp_path, [99] * 17)
     with pytest.raises(DataError, match=r"^validation set data\.validation: none of its 2 samples can be used"):
-        evaluate(single_rank_model(config), [found])
+        evaluate(single_rank_model(config), [found], SilentRecorder())
     assert caplog.text.count("validation.bin") == 2, "each address is in the log"
 
 
 def test_evaluation_of_other_samples_than_a_peer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, found = bad_set(tmp_path, [1] * 9 + [99] * 8)
     rank_model = single_rank_model(config)
-    (own,) = evaluate(rank_model, [found])
+    (own,) = evaluate(rank_model, [found], SilentRecorder())
     assert [one.number for one in own.bad_samples] == [1]
     for of_peer, is_same in ((own.bad_samples, True), ((), False), ([replace(own.bad_samples[0], number=0)], False)):
         parts = [
@@ -250,12 +260,36 @@ def test_evaluation_of_other_samples_than_a_peer_is_an_error(tmp_path: Path, mon
             difference = torch.tensor([0.0, 0.0, sum(parts)], dtype=torch.float64)
             both_ranks.setattr(type(rank_model.mesh), "sum_over_all", lambda _, sums, more=difference: sums + more)
             if is_same:
-                assert evaluate(rank_model, [found]) == [own]
+                assert evaluate(rank_model, [found], SilentRecorder()) == [own]
                 continue
             with pytest.raises(
                 DataError, match=r"^validation set data\.validation: the hosts of a replica cannot use different sam"
-            ):
-                evaluate(rank_model, [found])
+            ) as raised:
+                evaluate(rank_model, [found], SilentRecorder())
+            assert str(raised.value).endswith(": repair the files (megatrain data verify)")
+
+
+def test_difference_of_pictures_names_their_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_shards(tmp_path / "shards", 1, 4, bad=(2,))
+    tables = shard_tables(directory)
+    config = make_case({
+        **tables, "data": {**tables["data"], "bad_samples": "replace"},
+        "validation_set": {"path": str(directory), "pictures": "shards"},
+    })  # fmt: skip
+    (found,) = open_validation(config)
+    shards, secret, listener = shards_of(found.reader), bytes(SECRET_BYTES), listen("127.0.0.1")
+    assert shards is not None
+    producer = Producer([shards.index], PillowDecoder(), NO_ENDS)
+    threading.Thread(target=producer.run, daemon=True).start()
+    rank_model = single_rank_model(config)
+    difference = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    monkeypatch.setattr(type(rank_model.mesh), "sum_over_all", lambda _, sums: sums + difference)
+    with (
+        PeerServer(listener, secret, producer.serve, PRODUCER_LIMITS, has_low_priority=False),
+        shards.connect(Producers([PeerAddress(*listener.getsockname()[:2])], secret)),
+        pytest.raises(DataError, match=rf"repair the files \(megatrain data pictures verify {directory}\)$"),
+    ):
+        evaluate(rank_model, [found], SilentRecorder())
 
 
 def test_without_held_out_tokens_there_is_nothing_to_evaluate() -> None:

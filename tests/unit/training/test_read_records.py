@@ -6,18 +6,20 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from megatrain.contracts.black_box.operations import StepValue
+from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.black_box.reader import read_black_box
-from megatrain.contracts.black_box.values import Identity
+from megatrain.contracts.black_box.values import Identity, Phase
 from megatrain.contracts.layout import Layout
 from megatrain.data.loader_report import LoaderRead, LoaderReport
 from megatrain.data.producer_work import ProducerWork
+from megatrain.data.reader import ReadSlots
 from megatrain.data.step_batch import StepBatch
 from megatrain.run_files.run_directory import black_box_path
 from megatrain.telemetry.recorder import open_recorder
-from megatrain.training.read_records import record_reads, values_of_reads
+from megatrain.training.read_records import record_reads, recorded_reads, values_of_reads
 
 NOT_ASKED = ProducerWork()
 FIRST = ProducerWork(1100, 300, 16, 500, num_answered=1, answering_ns=300, num_waiting=2)
@@ -89,4 +91,22 @@ def test_each_read_and_its_requests_are_recorded_once(
     ]
     assert found == spans
     assert [(StepValue(one.kind_number).text, one.value) for one in box.values] == values
+    recorder.close()
+
+
+def test_each_read_of_held_out_samples_is_a_wait_for_data(tmp_path: Path) -> None:
+    """It counts in no sum of a step."""
+    identity = Identity("demo", "main", 1, 0, Layout(), os.getpid(), "host")
+    recorder = open_recorder(identity, directory=str(tmp_path), run_key="key", num_records=64)
+    recorder.set_step(3)
+    with recorder.span(Operation.STEP):
+        pass
+    recorder.set_phase(Phase.EVALUATION)
+    reads = [ReadSlots([], np.zeros(0, np.int64), (), works) for works in ((), (NOT_ASKED, FIRST))]
+    assert list(recorded_reads(recorder, iter(reads))) == reads
+    assert set(recorder.complete_step().totals) == {Operation.STEP}
+    box = read_black_box(black_box_path(tmp_path, "demo", "key", "main", 1, 0))
+    found = [(record.operation, record.step) for record in box.records if record.is_span]
+    names = ["step", "data-wait", "data-wait", "picture-wait", "picture-requests"]
+    assert [name for name, _ in found[: len(names)]] == names
     recorder.close()

@@ -77,6 +77,12 @@ def producers_of(shards: Path) -> list[int]:
     return [pid for pid in descendants(os.getpid()) if wanted in words_of(pid) and is_running(pid)]
 
 
+def own_sockets() -> set[str]:
+    """Return the open sockets of this process."""
+    found = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return {name for name in map(os.readlink, filter(os.path.lexists, found)) if name.startswith("socket:")}
+
+
 def delivered(config: Config, root: Path, after_step: Callable[[int], None] = lambda step: None) -> list[Any]:
     with opened(config, root) as batches:
         found = []
@@ -184,6 +190,7 @@ def test_start_is_refused_without_shard_or_secret(loader: str, shards: Path, tmp
 @pytest.mark.parametrize("num_started", [0, 1])
 def test_start_is_refused_at_a_thread_limit(num_started: int, shards: Path, tmp_path: Path) -> None:
     """The threads are the one that watches the only producer, and the one that waits for the end of all."""
+    before = own_sockets()
     with (
         no_thread_starts(after=num_started),
         pytest.raises(
@@ -194,6 +201,7 @@ def test_start_is_refused_at_a_thread_limit(num_started: int, shards: Path, tmp_
         raise AssertionError("the run began")
     assert not list((tmp_path / "arena-host").iterdir())
     assert producers_of(shards) == []
+    assert own_sockets() <= before, "no listener stays open"
 
 
 def test_wrong_addresses_end_a_run_that_has_not_begun(

@@ -175,7 +175,7 @@ def test_each_phase_of_a_step_is_a_span(make_trainer: MakeTrainer, tmp_path: Pat
     made.run()
     (box,) = boxes_by_rank(directory).values()
 
-    each_step = (Operation.DATA_WAIT, Operation.STEP, Operation.CLIP, Operation.OPTIMIZER)
+    each_step = (Operation.STEP, Operation.CLIP, Operation.OPTIMIZER)
     for operation in each_step:
         assert spans_by_step(box, operation) == {0: 1, 1: 1}, operation
     for operation in (Operation.GC, Operation.EVALUATION):
@@ -183,9 +183,16 @@ def test_each_phase_of_a_step_is_a_span(make_trainer: MakeTrainer, tmp_path: Pat
     # The snapshot, and at the end the wait for storage.
     assert spans_by_step(box, Operation.CHECKPOINT) == {1: 2}
     assert box.in_flight == ()
-    # Data is awaited outside of the step's computation, which contains clipping and update.
+    # Data is awaited outside of the step's computation, which contains clipping and update, and then in the evaluation.
+    (evaluation,) = spans(box, Operation.EVALUATION)
+    first, second, *held_out = spans(box, Operation.DATA_WAIT)
+    assert held_out
+    for read in held_out:
+        assert read.step == 1
+        assert evaluation.start_ns <= read.start_ns
+        assert read.start_ns + (read.duration_ns or 0) <= evaluation.start_ns + (evaluation.duration_ns or 0)
     for wait, step, update in zip(
-        *(spans(box, one) for one in (Operation.DATA_WAIT, Operation.STEP, Operation.OPTIMIZER)), strict=True
+        (first, second), *(spans(box, one) for one in (Operation.STEP, Operation.OPTIMIZER)), strict=True
     ):
         assert wait.duration_ns is not None
         assert step.duration_ns is not None
