@@ -1,4 +1,4 @@
-// What operators with kernels/columns.h share: the shape of a walk down columns, and the second half of their sums.
+// Shared by the operators that use kernels/columns.h: the shape of a walk down columns, and the second half of sums.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 
 namespace megatrain {
 
-constexpr int WALK_SUM_ROUNDS = 4;  // least rounds of a group with sums: keeps their memory far below that of the rows
+constexpr int WALK_SUM_ROUNDS = 4;  // least rounds of a group with sums, so that the sums need far less memory than the rows
 
-// rows_at_once: of a thread. has_sums: the groups of threads write sums of their columns. Then only as many blocks are
-// launched as run at once, and each loops over rows. Otherwise a thread handles its rows and ends, so that the hardware
-// balances the load.
+// rows_at_once: the rows that a thread handles at once. has_sums: the groups of threads write sums of their columns. Then
+// only as many blocks are launched as run at once, and each loops over rows. Otherwise a thread handles its rows and ends,
+// so that the hardware balances the load.
 inline WalkShape walk_shape(const Device& device, int64_t rows, int64_t columns, int width, int rows_at_once, bool has_sums) {
   const int64_t pieces = divide_up(columns, width);
   const int threads = int(pieces < WALK_THREADS ? divide_up(pieces, 32) * 32 : WALK_THREADS);

@@ -239,10 +239,12 @@ def _read_header(path: DataPath, index: bytes | mmap.mmap) -> tuple[np.dtype[Any
     magic, version, code, num_sequences, num_bounds = INDEX_HEADER.unpack_from(index)
     if magic != INDEX_MAGIC:
         raise DataError(
-            f"{path}: starts with {magic!r}, an index starts with {INDEX_MAGIC!r}; this is another kind of file"
+            f"{path}: starts with {magic!r}, but an index starts with {INDEX_MAGIC!r}; this is another kind of file"
         )
     if version != INDEX_VERSION:
-        raise DataError(f"{path}: is version {version} of the index format, only version {INDEX_VERSION} is supported")
+        raise DataError(
+            f"{path}: is version {version} of the index format, but only version {INDEX_VERSION} is supported"
+        )
     if code not in INDEX_DTYPES:
         known = ", ".join(f"{code} ({dtype.name})" for code, dtype in INDEX_DTYPES.items())
         raise DataError(f"{path}: has tokens of type code {code}; the supported integer types are {known}")
@@ -272,7 +274,7 @@ def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
             at = int(wrong[0])
             raise DataError(
                 f"{path}: sequence {first + at} of {int(lengths[at])} bytes lies at byte {int(pointers[at])}, "
-                f"the lengths before it add up to {int(expected[at])}; the index is damaged, build the data again"
+                f"but the lengths before it add up to {int(expected[at])}; the index is damaged, build the data again"
             )
         position = int(expected[-1])
         if position > _LARGEST_FILE_BYTES:
@@ -284,8 +286,8 @@ def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
     bounds = dataset.document_bounds
     if bounds[0] != 0 or bounds[-1] != dataset.num_sequences or np.any(bounds[1:] < bounds[:-1]):
         raise DataError(
-            f"{path}: document bounds run from {int(bounds[0])} to {int(bounds[-1])}, must rise from 0 to the "
-            f"{dataset.num_sequences} sequences; the index is damaged, build the data again"
+            f"{path}: document bounds run from {int(bounds[0])} to {int(bounds[-1])}, but must rise from 0 to "
+            f"the {dataset.num_sequences} sequences; the index is damaged, build the data again"
         )
 
 

@@ -1,9 +1,9 @@
 """What the samples of one length are taken from, after changes of the sample length. Pure functions on integers.
 
-A change comes in the middle of a part (parts.py). What is left of this part is dealt first: its windows of the old
-length, in their order, follow each other and are cut into samples of the new length. So longer samples have several
+A change may fall in the middle of a part (parts.py). The rest of this part is dealt first: its remaining windows of the
+old length are concatenated in their order, and cut into samples of the new length. So longer samples have several
 pieces, and the last sample may be shorter. All later parts of the epoch, and all later epochs, are windows of the new
-length. So each token of an epoch is in one sample, whatever lengths follow each other.
+length. So each token of an epoch is in exactly one sample, after any sequence of changes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from megatrain.contracts.black_box.encoding import NO_VALUE
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
 
 _STEPS_REMEMBERED = 31
-"""The typical step is the median of this many steps: an odd number, small enough that a new speed counts soon."""
+"""The typical step is the median of this many steps: an odd number, and few, so that it follows a change of speed."""
 
 
 @dataclass(frozen=True, slots=True)

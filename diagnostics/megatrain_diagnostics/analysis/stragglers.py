@@ -2,8 +2,8 @@
 
 A rank whose own compute is slow shows two signals: it computes longer than peers with the same work, and others wait.
 Ranks that wait are victims. The search then names the cause: samples, garbage collection, data or the host itself.
-Where no rank stands out, it is the partition of the model, samples that make another rank slow in each step, or the
-network.
+If no rank stands out, the cause is the partition of the model, the network, or samples that slow another rank in each
+step.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ def _of_host(evidence: StragglerEvidence, slow: Candidates, ranks: list[int]) ->
 
 
 def _gain(evidence: StragglerEvidence, window: ComparedSteps, slow: Candidates, ranks: list[int]) -> float:
-    """Return by how many seconds per step the longest rank would be shorter if `ranks` were as fast as their peers.
+    """Return how many seconds per step the last rank would finish earlier if `ranks` were as fast as their peers.
 
-    In the stage of the worst rank, each rank counts with the passes that it has: a rank with fewer of them may be slow
-    and delay no other. The result is at most the time that others wait for the longest one: overlapped time delays no
-    rank. An upper bound, without a replay.
+    In the stage of the worst rank, the compute of each rank's own passes counts: a slow rank with fewer passes may
+    delay no other. The result is at most the time that others wait for the last rank, because overlapped time delays no
+    rank. It is an upper bound, computed without a replay.
     """
     is_in_stage = evidence.peers.stage_of == evidence.peers.stage_of[ranks[0]]
     own = window.own[:, Aspect.COMPUTE].astype(np.float64)
@@ -199,7 +199,7 @@ def _victims(window: ComparedSteps, culprit: int, excess_s: float) -> Indices:
 
 
 def _rotating(evidence: StragglerEvidence) -> Iterator[Finding]:
-    """Yield the slowness that moves to another rank each step: samples of many lengths, or irregular collections."""
+    """Yield findings if another rank is slow in each step: by samples of many lengths, or by irregular collections."""
     window, thresholds = evidence.long_window, evidence.thresholds
     scale = float(np.median(window.scale))
     for aspect, cause in ((Aspect.COMPUTE, Cause.LENGTHS), (Aspect.GC, Cause.GC)):

@@ -24,7 +24,7 @@ def shown(key: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key with its value. `create_revision` stays while the key exists, `mod_revision` changes with each put."""
+    """A key with its value. `create_revision` is constant while the key exists; each put changes `mod_revision`."""
 
     key: bytes
     value: bytes
@@ -128,7 +128,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key. With a lease, the key is deleted with it; a put without a lease detaches the key from a lease."""
+    """Write one key. etcd deletes it when its lease ends; a put without a lease detaches the key from its lease."""
 
     key: Text
     value: Text

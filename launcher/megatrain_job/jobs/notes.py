@@ -30,7 +30,7 @@ MAX_NOTES = 5000
 """Notes of a run, including retracted ones. The audit (64 MiB) has space for many more, but a chart does not."""
 _WINDOW_S = 3600.0
 _AROUND_S = 300.0
-"""A note this long before or after an incident belongs to it."""
+"""A note at most this long before or after an incident belongs to it."""
 _LARGEST_STEP = 2**31 - 1
 _LATEST_S = 2.0**33
 _PLACE = re.compile(r"(?:step ([0-9]{1,10}))|(?:time ([0-9]{1,11}\.[0-9]{3}))", re.ASCII)
@@ -65,7 +65,7 @@ class Note:
         return self.retracted_unix_s is not None
 
     def is_of(self, incident: Incident, now_s: float) -> bool:
-        """Return whether the incident lost the note's step, or is within five minutes of the note's time."""
+        """Return whether the note's step was lost in the incident, or its time is within five minutes of it."""
         moments = incident.moments
         ended_s = now_s if incident.state is IncidentState.OPEN else moments.first_step or moments.detected
         if self.at_unix_s is not None:
