@@ -185,7 +185,7 @@ DAMAGED: dict[str, tuple[bytes, bytes, str]] = {
     "no tokens": (GOLDEN_INDEX, b"", OTHER_DATA.format(0)),
     "a token more": (GOLDEN_INDEX, GOLDEN_DATA + b"\0\0", OTHER_DATA.format(14)),
     "another magic": (with_bytes(0, b"PK\x03\x04"), GOLDEN_DATA, r"t\.idx: starts with b'PK.*this is another kind of"),
-    "another version": (with_bytes(9, b"\x02"), GOLDEN_DATA, r"t\.idx: is version 2 .*, but only version 1 is supported"),
+    "another version": (with_bytes(9, b"\x02"), GOLDEN_DATA, r"t\.idx: is version 2 .*only version 1 is supported"),
     "another type": (with_bytes(17, b"\x06"), GOLDEN_DATA, r"t\.idx: has tokens of type code 6"),
     "another length": (
         with_bytes(38, b"\x02"), GOLDEN_DATA,
@@ -202,7 +202,7 @@ DAMAGED: dict[str, tuple[bytes, bytes, str]] = {
         with_bytes(94, b"\x02"), GOLDEN_DATA,
         r"t\.idx: document bounds run from 0 to 2, but must rise from 0 to the 3 sequences",
     ),
-    "bounds that fall": (with_bytes(78, b"\x03"), GOLDEN_DATA, r"t\.idx: document bounds run from 0 to 3, but must rise"),
+    "bounds that fall": (with_bytes(78, b"\x03"), GOLDEN_DATA, r"t\.idx: bounds run from 0 to 3, but must rise"),
     "too many sequences": (with_counts(2**64 - 1, 4), GOLDEN_DATA, LENGTH),
     "too many bounds": (with_counts(3, 2**64 - 1), GOLDEN_DATA, LENGTH),
     "too many of both": (with_counts(2**63, 2**63), GOLDEN_DATA, LENGTH),
