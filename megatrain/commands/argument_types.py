@@ -1,10 +1,13 @@
-"""Argument types for argparse. Each error names the expected form and the value found."""
+"""Types of arguments, and arguments of all subcommands. Each error names the expected form and the value found."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
+
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _LARGEST = 2**63 - 1
 _SHOWN_CHARACTERS = 40
@@ -79,3 +82,8 @@ def _integer(text: str) -> int | None:
 def _refusal(text: str, wanted: str) -> argparse.ArgumentTypeError:
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
     return argparse.ArgumentTypeError(f"{shown!r} is not {wanted}")
+
+
+def add_json(parser: argparse._ActionsContainer) -> None:
+    """Declare --json."""
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")

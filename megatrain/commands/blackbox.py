@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from megatrain.commands.argument_types import whole_number
+from megatrain.commands.argument_types import add_json, whole_number
 from megatrain.commands.printing import table
 from megatrain.config.recording import TelemetryConfig
 from megatrain.contracts.black_box.operations import Operation
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="only records of one operation, for example forward-compute",
     )
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object instead of a table")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from megatrain.checkpoint.find import choose_checkpoint
 from megatrain.checkpoint_format.checkpoint_names import COMMIT_NAME
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.stored_tensors import EMA, MASTER
 from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.printing import print_note
 from megatrain.contracts.errors import CheckpointError, MissingFileError
-from megatrain.formatting import printable
-
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +48,7 @@ def chosen_checkpoint(args: argparse.Namespace) -> Location:
     """
     checkpoint, notes = choose_checkpoint(args.location, args.step, args.branch)
     for note in notes:
-        print(f"megatrain: note: {printable(note)}", file=sys.stderr)
+        print_note(f"note: {note}")
     return checkpoint
 
 
@@ -71,10 +67,6 @@ def reading(checkpoint: Location) -> Iterator[None]:
             f"{checkpoint} was removed while it was read ({error}); `megatrain ckpt pin` protects a checkpoint "
             "from a job's retention"
         ) from error
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
 def add_run(parser: argparse.ArgumentParser, *, may_be_branch: bool = True) -> None:

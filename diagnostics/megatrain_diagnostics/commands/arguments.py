@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text, whole_number
 from megatrain.commands.printing import print_note, print_result
 from megatrain.contracts.errors import DataError, MegatrainError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
@@ -20,7 +20,6 @@ from megatrain_diagnostics.events.source import EventSource
 from megatrain_diagnostics.events.tables import Ranks
 from megatrain_job.failures.culprit import Culprit, recorded_culprit
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 RUN_HELP = (
     "a run directory, a job's name (runs/NAME), or any directory with segments of events (default: the only run below "
     "runs/)"
@@ -56,10 +55,6 @@ def print_analysis(
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the argument [RUN]; args.place is where the events are."""
     parser.add_argument("place", nargs="?", default="", type=utf8_text, metavar="RUN", help=RUN_HELP)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
 def add_round(parser: argparse.ArgumentParser) -> None:

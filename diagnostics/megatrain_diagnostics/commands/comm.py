@@ -6,20 +6,14 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
+from megatrain.commands.argument_types import Verbs
 from megatrain.commands.printing import facts, table
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import bytes_text, ranks_text
 from megatrain_diagnostics.analysis.comm import Communication, analyse_communication
 from megatrain_diagnostics.analysis.slow_links import SLOW_EXCESS, SlowLinks
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
-from megatrain_diagnostics.commands.arguments import (
-    Verbs,
-    add_analysis,
-    add_steps,
-    chosen_round,
-    open_source,
-    print_analysis,
-)
+from megatrain_diagnostics.commands.arguments import add_analysis, add_steps, chosen_round, open_source, print_analysis
 from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import Spans

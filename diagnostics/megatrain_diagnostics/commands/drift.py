@@ -6,20 +6,13 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from megatrain.commands.argument_types import real_number
+from megatrain.commands.argument_types import Verbs, real_number
 from megatrain.commands.printing import facts
 from megatrain.formatting import names_text, ranks_text, time_text
 from megatrain_diagnostics.analysis.drift import Drift, LevelChange, analyse_drift
 from megatrain_diagnostics.analysis.drift_causes import EXPLAINS, Moved
 from megatrain_diagnostics.analysis.trends import Trend
-from megatrain_diagnostics.commands.arguments import (
-    Verbs,
-    add_analysis,
-    add_steps,
-    chosen_round,
-    open_source,
-    print_analysis,
-)
+from megatrain_diagnostics.commands.arguments import add_analysis, add_steps, chosen_round, open_source, print_analysis
 
 _MAX_RANKS_NAMED = 8
 _MAX_MOVED = 4

@@ -7,19 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from megatrain.commands.argument_types import whole_number
+from megatrain.commands.argument_types import Verbs, whole_number
 from megatrain.commands.printing import facts, table
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain_diagnostics.analysis.explain import Breakdown, StepExplanation, explain_step
 from megatrain_diagnostics.analysis.step_windows import known_steps, read_step_events
-from megatrain_diagnostics.commands.arguments import (
-    Verbs,
-    add_analysis,
-    add_ranks,
-    chosen_round,
-    open_source,
-    print_analysis,
-)
+from megatrain_diagnostics.commands.arguments import add_analysis, add_ranks, chosen_round, open_source, print_analysis
 from megatrain_diagnostics.commands.overlap_table import overlap_document, overlap_table, overlapped_share
 
 _MAX_RANKS = 32

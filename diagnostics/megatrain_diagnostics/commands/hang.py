@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.argument_types import Verbs, utf8_text
 from megatrain.commands.printing import facts, print_note, print_result, table
 from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
@@ -27,7 +27,6 @@ from megatrain_diagnostics.analysis.hang import find_hang
 from megatrain_diagnostics.analysis.hang_grid import LEGEND, grid_lines
 from megatrain_diagnostics.analysis.stack_clusters import StackFinding, find_outliers, newest_main_stacks
 from megatrain_diagnostics.commands.arguments import (
-    Verbs,
     add_analysis,
     check_run,
     chosen_round,

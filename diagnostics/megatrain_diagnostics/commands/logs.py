@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 
-from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.argument_types import add_json, utf8_text, whole_number
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, NotFoundError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import names_text, time_text
 from megatrain_diagnostics.analysis.log_search import matching_lines, newest_logged
 from megatrain_diagnostics.commands.arguments import (
-    add_json,
     add_ranks,
     add_round,
     add_run,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from megatrain.commands.argument_types import real_number, whole_number
+from megatrain.commands.argument_types import Verbs, real_number, whole_number
 from megatrain.commands.printing import facts
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.formatting import names_text, ranks_text, seconds_text
@@ -15,14 +15,7 @@ from megatrain_diagnostics.analysis.findings import Finding, Thresholds
 from megatrain_diagnostics.analysis.sentences import findings_headline
 from megatrain_diagnostics.analysis.stored_stragglers import stored_stragglers
 from megatrain_diagnostics.analysis.straggler_history import StragglerHistory
-from megatrain_diagnostics.commands.arguments import (
-    Verbs,
-    add_analysis,
-    add_steps,
-    chosen_round,
-    open_source,
-    print_analysis,
-)
+from megatrain_diagnostics.commands.arguments import add_analysis, add_steps, chosen_round, open_source, print_analysis
 from megatrain_diagnostics.events.roster import Roster, read_roster
 
 _MAX_SHOWN = 12

@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
-from typing import TypeAlias
 
-from megatrain.commands.argument_types import real_number, utf8_text, whole_number
+from megatrain.commands.argument_types import Verbs, add_json, real_number, utf8_text, whole_number
 from megatrain.commands.printing import facts, print_json, print_lines
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.exit_codes import ExitCode
@@ -21,8 +20,6 @@ from megatrain.formatting import seconds_text
 from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_job.jobs.recording import change_recording, configured_period, read_recording, switched
 from megatrain_job.jobs.send_request import requester
-
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _MAX_STEPS = 2**31 - 1
 _MAX_S = 7 * 86400.0
@@ -98,7 +95,7 @@ def _add(verbs: Verbs, name: str, text: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
     add_job(verb)
     verb.add_argument("--reason", default="", type=utf8_text, metavar="TEXT", help="reason to record")
-    verb.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+    add_json(verb)
     verb.set_defaults(run_verb=run)
     return verb
 

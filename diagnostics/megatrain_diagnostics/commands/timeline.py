@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from megatrain.commands.argument_types import utf8_path, whole_number
+from megatrain.commands.argument_types import Verbs, utf8_path, whole_number
 from megatrain.commands.printing import facts, print_note
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import bytes_text
@@ -18,7 +18,6 @@ from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.analysis.step_windows import full_steps, known_steps, newest_steps, read_step_events
 from megatrain_diagnostics.analysis.timeline import MAX_SLICES, Timeline, lay_out
 from megatrain_diagnostics.commands.arguments import (
-    Verbs,
     add_analysis,
     add_ranks,
     add_steps,

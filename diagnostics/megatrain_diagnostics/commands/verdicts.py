@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text
 from megatrain.commands.printing import facts, print_note, print_result, table
 from megatrain.contracts.errors import (
     CoordinationError,
@@ -25,7 +25,6 @@ from megatrain.contracts.records.record import to_plain
 from megatrain.formatting import age_text, count_text, names_text, ranks_text, short, time_text
 from megatrain.run_files.incidents import AUDIT_NAME, read_audit
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_diagnostics.commands.arguments import Verbs, add_json
 from megatrain_job.commands.job_location import JobLocationError, add_job, named_job, opened_job, run_at
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, cases_of_audit, read_cases
 

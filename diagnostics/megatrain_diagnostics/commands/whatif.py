@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatrain.commands.argument_types import utf8_path, utf8_text
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path, utf8_text
 from megatrain.commands.printing import facts, print_note, print_result, table
 from megatrain.contracts.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from megatrain_diagnostics.analysis.whatif import JobShape, OperationTable, WhatIf
     from megatrain_diagnostics.analysis.whatif.metrics import PartSlowdowns
-    from megatrain_diagnostics.commands.arguments import Verbs
 
 _SHOWN_PARTS = 8
 _SHOWN_NOTES = 10
@@ -21,7 +20,7 @@ _SHOWN_NOTES = 10
 
 def add_verb(verbs: Verbs) -> None:
     """Add the subcommand `whatif`."""
-    from megatrain_diagnostics.commands.arguments import add_json, add_round, add_steps
+    from megatrain_diagnostics.commands.arguments import add_round, add_steps
 
     parser = verbs.add_parser(
         "whatif",

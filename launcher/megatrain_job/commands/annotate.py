@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from megatrain.commands.argument_types import utf8_text, whole_number
+from megatrain.commands.argument_types import add_json, utf8_text, whole_number
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import DataError, NotFoundError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--at", default="", type=utf8_text, metavar="TIME", help="time of the note, for example 2026-11-23T09:30:00Z"
     )
     subject.add_argument("--retract", default="", type=utf8_text, metavar="ID", help="retract this note")
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from typing import TypeAlias
 
-from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, NotFoundError, UsageError
 from megatrain.contracts.exit_codes import ExitCode
@@ -35,15 +34,13 @@ from megatrain_job.jobs.send_request import (
     requester,
 )
 from megatrain_job.jobs.snapshot import JobSnapshot, read_job
-from megatrain_launcher.commands.job import print_answer
 from megatrain_launcher.commands.status import known
 from megatrain_launcher.commands.status_text import check_lines, host_lines
-from megatrain_launcher.commands.wait_for_answer import add_waiting, wait_for_answer
+from megatrain_launcher.commands.wait_for_answer import add_waiting, ask_driver
 
 SUMMARY = "list the hosts of a job; check, cordon and evict them"
 
 _OF_ONE_HOST = ("cordon", "uncordon", "evict")
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs: Verbs = parser.add_subparsers(dest="host_verb", required=True, metavar="SUBCOMMAND")
     listing = verbs.add_parser("ls", help="list every host with its state and its problems", allow_abbrev=False)
     add_job(listing)
-    _add_json(listing)
+    add_json(listing)
     listing.set_defaults(run_verb=_ls)
 
     checking = verbs.add_parser("check", help="run the health checks of a host, or of all", allow_abbrev=False)
@@ -73,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "evict":
             add_waiting(verb)
         else:
-            _add_json(verb)
+            add_json(verb)
         verb.set_defaults(run_verb=action)
 
 
@@ -92,10 +89,6 @@ def run(args: argparse.Namespace) -> int:
 def _add_job_and_host(parser: argparse.ArgumentParser, text: str) -> None:
     add_job(parser)
     parser.add_argument("--host", type=_host_name, metavar="HOST", help=text)
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
 def _host_name(text: str) -> str:
@@ -162,9 +155,7 @@ def _evict(job: OpenJob, args: argparse.Namespace) -> int:
     check_accepts_requests(snapshot)
     _check_is_there(snapshot, args.host)
     request = make_request(RequestKind.EVICT, host=args.host, reason=args.reason)
-    answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
-    print_answer(answer, request, job.keys.job, is_json=args.is_json)
-    return int(ExitCode.OK)
+    return ask_driver(job, request, args)
 
 
 def _check_is_there(snapshot: JobSnapshot, host: str) -> None:
@@ -181,9 +172,7 @@ def _check(job: OpenJob, args: argparse.Namespace) -> int:
         raise NotFoundError(f"job {snapshot.job!r} has no host {args.host!r}; there {_there(snapshot)}")
     request = make_request(RequestKind.CHECK, host=args.host or "")
     if not args.is_waiting:
-        first = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=False)
-        print_answer(first, request, job.keys.job, is_json=args.is_json)
-        return int(ExitCode.OK)
+        return ask_driver(job, request, args)
     expected = {args.host} if args.host else set(snapshot.hosts)
     reports: dict[str, CheckReport] = {}
     answer: Answer | None = None

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.argument_types import add_json, utf8_text
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import (
     CoordinationError,
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job(parser)
     parser.add_argument("--id", default="", type=utf8_text, metavar="ID",
                         help='an id, the beginning of one, or "last": show all of this incident')  # fmt: skip
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

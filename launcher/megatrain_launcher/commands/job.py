@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import TypeAlias
 
-from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.printing import print_json, print_lines
+from megatrain.commands.argument_types import Verbs, utf8_text
 from megatrain.contracts.errors import UsageError
-from megatrain.contracts.exit_codes import ExitCode
-from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
+from megatrain.contracts.records.job_requests import RequestKind
 from megatrain_job.commands.job_location import add_job, opened_job
 from megatrain_job.jobs.send_request import check_accepts_requests, make_request
 from megatrain_job.jobs.snapshot import read_job
-from megatrain_launcher.commands.wait_for_answer import add_waiting, wait_for_answer
+from megatrain_launcher.commands.wait_for_answer import add_waiting, ask_driver
 
 SUMMARY = "restart, stop or checkpoint a running job; approve or dismiss what the diagnosis proposes"
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _VERBS = (
     (RequestKind.CHECKPOINT, "save a checkpoint at the next step that all ranks agree on"),
@@ -67,18 +63,4 @@ def run(args: argparse.Namespace) -> int:
     request = make_request(args.kind, reason=args.reason, verdict=verdict or "")
     with opened_job(args) as job:
         check_accepts_requests(read_job(job.client, job.keys))
-        answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
-    print_answer(answer, request, job.keys.job, is_json=args.is_json)
-    return int(ExitCode.OK)
-
-
-def print_answer(answer: Answer, request: JobRequest, job: str, *, is_json: bool) -> None:
-    """Print the result of a request."""
-    if is_json:
-        print_json({
-            "job": job, "request_id": request.request_id, "kind": str(request.kind), "host": request.host,
-            "verdict": request.verdict, "is_accepted": answer.is_accepted, "is_done": answer.is_done,
-            "text": answer.text,
-        })  # fmt: skip
-    else:
-        print_lines([f"{job}: {answer.text or ('done' if answer.is_done else 'accepted')}"])
+        return ask_driver(job, request, args)

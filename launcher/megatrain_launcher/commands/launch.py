@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from megatrain.commands.printing import print_note
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import printable
 from megatrain.programs.stop_signals import StopSignals, record_only
 from megatrain_launcher.launch.flags import DEFAULT_MODULE, LaunchFlags, add_launch_arguments, launch_flags
 from megatrain_launcher.logs.program_log import log_to_stderr
@@ -89,11 +89,11 @@ def run(args: argparse.Namespace) -> int:
         with StopSignals(stop_early) as early:
             plan = make_plan(with_imported_model(flags), environment)
             return run_launch(
-                plan, environment, execute, _print_note, on_job_over=lambda: early.set_callbacks(record_only)
+                plan, environment, execute, print_note, on_job_over=lambda: early.set_callbacks(record_only)
             )
     except StoppedEarly as stop:
         with suppress(OSError):  # the reader is gone
-            _print_note(f"{stop}: stopped before training began")
+            print_note(f"{stop}: stopped before training began")
         return ExitCode.SAVED_AND_STOPPED
 
 
@@ -114,7 +114,3 @@ def _template(flags: LaunchFlags) -> str:
     if flags.workers.isdigit():  # the cluster hosts' devices are not known here
         count_hosts(loaded.config, loaded.origins, flags.min_hosts or largest, largest, int(flags.workers))
     return write_template(flags, loaded.config, largest)
-
-
-def _print_note(text: str) -> None:
-    print(f"megatrain: {printable(text)}", file=sys.stderr, flush=True)

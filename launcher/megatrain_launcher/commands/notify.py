@@ -7,9 +7,8 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import TypeAlias
 
-from megatrain.commands.argument_types import utf8_text
+from megatrain.commands.argument_types import Verbs, utf8_text
 from megatrain.commands.printing import print_lines
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
@@ -23,7 +22,6 @@ from megatrain_launcher.notify.topics import Event, Stage, Topic
 
 SUMMARY = "test the receivers that a job notifies of its incidents"
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _CONFIG_NAME = "config.toml"
 
 

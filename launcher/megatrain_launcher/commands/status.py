@@ -10,6 +10,7 @@ import time
 from enum import IntEnum
 from pathlib import Path
 
+from megatrain.commands.argument_types import add_json
 from megatrain.commands.printing import facts, print_json, print_lines, print_note
 from megatrain.contracts.errors import CoordinationError, CoordinationRefusedError, MegatrainError, UnknownJobError
 from megatrain.contracts.exit_codes import ExitCode
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     add_job(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+    add_json(form)
     form.add_argument("--watch", action="store_true", dest="is_watching",
                       help="redraw at each change, until the job is over")  # fmt: skip
     parser.add_argument("--all", action="store_true", dest="is_all", help="show all hosts and all reasons; "

@@ -1,4 +1,4 @@
-"""Sends a request to the driver, waits for the answer as the options require, and prints the progress to stderr."""
+"""Sends a request to the driver, waits for the answer as the options require, and prints it; progress to stderr."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import math
 import time
 from contextlib import closing
 
-from megatrain.commands.printing import print_note
+from megatrain.commands.argument_types import add_json
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.rounds import JobEnd
+from megatrain_job.commands.job_location import OpenJob
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.send_request import UNREACHABLE_S, EtcdUnreachable, RefusedError, checked, request_events
 
@@ -52,6 +54,23 @@ def wait_for_answer(
     raise AssertionError("request_events ends by raising")
 
 
+def ask_driver(job: OpenJob, request: JobRequest, args: argparse.Namespace) -> int:
+    """Send a request, wait as `add_waiting` declares, print the answer, and return the exit code.
+
+    Raises: RefusedError with the driver's reason; CoordinationError.
+    """
+    answer = wait_for_answer(job.client, job.keys, request, timeout_s=args.timeout_s, is_waiting=args.is_waiting)
+    if args.is_json:
+        print_json({
+            "job": job.keys.job, "request_id": request.request_id, "kind": str(request.kind), "host": request.host,
+            "verdict": request.verdict, "is_accepted": answer.is_accepted, "is_done": answer.is_done,
+            "text": answer.text,
+        })  # fmt: skip
+    else:
+        print_lines([f"{job.keys.job}: {answer.text or ('done' if answer.is_done else 'accepted')}"])
+    return int(ExitCode.OK)
+
+
 DEFAULT_TIMEOUT_S = 900.0
 
 
@@ -61,7 +80,7 @@ def add_waiting(parser: argparse.ArgumentParser) -> None:
                         help="how long to wait until the request is done (default %(default)g)")  # fmt: skip
     parser.add_argument("--no-wait", dest="is_waiting", action="store_false",
                         help="return as soon as the driver has accepted the request")  # fmt: skip
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
+    add_json(parser)
 
 
 def _seconds(text: str) -> float:

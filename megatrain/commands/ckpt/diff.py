@@ -18,8 +18,7 @@ from megatrain.checkpoint.difference import (
     tensor_differences,
 )
 from megatrain.checkpoint.find import find_checkpoint
-from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.checkpoint_choice import Verbs, add_json
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import time_text

@@ -6,8 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
-from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_ema, add_json, chosen_checkpoint, reading
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path, utf8_text
+from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint, reading
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import bytes_text

@@ -6,8 +6,7 @@ import argparse
 
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.checkpoint_format.url_location import open_location
-from megatrain.commands.argument_types import utf8_path, utf8_text
-from megatrain.commands.checkpoint_choice import Verbs, add_json
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path, utf8_text
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import bytes_text

@@ -14,7 +14,8 @@ from megatrain.checkpoint_format.checkpoint_files import pin_reason, read_manife
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.manifest import Manifest
 from megatrain.checkpoint_format.stored_tensors import EMA, StoredTensor, StoredTensors
-from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.argument_types import Verbs, add_json
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import age_text, bytes_text, time_text

@@ -11,7 +11,8 @@ from typing import Any
 from megatrain.checkpoint.find import resolve_location
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey, survey
 from megatrain.checkpoint_format.branches import Branch
-from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
+from megatrain.commands.argument_types import Verbs, add_json
+from megatrain.commands.checkpoint_choice import add_run
 from megatrain.commands.printing import print_json, print_lines, table
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

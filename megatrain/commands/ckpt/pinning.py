@@ -11,8 +11,8 @@ from megatrain.checkpoint_format.checkpoint_names import step_of
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.removals import check_not_being_removed
 from megatrain.checkpoint_format.retention import resolved_keep_last
-from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

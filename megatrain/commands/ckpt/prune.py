@@ -23,8 +23,8 @@ from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.removals import Remover
 from megatrain.checkpoint_format.resume_point import with_problems
 from megatrain.checkpoint_format.retention import resolved_keep_last, to_remove
-from megatrain.commands.argument_types import whole_number
-from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
+from megatrain.commands.argument_types import Verbs, add_json, whole_number
+from megatrain.commands.checkpoint_choice import add_run
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

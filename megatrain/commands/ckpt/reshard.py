@@ -6,8 +6,8 @@ import argparse
 
 from megatrain.checkpoint.survey import stored_bytes
 from megatrain.checkpoint_format.url_location import open_location
-from megatrain.commands.argument_types import utf8_text, whole_number
-from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json, chosen_checkpoint, reading
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text, whole_number
+from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint, reading
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.config.parallel import LARGEST_SIZE, configurable_axes
 from megatrain.contracts.exit_codes import ExitCode

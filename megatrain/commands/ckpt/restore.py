@@ -16,8 +16,8 @@ from megatrain.checkpoint.verification import verify_checkpoint
 from megatrain.checkpoint_format.checkpoint_names import step_of
 from megatrain.checkpoint_format.lineage import Candidate, candidates, claim_next_round, open_branch
 from megatrain.checkpoint_format.location import Location
-from megatrain.commands.argument_types import utf8_text, whole_number
-from megatrain.commands.checkpoint_choice import Verbs, add_json, add_run
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text, whole_number
+from megatrain.commands.checkpoint_choice import add_run
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode

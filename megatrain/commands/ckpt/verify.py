@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,12 +17,11 @@ from megatrain.checkpoint_format.commit import committed_steps
 from megatrain.checkpoint_format.location import Location
 from megatrain.checkpoint_format.resume_point import resume_point
 from megatrain.checkpoint_format.verifications import Verification, record_verifications
-from megatrain.commands.argument_types import utf8_text
-from megatrain.commands.checkpoint_choice import Verbs, add_checkpoint, add_json
-from megatrain.commands.printing import print_json, print_lines
+from megatrain.commands.argument_types import Verbs, add_json, utf8_text
+from megatrain.commands.checkpoint_choice import add_checkpoint
+from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def _store_results(checkpoints: Location | None, verified: list[Verification]) -
     try:
         record_verifications(checkpoints, verified)
     except CheckpointError as error:
-        print(f"megatrain: note: the result was not stored: {printable(str(error))}", file=sys.stderr)
+        print_note(f"note: the result was not stored: {error}")
 
 
 def _one_of(resolved: ResolvedLocation, args: argparse.Namespace) -> _Target:
@@ -96,7 +94,7 @@ def _one_of(resolved: ResolvedLocation, args: argparse.Namespace) -> _Target:
         return _Target(resolved.checkpoint, resolved.branch)
     if resolved.checkpoints is not None and (args.step, args.branch, resolved.branch) == (None, None, None):
         for note in resume_point(resolved.checkpoints).skipped:
-            print(f"megatrain: note: {printable(note)}", file=sys.stderr)
+            print_note(f"note: {note}")
     found = find_checkpoint(args.location, args.step, args.branch)
     return _Target(found, read_manifest(found).branch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import utf8_text
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from megatrain.data.meta import DataMeta
     from megatrain.data.remote_path import DataPath
     from megatrain.data.tokenizer import Tokenizer
-
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def data_path(text: str) -> DataPath:
@@ -24,10 +22,6 @@ def data_path(text: str) -> DataPath:
     from megatrain.data.remote_path import path_or_url
 
     return path_or_url(utf8_text(text), CacheSettings.of(DataConfig()))
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object")
 
 
 def add_prefix(parser: argparse.ArgumentParser) -> None:

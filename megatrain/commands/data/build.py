@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from megatrain.commands.argument_types import real_number, seed, utf8_path, utf8_text, whole_number
-from megatrain.commands.data.arguments import Verbs, add_force, add_json, directory_lines
+from megatrain.commands.argument_types import Verbs, add_json, real_number, seed, utf8_path, utf8_text, whole_number
+from megatrain.commands.data.arguments import add_force, directory_lines
 from megatrain.commands.printing import print_json
 from megatrain.data.tokenizer import SMALLEST_VOCAB_SIZE
 from megatrain.programs.stop_signals import orderly_end

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
-from megatrain.commands.argument_types import utf8_path
-from megatrain.commands.data.arguments import Verbs, add_force, add_json, add_prefix
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path
+from megatrain.commands.data.arguments import add_force, add_prefix
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import count_text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from megatrain.commands.argument_types import utf8_path, utf8_text, whole_number
-from megatrain.commands.data.arguments import Verbs, add_force, add_json, add_prefix, add_tokenizer, chosen_tokenizer
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path, utf8_text, whole_number
+from megatrain.commands.data.arguments import add_force, add_prefix, add_tokenizer, chosen_tokenizer
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.formatting import count_text
 from megatrain.programs.stop_signals import orderly_end

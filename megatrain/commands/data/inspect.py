@@ -6,8 +6,8 @@ import argparse
 import sys
 from dataclasses import asdict
 
-from megatrain.commands.argument_types import whole_number
-from megatrain.commands.data.arguments import Verbs, add_json, add_prefix, add_tokenizer, chosen_tokenizer
+from megatrain.commands.argument_types import Verbs, add_json, whole_number
+from megatrain.commands.data.arguments import add_prefix, add_tokenizer, chosen_tokenizer
 from megatrain.commands.printing import print_json
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from megatrain.commands.argument_types import utf8_path
-from megatrain.commands.data.arguments import Verbs, add_force, add_json, directory_lines
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path
+from megatrain.commands.data.arguments import add_force, directory_lines
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.programs.stop_signals import orderly_end
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from megatrain.commands.argument_types import whole_number
-from megatrain.commands.data.arguments import Verbs, add_force, add_json, add_prefix
+from megatrain.commands.argument_types import Verbs, add_json, whole_number
+from megatrain.commands.data.arguments import add_force, add_prefix
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import count_text

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatrain.commands.argument_types import utf8_path, whole_number
-from megatrain.commands.data.arguments import Verbs, add_force, add_json
+from megatrain.commands.argument_types import Verbs, add_json, utf8_path, whole_number
+from megatrain.commands.data.arguments import add_force
 from megatrain.commands.printing import print_json, print_lines, print_note
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode

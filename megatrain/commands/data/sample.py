@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from megatrain.commands.argument_types import seed, whole_number
-from megatrain.commands.data.arguments import Verbs, add_json, add_prefix, add_tokenizer, chosen_tokenizer
+from megatrain.commands.argument_types import Verbs, add_json, seed, whole_number
+from megatrain.commands.data.arguments import add_prefix, add_tokenizer, chosen_tokenizer
 from megatrain.commands.printing import print_json
 from megatrain.formatting import printable
 

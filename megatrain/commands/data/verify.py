@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from megatrain.commands.argument_types import whole_number
-from megatrain.commands.data.arguments import Verbs, add_json, data_path
+from megatrain.commands.argument_types import Verbs, add_json, whole_number
+from megatrain.commands.data.arguments import data_path
 from megatrain.commands.printing import print_json, print_lines
 from megatrain.contracts.exit_codes import ExitCode
 

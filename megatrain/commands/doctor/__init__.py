@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from megatrain.commands.argument_types import add_json
 from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.commands.doctor.machine import machine_findings
 from megatrain.commands.doctor.software import software_findings
@@ -24,7 +25,7 @@ SCHEMA_VERSION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
-    parser.add_argument("--json", action="store_true", dest="is_json", help="print one JSON object instead of a table")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

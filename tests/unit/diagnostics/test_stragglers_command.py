@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from megatrain.cli import main
+from megatrain.commands.argument_types import add_json
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError, NotFoundError, UsageError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis import stored_stragglers
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.commands.arguments import (
-    add_json,
     add_ranks,
     add_round,
     add_run,
