@@ -61,9 +61,8 @@ class ExpectedRanks:
             _logger.warning("a round cannot be read: %s", error)
             return
         if found.number > self._newest.round:
-            ranks = [range(part.first_rank, part.first_rank + part.num_workers)
-                     for part in found.hosts if part.host == self._host]  # fmt: skip
-            self._newest = HostRanks(found.number, ranks[0] if ranks else range(0), time.monotonic())
+            ranks = next((part.ranks for part in found.hosts if part.host == self._host), range(0))
+            self._newest = HostRanks(found.number, ranks, time.monotonic())
 
 
 class SilenceWatch:

@@ -59,7 +59,7 @@ class HostView:
 
     @property
     def ranks(self) -> range:
-        return range(0) if self.part is None else ranks_of(self.part)
+        return range(0) if self.part is None else self.part.ranks
 
     @property
     def is_lost(self) -> bool:
@@ -72,11 +72,6 @@ class HostView:
     @property
     def is_in_order(self) -> bool:
         return not self.remark and self.state not in _NEEDS_HELP
-
-
-def ranks_of(part: RoundHost) -> range:
-    """Return the ranks of a host."""
-    return range(part.first_rank, part.first_rank + part.num_workers)
 
 
 def dead_ranks(part: RoundHost, status: HostStatus) -> tuple[int, ...]:

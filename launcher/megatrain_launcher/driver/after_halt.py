@@ -11,7 +11,7 @@ from dataclasses import replace
 from megatrain.contracts.exit_codes import ExitCode, end_text
 from megatrain.contracts.records.host_records import HostPhase, RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
-from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round, RoundHost
+from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round
 from megatrain_job.failures.culprit import is_victim
 from megatrain_launcher.driver.actions import (
     CordonHost,
@@ -101,7 +101,7 @@ def _respond(
                 incident = replace(incident, reason=reason, evidence=(*incident.evidence, *unsaved)[:16])
             return _end(now, state, incident, _code_of_saving(state, round_, incident), incident.reason, round_)
         return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident),))
-    host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part)}
+    host_of = {rank: part.host for part in round_.hosts for rank in part.ranks}
     fit = eligible(now, state, policy, round_).available
     facts = Facts(
         kind=incident.kind,
@@ -266,7 +266,3 @@ def _end(
         open_[incident.incident_id] = incident
     closed = tuple(UpdateIncident(as_ended(incident, is_recovered=is_recovered)) for incident in open_.values())
     return Decision((*closed, EndJob(JobEnd(code, reason, now, round_.number))), reason)
-
-
-def _ranks_of(part: RoundHost) -> range:
-    return range(part.first_rank, part.first_rank + part.num_workers)

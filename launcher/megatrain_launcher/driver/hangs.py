@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.records.host_records import HangEvidence, RankEvidence
-from megatrain.contracts.records.rounds import Round, RoundHost
+from megatrain.contracts.records.rounds import Round
 from megatrain_job.failures.gpu_faults import GpuFault, blame, fault_of, worst_of
 from megatrain_job.failures.hang import IMMOBILE, Confidence, HangReport, hang_suspects
 from megatrain_job.failures.hang_activity import reported_positions
@@ -52,7 +52,7 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
     without_evidence = [part for part in round_.hosts if part.host not in evidence]
     silent = {rank for host_evidence in evidence.values() for rank in host_evidence.silent}
     for part in without_evidence:
-        silent.update(_ranks_of(part))
+        silent.update(part.ranks)
     silent = {rank for rank in silent if 0 <= rank < round_.world_size}
     busy = [rank for rank, rank_evidence in known.items() if rank_evidence.is_busy]
     states = {
@@ -62,7 +62,7 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
     report = hang_suspects(positions, _groups(evidence, round_), silent, busy, states)
     complaints = (*stalls, *(f"{part.host} sent no evidence" for part in without_evidence))
     suspects = tuple(rank for rank in report.suspects if 0 <= rank < round_.world_size)
-    host_of = {rank: part.host for part in round_.hosts for rank in _ranks_of(part) if rank < round_.world_size}
+    host_of = {rank: part.host for part in round_.hosts for rank in part.ranks if rank < round_.world_size}
     faults = gpu_faults(evidence)
     if not suspects and round_.world_size == 1:
         alone = ["the only rank makes no progress", *(fault.text for fault in faults.values())]
@@ -120,12 +120,8 @@ def _groups(evidence: Mapping[str, HangEvidence], round_: Round) -> dict[str, tu
 
 def _hosts(round_: Round, ranks: Iterable[int]) -> tuple[str, ...]:
     wanted = set(ranks)
-    parts = (part for part in round_.hosts if not wanted.isdisjoint(_ranks_of(part)))
+    parts = (part for part in round_.hosts if not wanted.isdisjoint(part.ranks))
     return tuple(dict.fromkeys(part.host for part in sorted(parts, key=lambda part: part.first_rank)))
-
-
-def _ranks_of(part: RoundHost) -> range:
-    return range(part.first_rank, part.first_rank + part.num_workers)
 
 
 def _step_sentences(known: Mapping[int, RankEvidence], suspects: Iterable[int]) -> list[str]:

@@ -260,10 +260,7 @@ class Membership:
                 return None
             self._check_job(response.range_response(1).items)
             item = response.range_response(0).first()
-            if item.lease_id == keeper.lease_id:
-                same = Compare.mod_revision(key, item.mod_revision)
-                return None if self._client.txn([same], [put], is_repeatable=True).succeeded else item
-            if _is_dead_here(decode(HostRecord, item.value, key), record):
+            if item.lease_id == keeper.lease_id or _is_dead_here(decode(HostRecord, item.value, key), record):
                 same = Compare.mod_revision(key, item.mod_revision)
                 return None if self._client.txn([same], [put], is_repeatable=True).succeeded else item
         except LeaseLostError as error:

@@ -112,7 +112,7 @@ class _Followed:
         self.running = running
         self.number = running.assignment.round.number
         self.num_ranks = part.num_workers
-        paths = box_paths.paths(self.number, range(part.first_rank, part.first_rank + part.num_workers))
+        paths = box_paths.paths(self.number, part.ranks)
         pids = {part.first_rank + local_rank: pid for local_rank, pid in running.pids.items()}
         self.progress = RoundProgress(paths, pids, running.started_unix_s)
         self.pages = ControlPages(self.number)

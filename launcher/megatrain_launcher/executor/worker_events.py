@@ -73,7 +73,4 @@ class WorkerEvents:
         self._parts.state.set_last_steps(assignment.round.number, found)
 
     def _paths(self, assignment: Assignment) -> dict[int, Path]:
-        part = assignment.part
-        return self._parts.box_paths.paths(
-            assignment.round.number, range(part.first_rank, part.first_rank + part.num_workers)
-        )
+        return self._parts.box_paths.paths(assignment.round.number, assignment.part.ranks)

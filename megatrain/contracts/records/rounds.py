@@ -54,7 +54,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundHost:
-    """A host's part in a round: ranks first_rank to first_rank + num_workers - 1."""
+    """A host's part in a round."""
 
     host: str
     session: str
@@ -70,6 +70,10 @@ class RoundHost:
                 f"first_rank={self.first_rank} and num_workers={self.num_workers} of {self.host!r}; expected "
                 f"0 to {_MAX_RANKS} and 0 to {_MAX_WORKERS}"
             )
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.num_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Round:
     def host_of(self, rank: int) -> RoundHost:
         """Return the part with a given rank. Raises: LookupError."""
         for part in self.hosts:
-            if part.first_rank <= rank < part.first_rank + part.num_workers:
+            if rank in part.ranks:
                 return part
         raise LookupError(f"round {self.number} has no rank {rank}")
 
