@@ -9,12 +9,13 @@ from fastapi import Query
 from megatrain_dashboard.responses.errors import bad_query, not_found
 from megatrain_dashboard.sources.facts import JobFacts
 
+LAST_STEP = 2**31 - 1
 _LARGEST = 2**31 - 1
 _MAX_RANKS = 1_000_000
 _MAX_HOSTS = 1000
 
 RoundNumber = Annotated[int | None, Query(alias="round", ge=0, le=_LARGEST)]
-Step = Annotated[int | None, Query(ge=0, le=_LARGEST)]
+Step = Annotated[int | None, Query(ge=0, le=LAST_STEP)]
 From = Annotated[
     str,
     Query(alias="from", max_length=40, description="a step, a time such as 2026-11-23T09:30:00Z, or -15m, -6h, -1d"),

@@ -18,7 +18,7 @@ from megatrain_dashboard.sources.run_source import RunSource, checkpoints_place
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.etcd_job import MAX_PAUSE_S, EtcdJob, EtcdPoll
 from megatrain_job.jobs.snapshot import JobSnapshot
-from megatrain_job.jobs.verdict_cases import cases_of_audit, merged_cases
+from megatrain_job.jobs.verdict_cases import merged_cases
 
 
 class LiveJob(RunSource):
@@ -70,25 +70,21 @@ class LiveJob(RunSource):
         return f"etcd is out of reach; the state of hosts and rounds shown here is {age} old: {poll.problem}"
 
     def facts(self) -> JobFacts:
-        history, poll = self._history, self._etcd.last_poll
-        found = {incident.incident_id: incident for incident in history.files.incidents}
+        on_disk, poll = super().facts(), self._etcd.last_poll
+        found = {incident.incident_id: incident for incident in on_disk.incidents}
         if poll.snapshot is not None:
             of_etcd = (*poll.snapshot.earlier_incidents, *poll.snapshot.incidents)
             found.update({incident.incident_id: incident for incident in of_etcd})
-        return JobFacts(
+        return replace(
+            on_disk,
             incidents=tuple(found[name] for name in sorted(found)),
-            damaged_incidents={name: why for name, why in history.files.damaged.items() if name not in found},
-            cases=tuple(merged_cases(cases_of_audit(history.files.entries), poll.records.cases)),
+            damaged_incidents={name: why for name, why in on_disk.damaged_incidents.items() if name not in found},
+            cases=tuple(merged_cases(on_disk.cases, poll.records.cases)),
             checks=poll.records.checks,
             evidence=poll.records.evidence,
             config=self._config,
             is_daemon_alive=None if poll.problem else poll.snapshot is not None and bool(poll.snapshot.daemon_session),
-            rounds=history.rounds,
-            series=history.series,
-            checkpoints=history.checkpoints,
-            notes=history.files.notes,
-            changes=history.files.changes,
-            problems=(*history.problems(), *poll.records.unreadable),
+            problems=(*on_disk.problems, *poll.records.unreadable),
         )
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from megatrain.config.config import Config
@@ -12,7 +13,6 @@ from megatrain_dashboard.sources.run_files import recorded_config
 from megatrain_dashboard.sources.run_source import RunSource, checkpoints_place
 from megatrain_dashboard.sources.runs.run_summary import read_run_summary
 from megatrain_job.jobs.snapshot import JobSnapshot
-from megatrain_job.jobs.verdict_cases import cases_of_audit
 
 
 class RecordedJob(RunSource):
@@ -46,20 +46,13 @@ class RecordedJob(RunSource):
         return ""
 
     def facts(self) -> JobFacts:
-        history = self._history
-        return JobFacts(
-            incidents=history.files.incidents,
-            damaged_incidents=history.files.damaged,
-            cases=tuple(cases_of_audit(history.files.entries)),
+        found = super().facts()
+        return replace(
+            found,
             config=self._config,
             run_state=self._summary.run_state,
             reported_step=self._summary.outline.last_step,
-            rounds=history.rounds,
-            series=history.series,
-            checkpoints=history.checkpoints,
-            notes=history.files.notes,
-            changes=history.files.changes,
-            problems=(*history.problems(), *filter(None, [self._problem])),
+            problems=(*found.problems, *filter(None, [self._problem])),
         )
 
     def wait_for_poll(self, most_s: float) -> bool:

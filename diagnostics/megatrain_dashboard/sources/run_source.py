@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from megatrain.config.config import Config
 from megatrain.run_files.run_directory import RunDirectory
+from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.protocol import LiveState
 from megatrain_dashboard.sources.run_history import PERIOD_S, RunHistory, Versions
 from megatrain_dashboard.sources.series_builder import SeriesSnapshot
@@ -14,6 +15,7 @@ from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.daemon_state import DaemonState
 from megatrain_diagnostics.store.hang_evidence import FiledEvidence
 from megatrain_diagnostics.store.reader import StoredEvents
+from megatrain_job.jobs.verdict_cases import cases_of_audit
 
 MEMORY_BYTES = 10**9
 """Memory that DuckDB may use for one query; it frees all of it afterwards."""
@@ -44,6 +46,21 @@ class RunSource:
     @property
     def events(self) -> StoredEvents:
         return self._events
+
+    def facts(self) -> JobFacts:
+        """Return the facts in the run directory."""
+        history = self._history
+        return JobFacts(
+            incidents=history.files.incidents,
+            damaged_incidents=history.files.damaged,
+            cases=tuple(cases_of_audit(history.files.entries)),
+            rounds=history.rounds,
+            series=history.series,
+            checkpoints=history.checkpoints,
+            notes=history.files.notes,
+            changes=history.files.changes,
+            problems=history.problems(),
+        )
 
     def daemon_state(self) -> DaemonState | None:
         return self._history.state

@@ -14,33 +14,21 @@ from megatrain_dashboard.api.heat.cells import HeatCellReader, HeatQuery
 from megatrain_dashboard.api.heat.document import HeatCellDocument, HeatOutliersDocument
 from megatrain_dashboard.api.heat.order import BY_RANK, ORDERS, By
 from megatrain_dashboard.api.heat.subject import DEVICE_SUBJECTS, Measure, Subject, subject_of
-from megatrain_dashboard.api.heat.view import (
-    Ends,
-    HeatCells,
-    heat_cell,
-    heat_csv,
-    heat_outliers,
-    heat_picture,
-)
+from megatrain_dashboard.api.heat.view import Ends, HeatCells, heat_cell, heat_csv, heat_outliers, heat_picture
 from megatrain_dashboard.parts import DashboardParts
-from megatrain_dashboard.responses.cache import (
-    ARRAYS_TYPE,
-    document_response,
-)
+from megatrain_dashboard.responses.cache import ARRAYS_TYPE, document_response
 from megatrain_dashboard.responses.errors import bad_query
 from megatrain_dashboard.responses.heavy import Download
-from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To
+from megatrain_dashboard.responses.query_parameters import LAST_STEP, From, RoundNumber, Step, To, check_steps
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.events.roster import Roster
 
-_LAST_STEP = 2**31 - 1
 _MAX_CELLS = 4_000_000
 _MAX_COLUMN_STEPS = 100_000
 _FRESH_S = 1.0
 
-Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
 Sort = Annotated[str, Query(pattern=f"^({'|'.join(ORDERS)})$")]
 MaxCells = Annotated[int, Query(ge=1000, le=_MAX_CELLS)]
 
@@ -60,8 +48,7 @@ class CellChoice:
         max_cells: MaxCells = 1_300_000,
     ) -> None:
         """`first` and `last` take precedence over `from` and `to`."""
-        if first is not None and last is not None and first > last:
-            raise bad_query("last", last, f"it must not be before first={first}")
+        check_steps(first, last)
         self.round, self.first, self.last = round_number, first, last
         self.begin, self.end = begin, end
         self.max_cells = max_cells
@@ -148,7 +135,7 @@ def router(parts: DashboardParts) -> APIRouter:
     def cell(
         choice: Choice,
         rank: Annotated[int, Query(ge=0)],
-        step: Annotated[int, Query(ge=0, le=_LAST_STEP)],
+        step: Annotated[int, Query(ge=0, le=LAST_STEP)],
         scale: Scale = Scale.RELATIVE,
         by: By = By.RANK,
         num_steps: Annotated[int, Query(ge=1, le=_MAX_COLUMN_STEPS)] = 1,
@@ -162,7 +149,7 @@ def router(parts: DashboardParts) -> APIRouter:
         roster = parts.source.roster(choice.round)
         if rank >= roster.layout.world_size:
             raise bad_query("rank", rank, f"there are ranks 0 to {roster.layout.world_size - 1}")
-        last = min(step + num_steps - 1, _LAST_STEP)
+        last = min(step + num_steps - 1, LAST_STEP)
         cells = queries.read_around(roster, choice, step, last)
         return document_response(heat_cell(cells, scale, by, rank, step, num_steps))
 
@@ -178,9 +165,7 @@ def router(parts: DashboardParts) -> APIRouter:
 
 
 def _values(choice: CellChoice) -> tuple[object, ...]:
-    return (
-        choice.round, choice.subject, choice.first, choice.last, choice.max_cells
-    )  # fmt: skip
+    return (choice.round, choice.subject, choice.first, choice.last, choice.max_cells)
 
 
 def _ends(low: float | None, high: float | None) -> Ends | None:

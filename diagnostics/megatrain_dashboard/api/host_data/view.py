@@ -10,9 +10,9 @@ import numpy as np
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.log_messages import REPLACED_SAMPLES
-from megatrain_dashboard.api.host_data.cache_view import cache_document
 from megatrain_dashboard.api.host_data.cells import cells_of, history_of, mean_of, over_ranks
 from megatrain_dashboard.api.host_data.document import (
+    DataCacheDocument,
     DataLoaderDocument,
     HostDataDocument,
     RankDataDocument,
@@ -70,7 +70,7 @@ def host_data_document(host: str, roster: Roster, rows: HostRows, configured: Co
         last_step=int(steps[-1]),
         step_s=step_s,
         loader=_loader(roster, totals, values, steps, ready, ranks, configured.prefetch) if has_loader else None,
-        cache=cache_document(ranks, steps, values),
+        cache=_cache(ranks, steps, values),
         pictures=pictures_document(
             values,
             steps,
@@ -137,4 +137,27 @@ def _replaced(lines: LogLines) -> tuple[ReplacedSampleDocument, ...]:
             text=str(lines.line[row]).partition(REPLACED_SAMPLES)[2].strip()[:_MAX_CHARACTERS],
         )
         for row in reversed(range(len(lines.rank)))
+    )
+
+
+def _cache(ranks: Int64, steps: Int64, values: Values) -> DataCacheDocument | None:
+    """Return the use of the cache in these steps; None if no rank has recorded any."""
+
+    def sums(kind: StepValue) -> Float64:
+        of_kind = select(values, values.kind == kind)
+        found = cells_of(ranks, steps, of_kind, of_kind.value)
+        return found[np.isfinite(found).any(axis=1)]
+
+    def mean_growth(kind: StepValue) -> float | None:
+        found = sums(kind)
+        return float((np.nanmax(found, axis=1) - np.nanmin(found, axis=1)).sum() / num_steps) if num_steps else None
+
+    num_steps, not_stored = int(steps[-1] - steps[0]), sums(StepValue.CACHE_NOT_STORED)
+    if not len(not_stored):
+        return None
+    return DataCacheDocument(
+        hit_bytes=mean_growth(StepValue.CACHE_HIT_BYTES),
+        fetched_bytes=mean_growth(StepValue.CACHE_FETCHED_BYTES),
+        evicted_bytes=mean_growth(StepValue.CACHE_EVICTED_BYTES),
+        num_not_stored=int(np.nanmax(not_stored, axis=1).sum()),
     )

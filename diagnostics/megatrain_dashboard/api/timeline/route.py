@@ -13,30 +13,22 @@ from starlette.responses import Response
 from megatrain.contracts.errors import DataError
 from megatrain_dashboard.api.timeline.document import TimelineStepsDocument
 from megatrain_dashboard.api.timeline.reader import TimelineQuery, TimelineReader
-from megatrain_dashboard.api.timeline.view import (
-    default_ranks,
-    ideal_picture,
-    steps_document,
-    timeline_picture,
-)
+from megatrain_dashboard.api.timeline.view import default_ranks, ideal_picture, steps_document, timeline_picture
 from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import ARRAYS_TYPE
 from megatrain_dashboard.responses.errors import bad_query, not_found
 from megatrain_dashboard.responses.heavy import Download
-from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, rank_list
+from megatrain_dashboard.responses.query_parameters import From, RoundNumber, Step, To, check_steps, rank_list
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.full_steps import stored_full_steps
 
-_LAST_STEP = 2**31 - 1
 _MAX_SLICES = 100_000
 _MAX_TRACE_SLICES = 500_000
 _MAX_RANKS = 4096
 _MAX_TEXT = 20_000
 _FRESH_S = 1.0
-
-Step = Annotated[int | None, Query(ge=0, le=_LAST_STEP)]
 
 
 class SliceChoice:
@@ -55,8 +47,7 @@ class SliceChoice:
         end: To = "",
         max_slices: Annotated[int, Query(ge=1, le=_MAX_TRACE_SLICES)] = _MAX_SLICES,
     ) -> None:
-        if first is not None and last is not None and first > last:
-            raise bad_query("last", last, f"it must not be before first={first}")
+        check_steps(first, last)
         self.round, self.first, self.last = round_number, first, last
         self.ranks, self.rank, self.max_slices = ranks, rank, max_slices
         self.begin, self.end = begin, end
