@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -87,24 +87,9 @@ class HostPlan:
         if reader.count("num_slots", least=1) > MAX_SLOTS:
             raise reader.error("num_slots", f"expected at most {MAX_SLOTS}")
         return cls(
-            checkpoints=reader.text("checkpoints"),
-            job=reader.text("job"),
-            branch=reader.text("branch"),
-            round=reader.count("round"),
-            host_index=reader.count("host_index"),
-            num_hosts=num_hosts,
+            **reader.scalars(cls),
             ranks=reader.ranks("ranks"),
-            is_coordinator=reader.flag("is_coordinator"),
-            num_slots=reader.count("num_slots"),
-            keep_last=reader.count("keep_last"),
-            keep_every=reader.count("keep_every"),
-            keep_arena_s=reader.seconds("keep_arena_s"),
-            commit_timeout_s=reader.seconds("commit_timeout_s"),
             manifest=_manifest_template(reader.section("manifest")),
-            tokenizer=reader.text("tokenizer"),
-            claim=reader.text("claim"),
-            began_at_step=reader.count("began_at_step"),
-            is_exclusive=reader.flag("is_exclusive"),
         )
 
 
@@ -113,11 +98,10 @@ def _manifest_template(reader: JsonObject) -> ManifestTemplate:
     mesh, versions = CheckpointMesh.read(reader.section("mesh")), reader.section("versions")
     versions.check_names(CheckpointVersions)
     return ManifestTemplate(
+        **reader.scalars(ManifestTemplate),
         config=reader.mapping("config"),
-        config_hash=reader.text("config_hash"),
         mesh=mesh,
-        versions=CheckpointVersions(**{field.name: versions.text(field.name) for field in fields(CheckpointVersions)}),
-        has_optimizer=reader.flag("has_optimizer"),
+        versions=CheckpointVersions(**versions.scalars(CheckpointVersions)),
         data=SampleStream.read(reader.section("data")),
     )
 
@@ -185,22 +169,8 @@ class WriterStatus:
     def read(cls, path: Path) -> Self:
         """Return the status in a file. Raises: MissingFileError; CheckpointError naming the file and the field."""
         reader = _read(path, cls)
-        has_persisted = not reader.is_null("last_persisted_step")
-        is_failing, is_dated = not reader.is_null("failing_unix_s"), not reader.is_null("persisted_unix_s")
-        return cls(
-            pid=reader.count("pid", least=1),
-            branch=reader.text("branch"),
-            round=reader.count("round"),
-            num_persisted=reader.count("num_persisted"),
-            num_failures=reader.count("num_failures"),
-            last_persisted_step=reader.count("last_persisted_step") if has_persisted else None,
-            last_error=reader.text("last_error"),
-            num_failed=reader.count("num_failed"),
-            failing_unix_s=reader.seconds("failing_unix_s") if is_failing else None,
-            persisted_unix_s=reader.seconds("persisted_unix_s") if is_dated else None,
-            last_write_s=reader.seconds("last_write_s"),
-            last_write_bytes=reader.count("last_write_bytes"),
-        )
+        reader.count("pid", least=1)
+        return cls(**reader.scalars(cls))
 
 
 class _PlanObject(JsonObject):

@@ -54,10 +54,7 @@ class SnapshotRequest:
     def decode(cls, message: bytes, location: str) -> Self:
         """Raises: CheckpointError naming the location and the field."""
         reader = JsonObject.parse(message, location, _SCHEMA_VERSION, _DAMAGE)
-        return cls(
-            PlannedSlot(reader.count("owner"), reader.count("contents_bytes"), reader.text("plan_digest")),
-            SealedSnapshot(reader.count("step"), reader.count("round"), reader.count("snapshot")),
-        )
+        return cls(PlannedSlot(**reader.scalars(PlannedSlot)), SealedSnapshot(**reader.scalars(SealedSnapshot)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +109,7 @@ class SnapshotOffer:
         """Raises: CheckpointError naming the location and the field."""
         reader = JsonObject.parse(message, location, _SCHEMA_VERSION, _DAMAGE)
         reader.check_names(cls, "schema_version")
-        return cls(
-            owner=reader.count("owner"),
-            contents_bytes=reader.count("contents_bytes"),
-            plan_digest=reader.text("plan_digest"),
-            step=reader.count("step"),
-            snapshot=reader.count("snapshot"),
-            round=reader.count("round"),
-            consumed_samples=reader.count("consumed_samples"),
-            consumed_tokens=reader.count("consumed_tokens"),
-            num_updates=reader.count("num_updates"),
-            num_skipped=reader.count("num_skipped"),
-            sealed_unix_ns=reader.count("sealed_unix_ns"),
-        )
+        return cls(**reader.scalars(cls))
 
 
 def send_contents(connection: PeerConnection, slot: SlotReader, snapshot: SealedSnapshot) -> None:

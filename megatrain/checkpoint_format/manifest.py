@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from megatrain.checkpoint_format.checkpoint_names import manifest_name, name_in_round
@@ -115,23 +115,11 @@ class Manifest:
         versions = reader.section("versions")
         versions.check_names(CheckpointVersions)
         return cls(
-            job=reader.text("job"),
-            branch=reader.text("branch"),
-            round=reader.count("round"),
-            step=reader.count("step"),
-            consumed_samples=reader.count("consumed_samples"),
-            consumed_tokens=reader.count("consumed_tokens"),
-            num_updates=reader.count("num_updates"),
-            num_skipped=reader.count("num_skipped"),
-            written_unix_s=reader.seconds("written_unix_s"),
-            has_optimizer=reader.flag("has_optimizer"),
+            **reader.scalars(cls),
             data=SampleStream.read(reader.section("data")),
             mesh=CheckpointMesh.read(reader.section("mesh")),
-            config_hash=reader.text("config_hash"),
             config=reader.mapping("config"),
-            versions=CheckpointVersions(
-                **{field.name: versions.text(field.name) for field in fields(CheckpointVersions)}
-            ),
+            versions=CheckpointVersions(**versions.scalars(CheckpointVersions)),
             files=_files(reader.section("files")),
         )
 

@@ -91,23 +91,12 @@ class SampleStream:
             )
         if any(second <= first for first, second in pairwise(firsts)):
             raise reader.error("stages", "expected stages in ascending order of first_sample")
-        return cls(
-            seed=reader.count("seed"),
-            sources=sources,
-            stages=stages,
-            skipped=reader.sample_ranges("skipped"),
-            validation_digest=reader.text("validation_digest"),
-            tokenizer_digest=reader.text("tokenizer_digest"),
-            packing=reader.text("packing"),
-            pictures=reader.text("pictures"),
-            block_tokens=reader.count("block_tokens"),
-            part_tokens=reader.count("part_tokens"),
-        )
+        return cls(**reader.scalars(cls), sources=sources, stages=stages, skipped=reader.sample_ranges("skipped"))
 
 
 def _source(reader: JsonObject) -> StreamSource:
     reader.check_names(StreamSource)
-    return StreamSource(reader.text("name"), reader.count("num_tokens"), reader.text("digest"))
+    return StreamSource(**reader.scalars(StreamSource))
 
 
 def _stage(reader: JsonObject, num_sources: int) -> MixtureStage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.sample_ranges import SampleRanges, ranges_problem
@@ -71,6 +71,19 @@ class JsonObject:
         for name in self._raw:
             if name not in known:
                 raise self.error(name, f"no such field in schema version {self._schema_version}")
+
+    def scalars(self, kind: type[Any]) -> dict[str, Any]:
+        """Return the fields of the dataclass `kind` that are scalars, read by their types.
+
+        A str is a text, a bool a flag, an int a count, and a float a time in seconds. Any of them or None may be null.
+        """
+        readers = {str: self.text, bool: self.flag, int: self.count, float: self.seconds}
+        found: dict[str, Any] = {}
+        for name, hint in get_type_hints(kind).items():
+            for scalar, read in readers.items():
+                if hint in (scalar, scalar | None):
+                    found[name] = None if hint is not scalar and self.is_null(name) else read(name)
+        return found
 
     def text(self, name: str) -> str:
         value = self._raw.get(name)
