@@ -70,9 +70,11 @@ class Family(ABC):
     def export_notes(self, model: ModelConfig) -> list[str]:
         """Return what the exported files cannot represent of the model, as one sentence each."""
 
-    @abstractmethod
     def import_notes(self, config: ConfigJson) -> list[str]:
         """Return what ModelConfig cannot represent of the imported files, as one sentence each."""
+        dropout = config.number("attention_dropout", default=0.0)
+        note = f"attention_dropout={dropout} is not used in training: attention has no dropout here"
+        return [] if dropout == 0.0 else [note]
 
     def language_model(self, config: ConfigJson) -> ConfigJson:
         """Return the object of a config.json that describes the language model: all of it, by default."""

@@ -104,11 +104,6 @@ class GptNeoX(Family):
     def export_notes(self, model: ModelConfig) -> list[str]:
         return length_notes(model)
 
-    def import_notes(self, config: ConfigJson) -> list[str]:
-        dropout = config.number("attention_dropout", default=0.0)
-        note = f"attention_dropout={dropout} is not used in training: attention has no dropout here"
-        return [] if dropout == 0.0 else [note]
-
 
 def _layer_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
     source, ours = f"gpt_neox.layers.{layer}", f"blocks.{layer}"

@@ -152,11 +152,6 @@ class Llama(Family):
             return notes
         return [*notes, f"model.dropout={model.dropout} is not in config.json: {self.architecture} has no such dropout"]
 
-    def import_notes(self, config: ConfigJson) -> list[str]:
-        dropout = config.number("attention_dropout", default=0.0)
-        note = f"attention_dropout={dropout} is not used in training: attention has no dropout here"
-        return [] if dropout == 0.0 else [note]
-
 
 def norm_tensors(model: ModelConfig, layer: int) -> Iterator[HfTensor]:
     """Yield the norms of a layer."""
