@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,15 +56,3 @@ def sealed_by_rank(arena: Arena, *, is_copy: bool = False) -> dict[int, list[Sea
     for slot in sealed_slots(arena, is_copy=is_copy):
         found[slot.rank] = sorted([*found.get(slot.rank, []), slot.snapshot])
     return found
-
-
-def sealed_steps(arena: Arena, ranks: Sequence[int]) -> list[int]:
-    """Return the steps for which each of `ranks`, the ranks of this host, has a sealed snapshot; ascending.
-
-    Raises: CheckpointError when the directory cannot be listed.
-    """
-    by_rank = sealed_by_rank(arena)
-    common = set(by_rank.get(ranks[0], []))
-    for rank in ranks[1:]:
-        common &= set(by_rank.get(rank, []))
-    return sorted({snapshot.step for snapshot in common})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
@@ -21,9 +21,6 @@ from megatrain.config.picture_share import picture_share
 
 if TYPE_CHECKING:
     import torch
-
-Attention = Literal["exact", "full"]
-"""exact: only allowed pairs. full: all seq_len**2 pairs, which much of the literature counts; for comparisons."""
 
 _BACKWARD_TO_FORWARD = 2
 
@@ -64,23 +61,18 @@ def attended_pairs(seq_len: int, window_size: int = 0) -> int:
     return window * (window + 1) // 2 + (seq_len - window) * window
 
 
-def forward_flops_per_token(
-    model: ModelConfig, attention: Attention = "exact", pictures_per_sample: float = 1.0
-) -> float:
+def forward_flops_per_token(model: ModelConfig, pictures_per_sample: float = 1.0) -> float:
     """Return the FLOPs of one token's forward pass, averaged over a full sequence with its picture.
 
     pictures_per_sample: below 1 if some samples have none; no effect on a model without pictures.
     """
-    pairs = _pairs_of_all_layers(model) if attention == "exact" else model.num_layers * model.seq_len**2
-    shared = products_per_pair(model) * pairs + products_per_picture(model) * pictures_per_sample
+    shared = products_per_pair(model) * _pairs_of_all_layers(model) + products_per_picture(model) * pictures_per_sample
     return 2 * (products_per_token(model) + shared / model.seq_len)
 
 
-def training_flops_per_token(
-    model: ModelConfig, attention: Attention = "exact", pictures_per_sample: float = 1.0
-) -> float:
+def training_flops_per_token(model: ModelConfig, pictures_per_sample: float = 1.0) -> float:
     """Return the FLOPs of one token's forward and backward pass; recomputation is not counted."""
-    return (1 + _BACKWARD_TO_FORWARD) * forward_flops_per_token(model, attention, pictures_per_sample)
+    return (1 + _BACKWARD_TO_FORWARD) * forward_flops_per_token(model, pictures_per_sample)
 
 
 def flops_formula(model: ModelConfig, pictures_per_sample: float = 1.0) -> str:

@@ -70,7 +70,7 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
     import pytest
 
     from megatrain.arena.directory import Arena, wake_writer
-    from megatrain.arena.sealed import sealed_steps
+    from megatrain.arena.sealed import sealed_by_rank
     from megatrain.checkpoint.arena_slots import ArenaSlot
     from megatrain.checkpoint.image import BoundImage
 
@@ -103,7 +103,12 @@ def faulty_rank(fault: RankFault, host_ranks: Sequence[int]) -> Iterator[None]:
         seal(slot, **options)
         if (saves, fault.point) == (fault.save, "call"):
             step, arena = slot.words().step, Arena(slot.path.parent)
-            wait_until(lambda: step in sealed_steps(arena, host_ranks), "the seals of all")
+
+            def are_sealed() -> bool:
+                found = sealed_by_rank(arena)
+                return all(step in [snapshot.step for snapshot in found.get(rank, [])] for rank in host_ranks)
+
+            wait_until(are_sealed, "the seals of all")
             if fault.when:
                 wake_writer(arena)
         die_at("call")

@@ -82,7 +82,7 @@ CONTROL_FIELDS = (
     *("round", "written_ns", "stop_ns", "crc32"),
 )
 
-_GROUP = struct.Struct("<I I i I Q Q 32s")
+GROUP = struct.Struct("<I I i I Q Q 32s")
 GROUP_FIELDS = ("number", "first_rank", "stride", "num_ranks", "entered", "left", "name")
 GROUP_ENTERED_WORD = 2
 GROUP_LEFT_WORD = 3
@@ -102,26 +102,6 @@ _FLOAT_BITS = struct.Struct("<Q")
 def box_bytes(capacity: int) -> int:
     """Return the size of a black box file for `capacity` records."""
     return RING_OFFSET + capacity * RECORD_BYTES
-
-
-def field_offsets(layout: struct.Struct, names: tuple[str, ...]) -> dict[str, tuple[int, str]]:
-    """Return name -> (offset, struct code) of each field, for the documentation's table."""
-    codes = layout.format.replace("<", "").replace(" ", "")
-    offsets: dict[str, tuple[int, str]] = {}
-    position, count = 0, ""
-    remaining = iter(names)
-    for character in codes:
-        if character.isdigit():
-            count += character
-            continue
-        code, count = count + character, ""
-        offsets[next(remaining)] = (position, code)
-        position += struct.calcsize("<" + code)
-    return offsets
-
-
-def group_offsets() -> dict[str, tuple[int, str]]:
-    return field_offsets(_GROUP, GROUP_FIELDS)
 
 
 def header_words(page: bytes) -> tuple[int, ...]:
@@ -201,27 +181,18 @@ def encode_group(group: GroupRecord) -> bytes:
     raw = group.name.encode()
     if len(raw) > 32:
         raise DataError(f"black box: group name {group.name!r} has {len(raw)} bytes, the field holds 32; shorten it")
-    return _GROUP.pack(group.number, group.first_rank, group.stride, group.num_ranks, group.entered, group.left, raw)
+    return GROUP.pack(group.number, group.first_rank, group.stride, group.num_ranks, group.entered, group.left, raw)
 
 
 def decode_groups(page: bytes) -> dict[int, GroupRecord]:
     """Return number -> group for every entry in use. An entry is in use if its number equals its index."""
     groups: dict[int, GroupRecord] = {}
-    for index, entry in enumerate(_GROUP.iter_unpack(page)):
+    for index, entry in enumerate(GROUP.iter_unpack(page)):
         number, first_rank, stride, num_ranks, entered, left, name = entry
         if index and number == index:
             text = name.rstrip(b"\0").decode(errors="replace")
             groups[number] = GroupRecord(number, text, first_rank, stride, num_ranks, entered, left)
     return groups
-
-
-def encode_record(record: Record) -> bytes:
-    """Return a record's 64 bytes."""
-    return RECORD.pack(
-        *(record.sequence, record.start_ns, NO_VALUE if record.duration_ns is None else record.duration_ns),
-        *(record.launch_ns, record.num_bytes, record.step, record.collective_sequence, record.microbatch),
-        *(record.chunk, record.operation_number, record.group, record.flags, record.sequence & _LOW_32_BITS),
-    )
 
 
 def decode_record(values: tuple[int, ...]) -> Record | None:

@@ -17,7 +17,6 @@ from megatrain.contracts.black_box.encoding import (
     RING_OFFSET,
     VERSION,
     box_bytes,
-    field_offsets,
 )
 from megatrain.contracts.black_box.values import (
     ClockBase,
@@ -26,27 +25,18 @@ from megatrain.contracts.black_box.values import (
 from megatrain.contracts.errors import DataError, TopologyError
 from megatrain.contracts.layout import SIZED_AXES, Layout
 
-_HEADER = struct.Struct("<8sIIII II I I 20s I QQQQ 128s 64s 128s")
+HEADER = struct.Struct("<8sIIII II I I 20s I QQQQ 128s 64s 128s")
 _HEADER_CRC = struct.Struct("<I")
 HEADER_FIELDS = (
     *("magic", "version", "record_bytes", "capacity", "ring_offset", "rank", "world_size", "pid", "num_axes"),
     *("unused", "num_groups_max", "round", "monotonic_ns", "unix_ns", "clock_error_ns", "job", "branch", "host"),
 )
-_AXIS = struct.Struct("<12s I")
+AXIS = struct.Struct("<12s I")
 AXIS_FIELDS = ("name", "size")
 MAX_AXES = 16
 """Entries of the list of axes, which follows the texts. It has the listed axes of SIZED_AXES."""
-_CRC_OFFSET = _HEADER.size + MAX_AXES * _AXIS.size
+CRC_OFFSET = HEADER.size + MAX_AXES * AXIS.size
 _TEXT_BYTES = {"job": 128, "branch": 64, "host": 128}
-
-
-def header_offsets() -> dict[str, tuple[int, str]]:
-    fields = field_offsets(_HEADER, HEADER_FIELDS)
-    return {**fields, "axes": (_HEADER.size, f"{MAX_AXES * _AXIS.size}s"), "crc32": (_CRC_OFFSET, "I")}
-
-
-def axis_offsets() -> dict[str, tuple[int, str]]:
-    return field_offsets(_AXIS, AXIS_FIELDS)
 
 
 def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
@@ -56,14 +46,14 @@ def encode_header(identity: Identity, clock: ClockBase, capacity: int) -> bytes:
     """
     layout = identity.layout
     sizes = {axis.name: layout.size(axis.name) for axis in SIZED_AXES if axis.name in layout.axes}
-    body = _HEADER.pack(
+    body = HEADER.pack(
         *(MAGIC, VERSION, RECORD_BYTES, capacity, RING_OFFSET),
         *(identity.rank, layout.world_size, identity.pid),
         *(len(sizes), b"", MAX_GROUPS, identity.round, clock.monotonic_ns, clock.unix_ns, clock.error_ns),
         *(_encode_text(name, getattr(identity, name)) for name in _TEXT_BYTES),
     )
-    body += b"".join(_AXIS.pack(name.encode(), size) for name, size in sizes.items())
-    body = body.ljust(_CRC_OFFSET, b"\0")
+    body += b"".join(AXIS.pack(name.encode(), size) for name, size in sizes.items())
+    body = body.ljust(CRC_OFFSET, b"\0")
     return body + _HEADER_CRC.pack(zlib.crc32(body))
 
 
@@ -87,15 +77,15 @@ def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]
         raise DataError(
             f"{location}: {len(page)} bytes, a black box has at least {box_bytes(1)}; the file is truncated"
         )
-    values = dict(zip(HEADER_FIELDS, _HEADER.unpack_from(page), strict=True))
+    values = dict(zip(HEADER_FIELDS, HEADER.unpack_from(page), strict=True))
     version = values["version"]
     if version != VERSION:
         raise DataError(
             f"{location}: black box version {version}, this program reads version {VERSION}; use the program that "
             "wrote it"
         )
-    (found,) = _HEADER_CRC.unpack_from(page, _CRC_OFFSET)
-    expected = zlib.crc32(page[:_CRC_OFFSET])
+    (found,) = _HEADER_CRC.unpack_from(page, CRC_OFFSET)
+    expected = zlib.crc32(page[:CRC_OFFSET])
     if found != expected:
         raise DataError(f"{location}: header checksum {found:#010x}, expected {expected:#010x}; the header is damaged")
     for name, needed in (("record_bytes", RECORD_BYTES), ("ring_offset", RING_OFFSET), ("num_groups_max", MAX_GROUPS)):
@@ -129,9 +119,9 @@ def decode_header(page: bytes, location: str) -> tuple[Identity, ClockBase, int]
 def _decode_layout(page: bytes, num_axes: int) -> Layout:
     if num_axes > MAX_AXES:
         raise TopologyError(f"num_axes={num_axes}, expected at most {MAX_AXES}")
-    offsets = range(_HEADER.size, _HEADER.size + num_axes * _AXIS.size, _AXIS.size)
+    offsets = range(HEADER.size, HEADER.size + num_axes * AXIS.size, AXIS.size)
     sizes: dict[str, int] = {}
-    for raw, size in (_AXIS.unpack_from(page, offset) for offset in offsets):
+    for raw, size in (AXIS.unpack_from(page, offset) for offset in offsets):
         name = raw.rstrip(bytes(1)).decode()
         if f"{name}_size" in sizes:
             raise TopologyError(f"its list of axes has {name!r} twice")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from megatrain.arena.directory import Arena, SlotFile, arena_path, create_arena, join_arena, open_arena, remove_arena
-from megatrain.arena.sealed import sealed_by_rank, sealed_steps
+from megatrain.arena.sealed import sealed_by_rank
 from megatrain.arena.slot_layout import HEADER_BYTES, SealedSnapshot, SlotHeader, SlotState, SlotWord, encode_header
 from megatrain.contracts.errors import CheckpointError, MissingFileError
 
@@ -162,17 +162,13 @@ def test_slots_and_copies_are_found_by_name(arena: Arena, put: Put) -> None:
         Arena(arena.root / "gone").slots()
 
 
-def test_a_step_counts_when_all_ranks_of_the_host_have_it(arena: Arena, put: Put) -> None:
+def test_sealed_snapshots_are_found_by_rank(arena: Arena, put: Put) -> None:
     put(4, 20, 10)
     put(5, 20, 30)
     assert sealed_by_rank(arena) == {
         4: [SealedSnapshot(10, 2, 1), SealedSnapshot(20, 2, 2)],
         5: [SealedSnapshot(20, 2, 2), SealedSnapshot(30, 2, 3)],
     }
-    assert sealed_steps(arena, [4, 5]) == [20]
-    assert sealed_steps(arena, [4]) == [10, 20]
-    assert sealed_steps(arena, [4, 5, 6]) == []
-    assert sealed_steps(arena, [6, 4]) == []
 
 
 def test_slot_of_another_or_no_snapshot_does_not_count(arena: Arena, put: Put) -> None:
@@ -183,15 +179,16 @@ def test_slot_of_another_or_no_snapshot_does_not_count(arena: Arena, put: Put) -
     )  # fmt: skip
     for changes in others:
         put(5, 20, **changes)
-        assert sealed_steps(arena, [4, 5]) == [], changes
-        assert sealed_steps(arena, [4]) == [20]
+        found = sealed_by_rank(arena)
+        assert found[4] == [SealedSnapshot(20, 2, 2)]
+        assert found.get(5) != found[4], changes
 
 
 def test_a_damaged_slot_does_not_count(arena: Arena, put: Put) -> None:
     put(4, 20, 10)
     put(5, 20, 10)
     os.truncate(arena.slot(5, 0), HEADER_BYTES)
-    assert sealed_steps(arena, [4, 5]) == [10]
+    assert sealed_by_rank(arena)[5] == [SealedSnapshot(10, 2, 1)]
 
 
 def test_copies_are_kept_apart(arena: Arena, put: Put) -> None:

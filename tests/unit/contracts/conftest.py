@@ -18,11 +18,11 @@ from megatrain.contracts.black_box.encoding import (
     box_bytes,
     encode_control,
     encode_group,
-    encode_record,
 )
 from megatrain.contracts.black_box.header_encoding import encode_header
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Identity, Record, RecordFlag
 from megatrain.contracts.layout import Layout
+from tests.helpers.black_box_layout import encode_record
 
 CAPACITY = 16
 

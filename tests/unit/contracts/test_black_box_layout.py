@@ -16,6 +16,7 @@ from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, 
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, GroupRecord, Record, RecordFlag
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
+from tests.helpers.black_box_layout import encode_record, field_offsets, header_offsets
 from tests.unit.contracts.conftest import make_identity, make_record
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reference" / "black-box.md"
@@ -39,23 +40,23 @@ def coded(offsets: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
 
 def test_the_document_matches_the_code() -> None:
     for heading, offsets in {
-        "Header page, fixed part": header_encoding.header_offsets(),
-        "An entry of the list of axes": header_encoding.axis_offsets(),
+        "Header page, fixed part": header_offsets(),
+        "An entry of the list of axes": field_offsets(header_encoding.AXIS, header_encoding.AXIS_FIELDS),
         "Header page, words that change": {word.name: (8 * word, "Q") for word in layout.Word},
-        "Control page": layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
-        "Group page": layout.group_offsets(),
-        "Records": layout.field_offsets(layout.RECORD, layout.RECORD_FIELDS),
+        "Control page": field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
+        "Group page": field_offsets(layout.GROUP, layout.GROUP_FIELDS),
+        "Records": field_offsets(layout.RECORD, layout.RECORD_FIELDS),
     }.items():
         assert documented(heading) == coded(offsets), heading
 
 
 def test_every_field_is_aligned_to_its_size() -> None:
     tables = (
-        header_encoding.header_offsets(),
-        header_encoding.axis_offsets(),
-        layout.group_offsets(),
-        layout.field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
-        layout.field_offsets(layout.RECORD, layout.RECORD_FIELDS),
+        header_offsets(),
+        field_offsets(header_encoding.AXIS, header_encoding.AXIS_FIELDS),
+        field_offsets(layout.GROUP, layout.GROUP_FIELDS),
+        field_offsets(layout.CONTROL, layout.CONTROL_FIELDS),
+        field_offsets(layout.RECORD, layout.RECORD_FIELDS),
     )
     for name, (offset, code) in ((name, field) for table in tables for name, field in table.items()):
         if not code.endswith("s"):
@@ -66,11 +67,11 @@ def test_pages_have_their_documented_sizes() -> None:
     assert layout.RECORD.size == layout.RECORD_BYTES == 64
     assert layout.RECORD_BODY.size == 56
     assert layout.box_bytes(65536) == 3 * 4096 + 4 * 2**20
-    offsets = layout.group_offsets()
+    offsets = field_offsets(layout.GROUP, layout.GROUP_FIELDS)
     assert offsets["entered"][0] == 8 * layout.GROUP_ENTERED_WORD
     assert offsets["left"][0] == 8 * layout.GROUP_LEFT_WORD
     assert layout.CONTROL.size <= layout.PAGE_BYTES
-    assert header_encoding.header_offsets()["crc32"][0] < 8 * min(layout.Word)
+    assert header_offsets()["crc32"][0] < 8 * min(layout.Word)
 
 
 def test_header_round_trip() -> None:
@@ -103,11 +104,11 @@ RECORDS = st.builds(
 @settings(max_examples=50, derandomize=True)
 @given(RECORDS)
 def test_record_round_trip(record: Record) -> None:
-    assert layout.decode_record(layout.RECORD.unpack(layout.encode_record(record))) == record
+    assert layout.decode_record(layout.RECORD.unpack(encode_record(record))) == record
 
 
 def test_an_empty_or_half_written_slot_is_no_record() -> None:
-    whole = layout.encode_record(make_record(9))
+    whole = encode_record(make_record(9))
     assert layout.decode_record(layout.RECORD.unpack(bytes(64))) is None
     assert layout.decode_record(layout.RECORD.unpack(bytes(8) + whole[8:])) is None
     assert layout.decode_record(layout.RECORD.unpack(whole[:60] + b"\0\0\0\0")) is None

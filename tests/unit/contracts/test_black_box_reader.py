@@ -21,12 +21,11 @@ from megatrain.contracts.black_box.encoding import (
     RING_OFFSET,
     Word,
     box_bytes,
-    encode_record,
 )
-from megatrain.contracts.black_box.header_encoding import header_offsets
 from megatrain.contracts.black_box.reader import BlackBoxReader, read_black_box, write_control
 from megatrain.contracts.black_box.values import ControlPage, GroupRecord, Phase, Record, RecordFlag, State
 from megatrain.contracts.errors import DataError
+from tests.helpers.black_box_layout import encode_record, header_offsets
 from tests.unit.contracts.conftest import CAPACITY, box_image, make_identity, make_record
 
 WriteBox = Callable[..., Path]

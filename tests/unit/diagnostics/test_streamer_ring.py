@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from megatrain.contracts.black_box.encoding import RECORD as RECORD_STRUCT
-from megatrain.contracts.black_box.encoding import RECORD_FIELDS, RING_OFFSET, Word, field_offsets
+from megatrain.contracts.black_box.encoding import RECORD_FIELDS, RING_OFFSET, Word
 from megatrain.contracts.black_box.operations import OF_PRODUCERS, Operation, StepValue
 from megatrain.contracts.black_box.reader import BlackBoxReader, write_control
 from megatrain.contracts.black_box.values import ClockBase, ControlPage, Identity
@@ -25,6 +25,7 @@ from megatrain_diagnostics.metrics.readings import ProducerReading
 from megatrain_diagnostics.streamer.host_reading import rank_reading
 from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 from megatrain_diagnostics.streamer.ring_tail import RECORD, RingPoll, RingTail
+from tests.helpers.black_box_layout import field_offsets
 
 FORWARD = Operation.FORWARD_COMPUTE
 CLOCK = HostClock(ClockBase(monotonic_ns=1_000, unix_ns=1_700_000_000_000_000_000, error_ns=1))
