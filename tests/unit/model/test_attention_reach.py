@@ -14,6 +14,7 @@ from torch import Tensor
 from megatrain.config.model import ModelConfig
 from megatrain.model import TokenContext, Transformer
 from megatrain.ops.documents import pack_documents
+from tests.helpers.drawn_parameters import draw_parameters
 
 S, B = 9, 2
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2], [7, 3, 3, 3, 3, 3, 3, 3, 4]]).t()
@@ -24,10 +25,7 @@ def build(**changes: Any) -> Transformer:
         "vocab_size": 50, "seq_len": S, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "vocab_multiple": 1,
     }  # fmt: skip
     model = Transformer(ModelConfig(**(sizes | changes))).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.3)
+    draw_parameters(model)
     return model
 
 

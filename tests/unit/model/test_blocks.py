@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from megatrain.config.model import ModelConfig
 from megatrain.model import TokenContext, Transformer
+from tests.helpers.drawn_parameters import draw_parameters
 
 S, B = 10, 2
 Sublayer = Callable[[Tensor, dict[str, Tensor], ModelConfig], Tensor]
@@ -28,10 +29,7 @@ def build(**changes: Any) -> tuple[ModelConfig, Transformer]:
     }  # fmt: skip
     config = ModelConfig(**(sizes | changes))
     model = Transformer(config).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.4)
+    draw_parameters(model, 0.4)
     return config, model
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from megatrain.config.model import ModelConfig
 from megatrain.model import TokenContext, Transformer
 from megatrain.model.dropout import ResidualDropout
+from tests.helpers.drawn_parameters import draw_parameters
 
 S, B = 8, 4
 
@@ -21,10 +22,7 @@ def build(seed: int = 1, **changes: Any) -> Transformer:
         "dropout": 0.2,
     }  # fmt: skip
     model = Transformer(ModelConfig(**(sizes | changes)), dropout_seed=seed).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.3)
+    draw_parameters(model)
     return model
 
 

@@ -14,6 +14,7 @@ from megatrain.config.model import ModelConfig
 from megatrain.config.model_size import num_parameters, parameter_sizes
 from megatrain.config.pictures import encoder_of
 from megatrain.model import ModelPart, PatchRows, TokenContext, Transformer, initialise_
+from tests.helpers.drawn_parameters import draw_parameters
 
 B, S, P = 2, 12, 4
 SIZES: dict[str, Any] = {
@@ -25,10 +26,7 @@ SIZES: dict[str, Any] = {
 
 def build(**changes: Any) -> Transformer:
     model = Transformer(ModelConfig(**(SIZES | changes))).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.4)
+    draw_parameters(model, 0.4)
     return model
 
 

@@ -23,6 +23,7 @@ from megatrain.model import TokenContext, Transformer
 from megatrain.model.initial import initialise_
 from megatrain.parallel.decoder import decoder_table
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from tests.helpers.drawn_parameters import draw_parameters
 from tests.helpers.single_rank import simulated_group
 from tests.helpers.variant_package import on_the_path, write_variant_package
 
@@ -42,11 +43,8 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 def outputs(**keys: Any) -> Tensor:
     model = Transformer(ModelConfig(**(SIZES | keys))).double()
-    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 50, (9, 2), generator=draw_parameters(model, 1.0))
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
-        tokens = torch.randint(0, 50, (9, 2), generator=generator)
         return model.hidden(tokens, TokenContext(torch.arange(2), 9))
 
 
