@@ -27,7 +27,7 @@ _IDLE_S = 5.0
 
 
 def submit_in(lane: Lane | AwaitedLane, runner: ExchangeRunner, result: Tensor, exchange: Exchange) -> Pending:
-    """Start `exchange`, which fills `result`, once it is among the first two of `lane`. The Pending raises its errors."""
+    """Start `exchange`, which fills `result`, once it is among the first two of `lane`. The Pending raises errors."""
     task = _Task(runner, exchange, runner.begin_span(exchange, is_watched=True))
     lane.add(task)
     return Pending(result, partial(lane.finish, task), task.has_ended.is_set)
