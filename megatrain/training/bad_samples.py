@@ -98,8 +98,8 @@ class BadSamples:
             self._in_a_row[number] = 0 if is_used else self._in_a_row[number] + replaced
             if self._in_a_row[number] >= REPLACED_IN_A_ROW_LIMIT:
                 raise DataError(
-                    f"{name or 'the training data'}: {self._in_a_row[number]} samples in a row cannot be used, the "
-                    f'first of them are in the log; data.bad_samples="replace" allows {REPLACED_IN_A_ROW_LIMIT - 1}: '
+                    f"{name or 'the training data'}: {self._in_a_row[number]} samples in a row cannot be used; the "
+                    f'first of them are in the log. data.bad_samples="replace" allows {REPLACED_IN_A_ROW_LIMIT - 1}: '
                     "repair the files, or remove the source"
                 )
 

@@ -2,7 +2,7 @@
 
 The rules for logs decide which message is a failure of its own (`rules/gpu.py`, after the table of Xid numbers): a
 broken GPU, or a program whose work the GPU driver ended. Errors that the GPU driver handled and consequences of other
-errors are none. A message names a host, not a rank: several ranks share a host.
+errors are not failures. A message names a host, not a rank: several ranks share a host.
 
 | the positions name | errors | verdict |
 |---|---|---|
@@ -72,7 +72,7 @@ def fault_of(host: str, gpu: str, number: int, text: str, age_s: float) -> GpuFa
 
 
 def worst_of(faults: Iterable[GpuFault]) -> GpuFault | None:
-    """Return the fault to report of a host: one that evicts it before others, and of these the earliest."""
+    """Return the fault of a host to report: faults that evict the host come first, and of these the earliest."""
     return min(
         faults,
         key=lambda fault: (fault.action is not FailureAction.EVICT_HOST, -fault.age_s, fault.number),
