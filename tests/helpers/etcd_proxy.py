@@ -67,7 +67,7 @@ class EtcdProxy(Closable):
         self.num_corrupted = 0
         self.num_connections = 0
         self.keeps_back: Callable[[bytes], bool] = lambda request: False
-        """Whether a request is held until `deliver`; its sender gets no answer."""
+        """Whether a request is held until `deliver`. Its sender's connection ends without an answer."""
         self.kept: list[bytes] = []
         self.before: Callable[[bytes], object] = lambda request: None
         """Called with each request; etcd gets the request only after the return."""
@@ -157,6 +157,7 @@ class EtcdProxy(Closable):
                         _shut(client)
                     case _ if self.keeps_back(data):
                         self.kept.append(data)
+                        _shut(client)
                     case _:
                         server.sendall(data)
         _shut(server)

@@ -13,10 +13,11 @@ from megatrain.checkpoint.snapshot_offer import PlannedSlot
 from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.arena_snapshots import put_slot
+from tests.helpers.waiting import DEADLINE_S
 
 SECRET = b"s" * 32
 OWNER = 7
-LIMITS = PeerLimits(authentication_s=5.0, call_s=5.0, total_s=20.0)
+LIMITS = PeerLimits(authentication_s=DEADLINE_S, call_s=DEADLINE_S, total_s=2 * DEADLINE_S)
 
 
 class PeerHosts:

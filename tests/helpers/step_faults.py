@@ -27,6 +27,8 @@ from tests.helpers.hang_sites import is_site, sites_in
 VARIABLE = "MEGATRAIN_FAULTS"
 PLACES = ("step", "snapshot", "evaluation", "load")
 """The moment in a rank's life: as a step begins, in the middle of a snapshot, before an evaluation, as a load ends."""
+KERNEL_LOG = "kernel.log"
+"""The kernel's log to which a fault of a GPU writes, in the directory of the faults."""
 _PACE = "pace.json"
 _HOLD = "hold-loads"
 _POLL_S = 0.02
@@ -63,6 +65,18 @@ def _read_null() -> None:
     ctypes.string_at(0)
 
 
+def gpu_error_now() -> str:
+    """Return what the kernel logs when a GPU falls off the bus."""
+    since_boot_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    return f"4,100,{since_boot_us},-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+
+
+def _lose_the_gpu() -> None:
+    with Path(os.environ[VARIABLE], KERNEL_LOG).open("a") as log:
+        log.write(gpu_error_now())
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+
 def _pause(seconds: float) -> None:
     threading.Event().wait(max(0.0, seconds))
 
@@ -79,6 +93,7 @@ KINDS: Mapping[str, Callable[[], None]] = {
     "abort": os.abort,
     "abort-in-thread": _raise_in_a_thread,
     "segfault": _read_null,
+    "lost-gpu": _lose_the_gpu,
     "kill": _by(signal.SIGKILL),
     "stop": _by(signal.SIGSTOP),
     "interpreter-lock": _hold_the_interpreter_lock,

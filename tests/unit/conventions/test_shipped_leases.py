@@ -19,7 +19,7 @@ SETTINGS = {
 EXCEPTIONS = {
     "tests/faults/hosts/test_executor_alone.py": "an executor without etcd, before and after its lease ends",
     "tests/faults/hosts/test_frozen_hosts.py": "a host that is frozen for longer than its lease, and one for less",
-    "tests/faults/hosts/test_gpu_error_in_a_hang.py": "a round that does not wait for the evicted host",
+    "tests/faults/hosts/test_kernel_log_errors.py": "a round that does not wait for the evicted host",
     "tests/faults/hosts/test_host_faults.py": "hosts whose lease ends, that join too late, or do not stop in time",
     "tests/faults/outages/test_slow_producers.py": "producers that are slower than the longest silence",
     "tests/faults/outages/test_slow_storage.py": "storage that is slower than the longest silence",

@@ -24,6 +24,7 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups, step_values, values_of_ranks
+from tests.helpers.waiting import wait_until
 
 START_S = 1_800_000_000.0
 _numbers = itertools.count()
@@ -216,9 +217,11 @@ def test_silent_ranks_are_reported_once_a_minute(client: EtcdClient, caplog: pyt
 def test_verdicts_wait_while_etcd_is_away(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (
         EtcdServers(tmp_path_factory.mktemp("away")) as servers,
-        EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.2)) as client,
+        EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.2, call_s=0.2)) as impatient,
+        EtcdClient(EtcdSettings.of(servers.urls)) as client,
     ):
-        stream = EventStream(client)
+        stream = EventStream(impatient)
+        stream.client = client
         job = SyntheticJob(Layout(dp_size=4))
         stream.begin(job)
         stream.run(job, 30)
@@ -228,7 +231,12 @@ def test_verdicts_wait_while_etcd_is_away(tmp_path_factory: pytest.TempPathFacto
         stream.run(job, 20)
         member.start()
         servers.wait_ready()
-        stream.run(job, 10)
+
+        def is_written() -> bool:
+            stream.run(job, 1)
+            return bool(stream.verdicts())
+
+        wait_until(is_written, "the verdict")
         (verdict,) = stream.verdicts()
         assert verdict.hosts == ("host-1",)
 

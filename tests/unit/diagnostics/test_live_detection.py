@@ -14,6 +14,8 @@ from megatrain_diagnostics.events.tables import StepTotals, joined, num_rows, se
 from tests.helpers.synthetic_steps import SyntheticJob
 
 LAYOUT = Layout(dp_size=8)
+SILENCE_S = 5.0
+"""By the times that the test gives."""
 
 
 def stream(live: LiveDetection, totals: StepTotals, now_s: float) -> None:
@@ -99,7 +101,7 @@ def test_host_that_waits_for_pictures_is_not_slow(read_s: float, picture_s: floa
 
 def test_silent_rank_is_reported_and_changes_no_score() -> None:
     job = SyntheticJob(LAYOUT)
-    live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
+    live = LiveDetection(job.roster(), Thresholds(), SILENCE_S)
     for step in range(30):
         totals, _ = job.step(step)
         silent = 3 if step >= 10 else -1
@@ -117,7 +119,7 @@ def test_silent_rank_is_reported_and_changes_no_score() -> None:
 
 def test_silent_rank_that_invented_a_step_is_reported() -> None:
     job = SyntheticJob(LAYOUT)
-    live = LiveDetection(job.roster(), Thresholds(), deadline_s=5.0)
+    live = LiveDetection(job.roster(), Thresholds(), SILENCE_S)
     for step in range(40):
         totals, _ = job.step(step)
         stream(live, select(totals, totals.rank != 3) if step >= 10 else totals, float(step))

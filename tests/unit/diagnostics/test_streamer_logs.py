@@ -51,15 +51,15 @@ def lines_of(table: LogLines) -> list[tuple[int, str]]:
 
 def test_lines_come_once_with_the_offset_of_their_end(path: Path) -> None:
     tail = LogTail(path, "host-1", 3, 7)
-    assert lines_of(tail.poll(5)) == []
+    assert lines_of(tail.poll(at_ns=5)) == []
     append(path, b"one\ntwo\r\n\nhal")
-    found = tail.poll(5)
+    found = tail.poll(at_ns=5)
     assert lines_of(found) == [(4, "one"), (9, "two")]
     assert (found.host.tolist(), found.rank.tolist(), found.round.tolist()) == (["host-1"] * 2, [7, 7], [3, 3])
     assert found.at_ns.tolist() == [5, 5]
     append(path, b"f \xff\n")
-    assert lines_of(tail.poll(6)) == [(17, "half \ufffd")]
-    assert lines_of(tail.poll(7)) == []
+    assert lines_of(tail.poll(at_ns=6)) == [(17, "half \ufffd")]
+    assert lines_of(tail.poll(at_ns=7)) == []
     tail.close()
 
 

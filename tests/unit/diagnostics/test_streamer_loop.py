@@ -143,9 +143,9 @@ def test_rows_and_lines_are_sent_when_many_or_old(host: StreamedHost) -> None:
     streamer, taken = host.streamer()
     take_steps(first, range(3))
     take_steps(second, range(3))
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     assert taken.tables == {}, "neither many nor old rows"
-    streamer.poll(LONG_S + 1.1)
+    streamer.poll(now_s=LONG_S + 1.1)
     assert taken.all(Ranks).rank.tolist() == [0, 1], "a machine may be several hosts"
     totals = taken.all(StepTotals)
     assert sorted(zip(totals.rank.tolist(), totals.step.tolist(), strict=True)) == [
@@ -154,11 +154,11 @@ def test_rows_and_lines_are_sent_when_many_or_old(host: StreamedHost) -> None:
     assert taken.all(Spans).step.tolist() == [0, 0]
     assert taken.all(LogLines).line.tolist() == ["hello"]
     take_steps(first, range(3, 120))
-    streamer.poll(LONG_S + 1.2)
+    streamer.poll(now_s=LONG_S + 1.2)
     assert num_rows(taken.all(Values)) == 6, "fewer than 512 rows, all recent"
     take_steps(second, range(3, 170))
-    streamer.poll(LONG_S + 1.3)
-    streamer.poll(LONG_S + 2.4)
+    streamer.poll(now_s=LONG_S + 1.3)
+    streamer.poll(now_s=LONG_S + 2.4)
     values = taken.all(Values)
     assert values.value[values.rank == 1].tolist() == [float(step) for step in range(170)]
     reading = streamer.reading()
@@ -172,7 +172,7 @@ def test_times_are_those_of_the_system_clock(host: StreamedHost) -> None:
     before = time.time_ns()
     take_steps(host.rank(0), range(1))
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     streamer.end()
     tolerance_ns = 50_000_000  # the system's clock may be slewed in between
     for times in (taken.all(Values).at_ns, taken.all(StepTotals).start_ns, taken.all(Spans).start_ns):
@@ -185,7 +185,7 @@ def test_restarted_streamer_continues_at_its_positions(host: StreamedHost) -> No
     open_token = recorder.begin(Operation.CHECKPOINT)
     take_steps(recorder, range(3, 6))
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     streamer.end()
     assert taken.all(Values).step.tolist() == list(range(6))
     recorder.end(open_token)
@@ -217,13 +217,13 @@ def test_a_rank_that_was_killed_leaves_all_its_newest_spans(host: StreamedHost) 
     recorder.set_step(4)
     recorder.begin(Operation.OPTIMIZER)
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     assert num_rows(taken.all(Spans)) == 0
     child.kill()
     child.wait()
     host.path(0).unlink()  # its executor has copied the file
-    streamer.poll(LONG_S + 1)
-    streamer.poll(LONG_S + 2)
+    streamer.poll(now_s=LONG_S + 1)
+    streamer.poll(now_s=LONG_S + 2)
     spans = taken.all(Spans)
     assert spans.step.tolist() == [1, 2, 3, 4]
     assert (spans.operation[spans.duration_ns == -1]).tolist() == [Operation.OPTIMIZER.number]
@@ -236,10 +236,10 @@ def test_last_rows_of_an_ended_rank_are_sampled(host: StreamedHost) -> None:
     recorder = host.rank(0)
     write_control(host.path(0), ControlPage(sample_period=3))
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     take_steps(recorder, range(1, 8))
     recorder.close()  # the file is gone before the next poll
-    streamer.poll(LONG_S + 2)
+    streamer.poll(now_s=LONG_S + 2)
     streamer.end()
     assert taken.all(Values).step.tolist() == list(range(1, 8))
     assert taken.all(Spans).step.tolist() == [3, 6]
@@ -254,7 +254,7 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: StreamedHost, capl
     stuck.set_step(3)
     stuck.begin(Operation.DP_ALL_REDUCE)
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     assert host.silent == []
     now_ns = time.monotonic_ns()
     with pytest.MonkeyPatch.context() as patch:
@@ -262,13 +262,13 @@ def test_silent_ranks_are_named_and_last_spans_are_sent(host: StreamedHost, capl
         for module in (time, megatrain.telemetry.recorder, megatrain.telemetry.span_recorder):
             patch.setattr(module, "monotonic_ns", lambda: now_ns + 60_000_000_000)
         take_steps(moving, range(4, 6))
-        streamer.poll(LONG_S + 0.2)
+        streamer.poll(now_s=LONG_S + 0.2)
         with caplog.at_level(logging.WARNING):
-            streamer.poll(LONG_S + 1)
+            streamer.poll(now_s=LONG_S + 1)
             assert host.silent == [], "the machine may have paused: two polls must agree"
-            streamer.poll(LONG_S + 2)
+            streamer.poll(now_s=LONG_S + 2)
         assert host.silent == [(1,)]
-        streamer.poll(LONG_S + 4)
+        streamer.poll(now_s=LONG_S + 4)
     assert "rank 1 is silent" in caplog.text
     assert host.silent == [(1,)], "reported once"
     spans = taken.all(Spans)
@@ -289,12 +289,12 @@ def test_stacks_are_requested_before_patience_is_over(host: StreamedHost) -> Non
     now_ns = time.monotonic_ns()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.4 * PHASE_TIMEOUTS.floor_s * 1e9))
-        streamer.poll(LONG_S)
-        streamer.poll(LONG_S + 1)
+        streamer.poll(now_s=LONG_S)
+        streamer.poll(now_s=LONG_S + 1)
         assert host.silent == []
         patch.setattr(time, "monotonic_ns", lambda: now_ns + int(0.6 * PHASE_TIMEOUTS.floor_s * 1e9))
         for turn in range(2, 5):
-            streamer.poll(LONG_S + turn)
+            streamer.poll(now_s=LONG_S + turn)
     assert host.silent == [(0,)]
     assert streamer.reading().silent_ranks == 0
     streamer.end()
@@ -304,8 +304,8 @@ def test_ranks_that_never_wrote_anything_are_silent_too(host: StreamedHost, capl
     host.rank(0)
     host.expected = HostRanks(1, range(3), time.monotonic() - PHASE_TIMEOUTS.init_s - 1)
     streamer, _ = host.streamer()
-    streamer.poll(LONG_S)
-    streamer.poll(LONG_S + 1)
+    streamer.poll(now_s=LONG_S)
+    streamer.poll(now_s=LONG_S + 1)
     assert host.silent == [(1, 2)]
     assert "ranks 1-2 are silent" in caplog.text
     streamer.end()
@@ -318,7 +318,7 @@ def test_copy_of_a_box_makes_no_rank_silent(host: StreamedHost, caplog: pytest.L
     shutil.copy(host.path(0), copy)
     streamer, taken = host.streamer()
     for at_s in range(3):
-        streamer.poll(LONG_S + at_s)
+        streamer.poll(now_s=LONG_S + at_s)
     streamer.end()
     assert len(streamer.reading().ranks) <= 1
     assert f"{copy}: its name" in caplog.text
@@ -328,13 +328,13 @@ def test_copy_of_a_box_makes_no_rank_silent(host: StreamedHost, caplog: pytest.L
 def test_box_that_becomes_invalid_harms_no_other(host: StreamedHost, caplog: pytest.LogCaptureFixture) -> None:
     good, bad = host.rank(0), host.rank(1)
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     take_steps(good, range(2))
     take_steps(bad, range(2))
     with host.path(1).open("r+b") as file:
         file.seek(1024)
         file.write(b"\xfe" * 256)  # the header words, among them the cursor
-    streamer.poll(LONG_S + 2)
+    streamer.poll(now_s=LONG_S + 2)
     take_steps(good, range(2, 4))
     streamer.end()
     values = taken.all(Values)
@@ -346,13 +346,13 @@ def test_box_that_becomes_invalid_harms_no_other(host: StreamedHost, caplog: pyt
 def test_new_box_with_a_reused_inode_is_followed(host: StreamedHost) -> None:
     host.rank(2, host="host-2")
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     take_steps(host.rank(0), range(3))
     content = host.path(0).read_bytes()
     host.path(2).rename(host.path(0))
     host.path(0).write_bytes(content)
-    streamer.poll(2 * LONG_S)
-    streamer.poll(3 * LONG_S)
+    streamer.poll(now_s=2 * LONG_S)
+    streamer.poll(now_s=3 * LONG_S)
     assert taken.all(Ranks).rank.tolist() == [0]
     assert set(taken.all(StepTotals).step.tolist()) == {0, 1, 2}
 
@@ -360,11 +360,11 @@ def test_new_box_with_a_reused_inode_is_followed(host: StreamedHost) -> None:
 def test_replaced_box_is_streamed_once(host: StreamedHost) -> None:
     take_steps(host.rank(0), range(3))
     streamer, taken = host.streamer()
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     host.path(0).rename(previous_black_box(host.path(0)))
     take_steps(host.rank(0, pid=os.getppid()), range(3, 5))
     for turn in range(2, 5):
-        streamer.poll(turn * LONG_S)
+        streamer.poll(now_s=turn * LONG_S)
     assert sorted(taken.all(Ranks).pid.tolist()) == sorted([os.getpid(), os.getppid()])
     assert sorted(taken.all(StepTotals).step[taken.all(StepTotals).operation == SUMMED.number].tolist()) == [*range(5)]
 
@@ -396,9 +396,9 @@ def test_invalid_box_is_named_and_costs_no_other_rank(
     take_steps(recorder, range(2))
     path = put_box(host, **nonsense)
     streamer, taken = host.streamer(OneReading())
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     take_steps(recorder, range(2, 4))
-    streamer.poll(LONG_S + 2)
+    streamer.poll(now_s=LONG_S + 2)
     streamer.end()
     assert taken.all(Ranks).rank.tolist() == [0]
     assert taken.all(Values).step.tolist() == [0, 1, 2, 3]
@@ -415,7 +415,7 @@ def test_box_of_an_unstarted_round_hides_no_stalled_rank(host: StreamedHost) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic_ns", lambda: now_ns + 60_000_000_000)
         for turn in range(3):
-            streamer.poll(LONG_S + turn)
+            streamer.poll(now_s=LONG_S + turn)
     assert host.silent == [(0,)]
     assert [(rank.rank, rank.step) for rank in streamer.reading().ranks] == [(0, 3)]
     streamer.end()
@@ -441,7 +441,7 @@ def test_devices_are_sent_with_their_ranks(host: StreamedHost, monkeypatch: pyte
     recorder = host.rank(3)
     take_steps(recorder, range(8))
     streamer, taken = host.streamer(OneReading())
-    streamer.poll(LONG_S)
+    streamer.poll(now_s=LONG_S)
     assert [rank.gpu_uuid for rank in streamer.reading().ranks] == ["GPU-b"]
     assert streamer.reading().devices is not None
     streamer.end()

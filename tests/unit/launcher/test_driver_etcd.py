@@ -56,7 +56,10 @@ def test_a_standby_driver_continues_after_a_driver_dies(etcd: EtcdServers, tmp_p
         wait_until(lambda: hosts.incident().state is IncidentState.RECOVERED, "the incident's end")
         assert (hosts.incident().last_step, hosts.incident().steps_lost) == (12, 7)
         path = tmp_path / "incidents" / f"{halt.incident}.json"
-        wait_until(lambda: decode(Incident, path.read_bytes(), "file") == hosts.incident(), "the file")
+        # The driver writes its files in another thread.
+        wait_until(
+            lambda: path.exists() and decode(Incident, path.read_bytes(), "file") == hosts.incident(), "the file"
+        )
         wait_until(
             lambda: (found := hosts.read(DriverReport, KEYS.report)) is not None
             and (found.driver, found.reason) == (other.name, "round 2 trains on 2 hosts"),
@@ -80,12 +83,12 @@ def test_dead_driver_is_followed_before_its_lease_ends(etcd: EtcdServers, tmp_pa
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
         port = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        first = DriverCandidate(etcd, "first", tmp_path, ttl_s=60)
+        first = DriverCandidate(etcd, "first", tmp_path)
         stack.callback(first.close)
         wait_until(lambda: first.driver.is_leading, "the first driver")
         record = HostRecord("first", "s", 1, "127.0.0.1", 1, port.getsockname()[1], 1, "", "", "", NOW, is_fit=True)
         client.put(KEYS.host("first"), encode(record), lease_id=first.keeper.lease_id)
-        second = DriverCandidate(etcd, "second", tmp_path, ttl_s=60)
+        second = DriverCandidate(etcd, "second", tmp_path)
         stack.callback(second.close)
         lease_id = first.keeper.lease_id
         for _ in range(2):  # The first driver connects to it once, the second one every second.
@@ -111,7 +114,7 @@ def test_halt_without_a_cause_changes_nothing(etcd: EtcdServers, tmp_path: Path)
         proxy = stack.enter_context(EtcdProxy(etcd.members[0].client_port))
         client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         client.delete(KeyRange.prefix(KEYS.prefix))
-        one = DriverCandidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url], attempt_s=0.5, call_s=1.0))
+        one = DriverCandidate(etcd, "one", tmp_path, EtcdSettings.of([proxy.url]))
         stack.callback(one.close)
         hosts = CandidateHosts(client)
         hosts.wait_for(Round, KEYS.round(1))

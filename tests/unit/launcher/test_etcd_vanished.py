@@ -133,7 +133,7 @@ def test_removed_files_are_restored_without_loss(
 
 
 def has_seen(watch: Watch, value: bytes) -> bool:
-    event = watch.next(0.1)
+    event = watch.next(0.05)
     return event is not None and any(item.value == value for item in event.written)
 
 
@@ -187,7 +187,12 @@ def test_files_that_etcd_itself_replaces_are_no_loss(place: Path, program: Path)
         pid = etcd.pid
         before = (place / "etcd" / "member" / "snap" / "db").stat().st_ino
         client.gateway.call_at(
-            etcd.settings.endpoints[0], "/v3/maintenance/defragment", {}, bool, what="defragmentation", deadline_s=60.0
+            etcd.settings.endpoints[0],
+            "/v3/maintenance/defragment",
+            {},
+            bool,
+            what="defragmentation",
+            deadline_s=DEADLINE_S,
         )
         assert (place / "etcd" / "member" / "snap" / "db").stat().st_ino != before
         held = HeldFiles(place / "etcd")
@@ -212,7 +217,7 @@ def test_etcd_with_lost_unlocked_files_does_not_start_afresh(
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: "cannot fetch cluster info" in etcd.log.read_text(), "the next one to give up")
         with EtcdClient(EtcdSettings(etcd.settings.endpoints)) as stranger, pytest.raises(CoordinationError):
-            stranger.put("key", "mine", deadline_s=0.3)
+            stranger.put("key", "mine", deadline_s=0.05)
 
 
 WARNING = json.dumps({"level": "warn", "msg": "simple token is not cryptographically signed"})

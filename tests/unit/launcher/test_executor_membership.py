@@ -36,7 +36,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 @pytest.fixture
 def client(etcd: EtcdServers) -> Iterator[EtcdClient]:
-    with EtcdClient(EtcdSettings.of(etcd.urls, attempt_s=0.5)) as one:
+    with EtcdClient(EtcdSettings.of(etcd.urls)) as one:
         yield one
 
 
@@ -123,7 +123,7 @@ def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: 
 
 @pytest.mark.slow
 def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: JobKeys) -> None:
-    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls, attempt_s=0.5, call_s=1.0)) as one:
+    with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as one:
         membership = Membership(one, keys, LeaseTimes(2, 0.2))
         membership.register(a_host())
         servers.members[0].kill()

@@ -46,7 +46,7 @@ def test_snapshots_of_this_run_are_found_and_released(plan: LaunchPlan) -> None:
 
     _, lock = join_arena(own[1])
     with lock:
-        assert release_snapshots(plan.config, run, timeout_s=0.1) == [own[1]]
+        assert release_snapshots(plan.config, run, timeout_s=0.05) == [own[1]]
     assert release_snapshots(plan.config, run) == []
     assert not any(path.exists() for path in own)
     assert all(path.exists() for path in others)

@@ -93,8 +93,11 @@ class Story:
 
     def receipts(self, incident: Incident) -> list[tuple[str, str, str]]:
         """Return the receipts in an incident's file: receiver, the delivered message, or the reason of the failure."""
-        raw = (self.root / "incidents" / f"{incident.incident_id}.json").read_bytes()
-        return [(receipt.receiver, receipt.stage, receipt.problem) for receipt in decode(Incident, raw, "").receipts]
+        path = self.root / "incidents" / f"{incident.incident_id}.json"
+        if not path.exists():  # The driver writes its files in another thread.
+            return []
+        found = decode(Incident, path.read_bytes(), "").receipts
+        return [(receipt.receiver, receipt.stage, receipt.problem) for receipt in found]
 
     def alarms(self) -> tuple[str, ...]:
         found = self.hosts.read(DriverReport, KEYS.report)

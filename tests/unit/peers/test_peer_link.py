@@ -19,7 +19,7 @@ from megatrain.peers.server import PeerServer, listen
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
-LIMITS = PeerLimits(authentication_s=10.0, call_s=10.0, total_s=20.0)
+LIMITS = PeerLimits(authentication_s=DEADLINE_S, call_s=DEADLINE_S, total_s=2 * DEADLINE_S)
 SHORT_LIMITS = PeerLimits(authentication_s=0.2, call_s=0.2, total_s=0.5)
 HELLO_BYTES = 8 + 32
 
@@ -186,13 +186,13 @@ def test_closed_connection_is_reported() -> None:
 
 
 def test_silent_peer_is_awaited_within_the_call_limit() -> None:
-    client, server, _ = authenticated_pair(PeerLimits(authentication_s=10.0, call_s=0.05, total_s=600.0))
+    client, server, _ = authenticated_pair(PeerLimits(authentication_s=DEADLINE_S, call_s=0.05, total_s=600.0))
     with client, server, pytest.raises(CommunicationError, match="client: timed out"):
         server.receive_into(memoryview(bytearray(1)))
 
 
 def test_peer_that_never_reads_is_given_up() -> None:
-    client, server, _ = authenticated_pair(PeerLimits(authentication_s=10.0, call_s=0.05, total_s=600.0))
+    client, server, _ = authenticated_pair(PeerLimits(authentication_s=DEADLINE_S, call_s=0.05, total_s=600.0))
     with client, server, pytest.raises(CommunicationError, match="server: timed out"):
         client.send(bytes(64 << 20))
 

@@ -30,6 +30,8 @@ from tests.mutate import (
     part_of,
     read_outcomes,
     run_all,
+)
+from tests.mutate import (
     test_of as name_in,
 )
 

@@ -274,7 +274,7 @@ def test_closed_client_raises_an_error(etcd: EtcdServers) -> None:
 
 def test_members_of_another_cluster_are_refused(etcd: EtcdServers, tmp_path_factory: pytest.TempPathFactory) -> None:
     with EtcdServers(tmp_path_factory.mktemp("other"), token="other") as other:
-        both = EtcdSettings.of([*etcd.urls, *other.urls], call_s=2.0)
+        both = EtcdSettings.of([*etcd.urls, *other.urls])
         with EtcdClient(both) as client:
             client.put("where", "here")
             first = client.gateway.ring.best()

@@ -335,15 +335,18 @@ def test_quiet_watch_of_a_dead_member_moves_on(
     with EtcdProxy(port) as first, EtcdProxy(port) as second:
         proxies = {first.url: first, second.url: second}
         settings = EtcdSettings.of([first.url, second.url], attempt_s=0.5)
-        with EtcdClient(settings) as client, Watch(client, KeyRange.prefix("dark/"), limits=_QUICK) as watch:
+        with (
+            EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
+            EtcdClient(settings) as client,
+            Watch(client, KeyRange.prefix("dark/"), limits=_QUICK) as watch,
+        ):
             snapshot = take_snapshot(watch)
-            assert revisions(watch, client.put("dark/a", "")) == [snapshot.revision + 1]
+            assert revisions(watch, writer.put("dark/a", "")) == [snapshot.revision + 1]
             used = proxies[str(client.gateway.ring.best())]
             used.conduct = Conduct.SWALLOW if is_frozen else Conduct.REFUSE
             if not is_frozen:
                 used.cut()
-            with EtcdClient(EtcdSettings.of(etcd.urls)) as writer:
-                written = writer.put("dark/a", "")
+            written = writer.put("dark/a", "")
 
             assert revisions(watch, written) == [written]
 
@@ -363,7 +366,8 @@ def test_failed_call_wakes_the_watches_of_that_member(etcd: EtcdServers) -> None
 
             written = client.put("frozen/a", "by the other way")
 
-            assert revisions(watch, written) == [written]
+            # A put whose answer is late is repeated, so there may be more than one.
+            assert revisions(watch, written)[-1] == written
 
 
 def answers_of_a_stream(*messages: bytes) -> bytes:

@@ -185,15 +185,15 @@ def test_hostile_answer_to_a_call_is_an_error_of_coordination(etcd: EtcdServers)
         call, garbage = UNARY[name]
         with EtcdProxy(etcd.members[0].client_port) as proxy:
             proxy.garbage, proxy.conduct = garbage, Conduct.GARBAGE
-            with EtcdClient(EtcdSettings.of(proxy.url, attempt_s=1.0, call_s=1.0)) as client:
+            with EtcdClient(EtcdSettings.of(proxy.url, call_s=1.0)) as client:
                 # Sequential answers would be equivalent: the call has time for few of them.
                 with pytest.raises(CoordinationError) as caught:
                     call(client)
                 assert len(str(caught.value)) < 600, "an error of a readable length"
-                assert proxy.num_corrupted
+                wait_until(lambda: proxy.num_corrupted > 0, "the call to be answered")
                 proxy.conduct = Conduct.PASS
 
-                assert client.get("hostile/none") is None, "the next good answer is understood"
+                assert client.get("hostile/none", deadline_s=DEADLINE_S) is None, "the next good answer is understood"
 
     assert all_at_once(check, UNARY) == {}
 
@@ -207,7 +207,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
         with (
             EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
             EtcdProxy(etcd.members[0].client_port) as proxy,
-            EtcdClient(EtcdSettings.of(proxy.url, attempt_s=1.0)) as client,
+            EtcdClient(EtcdSettings.of(proxy.url)) as client,
         ):
             proxy.corrupts = lambda request: b"/v3/watch" in request and not proxy.num_corrupted
             if name in FRAMES:
@@ -222,7 +222,7 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
                 heard: set[tuple[bytes, bytes]] = set()
 
                 def is_heard() -> bool:
-                    event = watch.next(0.1)
+                    event = watch.next(0.05)
                     if event is not None:
                         items = (
                             event.items if isinstance(event, Snapshot) else [change.item for change in event.changes]
