@@ -251,14 +251,14 @@ def _run_tests(drawn: Drawn, tree: Path) -> str:
     for part in (tests[:NUM_FIRST], tests[NUM_FIRST:]):
         left_out: list[str] = []
         while found := _first_failure(part, tree, left_out):
-            test = test_of(found)
+            test = failed_test(found)
             if not test or not _first_failure([test], ROOT).startswith(("FAILED ", "ERROR ")):
                 return found
             left_out.append(test)
     return ""
 
 
-def test_of(failure: str) -> str:
+def failed_test(failure: str) -> str:
     """Return the test that a line of pytest's summary names; empty if it names a file."""
     found = re.match(r"(?:FAILED|ERROR) ([^\s\[]+::[^\s\[]+(?:\[.*?\](?= - |$))?)", failure)
     return found[1] if found else ""

@@ -23,6 +23,7 @@ from tests.mutate import (
     all_mutations,
     by_package,
     draw,
+    failed_test,
     found_again,
     left_to_run,
     lost_outcomes,
@@ -30,9 +31,6 @@ from tests.mutate import (
     part_of,
     read_outcomes,
     run_all,
-)
-from tests.mutate import (
-    test_of as name_in,
 )
 
 CHANGES = {
@@ -190,7 +188,7 @@ def test_failed_tests_have_the_names_that_pytest_gives(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    names = [name_in(line) for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    names = [failed_test(line) for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     expected = (tmp_path / "failed").read_text().splitlines()
     assert len(expected) == 9
     assert sorted(names) == sorted([*expected, ""]), done.stdout
