@@ -19,7 +19,6 @@ from megatrain.data.dataset import (
     check_same_tokenizer,
     check_tokenizer,
     check_vocabulary,
-    data_digest,
     open_dataset,
     tokenizer_digest,
 )
@@ -84,8 +83,7 @@ def open_reader(config: Config) -> BatchReader:
 
     def open_one(key: str) -> tuple[IndexedDataset, str]:
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
-        dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
-        return dataset, data_digest(dataset)
+        return open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
 
     keys = [key for key, source in config.data_sources.items() if not source.has_pictures]
     # the blocks of one remote source are already fetched at the same time
@@ -174,8 +172,9 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
 
 def _held_out_text(config: Config, name: str, prefix: DataPath, meta: DataMeta | None) -> ValidationSet:
     check_vocabulary(prefix, meta, config.model.vocab_size)
-    dataset, seq_len = open_dataset(prefix, config.model.vocab_size), config.evaluation_seq_len
-    num_available, digest = num_windows(dataset, seq_len), data_digest(dataset)
+    dataset, digest = open_dataset(prefix, config.model.vocab_size)
+    seq_len = config.evaluation_seq_len
+    num_available = num_windows(dataset, seq_len)
     order = WindowOrder(0, num_available, num_tokens=dataset.num_tokens)
     source = TrainingSource(StreamSource(name, dataset.num_tokens, digest), dataset, order)
     reader = held_out_reader(source, seq_len, config.data.has_document_mask)
