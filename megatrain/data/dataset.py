@@ -171,9 +171,9 @@ def _digest(dataset: IndexedDataset, check: Callable[[int, NDArray[Any]], None])
     digest = hashlib.sha256(repr(sizes).encode())
     for array in (dataset.sequence_lengths, dataset.document_bounds):
         for first in block_starts(len(array), _INDEX_BLOCK).tolist():
-            digest.update(array[first : first + _INDEX_BLOCK])
+            digest.update(array[first : first + _INDEX_BLOCK].data)
     for start in starts:
         tokens = dataset.read_tokens(start, BLOCK_TOKENS)
-        digest.update(tokens)
+        digest.update(tokens.data)
         check(start, tokens)
     return digest.hexdigest()[:_DIGITS]

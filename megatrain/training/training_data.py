@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from megatrain.data.parts import PartSizes
 from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, RemotePath, path_or_url
-from megatrain.data.side_by_side import side_by_side
+from megatrain.data.side_by_side import MOST_THREADS, side_by_side
 from megatrain.data.token_stream import TokenStream
 from megatrain.data.training_source import TrainingSource
 from megatrain.training.picture_data import picture_source, shards_of
@@ -88,7 +89,9 @@ def open_reader(config: Config) -> BatchReader:
     keys = [key for key, source in config.data_sources.items() if not source.has_pictures]
     # the blocks of one remote source are already fetched at the same time
     is_remote = any(isinstance(prefixes[key], RemotePath) for key in keys)
-    found = dict(zip(keys, map(open_one, keys) if is_remote else side_by_side(open_one, keys), strict=True))
+    num_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    pairs = map(open_one, keys) if is_remote else side_by_side(open_one, keys, num_threads)
+    found = dict(zip(keys, pairs, strict=True))
     for key, source in config.data_sources.items():
         if source.has_pictures:
             sources.append(replace(picture_source(config, key, source), max_epochs=source.max_epochs))
