@@ -86,7 +86,7 @@ def _batch_reader(prefix: Path) -> Read:
     from megatrain.data.order import SampleOrder
     from tests.helpers.one_source import reader_of_one
 
-    dataset = open_dataset(prefix, VOCAB_SIZE)
+    dataset, _ = open_dataset(prefix, VOCAB_SIZE)
     order = SampleOrder(dataset.num_tokens, SEQ_LEN, SEED)
 
     def read(case: ReadingCase, first: int, count: int) -> None:

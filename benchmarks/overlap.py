@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, at_least, at_most, must_hold
+from benchmarks.overlap_cost import COST_COLUMNS, cost_columns, measured_cost
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
 from benchmarks.overlap_processes import Block, Ranks, start_rank
 from benchmarks.overlap_trace import ideal_of_calls, sent_by_calls
@@ -133,6 +134,8 @@ def run() -> Result:
             "ideal: in pipelines from schedule and buckets, else from the calls of the side on, each awaited at once",
             "compare runs by on / off: hidden also depends on the ideal, and so on the share of communication",
             "the ideal has no latency; if links are busy for most of it, each loss of their rate is exposed",
+            "latency, rate in steps: of exchanges that are awaited at once, a line through their median times by bytes",
+            "on the rank that begins last; the ideals with them show how much of on - ideal is due to each",
             "paced: forward and backward of a chunk, with TP the products of branches, last until a set time is over",
             "paced by layer: so do forward and backward of each layer; gradients are written when its time is over",
         ],
@@ -214,9 +217,14 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         free_again_s = float(np.median([ranks.block("off", BLOCK).seconds for _ in range(NUM_FREE)]))
         ranks.end()
         boxes = {box.identity.rank: box for box in map(read_black_box, sorted(directory.rglob("*rank*.blackbox")))}
+    costs: dict[str, Any] = dict.fromkeys(COST_COLUMNS, "-")
     if case.is_traced:
         traces = [[block.traces[rank] for block in blocks[TRACED]] for rank in range(num_ranks)]
         ideal = ideal_of_calls(traces, rate) / BLOCK
+        if num_ranks in config.layout(None).sizes.values():  # all ranks are one group
+            steps = {step for block in blocks[TRACED] for step in block.steps}
+            cost = measured_cost([boxes[rank].records for rank in range(num_ranks)], steps)
+            costs = cost_columns(traces, cost, BLOCK)
     else:
         off_steps = {step for block in blocks["off"] for step in block.steps}
         computes = [measured_computes(boxes[rank].records, off_steps) for rank in range(num_ranks)]
@@ -244,6 +252,7 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         "DDP / on": _ratio(seconds, "DDP"),
         "FSDP2 / on": _ratio(seconds, "FSDP2"),
         "link, MB/s": rate / 1e6,
+        **costs,
     }
 
 

@@ -75,11 +75,8 @@ def traced() -> Iterator[tuple[OverlapTrace, Callable[[], None]]]:
     def traced_start(group: Group, operation: Operation, out: Any, sent: Any, *rest: Any, **named: Any) -> Pending:
         nonlocal since
         number = len(trace.exchanges)
-        part = group.size - 1 if operation in _GATHERS else (group.size - 1) / group.size
-        num_times = 1 if operation in _GATHERS + _SCATTERS else 2
-        trace.exchanges.append(
-            SentMessage(group.ranks, operation.value, num_times * part * sent.numel() * sent.element_size())
-        )
+        num_bytes = sent_bytes(operation.value, sent.numel() * sent.element_size(), group.size)
+        trace.exchanges.append(SentMessage(group.ranks, operation.value, num_bytes))
         call(number, False)
         pending = start(group, operation, out, sent, *rest, **named)
         pending.wait()
@@ -104,23 +101,32 @@ class _Traced(Pending):
         return self.result
 
 
+def sent_bytes(operation: str, num_bytes: int, size: int) -> float:
+    """Return the bytes that a rank sends in an exchange of a group of `size`, with an input of `num_bytes`."""
+    part = size - 1 if operation in _GATHERS else (size - 1) / size
+    return (1 if operation in _GATHERS + _SCATTERS else 2) * part * num_bytes
+
+
 def sent_by_calls(trace: OverlapTrace) -> float:
     """Return the bytes that a rank sends in the block."""
     return sum(exchange.num_bytes for exchange in trace.exchanges)
 
 
-def ideal_of_calls(traces: Sequence[Sequence[OverlapTrace]], rate: float) -> float:
+def ideal_of_calls(traces: Sequence[Sequence[OverlapTrace]], rate: float, latency_s: float = 0.0) -> float:
     """Return the seconds of a block between its marks.
 
-    traces: by rank, its blocks. rate: bytes a second that a rank sends.
+    traces: by rank, its blocks. rate: bytes a second that a rank sends. latency_s: for which an exchange occupies the
+    link, whatever its bytes.
     """
     replay = LinkReplay()
-    marks = np.array([_add_rank(replay, rank, blocks, rate) for rank, blocks in enumerate(traces)])
+    marks = np.array([_add_rank(replay, rank, blocks, rate, latency_s) for rank, blocks in enumerate(traces)])
     begin, end = replay.ends()[marks].max(axis=0)
     return float(end - begin)
 
 
-def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[OverlapTrace], rate: float) -> list[int]:
+def _add_rank(
+    replay: LinkReplay, rank: int, blocks: Sequence[OverlapTrace], rate: float, latency_s: float
+) -> list[int]:
     """Add a rank's block. Each compute takes the median time over the rank's blocks. Returns the marks."""
     first = blocks[0]
     program = [call[:2] for call in first.calls]
@@ -139,5 +145,5 @@ def _add_rank(replay: LinkReplay, rank: int, blocks: Sequence[OverlapTrace], rat
             sent = first.exchanges[number]
             num_calls[sent.ranks] += 1
             group = (sent.ranks, num_calls[sent.ranks])
-            nodes.append(replay.send(rank, sent.ranks, sent.num_bytes / rate, [computed], group))
+            nodes.append(replay.send(rank, sent.ranks, latency_s + sent.num_bytes / rate, [computed], group))
     return marks

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,36 +45,34 @@ def check_vocabulary(prefix: DataPath, meta: DataMeta | None, vocab_size: int) -
         )
 
 
-def open_dataset(prefix: DataPath, vocab_size: int, *, replaces_bad_samples: bool = False) -> IndexedDataset:
-    """Return the dataset at `prefix`, for a model with `vocab_size` tokens.
+def open_dataset(
+    prefix: DataPath, vocab_size: int, *, replaces_bad_samples: bool = False
+) -> tuple[IndexedDataset, str]:
+    """Return the dataset at `prefix`, for a model with `vocab_size` tokens, and its digest (`data_digest`).
 
-    The ids of a million tokens spread over the file are checked here, and those of each window when it is read.
+    The ids of the tokens that the digest reads, a million spread over the file, are checked here, and those of each
+    window when it is read.
     replaces_bad_samples: bad samples are replaced later, so half of the stretches of 256 tokens may have a bad id here.
 
     Raises: DataError when the files are damaged, or a token id is too large.
     """
     dataset = IndexedDataset(prefix, vocab_size)
     length = _STRETCH_TOKENS if replaces_bad_samples else BLOCK_TOKENS
-    starts = [
-        start
-        for first in block_starts(dataset.num_tokens).tolist()
-        for start in range(first, min(first + BLOCK_TOKENS, dataset.num_tokens), length)
-    ]
-    fetch_together(
-        block
-        for start in block_starts(dataset.num_tokens).tolist()
-        for block in dataset.remote_blocks(start, BLOCK_TOKENS)
-    )
-    num_bad = 0
-    for start in starts:
-        try:
-            dataset.window(start, length)
-        except BadTokensError:
-            num_bad += 1
-            # tokens of another vocabulary are bad everywhere, those of a damaged file are not
-            if not replaces_bad_samples or 2 * num_bad > len(starts):
-                raise
-    return dataset
+    sizes = [min(BLOCK_TOKENS, dataset.num_tokens - start) for start in block_starts(dataset.num_tokens).tolist()]
+    num_stretches, num_bad = sum(math.ceil(size / length) for size in sizes), 0
+
+    def check(start: int, tokens: NDArray[Any]) -> None:
+        nonlocal num_bad
+        for place in range(0, len(tokens), length):
+            try:
+                dataset.check_vocabulary(tokens[place : place + length], start + place)
+            except BadTokensError:
+                num_bad += 1
+                # tokens of another vocabulary are bad everywhere, those of a damaged file are not
+                if not replaces_bad_samples or 2 * num_bad > num_stretches:
+                    raise
+
+    return dataset, _digest(dataset, check)
 
 
 def check_tokenizer(tokenizer: Path, prefix: DataPath, meta: DataMeta | None, vocab_size: int) -> None:
@@ -159,14 +158,22 @@ def data_digest(dataset: IndexedDataset) -> str:
 
     The blocks are evenly spaced, from the start to the end. Data of at most BLOCKS blocks are read completely. In
     larger data, a change of documents or of their order changes the digest, unless it keeps every size and touches no
-    block.
+    block. Raises: BadTokensError when tokens cannot be read.
     """
-    digest = hashlib.sha256()
+    return _digest(dataset, lambda start, tokens: None)
+
+
+def _digest(dataset: IndexedDataset, check: Callable[[int, NDArray[Any]], None]) -> str:
+    """Return the digest. check: called with each block of tokens, and its position, before the next one is read."""
+    starts = block_starts(dataset.num_tokens).tolist()
+    fetch_together(block for start in starts for block in dataset.remote_blocks(start, BLOCK_TOKENS))
     sizes = (dataset.num_tokens, dataset.num_sequences, dataset.num_documents, dataset.dtype.str)
-    digest.update(repr(sizes).encode())
+    digest = hashlib.sha256(repr(sizes).encode())
     for array in (dataset.sequence_lengths, dataset.document_bounds):
-        for start in block_starts(len(array), _INDEX_BLOCK).tolist():
-            digest.update(array[start : start + _INDEX_BLOCK].tobytes())
-    for start in block_starts(dataset.num_tokens).tolist():
-        digest.update(dataset.read_tokens(start, BLOCK_TOKENS).tobytes())
+        for first in block_starts(len(array), _INDEX_BLOCK).tolist():
+            digest.update(array[first : first + _INDEX_BLOCK].data)
+    for start in starts:
+        tokens = dataset.read_tokens(start, BLOCK_TOKENS)
+        digest.update(tokens.data)
+        check(start, tokens)
     return digest.hexdigest()[:_DIGITS]

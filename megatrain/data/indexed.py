@@ -193,11 +193,17 @@ class IndexedDataset:
         Raises: BadTokensError when they cannot be read, or an id is outside the vocabulary.
         """
         tokens = self.read_tokens(start, length)
-        if self.vocab_size is not None and len(tokens):
-            self._check_vocabulary(tokens, start, self.vocab_size)
+        self.check_vocabulary(tokens, start)
         return tokens
 
-    def _check_vocabulary(self, tokens: NDArray[Any], start: int, vocab_size: int) -> None:
+    def check_vocabulary(self, tokens: NDArray[Any], start: int) -> None:
+        """Check the ids of tokens that were read from position `start` on. Without `vocab_size`, all are accepted.
+
+        Raises: BadTokensError when an id is outside the vocabulary.
+        """
+        vocab_size = self.vocab_size
+        if vocab_size is None or not len(tokens):
+            return
         largest = int(tokens.max())
         smallest = int(tokens.min()) if tokens.dtype.kind == "i" else 0
         if largest >= vocab_size or smallest < 0:
@@ -264,16 +270,20 @@ def _read_header(path: DataPath, index: bytes | mmap.mmap) -> tuple[np.dtype[Any
 def _check_sums(dataset: IndexedDataset, num_data_bytes: int) -> None:
     """Check that the sequences lie back to back and fill the .bin exactly, and that the documents cover all of them."""
     path = index_path(dataset.prefix)
-    position = 0
+    position, item = 0, dataset.dtype.itemsize
+    # one array for all blocks: each new one would be memory that the kernel zeroes page by page
+    sums = np.empty(min(_CHECK_BLOCK, dataset.num_sequences) + 1, np.int64)
     for first in range(0, dataset.num_sequences, _CHECK_BLOCK):
-        lengths = dataset.sequence_lengths[first : first + _CHECK_BLOCK].astype(np.int64) * dataset.dtype.itemsize
+        lengths = dataset.sequence_lengths[first : first + _CHECK_BLOCK]
         pointers = dataset.sequence_pointers[first : first + _CHECK_BLOCK]
-        expected = position + np.concatenate(([0], np.cumsum(lengths)))
-        wrong = np.flatnonzero((pointers != expected[:-1]) | (lengths < 0))
-        if len(wrong):
-            at = int(wrong[0])
+        expected = sums[: len(lengths) + 1]
+        expected[0] = position
+        np.multiply(lengths, item, out=expected[1:], dtype=np.int64)
+        np.cumsum(expected, out=expected)
+        if lengths.min() < 0 or not np.array_equal(pointers, expected[:-1]):
+            at = int(np.argmax((pointers != expected[:-1]) | (lengths < 0)))
             raise DataError(
-                f"{path}: sequence {first + at} of {int(lengths[at])} bytes lies at byte {int(pointers[at])}, "
+                f"{path}: sequence {first + at} of {int(lengths[at]) * item} bytes lies at byte {int(pointers[at])}, "
                 f"but the lengths before it add up to {int(expected[at])}; the index is damaged, build the data again"
             )
         position = int(expected[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from megatrain.data.dataset import (
     check_same_tokenizer,
     check_tokenizer,
     check_vocabulary,
-    data_digest,
     open_dataset,
     tokenizer_digest,
 )
@@ -35,7 +35,7 @@ from megatrain.data.parts import PartSizes
 from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.data.reader import BatchReader
 from megatrain.data.remote_path import DataPath, RemotePath, path_or_url
-from megatrain.data.side_by_side import side_by_side
+from megatrain.data.side_by_side import MOST_THREADS, side_by_side
 from megatrain.data.token_stream import TokenStream
 from megatrain.data.training_source import TrainingSource
 from megatrain.training.picture_data import picture_source, shards_of
@@ -84,13 +84,14 @@ def open_reader(config: Config) -> BatchReader:
 
     def open_one(key: str) -> tuple[IndexedDataset, str]:
         check_vocabulary(prefixes[key], metas[key], config.model.vocab_size)
-        dataset = open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
-        return dataset, data_digest(dataset)
+        return open_dataset(prefixes[key], config.model.vocab_size, replaces_bad_samples=replaces_bad_samples)
 
     keys = [key for key, source in config.data_sources.items() if not source.has_pictures]
     # the blocks of one remote source are already fetched at the same time
     is_remote = any(isinstance(prefixes[key], RemotePath) for key in keys)
-    found = dict(zip(keys, map(open_one, keys) if is_remote else side_by_side(open_one, keys), strict=True))
+    num_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    pairs = map(open_one, keys) if is_remote else side_by_side(open_one, keys, num_threads)
+    found = dict(zip(keys, pairs, strict=True))
     for key, source in config.data_sources.items():
         if source.has_pictures:
             sources.append(replace(picture_source(config, key, source), max_epochs=source.max_epochs))
@@ -174,8 +175,9 @@ def open_validation(config: Config) -> tuple[ValidationSet, ...]:
 
 def _held_out_text(config: Config, name: str, prefix: DataPath, meta: DataMeta | None) -> ValidationSet:
     check_vocabulary(prefix, meta, config.model.vocab_size)
-    dataset, seq_len = open_dataset(prefix, config.model.vocab_size), config.evaluation_seq_len
-    num_available, digest = num_windows(dataset, seq_len), data_digest(dataset)
+    dataset, digest = open_dataset(prefix, config.model.vocab_size)
+    seq_len = config.evaluation_seq_len
+    num_available = num_windows(dataset, seq_len)
     order = WindowOrder(0, num_available, num_tokens=dataset.num_tokens)
     source = TrainingSource(StreamSource(name, dataset.num_tokens, digest), dataset, order)
     reader = held_out_reader(source, seq_len, config.data.has_document_mask)

@@ -168,7 +168,7 @@ def single_rank_trainer(config: Config, patch: pytest.MonkeyPatch) -> SingleRank
     patch.setattr(Mesh, "set_timeout", lambda _, seconds: notes.append(("timeout", seconds)))
     device = torch.device("cpu")
     rank_model = build_rank_model(config, create_mesh(layout, 0, device, recorder), recorder, device)
-    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+    dataset, _ = open_dataset(Path(config.data.train), config.model.vocab_size)
     order = SampleOrder(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reports, checkpoints = (
         Reports(),

@@ -308,7 +308,7 @@ def _data(config: Config, orders: CaseOrders, validation: Sequence[ValidationSet
         reader = open_reader(config)
         find_decoder(config, all_shards(reader, validation), has_begun=False)
         return reader, sample_stream(config, reader, ())
-    dataset = open_dataset(Path(config.data.train), config.model.vocab_size)
+    dataset, _ = open_dataset(Path(config.data.train), config.model.vocab_size)
     order_kind = type("Order", (_OrderWithout,), {"hidden": orders.hidden})
     order = order_kind(dataset.num_tokens, config.model.seq_len, config.resolved_data_seed)
     reader = reader_of_one(dataset, order, config.data.has_document_mask, balanced_cost(config))

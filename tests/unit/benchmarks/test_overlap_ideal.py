@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks.overlap import OverlapCase, bars_of, is_known, is_valid
+from benchmarks.overlap_cost import ExchangeCost, cost_columns, measured_cost
 from benchmarks.overlap_ideal import Computes, ideal_of_schedule, sent_bytes
 from benchmarks.overlap_pace import LayerPace
 from benchmarks.overlap_trace import MARK, OverlapTrace, SentMessage, ideal_of_calls, sent_by_calls, traced
@@ -16,6 +17,7 @@ from megatrain.comm.group import Group
 from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
 from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.values import Record, RecordFlag
 from megatrain.contracts.layout import Layout
 from megatrain.model import TokenContext, Transformer
 from megatrain.schedule import ActionKind
@@ -186,6 +188,37 @@ def test_spans_outside_the_marks_do_not_count() -> None:
     trace = OverlapTrace([SentMessage(RANKS, Operation.PARAMS_ALL_GATHER.value, PIECE)] * 2, [*calls, (1, WAIT, 7.0)])
 
     assert ideal(trace, trace) == pytest.approx(3.0)
+
+
+def exchange_of(number: int, step: int, num_bytes: int, seconds: float) -> Record:
+    """A recorded reduce-scatter."""
+    kind = Operation.GRADS_REDUCE_SCATTER.number
+    return Record(number, 0, round(seconds * 1e9), 0, num_bytes, step, number, -1, -1, kind, 3, RecordFlag.NONE)
+
+
+def test_cost_of_exchanges_is_that_on_the_rank_that_comes_last() -> None:
+    """A rank sends half of its input: at 1,000 bytes a second, with a latency of 2 s, 1,000 bytes take 2.5 s."""
+    sizes = {1: 1000, 2: 1000, 3: 1000, 4: 8000}
+    last = [exchange_of(number, 7, size, 2.0 + size / 2000.0) for number, size in sizes.items()]
+    last[2] = exchange_of(3, 7, 1000, 90.0)  # It was disturbed.
+    first = [exchange_of(number, 7, size, 100.0) for number, size in sizes.items()]
+    other_step = exchange_of(5, 8, 8000, 50.0)
+    unanswered = exchange_of(6, 7, 8000, 70.0)
+
+    cost = measured_cost([[*first, other_step, unanswered], [*last, other_step]], {7})
+
+    assert (cost.latency_s, cost.rate) == pytest.approx((2.0, 1000.0))
+    with pytest.raises(ValueError, match="1 sizes"):
+        measured_cost([first[:3], last[:3]], {7})
+
+
+def test_ideals_show_what_rate_and_latency_of_exchanges_cost() -> None:
+    """Two blocks' steps; half of the rate, then 0.25 s more for each exchange."""
+    blocking = trace_of(Operation.DP_ALL_REDUCE, [(0, START, 1.0), (0, WAIT, 0.0), (1, START, 1.0), (1, WAIT, 0.0)])
+
+    columns = cost_columns([[blocking], [blocking]], ExchangeCost(0.25, PIECE / 2.0), num_steps=2)
+
+    assert [*columns.values()] == pytest.approx([250.0, 50e-6, 3000.0, 3250.0])
 
 
 LAYER_S = 10.0

@@ -96,7 +96,7 @@ def by_sample(batches: list[StepBatch]) -> dict[int, tuple[Any, ...]]:
 def test_replaced_sample_has_no_labels_others_are_the_same(
     fault: str, has_mask: bool, prefix: Path, monkeypatch: Patch
 ) -> None:
-    dataset = open_dataset(prefix, VOCAB_SIZE)
+    dataset, _ = open_dataset(prefix, VOCAB_SIZE)
     clean = by_sample(read(reader(dataset, has_mask)))
     # Each token is its own position; a sample has one token more than labels.
     is_bad: Callable[[int], bool] = lambda start: start <= BAD_POSITION <= start + SEQ_LEN  # noqa: E731
@@ -121,7 +121,7 @@ def test_replaced_sample_has_no_labels_others_are_the_same(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_refused_sample_names_file_byte_and_document(fault: str, prefix: Path, monkeypatch: Patch) -> None:
-    dataset = open_dataset(prefix, VOCAB_SIZE)
+    dataset, _ = open_dataset(prefix, VOCAB_SIZE)
     break_it, text = FAULTS[fault]
     break_it(prefix, monkeypatch)
     with pytest.raises(DataError) as caught:
@@ -171,7 +171,7 @@ def test_packed_sample_with_damaged_bins_is_replaced(write_tokens: Callable[...,
 
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_removal_from_a_batch_equals_replacement_in_reading(has_mask: bool, prefix: Path, monkeypatch: Patch) -> None:
-    dataset = open_dataset(prefix, VOCAB_SIZE)
+    dataset, _ = open_dataset(prefix, VOCAB_SIZE)
     (clean,) = read(reader(dataset, has_mask), micro_batch_size=4)
     break_page(prefix, monkeypatch)
     (expected,) = read(reader(dataset, has_mask), micro_batch_size=4)
@@ -187,7 +187,7 @@ def test_removal_from_a_batch_equals_replacement_in_reading(has_mask: bool, pref
 
 def test_start_accepts_damage_and_refuses_another_vocabulary(prefix: Path, monkeypatch: Patch) -> None:
     change_token(prefix, monkeypatch)
-    assert open_dataset(prefix, VOCAB_SIZE, replaces_bad_samples=True).num_tokens > 0
+    assert open_dataset(prefix, VOCAB_SIZE, replaces_bad_samples=True)[0].num_tokens > 0
     with pytest.raises(DataError, match="token id 65535"):
         open_dataset(prefix, VOCAB_SIZE)
     with pytest.raises(DataError, match="is outside"):

@@ -28,7 +28,7 @@ def dataset(write_tokens: Callable[..., Path]) -> IndexedDataset:
     lengths = np.random.default_rng(3).integers(1, 21, 60)
     ends = np.cumsum(lengths)
     prefix = write_tokens([range(end - length, end) for length, end in zip(lengths, ends, strict=True)])
-    return open_dataset(prefix, 4096)
+    return open_dataset(prefix, 4096)[0]
 
 
 def reader(dataset: IndexedDataset, has_document_mask: bool = False) -> BatchReader:
@@ -97,7 +97,7 @@ def test_document_mask_follows_the_bounds_of_documents(dataset: IndexedDataset) 
 def test_counts_of_a_microbatch_are_those_of_its_tensors(write_tokens: Callable[..., Path]) -> None:
     """Documents with no and with few tokens; windows with all, some and no labels."""
     lengths = np.random.default_rng(4).integers(0, 7, 40)
-    dataset = open_dataset(write_tokens([[1] * int(length) for length in lengths]), 4096)
+    dataset, _ = open_dataset(write_tokens([[1] * int(length) for length in lengths]), 4096)
     for start in range(dataset.num_tokens - SEQ_LEN):
         for has_document_mask in (False, True):
             samples = [[TokenWindow(dataset, start, count)] for count in (SEQ_LEN, 3, 0)]

@@ -237,7 +237,7 @@ def test_data_that_does_not_fit_the_model_is_refused(source: Path, tmp_path: Pat
     meta = build_data([str(source)], tmp_path / "out", vocab_size=300)
     prefix = tmp_path / "out" / "train"
     check_vocabulary(prefix, meta, 300)
-    assert open_dataset(prefix, 300).num_documents > 0
+    assert open_dataset(prefix, 300)[0].num_documents > 0
     with pytest.raises(DataError, match=r"out/meta\.json: the data at .*out/train has a vocabulary of 300, more than "):
         check_vocabulary(prefix, meta, 299)
     check_vocabulary(prefix, None, 299)

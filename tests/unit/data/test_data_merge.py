@@ -50,7 +50,7 @@ def test_joined_directories_are_one_sound_directory(tmp_path: Path) -> None:
     assert meta.skipped == {"empty records": 2}
     assert [Path(source).name for source in meta.sources] == ["a.jsonl", "b.jsonl"]
     assert not any(pair.problems for pair in verify_data(output))
-    assert open_dataset(output / "train", 257).num_documents == meta.train.documents
+    assert open_dataset(output / "train", 257)[0].num_documents == meta.train.documents
     assert sorted(os.listdir(output)) == sorted(os.listdir(inputs[0]))
 
 

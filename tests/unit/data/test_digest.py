@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megatrain.data.dataset import BLOCK_TOKENS, BLOCKS, block_starts, data_digest
+from megatrain.data.dataset import BLOCK_TOKENS, BLOCKS, block_starts, data_digest, open_dataset
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.indexed_writer import IndexedWriter
 
@@ -49,6 +50,22 @@ def test_a_change_changes_the_digest(tmp_path: Path, num_tokens: int) -> None:
 def test_another_type_of_ids_changes_the_digest(tmp_path: Path) -> None:
     documents = documents_of(1000)
     assert digest_of(documents, tmp_path / "a") != digest_of(documents, tmp_path / "b", np.int32)
+
+
+def test_open_data_are_read_once_and_have_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = digest_of(documents_of(BLOCKS * BLOCK_TOKENS), tmp_path / "t")
+    pread, num_read = os.pread, list[int]()
+
+    def counting(descriptor: int, num_bytes: int, offset: int) -> bytes:
+        content = pread(descriptor, num_bytes, offset)
+        num_read.append(len(content))
+        return content
+
+    monkeypatch.setattr(os, "pread", counting)
+    for replaces in (False, True):
+        num_read.clear()
+        assert open_dataset(tmp_path / "t", 1000, replaces_bad_samples=replaces)[1] == expected
+        assert sum(num_read) == (tmp_path / "t.bin").stat().st_size
 
 
 def test_few_blocks_cover_both_ends() -> None:

@@ -191,8 +191,9 @@ DAMAGED: dict[str, tuple[bytes, bytes, str]] = {
         with_bytes(38, b"\x02"), GOLDEN_DATA,
         r"t\.idx: sequence 2 of 4 bytes lies at byte 8, but the lengths before it add up to 10",
     ),
-    "a negative length": (
-        with_bytes(34, b"\xff\xff\xff\xff"), GOLDEN_DATA, r"t\.idx: sequence 0 of -2 bytes lies at byte 0"
+    "a negative length that the offsets agree with": (
+        with_bytes(34, struct.pack("<3i3q", 5, -1, 2, 0, 10, 8)), GOLDEN_DATA,
+        r"t\.idx: sequence 1 of -2 bytes lies at byte 10",
     ),
     "another offset": (
         with_bytes(54, b"\x05"), GOLDEN_DATA,

@@ -145,10 +145,10 @@ def test_mixed_and_packed_samples_pass_the_ring(tmp_path: Path, packing: str, ba
     config = make_config(write_mixture(tmp_path), {"data": {"packing": packing, "balance": balance}})
     if packing != "none":
         for name in FIRST_TOKEN:
-            write_bins(open_dataset(tmp_path / name, config.model.vocab_size), config.model.seq_len)
+            write_bins(open_dataset(tmp_path / name, config.model.vocab_size)[0], config.model.seq_len)
     if balance == "file":
         for name in FIRST_TOKEN:
-            dataset = open_dataset(tmp_path / name, config.model.vocab_size)
+            dataset, _ = open_dataset(tmp_path / name, config.model.vocab_size)
             write_costs(dataset, (str(number % 7) for number in range(dataset.num_documents)), name)
     reader, layout, ranks = open_reader(config), Layout(tp_size=2, pp_size=3, dp_size=2), range(2, 8)
     sequence = steps(layout, NUM_STEPS, least_slots=layout.pp_size)
@@ -175,7 +175,7 @@ def test_samples_of_two_lengths_pass_the_ring(tmp_path: Path, ends_early: bool, 
     config = make_config(tables, {"data": {"seq_len": 4, "balance": "cost", "packing": packing}})
     if packing != "none":
         for name, seq_len in itertools.product(FIRST_TOKEN, (4, config.model.seq_len)):
-            write_bins(open_dataset(tmp_path / name, config.model.vocab_size), seq_len)
+            write_bins(open_dataset(tmp_path / name, config.model.vocab_size)[0], seq_len)
     begun = sample_stream(config, open_reader(config), ())
     # a step begins at sample 14
     stream = replace(begun, stages=(begun.stages[0], MixtureStage(14, weights, config.model.seq_len)))

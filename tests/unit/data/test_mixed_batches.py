@@ -40,7 +40,7 @@ def reader(write_tokens: Callable[..., Path]) -> BatchReader:
     for name in ("books", "web", "code"):
         tokens = range(FIRST_TOKEN[name], FIRST_TOKEN[name] + NUM_TOKENS[name])
         documents = [tokens[first : first + DOCUMENT] for first in range(0, len(tokens), DOCUMENT)]
-        dataset = open_dataset(write_tokens(documents, name), 4096)
+        dataset, _ = open_dataset(write_tokens(documents, name), 4096)
         order = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=5)
         sources.append(TrainingSource(StreamSource(name, dataset.num_tokens), dataset, order, f"data_source.{name}"))
     return BatchReader(tuple(sources), Mixture(5, (MixtureStage(0, (1, 1, 1), SEQ_LEN),), 3)).following(STREAM)
@@ -140,7 +140,7 @@ def test_a_run_of_no_samples_uses_nothing(reader: BatchReader) -> None:
 def test_sources_of_one_name_are_distinguished_by_content(write_tokens: Callable[..., Path]) -> None:
     """A source that was removed keeps its name, which another source may have now."""
     left, now = StreamSource("web", 800, "a" * 32), StreamSource("web", 400, "b" * 32)
-    dataset = open_dataset(write_tokens([range(400)], "now"), 4096)
+    dataset, _ = open_dataset(write_tokens([range(400)], "now"), 4096)
     source = TrainingSource(now, dataset, SampleOrder(400, SEQ_LEN, seed=5), max_epochs=4.0)
     stream = SampleStream(5, (left, now), (MixtureStage(0, (1,), SEQ_LEN), MixtureStage(5000, (0, 1), SEQ_LEN)))
     reader = BatchReader((source,), Mixture(5, (MixtureStage(0, (1,), SEQ_LEN),), 1)).following(stream)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from megatrain.cli import main
 from megatrain.config import to_toml
 from megatrain.config.config import Config
 from megatrain.contracts.errors import ConfigError
+from megatrain.data import side_by_side
 from megatrain.data.loader.host_loader import HostLoader
 from megatrain.data.prefetch import Prefetcher
 from megatrain.formatting import count_text
@@ -53,6 +56,21 @@ def open_all(tmp_path: Path) -> OpenAll:
         return open_batches(config, mesh, reader, sequence, checkpoints, print, closing)
 
     return open_with
+
+
+def test_local_sources_open_in_as_many_threads_as_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers: list[int] = []
+
+    class CountedThreads(ThreadPoolExecutor):
+        def __init__(self, max_workers: int, prefix: str) -> None:
+            numbers.append(max_workers)
+            super().__init__(max_workers, prefix)
+
+    monkeypatch.setattr(side_by_side, "ThreadPoolExecutor", CountedThreads)
+    for num_cores in (1, 2, 64):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, num_cores=num_cores: set(range(num_cores)))
+        open_reader(config_in(tmp_path, "thread"))
+    assert numbers == [1, 2, 2], "there are two sources"
 
 
 def test_host_loader_and_thread_deliver_the_same(open_all: OpenAll, tmp_path: Path) -> None:
