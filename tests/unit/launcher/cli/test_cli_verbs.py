@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ from megatrain_job.commands.job_location import add_job, list_jobs, opened_job
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange, Range
+from megatrain_job.jobs import send_request
 from megatrain_job.jobs.send_request import make_request, request_events
 from megatrain_job.jobs.snapshot import read_job
 from megatrain_launcher.commands.status import StatusCode
@@ -294,14 +296,15 @@ def test_an_etcd_that_ends_with_its_job_answers_a_stop(tmp_path: Path) -> None:
     assert last.text == "saving; the job's etcd has gone since then, as it does when a job has ended"
 
 
-def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys) -> None:
-    request = make_request(RequestKind.CHECKPOINT)
+def test_accepted_request_may_take_longer(client: EtcdClient, keys: JobKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, ahead_s = make_request(RequestKind.CHECKPOINT), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
+    monkeypatch.setattr(send_request, "time", clock)
     thread = threading.Thread(target=_accept, args=(client, keys, request), name="etcd accepting")
     thread.start()
-    with closing(request_events(client, keys, request, timeout_s=DEADLINE_S, accept_s=0.3)) as news:
+    with closing(request_events(client, keys, request, timeout_s=3 * DEADLINE_S, accept_s=DEADLINE_S)) as news:
         next(news)
-        ready_s = time.monotonic() + 0.35
-        wait_until(lambda: time.monotonic() > ready_s, "the time to accept to be over")
+        ahead_s[0] = DEADLINE_S  # The time to accept is over.
         client.put(keys.answer(request.request_id), encode(answer(request, "saved")))
         last = next(news)
     thread.join()
