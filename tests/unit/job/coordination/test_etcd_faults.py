@@ -141,18 +141,17 @@ def proxied(etcd: EtcdServers) -> EtcdProxy:
 
 @pytest.mark.slow(kept=["Conduct.GARBAGE-not HTTP"])
 @pytest.mark.parametrize(
-    ("conduct", "reason", "limit_s"),
+    ("conduct", "reason"),
     [
-        (Conduct.REFUSE, "closed|reset", DEADLINE_S),
-        (Conduct.SWALLOW, "no answer", 0.1),
-        (Conduct.GARBAGE, "not HTTP", DEADLINE_S),
-        (Conduct.HALF_ANSWER, "in the middle of an answer", DEADLINE_S),
-        (Conduct.DRIP, "no answer", 0.1),
+        (Conduct.REFUSE, "closed|reset"),
+        (Conduct.SWALLOW, "no answer"),
+        (Conduct.GARBAGE, "not HTTP"),
+        (Conduct.HALF_ANSWER, "in the middle of an answer"),
+        (Conduct.DRIP, "no answer"),
     ],
 )
-def test_bad_proxy_is_passed_over_or_named(
-    etcd: EtcdServers, prefix: str, conduct: Conduct, reason: str, limit_s: float
-) -> None:
+def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, conduct: Conduct, reason: str) -> None:
+    limit_s = 0.1 if reason == "no answer" else DEADLINE_S
     with proxied(etcd) as bad, proxied(etcd) as good:
         bad.conduct = conduct
         with EtcdClient(EtcdSettings.of(bad.url, attempt_s=limit_s, call_s=0.5)) as client:
