@@ -20,6 +20,8 @@ from megatrain.checkpoint_format.url_location import open_location
 from megatrain.checkpoint_format.verifications import Verification, record_verifications
 from megatrain.cli import main
 from megatrain.contracts.records.host_verdict import AuditEntry, OutcomeKind, VerdictOutcome
+from megatrain.run_files.action_log import ACTIONS_NAME, ActionLog
+from megatrain.run_files.config_changes import CHANGES_NAME, ChangedKey, ConfigChange, append_change
 from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.checkpoints import checkpoints_document
@@ -31,6 +33,7 @@ from megatrain_dashboard.sources import checkpoint_watch
 from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch, read_checkpoints
 from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.daemon_state import write_state
+from megatrain_job.jobs.notes import Author, NoteWriter
 from tests.helpers.recorded_run import (
     END_TOKENS,
     FAILED_S,
@@ -154,7 +157,7 @@ def test_an_incident_has_its_phases_its_root_cause_and_its_cost(page: Page) -> N
 
 @pytest.fixture(scope="module")
 def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """The run with verdicts, a state of the daemon, verifications of its checkpoints, and a pin."""
+    """The run with verdicts, a note, a changed key, a state of the daemon, verifications of checkpoints, and a pin."""
     run = RunDirectory(tmp_path_factory.mktemp("annotated") / "run")
     shutil.copytree(made, run.root)
     waiting = VerdictOutcome("v-1", OutcomeKind.WAITING, "waits for a person", "host-1", 10.0, gain_s=5.0, cost_s=2.0)
@@ -165,6 +168,10 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     record_verifications(
         LocalLocation(run.checkpoints),
         [Verification.of("main", 50, 1_790_000_100.0, []), Verification.of("main", 100, 1.0, ["older than it"])],
+    )
+    NoteWriter(ActionLog(run.diagnosis / ACTIONS_NAME)).add("a switch was replaced", Author("me", "operator"), step=60)
+    append_change(
+        run.diagnosis / CHANGES_NAME, ConfigChange(2, 51, 1_790_000_000.0, (ChangedKey("optimizer.lr", "1", "2"),))
     )
     (run.checkpoints / "main" / "step-000000110").mkdir()
     # a character that JSON can represent and UTF-8 cannot
@@ -181,6 +188,12 @@ def test_verdicts_come_from_the_audit(annotated: Page) -> None:
     annotated.ask("verdicts/v-2", 404)
     assert (found["hosts"], found["outcome"], found["outcome_by"]) == (["host-2"], "declined", "me@here")
     assert (found["evidence"], found["gain_s_per_step"]) == (["its forward takes 1.3 x its peers'"], 0.03)
+
+
+def test_notes_and_changed_keys_come_from_the_run_directory(annotated: Page) -> None:
+    assert [(one["step"], one["text"]) for one in annotated.ask("notes")["notes"]] == [(60, "a switch was replaced")]
+    marks = [mark for mark in annotated.ask("marks")["marks"] if mark["kind"] == "config"]
+    assert [(mark["step"], "optimizer.lr" in mark["text"]) for mark in marks] == [(51, True)]
 
 
 def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
