@@ -27,12 +27,13 @@ HOST_COPY = Extension(
 )
 HOST_KERNELS = Extension(
     "megatrain._host_kernels",
-    ["csrc/host_kernels/optimizer_step.c"],
-    depends=["csrc/host_kernels/optimizer_loop.h"],
-    # results have the bits of torch's operations: no sum or product may be rounded in another way
-    extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread"],
+    [f"csrc/host_kernels/{name}.c" for name in ("optimizer_step", "rms_norm", "rotary", "square_sum", "swiglu")],
+    depends=["csrc/host_kernels/host.h", "csrc/host_kernels/optimizer_loop.h"],
+    # results have the same bits on every processor: no sum or product may be rounded in another way; vectors are passed
+    # between inlined functions only, so that their ABI (psabi) does not matter
+    extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],
-    libraries=["m"],
+    libraries=["m", "dl"],
     optional=True,
 )
 KERNELS = Extension("megatrain._C", ["csrc/operators/module.cpp"], py_limited_api=True)

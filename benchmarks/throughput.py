@@ -21,6 +21,7 @@ from benchmarks.result import Result
 from benchmarks.single_rank_trainer import BenchmarkTrainer
 from megatrain.config.config import Config
 from megatrain.ops.host_kernels import adamw_kernel
+from megatrain.ops.host_rms_norm import compiled_rms_norm
 
 SHAPE = {"seq_len": 512, "hidden_size": 512, "num_layers": 6, "num_heads": 8, "num_kv_heads": 4, "ffn_size": 1408,
          "vocab_size": 4096}  # fmt: skip
@@ -39,13 +40,10 @@ def run() -> Result:
         command="python -m benchmarks throughput --write",
         rows=rows,
         notes=[
-            f"our AdamW is {_adamw_form()}, and its bits do not depend on where a shard begins; torch's do",
+            f"our AdamW is {_form_of(adamw_kernel())}, and its bits do not depend on where a shard begins; torch's do",
             "ratio: median over rounds of (their seconds / ours), for their faster attention; above 1 we are faster",
             f"median of {ROUNDS} steps each after {WARMUP} to warm up; spread is (p90 - p10) / median of our steps",
-            (
-                "where our step takes longer: SwiGLU computes its activation again in backward instead of keeping it; "
-                "autograd functions are in Python"
-            ),
+            f"our rotation, RMSNorm, gradient of SwiGLU and gradient norm are {_form_of(compiled_rms_norm())}",
             "fp32, forward, backward, clipping and optimizer of both sides; our side also writes its black box",
         ],
         settings={**SHAPE, "micro_batch_size": MICRO_BATCH_SIZE, "threads": torch.get_num_threads()},
@@ -56,8 +54,8 @@ def run() -> Result:
     )
 
 
-def _adamw_form() -> str:
-    return "plain torch in 9 passes" if adamw_kernel() is None else "one pass in C"
+def _form_of(kernel: object) -> str:
+    return "plain torch in several passes" if kernel is None else "one pass in C"
 
 
 def _measure(num_microbatches: int) -> dict[str, Any]:

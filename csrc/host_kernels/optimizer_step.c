@@ -6,8 +6,9 @@
  * (-ffp-contract=off). Without fused instructions in the processor, fma() is a slow function of the C library.
  * Nothing here knows torch or Python.
  */
+#include "host.h"
+
 #include <math.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -35,18 +36,6 @@ typedef struct {
   double decay;                /* AdamW: the factor of decayed weights; LAMB: their share of the direction */
   double correction;           /* AdamW: -lr / the first moment's bias correction; LAMB: that correction */
 } Step;
-
-enum { MIN_ELEMENTS_OF_THREAD = 1 << 15, MAX_THREADS = 256 };
-
-/* On x86-64, each loop is compiled twice: for every processor, and for those with AVX2 and fused instructions. */
-#ifdef __x86_64__
-#define FOR_AVX2 __attribute__((target("avx2,fma")))
-static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-#else
-#define FOR_AVX2
-static int has_avx2(void) { return 0; }
-#endif
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE float from_bf16(uint16_t bits) {
   const uint32_t wide = (uint32_t)bits << 16;
@@ -87,11 +76,8 @@ INLINE uint16_t to_bf16(float value) { /* to the nearest, ties to even */
 #define LOOP_SQRT sqrt
 #include "optimizer_loop.h"
 
-static int64_t clamped(int64_t value, int64_t least, int64_t most) {
-  return value < least ? least : value > most ? most : value;
-}
-
-static void update_elements(const Step *step, int64_t start, int64_t stop) {
+static void update_elements(const void *call, int64_t start, int64_t stop) {
+  const Step *const step = call;
   void (*const update)(const Step *, int64_t, int64_t, int) = step->is_double       ? update_doubles
                                                               : step->has_bf16_grad ? update_floats_with_bf16_grad
                                                                                     : update_floats;
@@ -107,32 +93,6 @@ static void update_elements(const Step *step, int64_t start, int64_t stop) {
   update(step, done, stop, 0);
 }
 
-typedef struct {
-  const Step *step;
-  int64_t start, stop;
-  pthread_t thread;
-} Part;
-
-static void *update_part(void *part) {
-  update_elements(((Part *)part)->step, ((Part *)part)->start, ((Part *)part)->stop);
-  return NULL;
-}
-
 void megatrain_optimizer_step(const Step *step) {
-  const int64_t most = clamped(step->num_threads, 1, MAX_THREADS);
-  const int64_t num_parts = clamped(step->num_elements / MIN_ELEMENTS_OF_THREAD, 1, most);
-  /* whole cache lines, so that no two threads write to one */
-  const int64_t size = (step->num_elements / num_parts + 64) / 64 * 64;
-  Part parts[MAX_THREADS];
-  int64_t num_started = 1;
-  for (int64_t number = 0; number < num_parts; ++number) {
-    const int64_t start = clamped(number * size, 0, step->num_elements);
-    parts[number] = (Part){.step = step, .start = start, .stop = clamped(start + size, start, step->num_elements)};
-  }
-  /* threads inherit the rounding and the treatment of denormals; they are short beside their parts of the work */
-  while (num_started < num_parts && !pthread_create(&parts[num_started].thread, NULL, update_part, &parts[num_started]))
-    ++num_started;
-  update_part(&parts[0]);
-  for (int64_t number = num_started; number < num_parts; ++number) update_part(&parts[number]);
-  for (int64_t number = 1; number < num_started; ++number) pthread_join(parts[number].thread, NULL);
+  run_in_parts(update_elements, step, step->num_elements, LINE_ELEMENTS, step->num_threads);
 }

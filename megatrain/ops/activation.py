@@ -13,8 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from megatrain.ops.activation_reference import (
+    biased,
+    reference_bias_gelu_backward,
+    reference_bias_swiglu_backward,
+    reference_gelu,
+    reference_gelu_backward,
+    reference_swiglu,
+    reference_swiglu_backward,
+)
+from megatrain.ops.host_swiglu import swiglu_backward_kernel
 from megatrain.ops.library import declare, require_contiguous, require_floating, require_same_kind, require_shape
-from megatrain.ops.precision import accumulate_dtype
 from megatrain.ops.recomputed import recomputed
 
 
@@ -48,11 +57,11 @@ def bias_geglu(x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
 
 
 def _gelu_exact(x: Tensor, bias: Tensor | None) -> Tensor:
-    return functional.gelu(x if bias is None else _biased(x, bias)).squeeze(-2).to(x.dtype)
+    return functional.gelu(x if bias is None else biased(x, bias)).squeeze(-2).to(x.dtype)
 
 
 def _geglu(x: Tensor, bias: Tensor | None) -> Tensor:
-    gate, up = (x if bias is None else _biased(x, bias)).unbind(-2)
+    gate, up = (x if bias is None else biased(x, bias)).unbind(-2)
     return (functional.gelu(gate, approximate="tanh") * up).to(x.dtype)
 
 
@@ -127,80 +136,40 @@ def _check_gradient(grad_out: Tensor, x: Tensor, shape: tuple[int, ...]) -> None
     require_contiguous("grad_out", grad_out)
 
 
-def _biased(x: Tensor, bias: Tensor) -> Tensor:
-    return x.to(accumulate_dtype(x.dtype)) + bias
-
-
-def _reference_gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None:
-        return functional.gelu(x, approximate="tanh")
-    return torch.ops.aten.gelu_(_biased(x, bias), approximate="tanh").to(x.dtype)
-
-
-def _reference_gelu_backward(grad_out: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(grad_out, x, approximate="tanh")
-
-
-def _reference_bias_gelu_backward(grad_out: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    wide = _biased(x, bias)
-    grad_x = torch.ops.aten.gelu_backward.grad_input(grad_out.to(wide.dtype), wide, approximate="tanh", grad_input=wide)
-    return grad_x.to(x.dtype), grad_x.flatten(0, -2).sum(0).to(x.dtype)
-
-
-def _reference_swiglu(x: Tensor, bias: Tensor | None) -> Tensor:
-    gate, up = (x if bias is None else _biased(x, bias)).unbind(-2)
-    return functional.silu(gate).mul_(up).to(x.dtype)
-
-
-def _reference_swiglu_backward(grad_out: Tensor, x: Tensor) -> Tensor:
-    gate, up = x.unbind(-2)
-    grad_x = torch.empty_like(x)
-    grad_gate, grad_up = grad_x.unbind(-2)
-    # four passes write their results directly into grad_x, without a temporary of the activation's size
-    torch.ops.aten.silu.out(gate, out=grad_up).mul_(grad_out)
-    torch.ops.aten.silu_backward.grad_input(grad_out, gate, grad_input=grad_gate).mul_(up)
-    return grad_x
-
-
-def _reference_bias_swiglu_backward(grad_out: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    wide = _biased(x, bias)
-    grad_x = _reference_swiglu_backward(grad_out.to(wide.dtype), wide)
-    return grad_x.to(x.dtype), grad_x.flatten(0, -3).sum(0).to(x.dtype)
-
-
 _bias_gelu_op = declare(
     "bias_gelu(Tensor x, Tensor? bias) -> Tensor",
     check=_check_gelu,
-    reference=_reference_gelu,
+    reference=reference_gelu,
     fake=lambda x, bias: torch.empty_like(x),
 )
 _gelu_backward_op = declare(
     "gelu_backward(Tensor grad_out, Tensor x) -> Tensor",
     check=_check_gelu_backward,
-    reference=_reference_gelu_backward,
+    reference=reference_gelu_backward,
     fake=lambda grad_out, x: torch.empty_like(x),
 )
 _bias_gelu_backward_op = declare(
     "bias_gelu_backward(Tensor grad_out, Tensor x, Tensor bias) -> (Tensor grad_x, Tensor grad_bias)",
     check=_check_gelu_backward,
-    reference=_reference_bias_gelu_backward,
+    reference=reference_bias_gelu_backward,
     fake=lambda grad_out, x, bias: (torch.empty_like(x), torch.empty_like(bias)),
 )
 _bias_swiglu_op = declare(
     "bias_swiglu(Tensor x, Tensor? bias) -> Tensor",
     check=_check_swiglu,
-    reference=_reference_swiglu,
+    reference=reference_swiglu,
     fake=lambda x, bias: x.new_empty((*x.shape[:-2], x.shape[-1])),
 )
 _swiglu_backward_op = declare(
     "swiglu_backward(Tensor grad_out, Tensor x) -> Tensor",
     check=_check_swiglu_backward,
-    reference=_reference_swiglu_backward,
+    reference=reference_swiglu_backward,
+    host=swiglu_backward_kernel,
     fake=lambda grad_out, x: torch.empty_like(x),
 )
 _bias_swiglu_backward_op = declare(
     "bias_swiglu_backward(Tensor grad_out, Tensor x, Tensor bias) -> (Tensor grad_x, Tensor grad_bias)",
     check=_check_swiglu_backward,
-    reference=_reference_bias_swiglu_backward,
+    reference=reference_bias_swiglu_backward,
     fake=lambda grad_out, x, bias: (torch.empty_like(x), torch.empty_like(bias)),
 )

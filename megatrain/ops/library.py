@@ -2,7 +2,7 @@
 
 Schema, check, reference and fake are Python and need no compiler and no GPU. The reference is plain torch and runs on
 every device without a kernel. If `megatrain._C` (csrc/operators) was built, it adds the kernels for CUDA. A kernel of
-csrc/host_kernels replaces the reference for tensors on the CPU, with the same bits.
+csrc/host_kernels replaces the reference for tensors on the CPU (docs/adr/0088-host-kernels.md).
 Gradients are not declared here: public functions are torch.autograd.Functions that call one operator in forward and
 another in backward. References with large temporaries work in blocks of *_BLOCK_ELEMENTS.
 """
@@ -45,7 +45,8 @@ def declare(
     check: raises for arguments that the schema's types allow but the operation does not. It runs before reference and
     fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the implementation on
     CUDA by a torch function that CPUs lack; such an operator has no compiled kernel. host: returns the compiled kernel
-    for tensors on the CPU, with the bits of the reference, or None if there is none; called when the operator is.
+    for tensors on the CPU, or None if there is none; called when the operator is. The kernel has the bits of the
+    reference, or bits that depend neither on an element's place nor on threads.
     """
 
     def checked_reference(*args: Any) -> Any:

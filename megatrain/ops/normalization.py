@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from megatrain.ops.host_rms_norm import add_rms_norm_kernel, rms_norm_backward_kernel, rms_norm_kernel
 from megatrain.ops.library import (
     declare,
     require_contiguous,
@@ -26,6 +27,14 @@ from megatrain.ops.library import (
     require_same_device,
     require_same_kind,
     require_shape,
+)
+from megatrain.ops.normalization_reference import (
+    reference_add_layer_norm,
+    reference_add_rms_norm,
+    reference_layer_norm,
+    reference_layer_norm_backward,
+    reference_rms_norm,
+    reference_rms_norm_backward,
 )
 from megatrain.ops.precision import accumulate_dtype
 
@@ -65,8 +74,8 @@ class _RmsNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         # kernels support only scales of x's dtype, so the wider 1 + weight needs the plain torch form
-        norm = _reference_rms_norm if is_zero_centered else _rms_norm_op
-        add_norm = _reference_add_rms_norm if is_zero_centered else _add_rms_norm_op
+        norm = reference_rms_norm if is_zero_centered else _rms_norm_op
+        add_norm = reference_add_rms_norm if is_zero_centered else _add_rms_norm_op
         scale_H = _one_plus(weight_H) if is_zero_centered else weight_H
         total_SBH = x_SBH.contiguous()
         if added_SBH is None:
@@ -84,7 +93,7 @@ class _RmsNorm(torch.autograd.Function):
         if grad_SBH is None:  # the norm's result was not used
             return grad_total_SBH, grad_total_SBH if ctx.has_added else None, None, None, None
         total_SBH, weight_H, rstd_SB1 = ctx.saved_tensors
-        norm_backward = _reference_rms_norm_backward if ctx.is_zero_centered else _rms_norm_backward_op
+        norm_backward = reference_rms_norm_backward if ctx.is_zero_centered else _rms_norm_backward_op
         scale_H = _one_plus(weight_H) if ctx.is_zero_centered else weight_H
         grad_x_SBH, grad_weight_H = norm_backward(
             grad_SBH.contiguous(), _contiguous(grad_total_SBH), total_SBH, scale_H, rstd_SB1
@@ -166,73 +175,6 @@ def _check_backward(grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight
             )
 
 
-def _reference_rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = x.to(accumulate_dtype(x.dtype))
-    # vector_norm reads x once and needs no temporary of x's size
-    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(max(x.shape[-1], 1))
-    rstd = mean_square.add_(eps).rsqrt_()
-    return (wide * rstd).mul_(weight).to(x.dtype), rstd
-
-
-def _reference_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    total = x + residual
-    out, rstd = _reference_rms_norm(total, weight, eps)
-    return out, total, rstd
-
-
-def _reference_rms_norm_backward(
-    grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor]:
-    accumulate = accumulate_dtype(x.dtype)
-    normed = x.to(accumulate) * rstd
-    grad = grad_out.to(accumulate)
-    grad_weight = (grad * normed).flatten(0, -2).sum(0)
-    grad_normed = grad * weight
-    projection = (grad_normed * normed).mean(-1, keepdim=True)
-    grad_x = normed.mul_(projection.neg_()).add_(grad_normed).mul_(rstd)
-    if grad_sum is not None:
-        grad_x.add_(grad_sum)
-    return grad_x.to(x.dtype), grad_weight.to(weight.dtype)
-
-
-def _reference_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    wide = _widened_on_cpu(x)
-    out, mean, rstd = torch.native_layer_norm(wide, weight.shape, _widened_on_cpu(weight), _widened_on_cpu(bias), eps)
-    return out.to(x.dtype), mean, rstd
-
-
-def _reference_add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    total = x + residual
-    out, mean, rstd = _reference_layer_norm(total, weight, bias, eps)
-    return out, total, mean, rstd
-
-
-def _reference_layer_norm_backward(
-    grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide, grad, wide_weight = _widened_on_cpu(x), _widened_on_cpu(grad_out), _widened_on_cpu(weight)
-    # not by torch's kernel, which adds rows one after another on CPUs and so is less precise than pairwise sums
-    grad_bias = grad.flatten(0, -2).sum(0)
-    grad_weight = (wide - mean).mul_(rstd).mul_(grad).flatten(0, -2).sum(0)
-    # the weight is also passed in place of the bias: only the bias's dtype and shape matter here
-    grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
-        grad, wide, weight.shape, mean, rstd, wide_weight, wide_weight, [True, False, False]
-    )
-    if grad_sum is not None:
-        grad_x.add_(grad_sum)
-    return grad_x.to(x.dtype), grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
-
-
-def _widened_on_cpu(x: Tensor) -> Tensor:
-    """Return x in fp32 (fp64 for fp64) on CPUs, and x itself on GPUs.
-
-    torch's kernel sums the gradients of weight and bias in x's dtype on CPUs, but in fp32 on GPUs.
-    """
-    return x.to(accumulate_dtype(x.dtype)) if x.device.type == "cpu" else x
-
-
 def _empty_statistic(x: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], 1), dtype=accumulate_dtype(x.dtype))
 
@@ -240,33 +182,36 @@ def _empty_statistic(x: Tensor) -> Tensor:
 _rms_norm_op = declare(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor out, Tensor rstd)",
     check=_check_forward,
-    reference=_reference_rms_norm,
+    reference=reference_rms_norm,
+    host=rms_norm_kernel,
     fake=lambda x, weight, eps: (torch.empty_like(x), _empty_statistic(x)),
 )
 _add_rms_norm_op = declare(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor out, Tensor sum, Tensor rstd)",
     check=_check_add_forward,
-    reference=_reference_add_rms_norm,
+    reference=reference_add_rms_norm,
+    host=add_rms_norm_kernel,
     fake=lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x), _empty_statistic(x)),
 )
 _rms_norm_backward_op = declare(
     "rms_norm_backward(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor weight, Tensor rstd) "
     "-> (Tensor grad_x, Tensor grad_weight)",
     check=_check_backward,
-    reference=_reference_rms_norm_backward,
+    reference=reference_rms_norm_backward,
+    host=rms_norm_backward_kernel,
     fake=lambda grad_out, grad_sum, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
 )
 _layer_norm_op = declare(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor out, Tensor mean, Tensor rstd)",
     check=_check_forward,
-    reference=_reference_layer_norm,
+    reference=reference_layer_norm,
     fake=lambda x, weight, bias, eps: (torch.empty_like(x), _empty_statistic(x), _empty_statistic(x)),
 )
 _add_layer_norm_op = declare(
     "add_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps) "
     "-> (Tensor out, Tensor sum, Tensor mean, Tensor rstd)",
     check=_check_add_forward,
-    reference=_reference_add_layer_norm,
+    reference=reference_add_layer_norm,
     fake=lambda x, residual, weight, bias, eps: (
         *(torch.empty_like(x) for _ in range(2)),
         *(_empty_statistic(x) for _ in range(2)),
@@ -276,7 +221,7 @@ _layer_norm_backward_op = declare(
     "layer_norm_backward(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor weight, Tensor mean, Tensor rstd) "
     "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",
     check=_check_backward,
-    reference=_reference_layer_norm_backward,
+    reference=reference_layer_norm_backward,
     fake=lambda grad_out, grad_sum, x, weight, mean, rstd: (
         torch.empty_like(x),
         torch.empty_like(weight),

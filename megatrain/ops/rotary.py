@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatrain.ops.host_rotary import rotate_kernel, rotated_backward_kernel, split_rotated_kernel
 from megatrain.ops.library import (
     declare,
     require_contiguous,
@@ -20,6 +21,12 @@ from megatrain.ops.library import (
     require_shape,
 )
 from megatrain.ops.precision import accumulate_dtype
+from megatrain.ops.rotary_reference import (
+    new_heads,
+    reference_rotate,
+    reference_rotated_backward,
+    reference_split_rotated,
+)
 
 
 def inverse_frequencies(num_units: int, theta: float) -> Tensor:
@@ -121,61 +128,24 @@ def _check_tables(cos: Tensor, sin: Tensor, name: str, x: Tensor) -> None:
         require_contiguous(table_name, table)
 
 
-def _rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Write the rotated x to `out`, which is x or other memory. Shapes: x and out [S, B, G, heads, D]."""
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x.chunk(2, dim=-1)
-    out_first, out_second = out.chunk(2, dim=-1)
-    if out is not x and out.dtype == cos.dtype:  # nothing is overwritten before its use, and nothing rounded twice
-        torch.mul(first, cos, out=out_first).sub_(second * sin)
-        torch.mul(second, cos, out=out_second).add_(first * sin)
-        return
-    turned_first = (first * cos).sub_(second * sin)
-    out_second.copy_((second * cos).add_(first * sin))
-    out_first.copy_(turned_first)
-
-
-def _reference_rotate(product: Tensor, cos: Tensor, sin: Tensor) -> None:
-    heads = product[..., :-1, :]
-    _rotate_heads(heads, cos, sin, heads)
-
-
-def _reference_split_rotated(product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
-    turned_q, turned_k = _new_heads(product, q.shape[3]), _new_heads(product, 1)
-    _rotate_heads(q, cos, sin, turned_q)
-    _rotate_heads(k, cos, sin, turned_k)
-    return turned_q, turned_k, v.clone(memory_format=torch.contiguous_format)
-
-
-def _reference_backward(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    queries, negative_sin = grad_q.shape[3], -sin
-    grad = _new_heads(grad_q, queries + 2)
-    _rotate_heads(grad_q, cos, negative_sin, grad[..., :queries, :])
-    _rotate_heads(grad_k, cos, negative_sin, grad[..., queries : queries + 1, :])
-    grad[..., queries + 1 :, :].copy_(grad_v)
-    return grad
-
-
-def _new_heads(product: Tensor, count: int) -> Tensor:
-    return product.new_empty((*product.shape[:3], count, product.shape[4]))
-
-
 _rotate_op = declare(
     "rotate_queries_and_keys_(Tensor(a!) product, Tensor cos, Tensor sin) -> ()",
     check=_check_product,
-    reference=_reference_rotate,
+    reference=reference_rotate,
+    host=rotate_kernel,
     fake=lambda product, cos, sin: None,
 )
 _split_rotated_op = declare(
     "split_rotated(Tensor product, Tensor cos, Tensor sin) -> (Tensor q, Tensor k, Tensor v)",
     check=_check_product,
-    reference=_reference_split_rotated,
-    fake=lambda product, cos, sin: tuple(_new_heads(product, count) for count in (product.shape[3] - 2, 1, 1)),
+    reference=reference_split_rotated,
+    host=split_rotated_kernel,
+    fake=lambda product, cos, sin: tuple(new_heads(product, count) for count in (product.shape[3] - 2, 1, 1)),
 )
 _rotated_backward_op = declare(
     "rotated_backward(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor cos, Tensor sin) -> Tensor",
     check=_check_backward,
-    reference=_reference_backward,
-    fake=lambda grad_q, grad_k, grad_v, cos, sin: _new_heads(grad_q, grad_q.shape[3] + 2),
+    reference=reference_rotated_backward,
+    host=rotated_backward_kernel,
+    fake=lambda grad_q, grad_k, grad_v, cos, sin: new_heads(grad_q, grad_q.shape[3] + 2),
 )

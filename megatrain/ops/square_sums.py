@@ -6,10 +6,31 @@ ones. NaN and infinity propagate to the sum. The order of additions depends only
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from megatrain.ops.extension import host_function
 from megatrain.ops.library import SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU, declare, require_contiguous, require_floating
+
+Run = Callable[[Any], None]
+"""The compiled function, which gets a pointer to a `_SquareSum`."""
+
+_BLOCK_ELEMENTS = 1 << 16
+"""Elements of a partial sum of the kernel, as in csrc/host_kernels/square_sum.c."""
+
+
+class _SquareSum(ctypes.Structure):
+    """The arguments of the kernel, as `SquareSum` in csrc/host_kernels/square_sum.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "block_sums", "sum")),
+        *((name, ctypes.c_int64) for name in ("num_elements", "num_threads")),
+    )
 
 
 def square_sum(flat: Tensor) -> Tensor:
@@ -35,9 +56,32 @@ def reference_square_sum(flat: Tensor) -> Tensor:
     return total
 
 
+def square_sum_kernel() -> Callable[[Tensor], Tensor] | None:
+    """Return the function that does what reference_square_sum does, fp32 in one pass; None if there is none."""
+    run = compiled_square_sum()
+    return None if run is None else partial(_host_square_sum, run)
+
+
+@cache
+def compiled_square_sum() -> Run | None:
+    """Return the compiled function, once per process; None if there is none."""
+    return host_function("megatrain._host_kernels", "megatrain_square_sum", [ctypes.POINTER(_SquareSum)])
+
+
+def _host_square_sum(run: Run, flat: Tensor) -> Tensor:
+    if flat.dtype != torch.float32:
+        return reference_square_sum(flat)
+    total = torch.empty((), dtype=torch.float64)
+    block_sums = torch.empty(-(-flat.numel() // _BLOCK_ELEMENTS), dtype=torch.float64)
+    pointers = (flat.data_ptr(), block_sums.data_ptr(), total.data_ptr())
+    run(ctypes.byref(_SquareSum(*pointers, flat.numel(), torch.get_num_threads())))
+    return total
+
+
 _square_sum_op = declare(
     "square_sum(Tensor flat) -> Tensor",
     check=_check,
     reference=reference_square_sum,
+    host=square_sum_kernel,
     fake=lambda flat: flat.new_empty((), dtype=torch.float64),
 )

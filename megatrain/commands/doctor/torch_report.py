@@ -107,7 +107,7 @@ def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     if found["is_used"]:
         return DoctorFinding("host kernels", "compiled")
     state = "compiled, but this torch rounds in another way, or the library cannot be loaded"
-    consequence = "updates by AdamW and LAMB on CPUs take longer, with the same results; those on GPUs do not use them"
+    consequence = "on CPUs, updates by AdamW and LAMB take longer, with the same results; GPUs do not use them"
     return DoctorFinding("host kernels", state if found["is_built"] else NOT_COMPILED, consequence, FindingLevel.ABSENT)
 
 

@@ -1,8 +1,14 @@
-"""The kernels for CPUs (csrc/host_kernels), compared bit by bit with the same operators in torch operations."""
+"""The kernels for CPUs (csrc/host_kernels), compared with the same operators in torch operations.
+
+Those of the optimizer and of the rotation are compared bit by bit. SwiGLU has an exponential function of its own and
+RMSNorm another order of additions: their bits must not depend on where an element or a row lies. test_activation.py and
+test_normalization.py compare them with fp64, as every implementation.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -14,8 +20,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatrain.ops import optimizer_reference
+from megatrain.ops.activation_reference import reference_swiglu_backward
 from megatrain.ops.host_kernels import adamw_kernel, lamb_direction_kernel, step_kernel
+from megatrain.ops.host_rms_norm import (
+    add_rms_norm_kernel,
+    compiled_rms_norm,
+    rms_norm_backward_kernel,
+    rms_norm_kernel,
+)
+from megatrain.ops.host_rotary import (
+    compiled_rotation,
+    rotate_kernel,
+    rotated_backward_kernel,
+    split_rotated_kernel,
+)
+from megatrain.ops.host_swiglu import compiled_swiglu_backward, swiglu_backward_kernel
 from megatrain.ops.optimizer_reference import reference_adamw, reference_lamb_direction
+from megatrain.ops.rotary_reference import reference_rotate, reference_rotated_backward, reference_split_rotated
+from megatrain.ops.square_sums import compiled_square_sum, reference_square_sum, square_sum_kernel
 from tests.helpers.kernels import UNDER_TEST
 from tests.helpers.optimizer_shards import LAYOUTS, OPS, make_shard
 from tests.helpers.require import require
@@ -37,6 +59,20 @@ SPECIAL = (
     float("nan"),
 )
 ODDS = st.integers(0, 17)
+
+
+KERNELS = (
+    adamw_kernel,
+    lamb_direction_kernel,
+    rms_norm_kernel,
+    add_rms_norm_kernel,
+    rms_norm_backward_kernel,
+    rotate_kernel,
+    split_rotated_kernel,
+    rotated_backward_kernel,
+    square_sum_kernel,
+    swiglu_backward_kernel,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -163,14 +199,146 @@ def test_blocks_of_the_reference_do_not_change_a_bit(monkeypatch: pytest.MonkeyP
 SCALARS = (0.9, 0.95, 1e-8, 0.1, 0.3, 0.2, 0.7)
 
 
-def test_the_operator_runs_the_kernel_alone() -> None:
+MEMORY_ONLY = tuple(f"aten::{name}" for name in ("as_strided", "empty", "new_empty", "narrow", "slice", "split"))
+
+
+def test_the_operators_run_the_kernels_alone() -> None:
     shard = make_shard([40, 20, 4], torch.float32)
     grad = values(64, 5, torch.float32, [])
+    rows = grad[:42].view(2, 21)
+    row, rstd = rows[0], rows[:, :1].contiguous()
+    product, angles = torch.ones(1, 1, 2, 4, 8), torch.ones(1, 1, 1, 4)
     assert adamw_kernel() is not None  # the first call compares it with torch's operations
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
         OPS.adamw_(grad, *shard.tensors, None, shard.run_borders, shard.is_decayed, 0.1, *SCALARS)
+        OPS.swiglu_backward(row, rows)
+        OPS.rms_norm(rows, row, 1e-6)
+        OPS.add_rms_norm(rows, rows, row, 1e-6)
+        OPS.rms_norm_backward(rows, rows, rows, row, rstd)
+        OPS.rotate_queries_and_keys_(product, angles, angles)
+        OPS.square_sum(grad)
+        heads = OPS.split_rotated(product, angles, angles)
+        OPS.rotated_backward(*heads, angles, angles)
 
-    assert {event.name for event in trace.events()} == {"megatrain::adamw_"}
+    own = {event.name for event in trace.events() if event.name.startswith("megatrain::")}
+    others = {event.name for event in trace.events()} - own
+    assert len(own) == len(KERNELS) - 1  # that of LAMB sums in torch operations
+    computing = {name for name in others if not name.startswith(MEMORY_ONLY)}
+    assert computing <= {"aten::sum", "aten::fill_"}, computing  # of the blocks of a weight's gradient
+
+
+def swiglu_inputs(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Return x [rows, 2, columns] with special values, and a gradient of the result."""
+    x = values(rows * 2 * columns, 3, torch.float32, range(len(SPECIAL))).view(rows, 2, columns)
+    return x.to(dtype), values(rows * columns, 4, torch.float32, []).view(rows, columns).to(dtype)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize(("rows", "columns"), [(slice(None), slice(None)), (slice(7, 402), slice(3, 300))])
+def test_bits_of_swiglu_backward_depend_on_no_other_element(rows: slice, columns: slice, num_threads: int) -> None:
+    x, grad = swiglu_inputs(523, 331)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        whole = OPS.swiglu_backward(grad, x)
+        torch.set_num_threads(num_threads)
+        part, part_grad = x[rows, :, columns].contiguous(), grad[rows, columns].contiguous()
+        found = OPS.swiglu_backward(part_grad, part)
+    finally:
+        torch.set_num_threads(before)
+
+    assert_same_bits([found], [whole[rows, :, columns].contiguous()])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3, 2), (7, 2, 3, 3, 6), (9, 2, 2, 4, 46), (130, 3, 5, 4, 64)])
+@pytest.mark.parametrize("num_threads", [1, 5])
+def test_rotation_kernel_has_the_bits_of_torch(shape: tuple[int, ...], num_threads: int) -> None:
+    positions, _, _, heads, units = shape
+    product = values(math.prod(shape), 3, torch.float32, range(len(SPECIAL))).view(shape)
+    cos, sin = (torch.randn(positions, 1, 1, units // 2, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
+    # the layout of the gradients of attention: heads before positions
+    by_head = [product[..., :count, :].permute(1, 2, 3, 0, 4).contiguous() for count in (heads - 2, 1, 1)]
+    grads = [grad.permute(3, 0, 1, 2, 4) for grad in by_head]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        in_place, expected_in_place = product.clone(), product.clone()
+        OPS.rotate_queries_and_keys_(in_place, cos, sin)
+        found = [in_place, *OPS.split_rotated(product, cos, sin), OPS.rotated_backward(*grads, cos, sin)]
+    finally:
+        torch.set_num_threads(before)
+
+    reference_rotate(expected_in_place, cos, sin)
+    expected = [*reference_split_rotated(product, cos, sin), reference_rotated_backward(*grads, cos, sin)]
+    assert_same_bits(found, [expected_in_place, *expected])
+
+
+def norm_results(x: Tensor, added: Tensor, weight: Tensor) -> list[Tensor]:
+    """Return the results of all three operators; the gradients are those of rows of `added`."""
+    out, rstd = OPS.rms_norm(x, weight, 1e-6)
+    sum_out, total, sum_rstd = OPS.add_rms_norm(x, added, weight, 1e-6)
+    grad_x, grad_weight = OPS.rms_norm_backward(added, x, total, weight, sum_rstd)
+    alone, _ = OPS.rms_norm_backward(added, None, x, weight, rstd)
+    return [out, rstd, sum_out, total, sum_rstd, grad_x, alone, grad_weight]
+
+
+@pytest.mark.parametrize("columns", [1, 15, 331, 512])
+def test_bits_of_rms_norm_depend_on_no_other_row(columns: int) -> None:
+    x, added = (torch.randn(523, columns, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    weight = values(columns, 5, torch.float32, [])
+    before = torch.get_num_threads()
+    try:
+        of_threads = []
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            of_threads.append(norm_results(x, added, weight))
+        rows = norm_results(x[7:402], added[7:402], weight)[:-1]
+    finally:
+        torch.set_num_threads(before)
+
+    assert_same_bits(of_threads[1], of_threads[0])
+    assert_same_bits(of_threads[2], of_threads[0])
+    assert_same_bits(rows, [whole[7:402] for whole in of_threads[0][:-1]])
+
+
+@pytest.mark.parametrize("length", [1, 65_551, 700_003])
+def test_square_sum_has_one_order_of_additions(length: int) -> None:
+    flat = torch.randn(length, generator=torch.Generator().manual_seed(6))
+    before = torch.get_num_threads()
+    try:
+        sums = set()
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            sums.add(OPS.square_sum(flat).item())
+    finally:
+        torch.set_num_threads(before)
+
+    assert len(sums) == 1
+    assert sums.pop() == pytest.approx(reference_square_sum(flat).item(), rel=1e-14)
+
+
+def test_swiglu_gradient_is_exact_to_six_roundings() -> None:
+    gate = torch.linspace(-87, 87, 100_003)
+    x, grad = torch.stack([gate, torch.full_like(gate, 0.7)]), torch.full_like(gate, 1.3)
+    exact = reference_swiglu_backward(grad.double(), x.double())[1]
+
+    error = (OPS.swiglu_backward(grad, x)[1].double() - exact).abs() / exact.abs().clamp_min(torch.finfo(x.dtype).tiny)
+    assert error.max().item() < 6 * 2**-24
+
+
+def test_swiglu_of_special_values_has_torchs_gradient() -> None:
+    gate = torch.tensor([*SPECIAL, *(sign * size for size in (1e4, 104.0, 90.0, 88.0, 1e-20) for sign in (-1, 1))])
+    x, grad = torch.stack([gate, torch.full_like(gate, -3.0)]), torch.full_like(gate, 2.0)
+
+    expected = reference_swiglu_backward(grad, x)
+    torch.testing.assert_close(OPS.swiglu_backward(grad, x), expected, rtol=1e-6, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_swiglu_of_other_dtypes_is_the_reference(dtype: torch.dtype) -> None:
+    x, grad = swiglu_inputs(5, 19, dtype)
+
+    assert_same_bits([OPS.swiglu_backward(grad, x)], [reference_swiglu_backward(grad, x)])
 
 
 @pytest.mark.parametrize("origin", [None, "/nonexistent/_host_kernels.so", __file__])
@@ -178,9 +346,13 @@ def test_without_the_library_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch,
     spec = None if origin is None else importlib.util.spec_from_file_location("megatrain._host_kernels", origin)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr("megatrain.ops.host_kernels.step_kernel", step_kernel.__wrapped__)
+    monkeypatch.setattr("megatrain.ops.host_rms_norm.compiled_rms_norm", compiled_rms_norm.__wrapped__)
+    monkeypatch.setattr("megatrain.ops.host_rotary.compiled_rotation", compiled_rotation.__wrapped__)
+    monkeypatch.setattr("megatrain.ops.square_sums.compiled_square_sum", compiled_square_sum.__wrapped__)
+    monkeypatch.setattr("megatrain.ops.host_swiglu.compiled_swiglu_backward", compiled_swiglu_backward.__wrapped__)
 
-    assert adamw_kernel() is None
-    assert lamb_direction_kernel() is None
+    for kernel in KERNELS:
+        assert kernel() is None, kernel
 
 
 def test_a_kernel_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
