@@ -203,7 +203,7 @@ DAMAGED: dict[str, tuple[bytes, bytes, str]] = {
         with_bytes(94, b"\x02"), GOLDEN_DATA,
         r"t\.idx: document bounds run from 0 to 2, but must rise from 0 to the 3 sequences",
     ),
-    "bounds that fall": (with_bytes(78, b"\x03"), GOLDEN_DATA, r"t\.idx: bounds run from 0 to 3, but must rise"),
+    "bounds that fall": (with_bytes(78, b"\x03"), GOLDEN_DATA, r"t\.idx: .* bounds run from 0 to 3, but"),
     "too many sequences": (with_counts(2**64 - 1, 4), GOLDEN_DATA, LENGTH),
     "too many bounds": (with_counts(3, 2**64 - 1), GOLDEN_DATA, LENGTH),
     "too many of both": (with_counts(2**63, 2**63), GOLDEN_DATA, LENGTH),

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megatrain.ops import optimizer_reference
+from megatrain.ops import activation, normalization, optimizer_reference, rotary
 from megatrain.ops.activation_reference import reference_swiglu_backward
 from megatrain.ops.host_kernels import adamw_kernel, lamb_direction_kernel, step_kernel
 from megatrain.ops.host_rms_norm import (
@@ -59,6 +59,8 @@ SPECIAL = (
     float("nan"),
 )
 ODDS = st.integers(0, 17)
+DECLARING = (activation, normalization, rotary)
+"""Their import declares the operators that are tested here."""
 
 
 KERNELS = (
