@@ -62,7 +62,8 @@ static void *run_parts(void *argument) {
 
 static void join_in(void *argument) { run_parts(argument); }
 
-/* The OpenMP runtime that this process has loaded, which is torch's: its threads exist and wait already. */
+/* The OpenMP runtime that this process has loaded, which is torch's: its threads exist and wait already. The number of
+ * threads stays that of torch (0): a smaller team would end threads, which torch's next operation would start again. */
 typedef void (*Parallel)(void (*function)(void *), void *argument, unsigned num_threads, unsigned flags);
 
 static void start_threads(Parts *parts) {
@@ -85,7 +86,7 @@ static void run_in_parts(Work work, const void *call, int64_t num_elements, int6
   if (num_parts == 1)
     run_parts(&parts);
   else if (parallel)
-    parallel(join_in, &parts, (unsigned)num_parts, 0);
+    parallel(join_in, &parts, 0, 0);
   else
     start_threads(&parts);
 }

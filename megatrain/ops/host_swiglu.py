@@ -21,6 +21,9 @@ Run = Callable[[Any], None]
 """The compiled function, which gets a pointer to a `_Swiglu`."""
 
 
+_Flag = ctypes.POINTER(ctypes.c_int64)
+
+
 class _Swiglu(ctypes.Structure):
     """The arguments of the kernel, as `Swiglu` in csrc/host_kernels/swiglu.c."""
 
@@ -38,7 +41,16 @@ def swiglu_backward_kernel() -> Callable[[Tensor, Tensor], Tensor] | None:
 
 @cache
 def compiled_swiglu_backward() -> Run | None:
-    """Return the compiled function, once per process; None if there is none."""
+    """Return the compiled function, once per process; None if there is none, or the processor lacks fused instructions.
+
+    Without them the kernel takes thousands of times as long as torch's operations.
+    """
+    has_fused = host_function("megatrain._host_kernels", "megatrain_has_fused_instructions", [_Flag])
+    found = ctypes.c_int64(0)
+    if has_fused is not None:
+        has_fused(ctypes.byref(found))
+    if not found.value:
+        return None
     return host_function("megatrain._host_kernels", "megatrain_swiglu_backward", [ctypes.POINTER(_Swiglu)])
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -41,6 +43,7 @@ from megatrain.ops.square_sums import compiled_square_sum, reference_square_sum,
 from tests.helpers.kernels import UNDER_TEST
 from tests.helpers.optimizer_shards import LAYOUTS, OPS, make_shard
 from tests.helpers.require import require
+from tests.helpers.waiting import DEADLINE_S
 
 INT_OF = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
 # zeros, subnormal numbers, the smallest normal and the largest ones, infinities and NaN
@@ -290,7 +293,8 @@ def norm_results(x: Tensor, added: Tensor, weight: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("columns", [1, 15, 331, 512])
 def test_bits_of_rms_norm_depend_on_no_other_row(columns: int) -> None:
-    x, added = (torch.randn(523, columns, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    # enough blocks of rows that torch's last sum over them may be parallel
+    x, added = (torch.randn(1_100, columns, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     weight = values(columns, 5, torch.float32, [])
     before = torch.get_num_threads()
     try:
@@ -359,6 +363,39 @@ def test_without_the_library_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch,
 
     for kernel in KERNELS:
         assert kernel() is None, kernel
+
+
+def test_swiglu_without_fused_instructions_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load(module: str, name: str, argument_types: Sequence[type]) -> Callable[..., None]:
+        loaded.append(name)
+        return lambda pointer: None  # the flag stays 0
+
+    monkeypatch.setattr("megatrain.ops.host_swiglu.host_function", load)
+
+    assert compiled_swiglu_backward.__wrapped__() is None
+    assert loaded == ["megatrain_has_fused_instructions"]
+
+
+THREADS = """
+import os, torch
+from megatrain.ops import normalization
+torch.set_num_threads(8)
+x, weight = torch.ones(160, 512), torch.ones(512)  # two parts
+large = torch.ones(1 << 20)
+large.add_(1)
+threads = set(os.listdir("/proc/self/task"))
+for _ in range(3):
+    torch.ops.megatrain.rms_norm(x, weight, 1e-6)
+    large.add_(1)
+    assert set(os.listdir("/proc/self/task")) == threads
+assert len(threads) >= 8, threads
+"""
+
+
+def test_kernel_in_fewer_parts_keeps_the_threads_of_torch() -> None:
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=DEADLINE_S)
 
 
 def test_a_kernel_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
