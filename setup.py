@@ -28,7 +28,7 @@ HOST_COPY = Extension(
 HOST_KERNELS = Extension(
     "megatrain._host_kernels",
     [f"csrc/host_kernels/{name}.c" for name in ("optimizer_step", "rms_norm", "rotary", "square_sum", "swiglu")],
-    depends=["csrc/host_kernels/host.h", "csrc/host_kernels/optimizer_loop.h"],
+    depends=[f"csrc/host_kernels/{name}.h" for name in ("argument", "host", "optimizer_loop")],
     # results have the same bits on every processor: no sum or product may be rounded in another way; vectors are passed
     # between inlined functions only, so that their ABI (psabi) does not matter
     extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-Wno-psabi"],

@@ -7,6 +7,7 @@
  * Nothing here knows torch or Python.
  */
 #include "host.h"
+#include "argument.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -36,6 +37,7 @@ typedef struct {
   double decay;                /* AdamW: the factor of decayed weights; LAMB: their share of the direction */
   double correction;           /* AdamW: -lr / the first moment's bias correction; LAMB: that correction */
 } Step;
+ARGUMENT_OF(megatrain_optimizer_step, Step);
 
 INLINE float from_bf16(uint16_t bits) {
   const uint32_t wide = (uint32_t)bits << 16;

@@ -6,6 +6,7 @@
  * Nothing here knows torch or Python.
  */
 #include "host.h"
+#include "argument.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -26,6 +27,7 @@ typedef struct {
   int64_t num_threads;
   float eps;
 } RmsNorm;
+ARGUMENT_OF(megatrain_rms_norm, RmsNorm);
 
 /* Rows whose gradients of the weight are added one after another; the same in host_rms_norm.py. */
 enum { BLOCK_ROWS = 16 };

@@ -5,6 +5,7 @@
  * Nothing here knows torch or Python.
  */
 #include "host.h"
+#include "argument.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -32,6 +33,7 @@ typedef struct {
   int64_t num_threads;
   float sign; /* of the angles */
 } Rotation;
+ARGUMENT_OF(megatrain_rotate, Rotation);
 
 INLINE void rotate(const float *source, float *target, const float *cos, const float *sin, float sign, int64_t half) {
   int64_t i = 0;

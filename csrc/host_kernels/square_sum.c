@@ -4,6 +4,7 @@
  * after another. Nothing here knows torch or Python.
  */
 #include "host.h"
+#include "argument.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -16,6 +17,7 @@ typedef struct {
   int64_t num_elements;
   int64_t num_threads;
 } SquareSum;
+ARGUMENT_OF(megatrain_square_sum, SquareSum);
 
 enum { BLOCK_ELEMENTS = 1 << 16, WIDTH = 4, SUMS = 4, STEP = SUMS * WIDTH };
 

@@ -6,6 +6,7 @@
  * Nothing here knows torch or Python.
  */
 #include "host.h"
+#include "argument.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -20,6 +21,7 @@ typedef struct {
   int64_t num_columns;
   int64_t num_threads;
 } Swiglu;
+ARGUMENT_OF(megatrain_swiglu_backward, Swiglu);
 
 /* The power of two, for exponents of normal numbers. */
 INLINE float power_of_two(int32_t exponent) {

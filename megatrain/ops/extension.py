@@ -45,16 +45,22 @@ def load_extension() -> Extension:
 def host_function(module: str, name: str, argument_types: Sequence[type]) -> Callable[..., None] | None:
     """Return a C function of the library that setup.py builds as `module`; None if this installation has none.
 
-    argument_types: types of ctypes. Other Python threads run during a call.
+    argument_types: types of ctypes. Other Python threads run during a call. For a pointer to a struct, the library
+    states the struct's size (csrc/host_kernels/argument.h): a function whose struct has another size is of another
+    version, and is not returned.
     """
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
         return None
+    pointed = [getattr(argument, "_type_", None) for argument in argument_types]
+    sizes = [ctypes.sizeof(one) for one in pointed if isinstance(one, type) and issubclass(one, ctypes.Structure)]
     try:
-        function: Callable[..., None] = ctypes.CFUNCTYPE(None, *argument_types)((name, ctypes.CDLL(found.origin)))
-    except (OSError, AttributeError):
-        return None  # compiled for another machine
-    return function
+        library = ctypes.CDLL(found.origin)
+        function: Callable[..., None] = ctypes.CFUNCTYPE(None, *argument_types)((name, library))
+        is_of_this_version = all(ctypes.c_int64.in_dll(library, f"{name}_size").value == size for size in sizes)
+    except (OSError, AttributeError, ValueError):
+        return None  # compiled for another machine, or of another version
+    return function if is_of_this_version else None
 
 
 def missing_capability(architectures: tuple[str, ...], capability: tuple[int, int]) -> str:

@@ -54,12 +54,17 @@ def lamb_direction_kernel() -> Callable[..., Tensor] | None:
 
 @cache
 def step_kernel() -> Run | None:
-    """Return the compiled function, once per process; None if there is none, or if its bits are not those of torch.
+    """Return compiled_step(), once per process; None if there is none, or if its bits are not those of torch.
 
     Whether torch rounds a product before it adds it depends on how torch was built, and on the processor.
     """
-    run = host_function("megatrain._host_kernels", "megatrain_optimizer_step", [ctypes.POINTER(_Step)])
+    run = compiled_step()
     return run if run is not None and _has_bits_of_torch(run) else None
+
+
+def compiled_step() -> Run | None:
+    """Return the compiled function, whatever its bits are; None if there is none."""
+    return host_function("megatrain._host_kernels", "megatrain_optimizer_step", [ctypes.POINTER(_Step)])
 
 
 def _adamw(

@@ -9,7 +9,7 @@ import importlib.util
 import json
 from typing import Any
 
-from megatrain.commands.doctor.torch_report import REPORT_MARK
+from megatrain.commands.doctor.torch_report import REPORT_MARK, HostKernel
 
 
 def report() -> dict[str, Any]:
@@ -18,7 +18,6 @@ def report() -> dict[str, Any]:
     import torch.distributed as distributed
 
     from megatrain.ops.extension import load_extension, missing_capability
-    from megatrain.ops.host_kernels import step_kernel
 
     has_distributed = distributed.is_available()
     has_nccl = has_distributed and distributed.is_nccl_available()
@@ -41,13 +40,37 @@ def report() -> dict[str, Any]:
         "is_cuda_available": is_cuda_available,
         "devices": devices,
         "kernels": {"architectures": kernels.architectures, "reason": kernels.reason},
-        "host_kernels": {
-            "is_built": importlib.util.find_spec("megatrain._host_kernels") is not None,
-            "is_used": step_kernel() is not None,
-        },
+        "host_kernels": host_kernels_report(),
         "has_gloo": has_distributed and distributed.is_gloo_available(),
         "has_nccl": has_nccl,
         "nccl_version": ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else None,
+    }
+
+
+def host_kernels_report() -> dict[str, Any]:
+    """Return whether the library for CPUs is there, and the names of the kernels that are not used.
+
+    missing: the library cannot be loaded, or has no such function of this version. unlike_torch: it rounds in another
+    way than torch.
+    """
+    from megatrain.ops.host_kernels import compiled_step, step_kernel
+    from megatrain.ops.host_rms_norm import compiled_rms_norm
+    from megatrain.ops.host_rotary import compiled_rotation
+    from megatrain.ops.host_swiglu import compiled_swiglu_backward
+    from megatrain.ops.square_sums import compiled_square_sum
+
+    compiled = {
+        HostKernel.STEP: compiled_step(),
+        HostKernel.ROTATION: compiled_rotation(),
+        HostKernel.RMS_NORM: compiled_rms_norm(),
+        HostKernel.SWIGLU_GRADIENT: compiled_swiglu_backward(),
+        HostKernel.GRADIENT_NORM: compiled_square_sum(),
+    }
+    is_unlike_torch = compiled[HostKernel.STEP] is not None and step_kernel() is None
+    return {
+        "is_built": importlib.util.find_spec("megatrain._host_kernels") is not None,
+        "missing": [name for name, run in compiled.items() if run is None],
+        "unlike_torch": [HostKernel.STEP] if is_unlike_torch else [],
     }
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from megatrain.commands.doctor.finding import NOT_COMPILED, DoctorFinding, FindingLevel
@@ -18,6 +19,20 @@ GIB = 1 << 30
 
 REPORT_MARK = "torch-report "
 """Begins the line that the probe prints."""
+
+
+class HostKernel(StrEnum):
+    """The kernels of csrc/host_kernels."""
+
+    STEP = "AdamW and LAMB"
+    ROTATION = "rotation"
+    RMS_NORM = "RMSNorm"
+    SWIGLU_GRADIENT = "SwiGLU's gradient"
+    GRADIENT_NORM = "the gradient norm"
+
+
+SAME_BITS = (HostKernel.STEP, HostKernel.ROTATION)
+"""The kernels that have the bits of torch's operations."""
 
 
 def torch_findings(python_version: Sequence[Any]) -> list[DoctorFinding]:
@@ -102,13 +117,29 @@ def _kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
 
 
 def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
-    """Return whether csrc/host_kernels is compiled, can be loaded, and has the bits of torch."""
+    """Return which kernels of csrc/host_kernels are used; if not all are, why, and the consequence."""
     found = report["host_kernels"]
-    if found["is_used"]:
-        return DoctorFinding("host kernels", "compiled")
-    state = "compiled, but this torch rounds in another way, or the library cannot be loaded"
-    consequence = "on CPUs, updates by AdamW and LAMB take longer, with the same results; GPUs do not use them"
-    return DoctorFinding("host kernels", state if found["is_built"] else NOT_COMPILED, consequence, FindingLevel.ABSENT)
+    missing, unlike_torch = found["missing"], found["unlike_torch"]
+    unused = [name for name in HostKernel if name in (*missing, *unlike_torch)]
+    if not unused:
+        return DoctorFinding("host kernels", "compiled, all used")
+    changed = [name for name in unused if name not in SAME_BITS]
+    results = f"; the last bits of {_listed(changed)} in fp32 differ" if changed else ", with the same results"
+    consequence = f"on CPUs, more time for {_listed(unused)}{results}; GPUs do not use them"
+    if not found["is_built"]:
+        return DoctorFinding("host kernels", NOT_COMPILED, consequence, FindingLevel.ABSENT)
+    if not missing:
+        state = f"compiled, but not used for {_listed(unlike_torch)}: this torch rounds in another way"
+        return DoctorFinding("host kernels", state, consequence, FindingLevel.ABSENT)
+    rebuild = "in megatrain's sources: MEGATRAIN_CUDA=0 python setup.py build_ext --inplace --force"
+    state = f"compiled, but of another version or for another machine, without {_listed(missing)}: build it again"
+    if len(missing) == len(HostKernel):
+        state = "compiled, but none is used: of another version or for another machine; build it again"
+    return DoctorFinding("host kernels", state, f"{consequence}; {rebuild}", FindingLevel.WARNING)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _backend_findings(report: Mapping[str, Any]) -> list[DoctorFinding]:

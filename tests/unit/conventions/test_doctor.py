@@ -26,7 +26,7 @@ REPORT = {
     "is_cuda_available": True,
     "devices": [{"name": "NVIDIA H100", "capability": "9.0", "memory_bytes": 80 << 30, "missing_capability": ""}],
     "kernels": {"architectures": ["8.0", "9.0a"], "reason": ""},
-    "host_kernels": {"is_built": True, "is_used": True},
+    "host_kernels": {"is_built": True, "missing": [], "unlike_torch": []},
     "has_gloo": True,
     "has_nccl": True,
     "nccl_version": "2.29.1",
@@ -100,15 +100,6 @@ OK, ABSENT, WARNING, FATAL = FindingLevel.OK, FindingLevel.ABSENT, FindingLevel.
         (
             FOR_ANOTHER_GPU, "cuda kernels", WARNING, "compiled for compute capability 8.0",
             "install megatrain again with TORCH_CUDA_ARCH_LIST=9.0",
-        ),
-        ({}, "host kernels", OK, "compiled", ""),
-        (
-            {"host_kernels": {"is_built": True, "is_used": False}}, "host kernels", ABSENT,
-            "compiled, but this torch rounds in another way, or the library cannot be loaded", "with the same results",
-        ),
-        (
-            {"host_kernels": {"is_built": False, "is_used": False}}, "host kernels", ABSENT,
-            "not compiled: there was no C compiler when megatrain was installed", "take longer",
         ),
         ({"version": "2.10.1"}, "torch", FATAL, "", ""),
         ({"version": "2.11.0"}, "torch", OK, "", ""),

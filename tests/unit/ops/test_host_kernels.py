@@ -7,11 +7,13 @@ test_normalization.py compare them with fp64, as every implementation.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from megatrain.ops import activation, normalization, optimizer_reference, rotary
 from megatrain.ops.activation_reference import reference_swiglu_backward
+from megatrain.ops.extension import host_function
 from megatrain.ops.host_kernels import adamw_kernel, lamb_direction_kernel, step_kernel
 from megatrain.ops.host_rms_norm import (
     add_rms_norm_kernel,
@@ -396,6 +399,34 @@ assert len(threads) >= 8, threads
 
 def test_kernel_in_fewer_parts_keeps_the_threads_of_torch() -> None:
     subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=DEADLINE_S)
+
+
+SIZES = ("optimizer_step", "rms_norm", "rotate", "square_sum", "swiglu_backward")
+
+
+@pytest.mark.parametrize("difference", [-4, 0, 8])
+@pytest.mark.parametrize("name", SIZES)
+def test_function_for_a_struct_of_another_size_is_not_used(name: str, difference: int) -> None:
+    spec = importlib.util.find_spec("megatrain._host_kernels")
+    assert spec is not None
+    assert spec.origin is not None
+    stated = ctypes.c_int64.in_dll(ctypes.CDLL(spec.origin), f"megatrain_{name}_size").value
+
+    class Argument(ctypes.Structure):
+        _fields_ = (("content", ctypes.c_char * (stated + difference)),)
+
+    function = host_function("megatrain._host_kernels", f"megatrain_{name}", [ctypes.POINTER(Argument)])
+    assert (function is None) == (difference != 0)
+
+
+def test_function_without_a_stated_size_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Argument(ctypes.Structure):
+        _fields_ = (("content", ctypes.c_char),)
+
+    spec = ModuleSpec("libc", None, origin="libc.so.6")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert host_function("libc", "free", [ctypes.c_void_p]) is not None
+    assert host_function("libc", "free", [ctypes.POINTER(Argument)]) is None
 
 
 def test_a_kernel_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
