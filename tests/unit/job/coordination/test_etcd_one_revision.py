@@ -21,6 +21,7 @@ from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange, Range
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, post
+from tests.helpers.set_clock import SetClock
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 Read = Callable[[EtcdClient, str], tuple[int, list[bytes]]]
@@ -253,18 +254,6 @@ def test_host_that_cannot_be_resolved_is_a_coordination_error(host: str) -> None
     assert host in str(caught.value)
 
 
-class SetClock:
-    """A clock that the test sets, in the place of the module `time`."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.num_reads = 0
-
-    def monotonic(self) -> float:
-        self.num_reads += 1
-        return self.now
-
-
 @pytest.mark.slow
 def test_proof_by_other_calls_keeps_no_dead_stream_alive(
     etcd: EtcdServers, prefix: str, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +262,10 @@ def test_proof_by_other_calls_keeps_no_dead_stream_alive(
     clock, opened = SetClock(), list[bytes]()
     for module in ("gateway", "watch"):
         monkeypatch.setattr(f"megatrain_job.coordination.{module}.time", clock)
+
+    def wait_for_streams(count: int) -> None:
+        wait_until(lambda: len(opened) >= count, f"stream {count} to be opened")
+
     limits = WatchLimits(silence_s=0.05, renew_s=60.0)
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
@@ -288,10 +281,9 @@ def test_proof_by_other_calls_keeps_no_dead_stream_alive(
                 assert isinstance(event, Changes)
                 assert event.revision == written
                 # The watch reads the clock at most five times each time it has waited for a message.
-                enough = clock.num_reads + 40
-                wait_until(lambda enough=enough: clock.num_reads >= enough, "the watch to wait again and again")
+                clock.wait_for_reads(40)
                 assert len(opened) == number, "no stream is replaced before its time"
                 clock.now += limits.renew_s
                 client.get(prefix + "a")
-                wait_until(lambda number=number: len(opened) > number, "a new stream")
+                wait_for_streams(number + 1)
             assert watch.next(0.0) is None
