@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, at_least, at_most, must_hold
-from benchmarks.overlap_cost import COST_COLUMNS, cost_columns, measured_cost
+from benchmarks.overlap_cost import cost_columns, measured_cost
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
 from benchmarks.overlap_processes import Block, Ranks, start_rank
 from benchmarks.overlap_trace import ideal_of_calls, sent_by_calls
@@ -217,14 +217,13 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         free_again_s = float(np.median([ranks.block("off", BLOCK).seconds for _ in range(NUM_FREE)]))
         ranks.end()
         boxes = {box.identity.rank: box for box in map(read_black_box, sorted(directory.rglob("*rank*.blackbox")))}
-    costs: dict[str, Any] = dict.fromkeys(COST_COLUMNS, "-")
+    cost = None
+    traces = [[block.traces[rank] for block in blocks[TRACED]] for rank in range(num_ranks)] if case.is_traced else []
     if case.is_traced:
-        traces = [[block.traces[rank] for block in blocks[TRACED]] for rank in range(num_ranks)]
         ideal = ideal_of_calls(traces, rate) / BLOCK
         if num_ranks in config.layout(None).sizes.values():  # all ranks are one group
             steps = {step for block in blocks[TRACED] for step in block.steps}
             cost = measured_cost([boxes[rank].records for rank in range(num_ranks)], steps)
-            costs = cost_columns(traces, cost, BLOCK)
     else:
         off_steps = {step for block in blocks["off"] for step in block.steps}
         computes = [measured_computes(boxes[rank].records, off_steps) for rank in range(num_ranks)]
@@ -252,7 +251,7 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         "DDP / on": _ratio(seconds, "DDP"),
         "FSDP2 / on": _ratio(seconds, "FSDP2"),
         "link, MB/s": rate / 1e6,
-        **costs,
+        **cost_columns(traces, cost, BLOCK),
     }
 
 

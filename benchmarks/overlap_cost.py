@@ -23,13 +23,13 @@ class ExchangeCost:
     rate: float
 
 
-def measured_cost(records: Sequence[Sequence[Record]], steps: set[int]) -> ExchangeCost:
+def measured_cost(records: Sequence[Sequence[Record]], steps: set[int]) -> ExchangeCost | None:
     """Return the cost of the exchanges of these steps, which await each at once. records: by rank, of its black box.
 
     All ranks are one group. With overlap a span begins with the turn of its exchange, which may be under way before.
     An exchange takes as long as on the rank that begins last: the others also wait for that rank. The line through the
     median times of each number of bytes is the one with the least sum of squares, each weighted by its exchanges.
-    Raises: ValueError if all exchanges have the same number of bytes.
+    None if there is no such line: all exchanges have one number of bytes, or its slope or latency is not positive.
     """
     size = len(records)
     seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -44,15 +44,24 @@ def measured_cost(records: Sequence[Sequence[Record]], steps: set[int]) -> Excha
         if len(found) == size:
             by_bytes[num_bytes[key]].append(min(found))
     if len(by_bytes) < 2:
-        raise ValueError(f"the exchanges have {len(by_bytes)} sizes; a latency and a rate need two")
+        return None
     medians = [statistics.median(found) for found in by_bytes.values()]
     weights = [len(found) ** 0.5 for found in by_bytes.values()]
-    seconds_per_byte, latency_s = np.polyfit([*by_bytes], medians, 1, w=weights)
-    return ExchangeCost(float(latency_s), 1.0 / float(seconds_per_byte))
+    seconds_per_byte, latency_s = (float(one) for one in np.polyfit([*by_bytes], medians, 1, w=weights))
+    if seconds_per_byte <= 0.0 or latency_s <= 0.0:
+        return None
+    return ExchangeCost(latency_s, 1.0 / seconds_per_byte)
 
 
-def cost_columns(traces: Sequence[Sequence[OverlapTrace]], cost: ExchangeCost, num_steps: int) -> dict[str, float]:
-    """Return the cost, and the ideal times of a step with it. traces: by rank, its blocks of `num_steps` steps."""
+def cost_columns(
+    traces: Sequence[Sequence[OverlapTrace]], cost: ExchangeCost | None, num_steps: int
+) -> dict[str, float | str]:
+    """Return the cost, and the ideal times of a step with it; "-" without a cost.
+
+    traces: by rank, its blocks of `num_steps` steps.
+    """
+    if cost is None:
+        return dict.fromkeys(COST_COLUMNS, "-")
     ideals = [ideal_of_calls(traces, cost.rate, latency_s) / num_steps for latency_s in (0.0, cost.latency_s)]
     found = (cost.latency_s * 1e3, cost.rate / 1e6, *(seconds * 1e3 for seconds in ideals))
     return dict(zip(COST_COLUMNS, found, strict=True))

@@ -9,13 +9,13 @@ from fastapi import Query
 from megatrain_dashboard.responses.errors import bad_query, not_found
 from megatrain_dashboard.sources.facts import JobFacts
 
-LAST_STEP = 2**31 - 1
-_LARGEST = 2**31 - 1
+LARGEST_NUMBER = 2**31 - 1
+"""The largest step, round or rank that a query may name."""
 _MAX_RANKS = 1_000_000
 _MAX_HOSTS = 1000
 
-RoundNumber = Annotated[int | None, Query(alias="round", ge=0, le=_LARGEST)]
-Step = Annotated[int | None, Query(ge=0, le=LAST_STEP)]
+RoundNumber = Annotated[int | None, Query(alias="round", ge=0, le=LARGEST_NUMBER)]
+Step = Annotated[int | None, Query(ge=0, le=LARGEST_NUMBER)]
 From = Annotated[
     str,
     Query(alias="from", max_length=40, description="a step, a time such as 2026-11-23T09:30:00Z, or -15m, -6h, -1d"),
@@ -67,6 +67,6 @@ def host_list(text: str) -> tuple[str, ...] | None:
 
 
 def _number(whole: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > _LARGEST:
+    if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) > LARGEST_NUMBER:
         raise bad_query("ranks", whole, 'expected numbers and FIRST:LAST with commas between, as "0:7,16"')
     return int(text)

@@ -207,9 +207,25 @@ def test_cost_of_exchanges_is_that_on_the_rank_that_comes_last() -> None:
 
     cost = measured_cost([[*first, other_step, unanswered], [*last, other_step]], {7})
 
+    assert cost is not None
     assert (cost.latency_s, cost.rate) == pytest.approx((2.0, 1000.0))
-    with pytest.raises(ValueError, match="1 sizes"):
-        measured_cost([first[:3], last[:3]], {7})
+
+
+@pytest.mark.parametrize(
+    "seconds_of_bytes",
+    [
+        pytest.param({}, id="no exchange"),
+        pytest.param({1000: 2.5}, id="one size"),
+        pytest.param({1000: 2.5, 8000: 2.0}, id="falling"),
+        pytest.param({1000: 0.1, 8000: 6.0}, id="negative latency"),
+    ],
+)
+def test_without_a_cost_of_exchanges_its_columns_are_empty(seconds_of_bytes: dict[int, float]) -> None:
+    box = [exchange_of(number, 7, *one) for number, one in enumerate(seconds_of_bytes.items(), start=1)]
+
+    cost = measured_cost([box, box], {7})
+
+    assert set(cost_columns([], cost, num_steps=2).values()) == {"-"}
 
 
 def test_ideals_show_what_rate_and_latency_of_exchanges_cost() -> None:

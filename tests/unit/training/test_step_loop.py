@@ -186,6 +186,7 @@ def test_each_phase_of_a_step_is_a_span(make_trainer: MakeTrainer, tmp_path: Pat
     # Data is awaited outside of the step's computation, which contains clipping and update, and then in the evaluation.
     (evaluation,) = spans(box, Operation.EVALUATION)
     first, second, *held_out = spans(box, Operation.DATA_WAIT)
+    assert (first.step, second.step) == (0, 1)
     assert held_out
     for read in held_out:
         assert read.step == 1

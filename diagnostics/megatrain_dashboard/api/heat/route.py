@@ -19,7 +19,7 @@ from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.cache import ARRAYS_TYPE, document_response
 from megatrain_dashboard.responses.errors import bad_query
 from megatrain_dashboard.responses.heavy import Download
-from megatrain_dashboard.responses.query_parameters import LAST_STEP, From, RoundNumber, Step, To, check_steps
+from megatrain_dashboard.responses.query_parameters import LARGEST_NUMBER, From, RoundNumber, Step, To, check_steps
 from megatrain_dashboard.sources.window import WHOLE_RUN, Window
 from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of
 from megatrain_diagnostics.analysis.heat_scale import Scale
@@ -135,7 +135,7 @@ def router(parts: DashboardParts) -> APIRouter:
     def cell(
         choice: Choice,
         rank: Annotated[int, Query(ge=0)],
-        step: Annotated[int, Query(ge=0, le=LAST_STEP)],
+        step: Annotated[int, Query(ge=0, le=LARGEST_NUMBER)],
         scale: Scale = Scale.RELATIVE,
         by: By = By.RANK,
         num_steps: Annotated[int, Query(ge=1, le=_MAX_COLUMN_STEPS)] = 1,
@@ -149,7 +149,7 @@ def router(parts: DashboardParts) -> APIRouter:
         roster = parts.source.roster(choice.round)
         if rank >= roster.layout.world_size:
             raise bad_query("rank", rank, f"there are ranks 0 to {roster.layout.world_size - 1}")
-        last = min(step + num_steps - 1, LAST_STEP)
+        last = min(step + num_steps - 1, LARGEST_NUMBER)
         cells = queries.read_around(roster, choice, step, last)
         return document_response(heat_cell(cells, scale, by, rank, step, num_steps))
 

@@ -14,12 +14,13 @@ from megatrain_job.coordination.election import Election
 from megatrain_job.coordination.errors import UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.maintenance import status
-from megatrain_job.coordination.settings import EtcdSettings
+from megatrain_job.coordination.settings import Endpoint, EtcdSettings
 from megatrain_job.coordination.watch import Watch, WatchLimits
 from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import Compare, KeyRange, Put
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdMember, EtcdServers
+from tests.helpers.set_clock import SetClock
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
@@ -166,6 +167,29 @@ def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, condu
             for _ in range(3):
                 client.put(prefix + "a", "x")
             assert str(client.gateway.ring.best()) == good.url
+
+
+@pytest.mark.parametrize(
+    ("conduct", "reason"), [(Conduct.REFUSE, "closed|reset"), (Conduct.GARBAGE, "not HTTP")], ids=["refuses", "garbage"]
+)
+def test_error_of_an_ordinary_call_has_the_reason(
+    etcd: EtcdServers, prefix: str, conduct: Conduct, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SetClock()
+    monkeypatch.setattr("megatrain_job.coordination.transport.time", clock)
+    with proxied(etcd) as bad, EtcdClient(EtcdSettings.of(bad.url, attempt_s=DEADLINE_S, call_s=DEADLINE_S)) as client:
+        record_failure = client.gateway.record_failure
+
+        def record_and_let_time_pass(endpoint: Endpoint, text: str, *, is_alive: bool = False) -> None:
+            record_failure(endpoint, text, is_alive=is_alive)
+            clock.now += 0.4 * DEADLINE_S
+
+        # Time passes only between tries, so the last one has enough of it too.
+        monkeypatch.setattr(client.gateway, "record_failure", record_and_let_time_pass)
+        bad.conduct = conduct
+        with pytest.raises(CoordinationError, match=rf"read .*: no answer from etcd .*{bad.url} \(.*({reason})"):
+            client.get(prefix + "a")
+        assert bad.num_connections == 3
 
 
 @pytest.mark.slow(kept=['{"header":{"cluster_id":1}}', "", "<html>504</html>"])

@@ -21,6 +21,7 @@ from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange, Range
 from tests.helpers.etcd_proxy import Conduct, EtcdProxy
 from tests.helpers.etcd_server import EtcdServers, post
+from tests.helpers.set_clock import SetClock
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 Read = Callable[[EtcdClient, str], tuple[int, list[bytes]]]
@@ -254,24 +255,35 @@ def test_host_that_cannot_be_resolved_is_a_coordination_error(host: str) -> None
 
 
 @pytest.mark.slow
-def test_proof_by_other_calls_keeps_no_dead_stream_alive(etcd: EtcdServers, prefix: str) -> None:
-    """Calls succeed, so the member is trusted; the stream itself delivers nothing and must be replaced."""
+def test_proof_by_other_calls_keeps_no_dead_stream_alive(
+    etcd: EtcdServers, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls succeed, so the member is trusted; the stream delivers nothing and must be replaced once in `renew_s`."""
+    clock, opened = SetClock(), list[bytes]()
+    for module in ("gateway", "watch"):
+        monkeypatch.setattr(f"megatrain_job.coordination.{module}.time", clock)
+
+    def wait_for_streams(count: int) -> None:
+        wait_until(lambda: len(opened) >= count, f"stream {count} to be opened")
+
+    limits = WatchLimits(silence_s=0.05, renew_s=60.0)
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,
-        EtcdClient(EtcdSettings.of(proxy.url)) as client,
+        EtcdClient(EtcdSettings.of(proxy.url, attempt_s=DEADLINE_S)) as client,
         EtcdClient(EtcdSettings.of(etcd.urls)) as writer,
-        Watch(client, KeyRange.prefix(prefix), limits=WatchLimits(silence_s=0.2, renew_s=0.5)) as watch,
     ):
-        assert isinstance(watch.next(DEADLINE_S), Snapshot)
-        written = client.put(prefix + "a", "")
-        assert isinstance(watch.next(DEADLINE_S), Changes)
-        before = proxy.num_connections
-
-        def is_replaced() -> bool:
-            client.get(prefix + "a")
+        proxy.before = lambda request: opened.append(request) if b"/v3/watch" in request else None
+        with Watch(client, KeyRange.prefix(prefix), limits=limits) as watch:
+            assert isinstance(watch.next(DEADLINE_S), Snapshot)
+            for number in (1, 2, 3):
+                written = writer.put(prefix + "a", "")
+                event = watch.next(DEADLINE_S)
+                assert isinstance(event, Changes)
+                assert event.revision == written
+                # The watch reads the clock at most five times each time it has waited for a message.
+                clock.wait_for_reads(40)
+                assert len(opened) == number, "no stream is replaced before its time"
+                clock.now += limits.renew_s
+                client.get(prefix + "a")
+                wait_for_streams(number + 1)
             assert watch.next(0.0) is None
-            return proxy.num_connections - before >= 2
-
-        wait_until(is_replaced, "two new streams")
-        assert writer.put(prefix + "a", "") == written + 1
-        assert isinstance(watch.next(DEADLINE_S), Changes)
