@@ -1,7 +1,7 @@
 """A supervisor: restarts a program whenever it exits. For programs that a job needs, but not at every moment.
 
 If a program fails twice in a row with the same error, `problem` describes the error until the program works. The number
-of restarts after the same error is limited (restart_limit.py). An exit that the program's work explains is no failure.
+of restarts after the same error is limited (restart_limit.py). A kill that the program's work explains is no failure.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.contracts.exit_codes import end_text
@@ -24,6 +25,16 @@ _END_BYTES = 4096
 _MAX_SHOWN = 300
 
 
+@dataclass(frozen=True, slots=True)
+class WorkAtEnd:
+    """The work that explains why a program was killed. text: for a message. num_ends: how often in a row work explained
+    it while no work was finished. is_last: that is too often."""
+
+    text: str
+    num_ends: int
+    is_last: bool
+
+
 class Supervisor:
     """Keeps a program running. `run` needs its own thread: the parent-death guard kills the program with the thread."""
 
@@ -33,12 +44,13 @@ class Supervisor:
         start: Callable[[Path], ChildProcess],
         log: Path,
         report: Callable[[str], None],
-        work_at: Callable[[str], str] = lambda ended: "",
+        work_at: Callable[[int, str], WorkAtEnd | None] = lambda code, ended: None,
     ) -> None:
         """start: starts the program, which appends output to the given log. report: receives a message at each exit.
 
-        work_at: receives a text about each exit, and returns the work that explains it, so that the next start gets
-        past it: the program is started at once, and the exit does not count as a failure. Empty: nothing explains it.
+        work_at: receives the exit code of each exit, negative for a signal, and a text about it. Returns the work that
+        explains it, so that the next start gets past it: the program is started at once, and the exit does not count as
+        a failure, unless it is the last one. None: nothing explains it.
         """
         self._name = name
         self._start = start
@@ -66,19 +78,26 @@ class Supervisor:
             if time.monotonic() - began > _LONGEST_PAUSE_S:
                 pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 failures.forget()
-            if work := self._work_at(ended):
+            work = self._work_at(code, ended)
+            if work is not None and not work.is_last:
                 self._problem = ""
+                pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 failures.forget()
-                self._report(f"{self._name} {ended} at {work}; it is started again; see {self._log}")
+                self._report(f"{self._name} {ended} at {work.text}; it is started again; see {self._log}")
                 continue
             line = last_line(self._log)
-            is_last = failures.count(code, f"{ended}: {line}")
-            num_failures = failures.number
             summary, self._problem = f"{self._name} {ended}", ""
-            if num_failures > 1:
-                summary = f"{self._name} has failed {num_failures} times with the same error: it {ended}"
+            if work is not None:
+                is_last = is_shown = True
+                summary = f"{self._name} has ended {work.num_ends} times without a result: it {ended} at {work.text}"
+            else:
+                is_last = failures.count(code, f"{ended}: {line}")
+                is_shown = failures.number == 2
+                if failures.number > 1:
+                    summary = f"{self._name} has failed {failures.number} times with the same error: it {ended}"
+            if work is not None or failures.number > 1:
                 self._problem = f"{summary}; {line}; see {self._log}" if line else f"{summary}; see {self._log}"
-            shown = f": {line}" if line and num_failures == 2 else ""
+            shown = f": {line}" if line and is_shown else ""
             if is_last:
                 self._report(f"{summary}{shown}; it is not started again: fix the cause, then launch the job again;"
                              f" see {self._log}")  # fmt: skip

@@ -1,9 +1,10 @@
 """At which pictures producers have ended: files in memory that outlive a producer, so that the picture becomes known.
 
-A producer notes the pictures of a request before it works on them. If it ends there, the program that starts it again
-adds the end to a list that all its producers read, and they work on each of these pictures alone. A picture is given up
-when producers have ended at it alone twice, one after the other; a success in between forgets it. So a producer that
-something else kills costs no picture, and which pictures are given up does not depend on who works on them.
+A producer notes the pictures of a request before it works on them. If a signal kills it there, the program that starts
+it again adds the end to a list that all its producers read, and they work on each of these pictures alone. A picture is
+given up when producers have ended at it alone twice, one after the other; a success in between forgets it. So something
+else that kills a producer once costs no picture; two kills in a row at one picture alone do. If the decoder crashes at
+the same pictures each time, which pictures are given up does not depend on who works on them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.pictures.protocol import REQUEST_PICTURES
 from megatrain.formatting import ranges_text
+from megatrain.programs.supervisor import WorkAtEnd
 
 _MAX_ENDS = 2
+_MAX_ENDS_IN_A_ROW = 1 + _MAX_ENDS * REQUEST_PICTURES
+"""Without a result: a decoder that crashes at each picture of a request does so, once at all of them together. After
+more than these, the decoder is at fault and not a picture."""
 _SHOWN_DIGITS = 12
 
 
@@ -32,12 +38,13 @@ class PicturePart:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Samples that a producer worked on. num_ends: the known ends at it, if it is one sample. end: how the producer
-    ended there; empty: it did not."""
+    """Samples that a producer worked on. num_ends: the known ends at it, if it is one sample. is_first: the producer
+    had finished no work before. end: how the producer ended there; empty: it did not."""
 
     data: str
     numbers: tuple[int, ...]
     num_ends: int
+    is_first: bool
     end: str = ""
 
     def encode(self) -> bytes:
@@ -48,7 +55,7 @@ class _Work:
         """Raises: ValueError, KeyError or TypeError when the content is not whole."""
         values = json.loads(content)
         numbers = tuple(int(number) for number in values["numbers"])
-        return cls(str(values["data"]), numbers, int(values["num_ends"]), str(values["end"]))
+        return cls(str(values["data"]), numbers, int(values["num_ends"]), bool(values["is_first"]), str(values["end"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,8 @@ class DecodingRecord:
         self._note = note
         self._ends = ends
         self._num_bytes = 0
+        self._has_finished = False
+        self._num_ends_in_a_row = 0
         self._suspects: dict[tuple[str, int], _Suspect] = {}
 
     def parts(self, data: str, numbers: Sequence[int]) -> list[PicturePart]:
@@ -88,33 +97,37 @@ class DecodingRecord:
 
     @contextmanager
     def working(self, data: str, numbers: tuple[int, ...]) -> Iterator[None]:
-        """Note samples during the block. If the process ends in it, or by its exception, it has ended at them."""
+        """Note samples during the block. If a signal kills the process in it, it has ended at them."""
         suspect = self._suspects.get((data, numbers[0])) if len(numbers) == 1 else None
-        work = _Work(data, numbers, (suspect or _UNKNOWN).num_ends)
+        work = _Work(data, numbers, (suspect or _UNKNOWN).num_ends, not self._has_finished)
         os.pwrite(self._note, work.encode(), 0)
         try:
             yield
         except DataError:
-            self._clear()  # it is an answer: the producer goes on
+            self._finish()  # it is an answer: the producer goes on
             raise
-        self._clear()
+        self._finish()
         if suspect is not None:
             self._append(work)
 
-    def add_end(self, end: str) -> str:
-        """Add the end of the producer if it worked on samples. For the program that starts it again.
+    def add_end(self, code: int, end: str) -> WorkAtEnd | None:
+        """Add the end of the producer if a signal killed it when it worked on samples. For a supervisor.
 
-        end: as the end of a sentence about the process. Returns the samples for a message; empty if there are none.
+        code: negative for a signal. end: as the end of a sentence about the process. Returns the samples.
         """
         content = os.pread(self._note, os.fstat(self._note).st_size, 0)
         self._clear()
+        if code >= 0:  # an error of the program: it says more than the samples, and repeating it needs pauses
+            return None
         try:
             work = replace(_Work.decode(content), end=end)
         except (ValueError, KeyError, TypeError):  # it did not work, or was killed when it noted the samples
-            return ""
+            return None
         self._append(work)
+        self._num_ends_in_a_row = self._num_ends_in_a_row + 1 if work.is_first else 1
         subject = "sample" if len(work.numbers) == 1 else "samples"
-        return f"{subject} {ranges_text(work.numbers)} of {work.data[:_SHOWN_DIGITS]}..."
+        text = f"{subject} {ranges_text(work.numbers)} of {work.data[:_SHOWN_DIGITS]}..."
+        return WorkAtEnd(text, self._num_ends_in_a_row, self._num_ends_in_a_row > _MAX_ENDS_IN_A_ROW)
 
     def _given_up(self, data: str, number: int) -> str:
         suspect = self._suspects[data, number]
@@ -123,9 +136,12 @@ class DecodingRecord:
     def _read_ends(self) -> None:
         """Count what was appended since the last call."""
         new = os.pread(self._ends, os.fstat(self._ends).st_size - self._num_bytes, self._num_bytes)
-        self._num_bytes += len(new)
-        for line in new.splitlines():
-            self._count(_Work.decode(line))
+        # the file grows page by page during a write: the rest of the last line may be on its way
+        num_whole = new.rfind(b"\n") + 1
+        self._num_bytes += num_whole
+        for line in new[:num_whole].split(b"\n"):
+            with suppress(ValueError, KeyError, TypeError):  # an empty one, or of a process killed when it wrote it
+                self._count(_Work.decode(line))
 
     def _count(self, work: _Work) -> None:
         for number in work.numbers:
@@ -140,8 +156,12 @@ class DecodingRecord:
                 self._suspects[sample] = _Suspect(work.num_ends + 1, work.end)
 
     def _append(self, work: _Work) -> None:
-        # one write, so a reader sees whole lines
-        os.write(self._ends, work.encode() + b"\n")
+        # the first newline ends what a process that was killed in its write has left
+        os.write(self._ends, b"\n" + work.encode() + b"\n")
+
+    def _finish(self) -> None:
+        self._has_finished = True
+        self._clear()
 
     def _clear(self) -> None:
         os.ftruncate(self._note, 0)

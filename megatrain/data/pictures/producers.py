@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -61,11 +62,13 @@ class PictureProducers(Closable):
         self._command = command
         self._logs = logs
         self._report = report
-        self._secret_file = os.memfd_create("picture-secret")
-        os.write(self._secret_file, secret)
-        self._ends = os.memfd_create("picture-ends")
-        fcntl.fcntl(self._ends, fcntl.F_SETFL, os.O_APPEND)
-        self._notes = [os.memfd_create("picture-note") for _ in listeners]
+        with ExitStack() as opened:
+            self._secret_file = _memory_file("picture-secret", opened)
+            os.write(self._secret_file, secret)
+            self._ends = _memory_file("picture-ends", opened)
+            fcntl.fcntl(self._ends, fcntl.F_SETFL, os.O_APPEND)
+            self._notes = [_memory_file("picture-note", opened) for _ in listeners]
+            self._files = opened.pop_all()
         self._closed = threading.Event()
         self._listeners = listeners
         self._supervisors = [self._supervisor(number, one) for number, one in enumerate(listeners)]
@@ -105,8 +108,7 @@ class PictureProducers(Closable):
                 thread.join()
         for listener in self._listeners:  # those of threads that did not start are still open
             listener.close()
-        for file in (self._secret_file, self._ends, *self._notes):
-            os.close(file)
+        self._files.close()
 
     def _run(self, supervisor: Supervisor, listener: socket.socket) -> None:
         supervisor.run(self._closed)
@@ -128,7 +130,17 @@ def local_producers(
 ) -> PictureProducers:
     """Return producers for this program alone: on loopback, with a secret that only they have.
 
-    Raises: CommunicationError when this machine has no loopback address.
+    Raises: CommunicationError when this machine has no loopback address; OSError as PictureProducers.
     """
-    listeners = [listen("127.0.0.1") for _ in range(num_producers)]
-    return PictureProducers(command, listeners, secrets.token_bytes(SECRET_BYTES), logs, report)
+    with ExitStack() as opened:
+        listeners = [opened.enter_context(listen("127.0.0.1")) for _ in range(num_producers)]
+        producers = PictureProducers(command, listeners, secrets.token_bytes(SECRET_BYTES), logs, report)
+        opened.pop_all()
+    return producers
+
+
+def _memory_file(name: str, opened: ExitStack) -> int:
+    """Create a file in memory; `opened` closes it."""
+    file = os.memfd_create(name)
+    opened.callback(os.close, file)
+    return file

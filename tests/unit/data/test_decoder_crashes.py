@@ -5,6 +5,8 @@ The producers are processes whose decoder crashes at marked pictures.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -22,6 +24,8 @@ from megatrain.data.pictures.picture_format import REFUSE, REPLACE, PictureForma
 from megatrain.data.pictures.picture_index import PictureIndex, build_index
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
 from megatrain.data.pictures.producers import local_producers
+from megatrain.data.pictures.protocol import REQUEST_PICTURES
+from megatrain.programs.supervisor import WorkAtEnd
 from megatrain.training.training_data import all_shards, open_reader
 from tests.helpers.crashing_producer import MARK, crashing_command
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_shard
@@ -147,6 +151,7 @@ Event = tuple[str, int, tuple[int, ...]]
 """What happens to a producer, its number, and the samples that it begins to work on."""
 BEGUN, OTHER_BEGUN = ("begin", 0, (2,)), ("begin", 1, (2,))
 KILLED, OTHER_KILLED, DONE = ("kill", 0, ()), ("kill", 1, ()), ("done", 0, ())
+FAILED = ("fail", 0, ())
 TOGETHER = [PicturePart((1, 2, 3))]
 ALONE = [PicturePart((1,)), PicturePart((2,)), PicturePart((3,))]
 GIVEN_UP = [PicturePart((1,)), PicturePart((2,), "was killed"), PicturePart((3,))]
@@ -162,21 +167,28 @@ EVENTS: dict[str, tuple[list[Event], list[PicturePart]]] = {
     "success-between": ([BEGUN, KILLED, BEGUN, DONE, BEGUN, KILLED], ALONE),
     "success-after": ([BEGUN, KILLED, BEGUN, DONE], TOGETHER),
     "refusal": ([("begin", 0, (1, 2)), ("refuse", 0, ()), KILLED], TOGETHER),
+    "exit-code": ([BEGUN, FAILED, KILLED, BEGUN, FAILED, KILLED], TOGETHER),
     "other-data": ([BEGUN, KILLED, BEGUN, KILLED], TOGETHER),
 }
+
+
+@contextmanager
+def record_files(directory: Path, num_producers: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the descriptors of the file of ends, and of the notes of some producers."""
+    with ExitStack() as closing:
+
+        def opened(file: str, flags: int = 0) -> int:
+            descriptor = os.open(directory / file, os.O_RDWR | os.O_CREAT | flags)
+            closing.callback(os.close, descriptor)
+            return descriptor
+
+        yield opened("ends", os.O_APPEND), [opened(f"note-{number}") for number in range(num_producers)]
 
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_sample_is_given_up_after_two_ends_alone(name: str, tmp_path: Path) -> None:
     events, expected = EVENTS[name]
-    with ExitStack() as closing:
-
-        def opened(file: str, flags: int = 0) -> int:
-            descriptor = os.open(tmp_path / file, os.O_RDWR | os.O_CREAT | flags)
-            closing.callback(os.close, descriptor)
-            return descriptor
-
-        ends, notes = opened("ends", os.O_APPEND), [opened("note-0"), opened("note-1")]
+    with record_files(tmp_path, 2) as (ends, notes):
         records = [DecodingRecord(note, ends) for note in notes]
         working: dict[int, AbstractContextManager[None]] = {}
         for kind, producer, numbers in events:
@@ -184,8 +196,8 @@ def test_sample_is_given_up_after_two_ends_alone(name: str, tmp_path: Path) -> N
                 records[producer].parts("data", numbers)
                 working[producer] = records[producer].working("data", numbers)
                 working[producer].__enter__()
-            elif kind == "kill":
-                DecodingRecord(notes[producer], ends).add_end("was killed")
+            elif kind in {"kill", "fail"}:
+                DecodingRecord(notes[producer], ends).add_end(-9 if kind == "kill" else 1, "was killed")
                 records[producer] = DecodingRecord(notes[producer], ends)
             elif kind == "done":
                 working[producer].__exit__(None, None, None)
@@ -193,3 +205,72 @@ def test_sample_is_given_up_after_two_ends_alone(name: str, tmp_path: Path) -> N
                 assert not working[producer].__exit__(DataError, DataError("refused"), None)
         for record in records:
             assert record.parts("other" if name == "other-data" else "data", (1, 2, 3)) == expected
+
+
+def killed_at(part: PicturePart, producer: DecodingRecord, starter: DecodingRecord) -> WorkAtEnd:
+    producer.working("data", part.numbers).__enter__()
+    work = starter.add_end(-9, "was killed")
+    assert work is not None
+    return work
+
+
+def test_ends_beyond_those_of_one_request_are_too_many(tmp_path: Path) -> None:
+    """A request of crashing pictures alone is answered. The next crash is one too many, unless work was finished."""
+    request = range(REQUEST_PICTURES)
+    with record_files(tmp_path, 1) as (ends, (note,)):
+        starter = DecodingRecord(note, ends)
+        works = []
+        producer = DecodingRecord(note, ends)
+        while tried := [part for part in producer.parts("data", request) if not part.given_up]:
+            works.append(killed_at(tried[0], producer, starter))
+            producer = DecodingRecord(note, ends)
+        assert [(work.num_ends, work.is_last) for work in works] == [(number, False) for number in range(1, 34)]
+        assert killed_at(PicturePart((99,)), DecodingRecord(note, ends), starter).is_last
+        producer = DecodingRecord(note, ends)
+        with producer.working("data", (98,)):
+            pass
+        after = killed_at(PicturePart((99,)), producer, starter)
+    assert after == WorkAtEnd("sample 99 of data...", 1, is_last=False)
+
+
+LINE = json.dumps({"data": "data", "numbers": [1], "num_ends": 0, "is_first": True, "end": "was killed"}).encode()
+KNOWN = [PicturePart((1,)), PicturePart((2, 3))]
+CONTENTS: dict[str, list[tuple[bytes, list[PicturePart]]]] = {
+    "whole": [(LINE + b"\n", KNOWN)],
+    "blank-lines": [(b"\n\n" + LINE + b"\n\n", KNOWN)],
+    "grows-in-a-line": [(b"\n" + LINE[:9], TOGETHER), (LINE[9:], TOGETHER), (b"\n", KNOWN)],
+    "cut-off": [(LINE[:9], TOGETHER)],
+    "cut-off-before-another": [(LINE[:9] + b"\n" + LINE + b"\n", KNOWN)],
+    "no-text": [(b"\xff\n7\n{}\n" + LINE + b"\n", KNOWN)],
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_ends_are_read_from_whole_lines(name: str, tmp_path: Path) -> None:
+    """And the next end is known after any of these contents."""
+    with record_files(tmp_path, 1) as (ends, (note,)):
+        record = DecodingRecord(note, ends)
+        for content, expected in CONTENTS[name]:
+            os.write(ends, content)
+            assert record.parts("data", (1, 2, 3)) == expected
+        killed_at(PicturePart((2,)), record, DecodingRecord(note, ends))
+        assert record.parts("data", (1, 2, 3)) == ALONE
+
+
+@pytest.mark.parametrize("num_files", range(4))
+def test_producers_that_lack_descriptors_leave_none_open(
+    num_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, names = os.memfd_create, []
+
+    def limited(name: str) -> int:
+        names.append(name)
+        if len(names) > num_files:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return create(name)
+
+    monkeypatch.setattr(os, "memfd_create", limited)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Too many open files"):
+        local_producers(lambda inherited: ["false"], 2, tmp_path, names.append)
+    assert os.listdir("/proc/self/fd") == before

@@ -10,7 +10,7 @@ import pytest
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.programs import supervisor
 from megatrain.programs.child_process import ChildProcess
-from megatrain.programs.supervisor import Supervisor
+from megatrain.programs.supervisor import Supervisor, WorkAtEnd
 
 # programs of the shell, whose argument is $1: Python takes a tenth of a second to start
 FAILS = 'echo "error: $$ cannot open the door"; exit "$1"'
@@ -109,14 +109,36 @@ def test_a_problem_ends_with_the_next_other_error(tmp_path: Path, monkeypatch: p
 def test_exits_that_the_work_explains_are_no_failures(tmp_path: Path) -> None:
     """Nine failures after two of them, and then one more of them: only the next ten failures in a row are too many."""
     reports: list[str] = []
-    works = iter(["a picture"] * 2 + [""] * 9 + ["a picture"])
+    work = WorkAtEnd("a picture", 1, is_last=False)
+    works = iter([work] * 2 + [None] * 9 + [work])
 
     def start(log: Path) -> ChildProcess:
         return ChildProcess(["sh", "-c", "kill -SEGV $$"], log=log)
 
-    found = Supervisor("producer", start, tmp_path / "log", reports.append, lambda ended: next(works, ""))
+    found = Supervisor("producer", start, tmp_path / "log", reports.append, lambda *end: next(works, None))
     found.run(threading.Event())
     text = f"producer was killed by SIGSEGV (11) at a picture; it is started again; see {tmp_path / 'log'}"
     assert [number for number, report in enumerate(reports) if report == text] == [0, 1, 11]
     assert len(reports) == 22
     assert "has failed 10 times with the same error: it was killed by SIGSEGV (11)" in found.problem
+
+
+def test_last_end_at_work_ends_the_restarts(tmp_path: Path) -> None:
+    reports: list[str] = []
+    ends: list[tuple[int, str]] = []
+
+    def start(log: Path) -> ChildProcess:
+        return ChildProcess(["sh", "-c", "echo cannot decode; kill -SEGV $$"], log=log)
+
+    def work_at(code: int, ended: str) -> WorkAtEnd:
+        ends.append((code, ended))
+        return WorkAtEnd("a picture", len(ends), is_last=len(ends) == 3)
+
+    log = tmp_path / "log"
+    found = Supervisor("producer", start, log, reports.append, work_at)
+    found.run(threading.Event())
+    assert ends == [(-11, "was killed by SIGSEGV (11)")] * 3
+    summary = "producer has ended 3 times without a result: it was killed by SIGSEGV (11) at a picture"
+    assert len(reports) == 3
+    assert reports[-1].startswith(f"{summary}: cannot decode; it is not started again: fix the cause")
+    assert found.problem == f"{summary}; cannot decode; see {log}"
