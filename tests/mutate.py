@@ -3,11 +3,12 @@ faults?
 
 It draws N mutations over all packages of the product, puts one at a time into a copy of the tree, and runs the quick
 tests of its module there until one fails. --results adds the outcomes to a file; mutations that have an outcome there
-are not run again, so that parts of several days end up in one file. --against takes the mutations of such a file
-instead of drawing. A change of the product leaves the draw of the others as it was, and outcomes follow their mutations
-to other lines. Run it before and after a change that makes the suite smaller; it ends with exit code 1 if a
-mutation that was detected is no longer detected. --part selects mutations: K/N, or `today`, one of 20 parts that follow
-each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md, with all outcomes of the file.
+are not run again, so parts of several days end up in one file: docs/benchmarks/mutation-outcomes.json. --against takes
+the mutations of such a file instead of drawing. A change of the product leaves the draw of the others as it was, and
+outcomes follow their mutations to other lines. Run it before and after a change that makes the suite smaller; it ends
+with exit code 1 if a mutation that was detected is no longer detected. --part selects mutations: K/N, or `today`, one
+of 20 parts that follow each other day by day. --write: a table by package goes to docs/benchmarks/mutations.md, with
+all outcomes of the file.
 
 An outcome without a test has a place for a verdict, which is written by hand into the file of --results: `harmless:`,
 `slow:` (only slow tests cover it) or `gap:`, and the reason.
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
         outcomes.append(outcome)
         print(shown(outcome), flush=True)
         if args.results:
-            args.results.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+            write_outcomes(args.results, outcomes)
     undetected = [f"`{shown(one)}`" for one in outcomes if not one.found_by]
     publish(
         Result(
@@ -209,6 +210,12 @@ def lost_outcomes(before: Sequence[MutationOutcome], now: Sequence[MutationOutco
     """Return what was detected before and is not detected now."""
     found = {one.drawn for one in before if one.found_by}
     return [one for one in now if one.drawn in found and not one.found_by]
+
+
+def write_outcomes(path: Path, outcomes: Sequence[MutationOutcome]) -> None:
+    """Write one line for each outcome."""
+    lines = ",\n".join(json.dumps(asdict(one)) for one in outcomes)
+    path.write_text(f"[\n{lines}\n]\n")
 
 
 def read_outcomes(path: Path) -> list[MutationOutcome]:

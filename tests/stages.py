@@ -32,6 +32,13 @@ RECORD_VARIABLE = "MEGATRAIN_SUITE_RECORD"
 PREPARATIONS = ("ci-deps", "venv")
 _ORPHANS_END_S = 10.0
 """Fork servers of tests end when they notice that their test process has ended."""
+_COMPUTE_ALWAYS = """
+import sys
+from megatrain.programs.processes import install_parent_death_guard
+install_parent_death_guard(int(sys.argv[1]))
+while True:
+    pass
+"""
 Make = Callable[[str, Path], int]
 Clocks = Callable[[], tuple[float, float]]
 """Returns the time of a clock, and the CPU time of all child processes that ended; both in seconds."""
@@ -49,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     speed_ms = reference_ms()
     with tempfile.TemporaryDirectory(prefix="megatrain-stages-") as directory:
         ends_at = PREPARATIONS if args.keep_going else args.targets
-        with _busy_processes(args.busy):
+        with busy_processes(args.busy):
             failures, rows = run_stages(args.targets, make_target, clocks_s, Path(directory), ends_at=ends_at)
         print(summary(rows, failures), flush=True)
         code = next(iter(failures.values()), 0)
@@ -113,8 +120,10 @@ def summary(rows: Sequence[Mapping[str, Any]], failures: Mapping[str, int]) -> s
 
 
 @contextmanager
-def _busy_processes(number: int) -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+def busy_processes(number: int) -> Iterator[None]:
+    """Run processes that compute all the time. They end with this process, even if it is killed."""
+    command = [sys.executable, "-c", _COMPUTE_ALWAYS, str(os.getpid())]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(number)]
     try:
         yield
     finally:

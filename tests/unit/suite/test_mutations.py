@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from tests.mutate import (
     part_of,
     read_outcomes,
     run_all,
+    write_outcomes,
 )
 
 CHANGES = {
@@ -122,7 +122,7 @@ def test_rows_count_outcomes_by_package_and_verdict(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     judged = zip(drawn, ("", "", "a test", ""), ("slow: a test", "gap: none", "", ""), strict=True)
     outcomes = [MutationOutcome(*one) for one in judged]
-    results.write_text(json.dumps([asdict(one) for one in outcomes]))
+    write_outcomes(results, outcomes)
     assert read_outcomes(results) == outcomes
     assert by_package(outcomes)[-1] == {
         "package": "all",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,8 @@ from tests.helpers.suite_pages import (
     replaced,
     stage_rows,
 )
-from tests.stages import clocks_s, make_target, run_stages, summary
+from tests.helpers.waiting import DEADLINE_S
+from tests.stages import ROOT, clocks_s, make_target, run_stages, summary
 
 
 class FakeMake:
@@ -87,6 +90,23 @@ def test_a_failed_target_ends_the_stages_where_it_should(
     assert (found, make.made) == (failures, made)
     expected = [f"{target} failed with exit code {code}" for target, code in failures.items()]
     assert summary(rows, found).splitlines()[-len(failures) :] == expected
+
+
+KILLED = """
+import os, signal
+from tests.stages import busy_processes
+with busy_processes(1):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_busy_processes_end_with_a_killed_parent() -> None:
+    # the busy process has the same output, which ends when both have ended
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], cwd=ROOT, capture_output=True, check=False, timeout=DEADLINE_S
+    )
+
+    assert done.returncode == -signal.SIGKILL
 
 
 ORPHAN = """#!/bin/sh
