@@ -16,18 +16,14 @@ from typing import TYPE_CHECKING
 
 from megatrain.commands.argument_types import whole_number
 from megatrain.commands.printing import table
-from megatrain.config import (
-    Config,
-    LoadedConfig,
-    config_hash,
-    load_config,
-    parameters_by_part,
-    reference_markdown,
-    to_toml,
-)
+from megatrain.config.config import Config
+from megatrain.config.load import LoadedConfig, load_config
 from megatrain.config.model_products import document_cost
+from megatrain.config.model_size import parameters_by_part
 from megatrain.config.parallel import LARGEST_SIZE
 from megatrain.config.picture_share import mixes_pictures
+from megatrain.config.reference import reference_markdown
+from megatrain.config.serialize import config_hash, to_toml
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.contracts.exit_codes import ExitCode

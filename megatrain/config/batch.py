@@ -1,7 +1,7 @@
 """Section [batch]: how many sequences an optimizer step consumes, and how that number changes during a run.
 
 The ramp-up is Megatron's rule: the global batch starts at `rampup_start` and grows by `rampup_increment` after each
-equal part of `rampup_samples`, until it is `global_batch_size`. Later stages (config/data.py) may have other sizes. The
+equal part of `rampup_samples`, until it is `global_batch_size`. Later stages (stages.py) may have other sizes. The
 size of a step depends only on the number of its first sample, so a resumed run needs no state for it.
 """
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatrain.config.config import Config, all_options, section_classes
+from megatrain.config.config import Config
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import Value
+from megatrain.config.sections import all_options, section_classes
 from megatrain.config.toml_text import value_text
 from megatrain.config.variant_parameters import own_parameters
 from megatrain.run_files.config_changes import ChangedKey

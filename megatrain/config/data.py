@@ -1,18 +1,16 @@
-"""Sections [data], [data_source] and [data_stage]: which tokens to train and evaluate on.
+"""Sections [data] and [data_source]: which tokens to train and evaluate on.
 
-There may be several sources and stages: two tables [[data_source]] are the sections [data_source] and [data_source-2].
+There may be several sources: two tables [[data_source]] are the sections [data_source] and [data_source-2].
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from megatrain.config.batch import LARGEST_BATCH
 from megatrain.config.options import option
 
 MIN_WEIGHT = 1e-9
@@ -20,7 +18,6 @@ MIN_WEIGHT = 1e-9
 MAX_WEIGHT = 1_000_000
 NAME_PATTERN = r"[^,\n\r]*"
 NAMES_OF_PICTURES = {"none": "", "drawn": "drawn pictures", "shards": "pictures.shards"}
-_WEIGHT = re.compile(r"(\d+(?:\.\d*)?)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +47,7 @@ class DataConfig:
         metadata=option(
             "The pictures of training samples, for a model with model.picture_size. drawn: pictures of a few coloured "
             "shapes that the program draws itself, with captions of three words as the text; needs no files. shards: "
-            "those of pictures.shards, with their captions, which data.tokenizer makes tokens of, as the text. "
+            "those of pictures.shards, with their captions, which data.tokenizer converts to tokens, as the text. "
             "Pictures beside text: [[data_source]]."
         ),
     )
@@ -74,10 +71,10 @@ class DataConfig:
     part_tokens: int = field(
         default=0,
         metadata=option(
-            "Tokens of a source that are shuffled with each other: an epoch consists of parts of this size, and each "
-            "part of blocks of data.block_tokens from all over the epoch, so it is a multiple of these; with "
-            "data.packing, it consists of as many blocks of packing as have this size on average. After a change "
-            "of the sample length, the rest of the current part comes in samples that are put together from windows of "
+            "Tokens of a source that are shuffled together: an epoch consists of parts of this size, and a part "
+            "consists of blocks of data.block_tokens from all over the epoch, so it must be a multiple of that key. "
+            "With data.packing, a part has as many blocks of documents as have this size on average. After a change of "
+            "the sample length, the rest of the current part comes in samples that are put together from windows of "
             "the old length; later parts are read in whole windows of the new length. The sample order depends on this "
             "key, so a run cannot change it. 0: the epoch is one part.",
             unit="tokens",
@@ -227,81 +224,6 @@ class DataSourceConfig:
     @property
     def resolved_name(self) -> str:
         return self.name or self.path or NAMES_OF_PICTURES[self.pictures]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataStageConfig:
-    """A later stage of the run: from a number of tokens on, sources have other weights, or steps or samples another
-    size.
-
-    There may be up to 256: two tables `[[data_stage]]` are the same as `[data_stage]` and `[data_stage-2]`. Until the
-    first stage begins, the weights in [data_source], batch.global_batch_size and data.seq_len apply. Stages may be
-    changed at any restart, without an effect on what the run has already read; changes of the length that have begun
-    must stay.
-    """
-
-    after_tokens: int = field(
-        default=0,
-        metadata=option(
-            "Tokens that the run has read when the stage begins, rounded up to whole samples, and to whole steps if "
-            "the stage changes the sample length. Tokens that a rollback skips are counted, too.",
-            unit="tokens",
-            minimum=0,
-        ),
-    )
-    weights: str = field(
-        default="",
-        metadata=option(
-            'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source that is not named gets no samples. '
-            "Empty: the weights of the stage before."
-        ),
-    )
-    global_batch_size: int = field(
-        default=0,
-        metadata=option(
-            "Sequences in one optimizer step, from the first step on that begins in the stage; a multiple of "
-            "batch.micro_batch_size. 0: as many as in the stage before.",
-            unit="sequences",
-            minimum=0,
-            maximum=LARGEST_BATCH,
-        ),
-    )
-
-    seq_len: int = field(
-        default=0,
-        metadata=option(
-            "Tokens of a training sample; at most model.seq_len. 0: as many as in the stage before.",
-            unit="tokens",
-            minimum=0,
-        ),
-    )
-
-    @property
-    def has_effect(self) -> bool:
-        return bool(self.weights or self.global_batch_size or self.seq_len)
-
-    @property
-    def weight_of(self) -> Mapping[str, float]:
-        """Source name -> weight. Raises: ValueError with the part that is not NAME=WEIGHT or repeats a name."""
-        found: dict[str, float] = {}
-        for part in self.weights.split(","):
-            name, equals, text = (piece.strip() for piece in part.rpartition("="))
-            weight = _weight(text)
-            if not equals or not name or weight is None or name in found:
-                raise ValueError(part.strip())
-            found[name] = weight
-        return found
-
-
-def _weight(text: str) -> float | None:
-    """Return the weight in a text, None if it is neither 0 nor from MIN_WEIGHT to MAX_WEIGHT."""
-    match = _WEIGHT.fullmatch(text)
-    if match is None:
-        return None
-    # float() also returns 0.0 for a number that is too small, so the digits show whether it is 0
-    is_zero = not match[1].strip("0.")
-    weight = float(text)
-    return weight if is_zero or MIN_WEIGHT <= weight <= MAX_WEIGHT else None
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:

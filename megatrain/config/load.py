@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.checks import check
-from megatrain.config.config import NUMBERED, Config, build_config, options_with
+from megatrain.config.config import Config
 from megatrain.config.locator import key_lines
 from megatrain.config.options import Option
 from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, ProgramOrigin
 from megatrain.config.overrides import named_section, parse_overrides
+from megatrain.config.sections import NUMBERED, options_with
 from megatrain.config.tables import TableReader, split_arrays
 from megatrain.config.toml_text import read_float
 from megatrain.contracts.errors import ConfigError
@@ -94,7 +95,7 @@ def _checked(
 
     Raises: ConfigError with `problems` and all others.
     """
-    options = options_with([*tables, *(named_section(word) for word in overrides)])
+    options = options_with([*tables, *map(named_section, overrides)])
     reader = TableReader(options)
     reader.problems.extend(problems)
     reader.read(tables, origins_of_tables)
@@ -103,11 +104,11 @@ def _checked(
     reader.read(given.tables, given.origins)
     reader.require_all(origins_of_tables, fallback)
     origins = _complete(reader.origins, options)
-    found = check(build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training)
-    reader.problems.extend(found)
+    config = Config.of_values(reader.values)
+    reader.problems.extend(check(config, origins, world_size, reader.doubtful, is_for_training=is_for_training))
     if reader.problems:
         raise ConfigError(reader.problems)
-    return LoadedConfig(build_config(reader.values), origins)
+    return LoadedConfig(config, origins)
 
 
 def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-from megatrain.config.config import all_options, section_classes
 from megatrain.config.load import LoadedConfig
 from megatrain.config.options import LARGEST_INTEGER, SMALLEST_NUMBER, Option
 from megatrain.config.origin import DefaultOrigin
+from megatrain.config.sections import all_options, section_classes
 from megatrain.config.toml_text import value_text
 
 _PREAMBLE = f"""\

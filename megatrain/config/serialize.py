@@ -72,13 +72,11 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def recorded_tables(root: Path) -> dict[str, Any] | None:
-    """Return section -> key -> value of a run's configuration, unchecked; None if none can be read."""
-    return read_tables(root)[0]
-
-
 def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return `recorded_tables`, and the reason if there are none; "" if the run has no configuration file."""
+    """Return section -> key -> value of a run's configuration, unchecked, and ""; or None, and why it cannot be read.
+
+    The reason is empty if the run has no configuration file.
+    """
     try:
         return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode()), ""
     except FileNotFoundError:
@@ -90,8 +88,8 @@ def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def recorded_values(root: Path) -> dict[str, str] | None:
-    """Return section.key -> value as text, like `config_values`; None if none can be read."""
-    tables = recorded_tables(root)
+    """Return section.key -> value as text, like `config_values`; None if the file cannot be read."""
+    tables, _ = read_tables(root)
     if tables is None:
         return None
     sections = {name: values for name, values in tables.items() if isinstance(values, dict)}

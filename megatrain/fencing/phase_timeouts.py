@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.contracts.records.host_records import Stall
+from megatrain.fencing.fence import step_ns_of
 
 _NS = 1_000_000_000
 
@@ -37,7 +38,7 @@ class PhaseTimeouts:
             case Phase.FIRST_STEP:
                 return self.first_step_s
             case Phase.STEP:
-                typical_ns = progress.median_step_ns or progress.last_step_ns
+                typical_ns = step_ns_of(progress)
                 if typical_ns is None:
                     return self.first_step_s
                 learned_s = max(self.floor_s, self.factor * typical_ns / _NS)

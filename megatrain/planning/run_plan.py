@@ -94,7 +94,7 @@ class StagePlan:
 class LaterPlan:
     """The same job from a stage of its data on, in which steps have another batch, or samples another length.
 
-    first_step: how many steps of a new run come before.
+    first_step: the number of steps of a new run before this stage.
     """
 
     after_tokens: int

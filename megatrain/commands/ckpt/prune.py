@@ -184,7 +184,7 @@ def _outdated(
 
 
 def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]]) -> dict[str, int]:
-    """Return the newest intact step of each branch. Steps are saved in order: an older incomplete one stays so."""
+    """Return the newest intact step of each branch. Steps are saved in order, so no older one will be completed."""
     newest: dict[str, int] = {}
     for checkpoint in found:
         if (

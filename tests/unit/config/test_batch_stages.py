@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.config import BatchConfig, BatchSchedule, BatchStage, rampup_levels
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage, rampup_levels
 from megatrain.config.changes import training_changes
 from megatrain.config.load import load_config
 from megatrain.contracts.sample_ranges import SampleRanges, merged

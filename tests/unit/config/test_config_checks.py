@@ -74,13 +74,13 @@ CASES = {
     ),
     "decay of a constant rate": (
         ["--optimizer.lr_decay_steps=50", "--optimizer.lr_schedule=constant"],
-        ('optimizer.lr_decay_steps=50 does nothing with optimizer.lr_schedule="constant"; use lr_decay_steps=0 or '
-         "another schedule (--optimizer.lr_decay_steps on the command line)"),
+        ('optimizer.lr_decay_steps=50 does nothing with optimizer.lr_schedule="constant"; use lr_schedule="cosine" or '
+         "lr_decay_steps=0 (--optimizer.lr_decay_steps on the command line)"),
     ),
     "floor of a constant rate": (
         ["--optimizer.min_lr=1e-4", "--optimizer.lr_schedule=constant"],
-        ('optimizer.min_lr=0.0001 does nothing with optimizer.lr_schedule="constant"; use min_lr=0.0 or another '
-         "schedule (--optimizer.min_lr on the command line)"),
+        ('optimizer.min_lr=0.0001 does nothing with optimizer.lr_schedule="constant"; use lr_schedule="cosine" or '
+         "min_lr=0.0 (--optimizer.min_lr on the command line)"),
     ),
     "number of samples without data": (
         ["--evaluation.num_samples=10"],

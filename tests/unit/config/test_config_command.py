@@ -13,7 +13,9 @@ import pytest
 
 from megatrain.cli import main
 from megatrain.commands import config as command
-from megatrain.config import Config, load_config, reference_markdown
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.reference import reference_markdown
 from megatrain.contracts.errors import ConfigError
 from tests.helpers.source_tree import ROOT
 from tests.unit.config.conftest import ProblemsOf

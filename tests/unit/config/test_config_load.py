@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.config import DefaultOrigin, FileOrigin, OverrideOrigin, load_config
+from megatrain.config.load import load_config
 from megatrain.config.model import ModelConfig
+from megatrain.config.origin import DefaultOrigin, FileOrigin, OverrideOrigin
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from tests.unit.config.conftest import ProblemsOf

@@ -196,7 +196,7 @@ CASES = {
     "addresses without their secret": (
         [*SHARDS, "--pictures.addresses=a:1"],
         (
-            'pictures.addresses="a:1" and pictures.secret="" belong together: producers answer only those who have '
+            'pictures.addresses="a:1" and pictures.secret="" belong together: producers answer only programs that have '
             "their secret; set both, or neither (--pictures.addresses on the command line)"
         ),
     ),

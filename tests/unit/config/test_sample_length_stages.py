@@ -6,9 +6,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.config import BatchConfig, BatchSchedule
-from megatrain.config.data import DataStageConfig
-from megatrain.config.stages import placed_stages, step_begin
+from megatrain.config.batch import BatchConfig, BatchSchedule
+from megatrain.config.stages import DataStageConfig, placed_stages, step_begin
 from megatrain.contracts.sample_ranges import merged
 from tests.unit.config.conftest import ProblemsOf, Rules, assert_rules
 

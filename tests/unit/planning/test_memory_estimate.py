@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.memory import measure_rank, with_changes
-from megatrain.config import load_config
+from megatrain.config.load import load_config
 from megatrain.planning import chunks
 from megatrain.planning.footprint import HostCopies
 from megatrain.planning.run_plan import plan_run
