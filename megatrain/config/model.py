@@ -39,7 +39,13 @@ class ModelConfig:
         metadata=option("Tokens that the tokenizer can produce.", unit="tokens", minimum=1, maximum=1_000_000_000)
     )
     seq_len: int = field(
-        metadata=option("Length of a training sample.", unit="tokens", minimum=1, maximum=10_000_000_000)
+        metadata=option(
+            "Largest number of tokens of a sample that the model takes. Training samples have this length unless "
+            "data.seq_len is set.",
+            unit="tokens",
+            minimum=1,
+            maximum=10_000_000_000,
+        )
     )
     hidden_size: int = field(metadata=option("Width of the residual stream.", minimum=1, maximum=10_000_000))
     num_layers: int = field(metadata=option("Transformer blocks.", minimum=1, maximum=1_000_000))

@@ -104,15 +104,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
-    ancestry = candidates(checkpoints)
-    if not ancestry:
+    resumable = candidates(checkpoints)
+    if not resumable:
         raise no_checkpoint(args.location)
-    whole = [candidate for candidate, problem in with_problems(checkpoints, ancestry) if problem is None]
+    whole = [candidate for candidate, problem in with_problems(checkpoints, resumable) if problem is None]
     keep_last, keep_every = _retention(args, whole)
     if args.keep_every and not keep_last:
         args.usage_error("--keep-every has no effect when all are kept; give --keep-last as well")
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
-    in_ancestry = {(candidate.branch, candidate.step) for candidate in ancestry}
+    in_ancestry = {(candidate.branch, candidate.step) for candidate in resumable}
     is_whole = {(candidate.branch, candidate.step) for candidate in whole}
     found, activity = survey(checkpoints), find_job(checkpoints)
     lacking = [
