@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import add_json, whole_number
-from megatrain.commands.printing import facts, print_json, print_lines, table
+from megatrain.commands.printing import facts, print_result, table
 from megatrain.config.recording import TelemetryConfig
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBox, read_black_box
@@ -53,10 +53,9 @@ def run(args: argparse.Namespace) -> int:
     box = read_black_box(args.file)
     now_ns = time.monotonic_ns() if is_running(box) else box.newest_ns
     records = chosen_records(box, args.operation, args.in_flight, args.last)
-    if args.is_json:
-        print_json(json_values(box, records, now_ns))
-    else:
-        print_lines(lines_of(box, records, now_ns))
+    print_result(
+        lambda: json_values(box, records, now_ns), lambda: lines_of(box, records, now_ns), is_json=args.is_json
+    )
     return int(ExitCode.OK)
 
 

@@ -191,14 +191,6 @@ MISTAKES = [
         "model.num_head=3 is not a known key; did you mean model.num_heads? (--model.num_head on the command line)",
     ),
     (
-        ["--modle.num_heads=20"],
-        "[modle] is not a known section; did you mean [model]? (--modle.num_heads on the command line)",
-    ),
-    (
-        ["--train.steps=ten"],
-        'train.steps="ten" must be an integer, such as 8, not a string (--train.steps on the command line)',
-    ),
-    (
         ["--train.steps=5\nseed = 1"],
         'train.steps="5\\nseed = 1" must be an integer, such as 8, not a string (--train.steps on the command line)',
     ),
@@ -220,16 +212,6 @@ MISTAKES = [
         ["--tp_size", "3"],
         ("--tp_size is not a setting of the form --section.key=value; did you mean --parallel.tp_size=VALUE? "
          "(on the command line)"),
-    ),
-    (
-        ["--parallel.cp_size=2"],
-        ("parallel.cp_size=2 cannot be set: context parallelism is not implemented; leave cp_size out "
-         "(--parallel.cp_size on the command line)"),
-    ),
-    (
-        ["--parallel.ep_size", "4"],
-        ("parallel.ep_size=4 cannot be set: expert parallelism is not implemented; leave ep_size out "
-         "(--parallel.ep_size on the command line)"),
     ),
     (
         ["--cp-size", "2"],
