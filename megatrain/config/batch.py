@@ -85,7 +85,7 @@ class BatchStage:
 class StepRun(NamedTuple):
     """Consecutive steps with the same global batch size. num_steps: None if no other size follows.
 
-    cursor: where the first of them begins. The samples from there on may be left out.
+    cursor: the position from which the first of these steps takes its samples. The samples there may be left out.
     """
 
     cursor: int

@@ -145,13 +145,13 @@ class DataConfig:
     cache_bytes: int = field(
         default=1 << 36,
         metadata=option(
-            "Largest size of that cache. What was not used for the longest time is removed.", minimum=1 << 20
+            "Largest size of that cache, in bytes. The least recently used blocks are removed.", minimum=1 << 20
         ),
     )
     cache_block_bytes: int = field(
         default=1 << 20,
         metadata=option(
-            "How much is read at once from data behind a URL. Large blocks need fewer requests. Small ones transfer "
+            "Bytes that are read at once from data behind a URL. Large blocks need fewer requests. Small ones transfer "
             "less that a host does not need, if it reads a small part of the data.",
             minimum=1 << 12,
             maximum=1 << 28,

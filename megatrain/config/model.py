@@ -188,12 +188,15 @@ class ModelConfig:
     rope_low_freq_factor: float = field(
         default=1.0,
         metadata=option(
-            "llama3 scaling: wavelengths above rope_original_seq_len / this are stretched in full.", above=0
+            "llama3 scaling: wavelengths above rope_original_seq_len / rope_low_freq_factor are stretched in full.",
+            above=0,
         ),
     )
     rope_high_freq_factor: float = field(
         default=4.0,
-        metadata=option("llama3 scaling: wavelengths below rope_original_seq_len / this stay as they are.", above=0),
+        metadata=option(
+            "llama3 scaling: wavelengths below rope_original_seq_len / rope_high_freq_factor stay as they are.", above=0
+        ),
     )
     rope_beta_fast: float = field(
         default=32.0,

@@ -39,7 +39,7 @@ LARGEST_NUMBER = 10**9
 """Upper bound of other floats that declare none: single precision can still represent its square."""
 SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
 SMALLEST_NUMBER = 1e-30
-"""Numbers except 0 must be at least this, far above where single precision rounds to 0; times: SMALLEST_OF_UNIT."""
+"""Numbers except 0 must be at least this, far above where single precision rounds to 0. Times: SMALLEST_OF_UNIT."""
 
 Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
 

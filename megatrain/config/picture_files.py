@@ -36,13 +36,13 @@ class PicturesConfig:
         ),
     )
     threads: int = field(
-        default=1, metadata=option("Threads of each of these producers that decode.", minimum=1, maximum=1024)
+        default=1, metadata=option("Decoding threads of each of these producers.", minimum=1, maximum=1024)
     )
     addresses: str = field(
         default="",
         metadata=option(
-            'Producers that run already (`megatrain data pictures serve`) and are asked instead: "HOST:PORT, '
-            'HOST:PORT".'
+            "Addresses of producers that run already (`megatrain data pictures serve`) and are asked instead: "
+            '"HOST:PORT, HOST:PORT".'
         ),
     )
     secret: str = field(
@@ -52,7 +52,7 @@ class PicturesConfig:
     max_pixels: int = field(
         default=1 << 26,
         metadata=option(
-            "Pictures with more pixels cannot be used. A producer decodes at most as many pixels together.",
+            "Pictures with more pixels cannot be used. A producer decodes at most this number of pixels at once.",
             unit="pixels",
             minimum=1,
         ),

@@ -45,10 +45,7 @@ def section_toml(section: str, values: Mapping[str, Value]) -> str:
 
 def config_values(config: Config) -> dict[str, str]:
     """Return section.key -> value as text, of every key."""
-    tables = config.to_dict()
-    return {
-        f"{section}.{name}": value_text(value) for section, values in tables.items() for name, value in values.items()
-    }
+    return _texts(config.to_dict())
 
 
 def config_of_values(values: Mapping[str, str], job: str) -> Config:
@@ -92,7 +89,10 @@ def recorded_values(root: Path) -> dict[str, str] | None:
     tables, _ = read_tables(root)
     if tables is None:
         return None
-    sections = {name: values for name, values in tables.items() if isinstance(values, dict)}
+    return _texts({name: values for name, values in tables.items() if isinstance(values, dict)})
+
+
+def _texts(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {
-        f"{section}.{name}": value_text(value) for section, values in sections.items() for name, value in values.items()
+        f"{section}.{name}": value_text(value) for section, values in tables.items() for name, value in values.items()
     }

@@ -20,7 +20,8 @@ from megatrain.formatting import alternatives
 
 _MAX_NUMBER = 16
 _MAX_NUMBER_OF = {"data_source": 1024, "data_stage": 256, "validation_set": 64}
-"""Limits that differ from _MAX_NUMBER. A receiver has a thread on the driver's host, a parameter group its buckets."""
+"""Limits that differ from _MAX_NUMBER, which is low because each receiver has a thread, and each parameter group has
+buckets of its own."""
 
 
 class TableReader:

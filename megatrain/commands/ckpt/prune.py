@@ -1,9 +1,9 @@
 """`megatrain ckpt prune DIR`: remove the checkpoints that retention does not keep; without --yes, only list them.
 
 In the ancestry of the current branch retention keeps the newest K checkpoints, steps that are multiples of N, pinned
-checkpoints, and those at which a branch of the ancestry begins. Damaged checkpoints do not count among the newest K. A
-checkpoint of the current branch that lacks only its COMMIT is kept as long as a complete one. A checkpoint that a job
-may be writing is not removed, even on a branch that was abandoned while the job was running.
+checkpoints, and those at which a branch of the ancestry begins. Damaged checkpoints do not count among the newest K.
+Retention treats a checkpoint of the current branch that lacks only its COMMIT like a complete one. A checkpoint that a
+job may be writing is not removed, even on a branch that was abandoned while the job was running.
 """
 
 from __future__ import annotations

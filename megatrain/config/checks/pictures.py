@@ -97,7 +97,7 @@ def _data_problems(config: Config) -> Iterator[Problem]:
 
 
 def _source_problems(config: Config, kinds: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield which sources cannot be used beside each other. kinds: the kind of the pictures by the key that names it."""
+    """Yield which sources cannot be used beside each other. kinds: from `_kinds`."""
     first, *others = kinds.items()
     train = config.data.train
     if train:
