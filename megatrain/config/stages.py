@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from megatrain.config.batch import LARGEST_BATCH, BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.data import MAX_WEIGHT, MIN_WEIGHT
@@ -31,39 +31,31 @@ class DataStageConfig:
     must stay.
     """
 
-    after_tokens: int = field(
-        default=0,
-        metadata=option(
-            "Tokens that the run has read when the stage begins, rounded up to whole samples, and to whole steps if "
-            "the stage changes the sample length. Tokens that a rollback skips are counted, too.",
-            unit="tokens",
-            minimum=0,
-        ),
+    after_tokens: int = option(
+        0,
+        "Tokens that the run has read when the stage begins, rounded up to whole samples, and to whole steps if "
+        "the stage changes the sample length. Tokens that a rollback skips are counted, too.",
+        unit="tokens",
+        minimum=0,
     )
-    weights: str = field(
-        default="",
-        metadata=option(
-            'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source that is not named gets no samples. '
-            "Empty: the weights of the stage before."
-        ),
+    weights: str = option(
+        "",
+        'Weights of the sources by name: "NAME=WEIGHT, NAME=WEIGHT". A source that is not named gets no samples. '
+        "Empty: the weights of the stage before.",
     )
-    global_batch_size: int = field(
-        default=0,
-        metadata=option(
-            "Sequences in one optimizer step, from the first step on that begins in the stage; a multiple of "
-            "batch.micro_batch_size. 0: as many as in the stage before.",
-            unit="sequences",
-            minimum=0,
-            maximum=LARGEST_BATCH,
-        ),
+    global_batch_size: int = option(
+        0,
+        "Sequences in one optimizer step, from the first step on that begins in the stage; a multiple of "
+        "batch.micro_batch_size. 0: as many as in the stage before.",
+        unit="sequences",
+        minimum=0,
+        maximum=LARGEST_BATCH,
     )
-    seq_len: int = field(
-        default=0,
-        metadata=option(
-            "Tokens of a training sample; at most model.seq_len. 0: as many as in the stage before.",
-            unit="tokens",
-            minimum=0,
-        ),
+    seq_len: int = option(
+        0,
+        "Tokens of a training sample; at most model.seq_len. 0: as many as in the stage before.",
+        unit="tokens",
+        minimum=0,
     )
 
     @property
@@ -92,6 +84,7 @@ def _weight(text: str) -> float | None:
     is_zero = not match[1].strip("0.")
     weight = float(text)
     return weight if is_zero or MIN_WEIGHT <= weight <= MAX_WEIGHT else None
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
