@@ -29,6 +29,8 @@ from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
 from megatrain.planning.update import IN_PLACE, PlannedUpdate
 from megatrain.schedule import peak_in_flight
 
+_KINDS = ("parameters", "gradients", "optimizer", "inputs", "activations", "working", "messages", "travelling")
+
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
@@ -61,16 +63,7 @@ class RankMemory:
 
     def by_kind(self) -> dict[str, int]:
         """Return the bytes of each kind, in the order of the fields."""
-        return {
-            "parameters": self.parameters,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "inputs": self.inputs,
-            "activations": self.activations,
-            "working": self.working,
-            "messages": self.messages,
-            "travelling": self.travelling,
-        }
+        return {kind: getattr(self, kind) for kind in _KINDS}
 
 
 def estimate_memory(
