@@ -17,8 +17,8 @@ MAX_FILE_BYTES = 1_000_000
 # A module without a concept in its name collects unrelated code. Only the tests have a package for that.
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
-# Only comm uses torch.distributed; the doctor inspects backends. No module uses torch.distributed.checkpoint: the package
-# checkpoint reads and writes its format.
+# Only comm uses torch.distributed; the doctor inspects backends. No module uses torch.distributed.checkpoint, because
+# megatrain reads and writes its format itself.
 DISTRIBUTED_PLACES = ("megatrain/comm/", "launcher/megatrain_launcher/", "megatrain/commands/doctor/torch_probe.py")
 
 # The environment names the network card for gloo and NCCL, a forked worker gets the given one, and torchrun's workers
