@@ -24,9 +24,8 @@ class Fp8Config:
     )
     scaling: Literal["current", "delayed"] = option(
         "current",
-        "Source of a tensor's scale. current: the tensor itself, which is read once more. delayed (tensorwise): "
-        "the largest magnitudes of the last history_len steps, over all ranks; no replica may have an empty "
-        "micro-batch.",
+        "Source of a tensor's scale. current: the tensor itself, which is read once more. delayed (tensorwise): the "
+        "largest magnitudes of the last history_len steps, over all ranks; no replica may have an empty micro-batch.",
     )
     history_len: int = option(
         16, "delayed: number of past steps that determine a scale.", unit="steps", minimum=1, maximum=65536

@@ -30,9 +30,8 @@ def _events() -> str:
     """Return the field that every receiver has: the events that it gets."""
     return option(
         ", ".join(EVENTS),
-        "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (close to the limit of "
-        "restarts), `end` (the job ended), `verdict` (a verdict waits for approval), `health` (the job's health "
-        "changed).",
+        "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (close to the limit of restarts), "
+        "`end` (the job ended), `verdict` (a verdict waits for approval), `health` (the job's health changed).",
         pattern=f"{_EVENT}(, *{_EVENT})*",
     )
 

@@ -96,10 +96,9 @@ class ParallelConfig:
     )
     has_aligned_reductions: bool = option(
         False,
-        "Whether all stages start to reduce a chunk's gradients at the same time, when the last stage has finished "
-        "the chunk, so that reductions slow all stages down at once and not one after the other. For pipelines of "
-        "several chunks with zero_stage=1. The last reduction of a stage starts as soon as its gradients are "
-        "complete.",
+        "Whether all stages start to reduce a chunk's gradients at the same time, when the last stage has finished the "
+        "chunk, so that reductions slow all stages down at once and not one after the other. For pipelines of several "
+        "chunks with zero_stage=1. The last reduction of a stage starts as soon as its gradients are complete.",
     )
     recompute: Literal["none", "selective", "full"] = option(
         "none",

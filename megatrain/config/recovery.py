@@ -52,8 +52,7 @@ class RecoveryConfig:
     host_failures_per_hour: int = option(
         3,
         "A host is evicted after this many failures within an hour if the job can continue without it. A failure "
-        "counts if the host's executor was lost, or if a worker on it failed first and the cause is not code or "
-        "data.",
+        "counts if the host's executor was lost, or if a worker on it failed first and the cause is not code or data.",
         minimum=1,
     )
     stop_timeout_s: float = option(

@@ -198,8 +198,7 @@ GRAPH_CASES = {
     "documents": (
         ["--data.has_document_mask=true"],
         ("kernels.cuda_graphs=true cannot be combined with data.has_document_mask=true: each micro-batch has "
-         "different documents; use has_document_mask=false or cuda_graphs=false "
-         "(--kernels.cuda_graphs on the "
+         "different documents; use has_document_mask=false or cuda_graphs=false (--kernels.cuda_graphs on the "
          "command line)"),
     ),
 }  # fmt: skip
