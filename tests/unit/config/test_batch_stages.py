@@ -128,12 +128,11 @@ RULES: Rules = {
             *("--parallel.pp_size=4", "--parallel.num_chunks=2", "--parallel.schedule=interleaved"),
             *("--data_stage.after_tokens=640", "--data_stage.global_batch_size=2"),
         ],
-        ("data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: "
-         "num_microbatches=2 (data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must "
-         'be at least parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the '
-         "pipeline; raise data_stage.global_batch_size to 4 micro-batches or use "
-         'schedule="1f1b"; the smallest batch that fills every pipeline is 4 '
-         "(--data_stage.global_batch_size on the command line)"),
+        ("data_stage.global_batch_size=2 with dp_size=1, which is assumed as the most lenient case: num_microbatches=2 "
+         "(data_stage.global_batch_size / (batch.micro_batch_size * dp_size), rounded up) must be at least "
+         'parallel.pp_size=4 for parallel.schedule="interleaved", or every change of chunk stalls the pipeline; raise '
+         'data_stage.global_batch_size to 4 micro-batches or use schedule="1f1b"; the smallest batch that fills every '
+         "pipeline is 4 (--data_stage.global_batch_size on the command line)"),
     ),
     "ramp-up": (
         [

@@ -23,9 +23,8 @@ ALIGNMENT_CASES: list[tuple[list[str], str | None]] = [
     ),
     (
         ["--parallel.zero_stage=2"],
-        ("parallel.has_aligned_reductions=true defers the reduction of a chunk's gradients, and "
-         "parallel.zero_stage=2 reduces after every micro-batch; use zero_stage=1 or "
-         "has_aligned_reductions=false"),
+        ("parallel.has_aligned_reductions=true defers the reduction of a chunk's gradients, and parallel.zero_stage=2 "
+         "reduces after every micro-batch; use zero_stage=1 or has_aligned_reductions=false"),
     ),
 ]  # fmt: skip
 

@@ -184,9 +184,8 @@ CASES = {
     ),
     "held-out shards without a directory": (
         [*SHARDS, *HELD_OUT_SHARDS[:1]],
-        ('validation_set.pictures="shards" needs validation_set.path: a directory of shards and their index on '
-         'each host, which `megatrain data pictures index` makes; found "" '
-         "(--validation_set.pictures on the command line)"),
+        ('validation_set.pictures="shards" needs validation_set.path: a directory of shards and their index on each '
+         'host, which `megatrain data pictures index` makes; found "" (--validation_set.pictures on the command line)'),
     ),
     "held-out drawn pictures with a path": (
         [*DRAWN, "--validation_set.pictures=drawn", "--validation_set.path=held-out"],
