@@ -210,7 +210,7 @@ def options_of(section: type) -> Mapping[str, Option]:
         options[key.name] = Option(
             name=key.name,
             kind=kind,
-            default=None if key.default is REQUIRED else key.default,
+            default=None if key.default is MISSING else key.default,
             **{**about, "choices": choices, "maximum": _maximum(kind, about)},
         )
     return options
