@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ValueOrigin:
     """The place where a value was set: the path of a file and a line of it, or a description. Line 0: no line."""
 
     place: str
@@ -16,4 +16,4 @@ class Origin:
         return f"{self.place}:{self.line}" if self.line else self.place
 
 
-DEFAULT = Origin("default")
+DEFAULT = ValueOrigin("default")

@@ -15,7 +15,7 @@ from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.config.options import Value
-from megatrain.config.origin import Origin
+from megatrain.config.origin import ValueOrigin
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.bounded_files import read_below
@@ -25,7 +25,7 @@ _MAX_BYTES = 4 << 20
 """Upper bound of the size of a configuration file."""
 
 
-def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
+def to_toml(config: Config, origins: Mapping[str, ValueOrigin] | None = None) -> str:
     """Return every key of every section as TOML, with a comment on its origin if `origins` is given."""
     blocks = []
     for section, values in config.to_dict().items():

@@ -21,7 +21,7 @@ from megatrain.config.checks.pictures import picture_problems
 from megatrain.config.checks.run import run_problems, training_problems
 from megatrain.config.config import Config
 from megatrain.config.options import Value, options_of
-from megatrain.config.origin import Origin
+from megatrain.config.origin import ValueOrigin
 from megatrain.config.problem import Problem
 from megatrain.config.toml_text import setting
 
@@ -30,7 +30,7 @@ __all__ = ["check"]
 
 def check(
     config: Config,
-    origins: Mapping[str, Origin],
+    origins: Mapping[str, ValueOrigin],
     world_size: int | None,
     doubtful: Collection[str] = (),
     *,
