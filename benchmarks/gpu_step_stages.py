@@ -29,8 +29,8 @@ from benchmarks.gpu_step import (
     profiled_idle,
 )
 from benchmarks.gpu_target import GpuTarget
-from megatrain.config import load_config
 from megatrain.config.config import Config
+from megatrain.config.load import load_config
 from megatrain.telemetry.flops import peak_flops
 
 SMALL_MODEL = Path(__file__).resolve().parent.parent / "configs" / "gpt_125m.toml"

@@ -42,7 +42,7 @@ _BASE: dict[str, dict[str, Any]] = {
     "optimizer": {"lr": 1e-3},
     "runtime": {"device": "cpu"},
 }
-_LLAMA = {
+LLAMA: dict[str, Any] = {
     "model.positions": "rope", "model.norm": "rmsnorm", "model.mlp": "swiglu", "model.has_bias": False,
     "model.num_kv_heads": 2, "model.has_tied_head": False,
 }  # fmt: skip
@@ -51,13 +51,13 @@ CASES: dict[str, dict[str, Any]] = {
     "GPT": {},
     "GPT, bf16": {"train.precision": "bf16"},
     "GPT, 8 layers, selective": {"model.num_layers": 8, "parallel.recompute": "selective"},
-    "Llama": _LLAMA,
-    "Llama, documents, full": {**_LLAMA, "data.has_document_mask": True, "parallel.recompute": "full"},
+    "Llama": LLAMA,
+    "Llama, documents, full": {**LLAMA, "data.has_document_mask": True, "parallel.recompute": "full"},
     "parallel block, window, dropout, LAMB": {
         "model.block": "parallel", "model.window_size": 64, "model.dropout": 0.1, "optimizer.name": "lamb",
     },
     "GPT, tp2": {"parallel.tp_size": 2},
-    "Llama, tp2, selective": {**_LLAMA, "parallel.tp_size": 2, "parallel.recompute": "selective"},
+    "Llama, tp2, selective": {**LLAMA, "parallel.tp_size": 2, "parallel.recompute": "selective"},
     "parallel block, tp2, 4 sequence chunks": {
         "model.block": "parallel", "parallel.tp_size": 2, "parallel.num_sequence_chunks": 4,
     },
@@ -65,7 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
     "GPT, pp2, 2 chunks": _INTERLEAVED,
     "GPT, pp4, zero bubble": {"parallel.pp_size": 4, "parallel.schedule": "zero_bubble"},
     "Llama, tp2 pp2, zero bubble, selective": {
-        **_LLAMA, "parallel.tp_size": 2, "parallel.pp_size": 2, "parallel.schedule": "zero_bubble",
+        **LLAMA, "parallel.tp_size": 2, "parallel.pp_size": 2, "parallel.schedule": "zero_bubble",
         "parallel.recompute": "selective",
     },
     "GPT, pp2, 2 chunks of uneven layers": {**_INTERLEAVED, "parallel.layers_per_chunk": [0, 3, 1, 0]},
@@ -85,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "GPT, 4 chunks on one stage": {"parallel.num_chunks": 4, "parallel.schedule": "interleaved"},
     "Llama, dp2, ZeRO-2, bf16": {
-        **_LLAMA, "parallel.dp_size": 2, "parallel.zero_stage": 2, "train.precision": "bf16",
+        **LLAMA, "parallel.dp_size": 2, "parallel.zero_stage": 2, "train.precision": "bf16",
     },
     "parallel block, tp2 pp2 dp2, 2 chunks, ZeRO-2": {
         **_INTERLEAVED, "model.block": "parallel", "parallel.tp_size": 2, "parallel.dp_size": 2,

@@ -7,7 +7,6 @@ FLIGHT", with their age.
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import time
 from collections.abc import Sequence
@@ -17,18 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from megatrain.commands.argument_types import add_json, whole_number
-from megatrain.commands.printing import table
+from megatrain.commands.printing import facts, print_result, table
 from megatrain.config.recording import TelemetryConfig
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.reader import BlackBox, read_black_box
 from megatrain.contracts.black_box.values import ALL_OPERATIONS, ControlPage, Record, RecordFlag, State, StepTotal
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import printable
 from megatrain.programs.processes import process_stat
 from megatrain.run_files.run_directory import own_box_directory
 
 SUMMARY = "print the black box of a rank: what it was doing when it hung or died"
-SCHEMA_VERSION = 1
 
 _COLUMNS = ("time_ms", "step", "operation", "mb", "chunk", "duration_us", "bytes", "group", "seq", "")
 _TEXT_COLUMNS = (2, 7, 9)
@@ -56,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     box = read_black_box(args.file)
     now_ns = time.monotonic_ns() if is_running(box) else box.newest_ns
     records = chosen_records(box, args.operation, args.in_flight, args.last)
-    print(json_text(box, records, now_ns) if args.is_json else printable(table_text(box, records, now_ns)))
+    print_result(
+        lambda: json_values(box, records, now_ns), lambda: lines_of(box, records, now_ns), is_json=args.is_json
+    )
     return int(ExitCode.OK)
 
 
@@ -74,12 +73,11 @@ def chosen_records(box: BlackBox, operation: str | None, is_in_flight_only: bool
     return tuple(record for record in records if operation in (None, record.operation))[-last:]
 
 
-def json_text(box: BlackBox, records: Sequence[Record], now_ns: int) -> str:
-    """Return one JSON object with a schema version. Times are monotonic ns of the rank's host."""
+def json_values(box: BlackBox, records: Sequence[Record], now_ns: int) -> dict[str, Any]:
+    """Return the content for JSON. Times are monotonic ns of the rank's host."""
     at = box.identity.coordinate
     last_step = [total for total in box.totals if total.step == box.progress.completed_step]
-    document = {
-        "schema_version": SCHEMA_VERSION,
+    return {
         "file": str(box.path),
         "identity": {**asdict(box.identity), "layout": box.identity.layout.sizes, "coordinate": at},
         "clock": asdict(box.clock),
@@ -96,7 +94,6 @@ def json_text(box: BlackBox, records: Sequence[Record], now_ns: int) -> str:
         "last_step_totals": [_json_total(total) for total in last_step],
         "records": [_json_record(box, record, now_ns) for record in records],
     }
-    return json.dumps(document, indent=2)
 
 
 def _json_total(total: StepTotal) -> dict[str, Any]:
@@ -118,10 +115,9 @@ def _flag_names(flags: RecordFlag) -> list[str]:
     return [flag.name.lower() for flag in RecordFlag if flag.name and flag in flags]
 
 
-def table_text(box: BlackBox, records: Sequence[Record], now_ns: int) -> str:
-    """Return the header, the control page, the last step's totals and the records as text for people."""
-    lines = [*_facts(box, now_ns), "", *_totals(box), *_table(box, records, now_ns)]
-    return "\n".join(lines)
+def lines_of(box: BlackBox, records: Sequence[Record], now_ns: int) -> list[str]:
+    """Return the header, the control page, the last step's totals and the records as lines for people."""
+    return [*_facts(box, now_ns), "", *_totals(box), *_table(box, records, now_ns)]
 
 
 def _facts(box: BlackBox, now_ns: int) -> list[str]:
@@ -134,7 +130,7 @@ def _facts(box: BlackBox, now_ns: int) -> list[str]:
     times = f"last step {_milliseconds(progress.last_step_ns)}, typical {_milliseconds(progress.median_step_ns)}"
     kept = f"{len(box.records)} of the last {min(box.cursor, box.capacity)}, {len(box.in_flight)} in flight"
     opened, alive = _utc(box.clock.unix_ns), _utc(box.clock.unix_of(box.newest_ns))
-    facts = [
+    pairs = [
         ("job", f"{identity.job}  branch {identity.branch}  round {identity.round}"),
         ("rank", f"{identity.rank} of {layout.world_size}  ({grid})"),
         ("process", f"{identity.pid} on {identity.host}, {state.get(box.state, box.state.name.lower())}"),
@@ -143,12 +139,11 @@ def _facts(box: BlackBox, now_ns: int) -> list[str]:
         ("control", _control(box.control, now_ns)),
         ("records", f"{kept}, {box.num_torn} torn, {progress.num_lost_ends} ended after being overwritten"),
     ]
-    facts += [
+    pairs += [
         (f"group {number}", f"{group.name}: {_members(group.ranks)}; entered {group.entered}, left {group.left}")
         for number, group in sorted(box.groups.items())
     ]
-    width = max(len(name) for name, _ in facts)
-    return [f"{name:<{width}}  {fact}" for name, fact in facts]
+    return facts(pairs)
 
 
 def _control(page: ControlPage | None, now_ns: int) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatrain.commands.argument_types import real_number, seed, utf8_text, whole_number
+from megatrain.commands.argument_types import add_json, real_number, seed, utf8_text, whole_number
 from megatrain.commands.checkpoint_choice import add_checkpoint, add_ema, chosen_checkpoint
+from megatrain.commands.printing import print_json
 from megatrain.contracts.errors import DataError
 from megatrain.data.pictures.picture_format import DALI, DECODERS, PictureFormat
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="choose among the likeliest that together have probability P (default 1)")  # fmt: skip
     parser.add_argument("--seed", type=seed, default=0, metavar="N", help="seed of the draws (default 0)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         patches = _patches(args.picture, args.decoder, loaded.config, max_pixels)
     tokens = list(loaded.tokens_after(loaded.tokenizer.encode(args.prompt), sampling, patches))
     text = loaded.tokenizer.decode(tokens)
-    if args.json:
-        print(json.dumps({"schema_version": 1, "checkpoint": str(checkpoint), "step": loaded.step,
-                          "prompt": args.prompt, "text": text, "tokens": tokens}))  # fmt: skip
+    if args.is_json:
+        print_json({"checkpoint": str(checkpoint), "step": loaded.step, "prompt": args.prompt, "text": text,
+                    "tokens": tokens})  # fmt: skip
     else:
         # escape control characters that a model generates: a terminal would act on them
         print("\t".join(printable(part) for part in (args.prompt + text).split("\t")))

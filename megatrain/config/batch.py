@@ -1,7 +1,7 @@
 """Section [batch]: how many sequences an optimizer step consumes, and how that number changes during a run.
 
 The ramp-up is Megatron's rule: the global batch starts at `rampup_start` and grows by `rampup_increment` after each
-equal part of `rampup_samples`, until it is `global_batch_size`. Later stages (config/data.py) may have other sizes. The
+equal part of `rampup_samples`, until it is `global_batch_size`. Later stages (stages.py) may have other sizes. The
 size of a step depends only on the number of its first sample, so a resumed run needs no state for it.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import NamedTuple
 
-from megatrain.config.options import option
+from megatrain.config.options import REQUIRED, option
 from megatrain.contracts.sample_ranges import SampleRanges, num_kept, position_after
 
 LARGEST_BATCH = 100_000_000
@@ -24,40 +24,31 @@ LARGEST_BATCH = 100_000_000
 class BatchConfig:
     """How many sequences an optimizer step consumes."""
 
-    micro_batch_size: int = field(
-        default=1,
-        metadata=option(
-            "Sequences in one forward pass of one data-parallel rank.",
-            unit="sequences",
-            minimum=1,
-            maximum=LARGEST_BATCH,
-        ),
+    micro_batch_size: int = option(
+        1,
+        "Sequences in one forward pass of one data-parallel rank.",
+        unit="sequences",
+        minimum=1,
+        maximum=LARGEST_BATCH,
     )
-    global_batch_size: int = field(
-        metadata=option(
-            "Sequences in one optimizer step, over all ranks; a multiple of micro_batch_size.",
-            unit="sequences",
-            minimum=1,
-            maximum=LARGEST_BATCH,
-        )
+    global_batch_size: int = option(
+        REQUIRED,
+        "Sequences in one optimizer step, over all ranks; a multiple of micro_batch_size.",
+        unit="sequences",
+        minimum=1,
+        maximum=LARGEST_BATCH,
     )
-    rampup_start: int = field(
-        default=0,
-        metadata=option(
-            "Global batch size at the first step of a ramp-up. 0: no ramp-up.", unit="sequences", minimum=0
-        ),
+    rampup_start: int = option(
+        0, "Global batch size at the first step of a ramp-up. 0: no ramp-up.", unit="sequences", minimum=0
     )
-    rampup_increment: int = field(
-        default=0,
-        metadata=option("Increase of the global batch at each level of the ramp-up.", unit="sequences", minimum=0),
+    rampup_increment: int = option(
+        0, "Increase of the global batch at each level of the ramp-up.", unit="sequences", minimum=0
     )
-    rampup_samples: int = field(
-        default=0,
-        metadata=option(
-            "Sequences consumed until the global batch has its full size; each level lasts an equal share of them.",
-            unit="sequences",
-            minimum=0,
-        ),
+    rampup_samples: int = option(
+        0,
+        "Sequences consumed until the global batch has its full size; each level lasts an equal share of them.",
+        unit="sequences",
+        minimum=0,
     )
 
     @property
@@ -85,7 +76,7 @@ class BatchStage:
 class StepRun(NamedTuple):
     """Consecutive steps with the same global batch size. num_steps: None if no other size follows.
 
-    cursor: where the first of them begins. The samples from there on may be left out.
+    cursor: the position from which the first of these steps takes its samples. The samples there may be left out.
     """
 
     cursor: int

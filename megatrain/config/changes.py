@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatrain.config.config import Config, all_options, section_classes
+from megatrain.config.config import Config
 from megatrain.config.model import SCALING_KEYS, SCALING_KEYS_OF, ModelConfig
 from megatrain.config.options import Value
+from megatrain.config.sections import all_options, section_classes
 from megatrain.config.toml_text import value_text
 from megatrain.config.variant_parameters import own_parameters
 from megatrain.run_files.config_changes import ChangedKey
@@ -66,7 +67,7 @@ def model_changes(before: Config, now: Config) -> list[ChangedKey]:
 def run_changes(before: Config, now: Config) -> list[ChangedKey]:
     """Return the `model_changes` after which a run cannot continue.
 
-    model.seq_len is the most tokens of a sample, and another limit changes no sample and no weight that is in use.
+    model.seq_len only limits the length of samples. Another limit changes no sample, and no weight that is in use.
     """
     changes = model_changes(before, now)
     return [change for change in changes if change.key != "model.seq_len" or _has_length_dim(now.model)]

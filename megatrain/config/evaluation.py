@@ -6,7 +6,7 @@ There may be several validation sets: two tables [[validation_set]] are the sect
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from megatrain.config.data import NAME_PATTERN, NAMES_OF_PICTURES
@@ -21,26 +21,19 @@ class ValidationSetConfig:
     Validation sets may be changed at any restart.
     """
 
-    path: str = field(
-        default="",
-        metadata=option(
-            "Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. With pictures from shards: "
-            "the directory of the shards and their index. Empty: none."
-        ),
+    path: str = option(
+        "",
+        "Held-out tokens: the path or URL of a .bin and .idx pair without the suffix. With pictures from shards: "
+        "the directory of the shards and their index. Empty: none.",
     )
-    pictures: Literal["none", "drawn", "shards"] = field(
-        default="none",
-        metadata=option(
-            "The pictures of the samples of this set; the loss is that of their captions. drawn: 1024 pictures that no "
-            "run trains on. shards: those of the path, which the producers of the training pictures decode. Training "
-            "must have pictures of the same kind. none: text, also in a model with model.picture_size."
-        ),
+    pictures: Literal["none", "drawn", "shards"] = option(
+        "none",
+        "The pictures of the samples of this set; the loss is that of their captions. drawn: 1024 pictures that no "
+        "run trains on. shards: those of the path, which the producers of the training pictures decode. Training "
+        "must have pictures of the same kind. none: text, also in a model with model.picture_size.",
     )
-    name: str = field(
-        default="",
-        metadata=option(
-            'Name of the set in logs and metrics. Empty: the path, or "drawn pictures".', pattern=NAME_PATTERN
-        ),
+    name: str = option(
+        "", 'Name of the set in logs and metrics. Empty: the path, or "drawn pictures".', pattern=NAME_PATTERN
     )
 
     @property
@@ -61,24 +54,16 @@ class ValidationSetConfig:
 class EvaluationConfig:
     """When to measure the loss on held-out data, and on how many samples."""
 
-    interval: int = field(
-        default=0,
-        metadata=option(
-            "Steps between evaluations. 0: only at the end, if held-out data are given.", unit="steps", minimum=0
-        ),
+    interval: int = option(
+        0, "Steps between evaluations. 0: only at the end, if held-out data are given.", unit="steps", minimum=0
     )
-    num_samples: int = field(
-        default=0,
-        metadata=option(
-            "Samples of each validation set to evaluate on. 0: the whole set.", unit="sequences", minimum=0
-        ),
+    num_samples: int = option(
+        0, "Samples of each validation set to evaluate on. 0: the whole set.", unit="sequences", minimum=0
     )
-    seq_len: int = field(
-        default=0,
-        metadata=option(
-            "Tokens of a held-out sample, the same in all stages of the run; at most model.seq_len. 0: as many as a "
-            "training sample has at the beginning of the run.",
-            unit="tokens",
-            minimum=0,
-        ),
+    seq_len: int = option(
+        0,
+        "Tokens of a held-out sample, the same in all stages of the run; at most model.seq_len. 0: as many as a "
+        "training sample has at the beginning of the run.",
+        unit="tokens",
+        minimum=0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from megatrain.config.options import option
 
@@ -11,13 +11,11 @@ from megatrain.config.options import option
 class JobConfig:
     """What the run is called and where it writes."""
 
-    name: str = field(
-        default="megatrain",
-        metadata=option("Name of the run, in logs, metrics and incidents.", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*"),
+    name: str = option(
+        "megatrain", "Name of the run, in logs, metrics and incidents.", pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*"
     )
-    run_directory: str = field(
-        default="",
-        metadata=option("Directory for everything the run writes: checkpoints, logs, metrics. Empty: runs/<job.name>."),
+    run_directory: str = option(
+        "", "Directory for everything the run writes: checkpoints, logs, metrics. Empty: runs/<job.name>."
     )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from megatrain.config.options import option
@@ -12,33 +12,25 @@ from megatrain.config.options import option
 class KernelsConfig:
     """Which implementations compute the operations, and whether a slow one is an error."""
 
-    strict: bool = field(
-        default=False,
-        metadata=option(
-            "Whether a slow path on a GPU is an error instead of a warning: attention that writes out all scores, or "
-            "compiled kernels that are missing."
-        ),
+    strict: bool = option(
+        False,
+        "Whether a slow path on a GPU is an error instead of a warning: attention that writes out all scores, or "
+        "compiled kernels that are missing.",
     )
-    attention: Literal["auto", "cudnn", "flash", "efficient", "dense"] = field(
-        default="auto",
-        metadata=option(
-            "Which of torch's attention kernels to use on a GPU. auto: the first in this list that supports the model; "
-            "the log has its name, and the reasons why earlier ones do not support the model. Another value: that "
-            "kernel or an error. CPUs have one kernel."
-        ),
+    attention: Literal["auto", "cudnn", "flash", "efficient", "dense"] = option(
+        "auto",
+        "Which of torch's attention kernels to use on a GPU. auto: the first in this list that supports the model; "
+        "the log has its name, and the reasons why earlier ones do not support the model. Another value: that "
+        "kernel or an error. CPUs have one kernel.",
     )
-    norm: Literal["megatrain", "apex"] = field(
-        default="megatrain",
-        metadata=option(
-            "What computes LayerNorm and RMSNorm. megatrain: megatrain's own kernels, or plain PyTorch. apex: NVIDIA "
-            "apex, which must be installed with its CUDA extensions; GPUs only."
-        ),
+    norm: Literal["megatrain", "apex"] = option(
+        "megatrain",
+        "What computes LayerNorm and RMSNorm. megatrain: megatrain's own kernels, or plain PyTorch. apex: NVIDIA "
+        "apex, which must be installed with its CUDA extensions; GPUs only.",
     )
-    cuda_graphs: bool = field(
-        default=False,
-        metadata=option(
-            "Whether a GPU replays micro-batches from CUDA graphs, from the third step on: for models so small that "
-            "the host cannot launch their work fast enough. The results are the same; the memory of a micro-batch "
-            "stays allocated. Only for pure data parallelism (tp_size and pp_size 1, zero_stage 1). No effect on CPUs."
-        ),
+    cuda_graphs: bool = option(
+        False,
+        "Whether a GPU replays micro-batches from CUDA graphs, from the third step on: for models so small that "
+        "the host cannot launch their work fast enough. The results are the same; the memory of a micro-batch "
+        "stays allocated. Only for pure data parallelism (tp_size and pp_size 1, zero_stage 1). No effect on CPUs.",
     )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatrain.config.checks import check
-from megatrain.config.config import NUMBERED, Config, build_config, options_with
+from megatrain.config.config import Config
 from megatrain.config.locator import key_lines
 from megatrain.config.options import Option
-from megatrain.config.origin import DefaultOrigin, FileOrigin, Origin, ProgramOrigin
+from megatrain.config.origin import DEFAULT, ValueOrigin
 from megatrain.config.overrides import named_section, parse_overrides
+from megatrain.config.sections import NUMBERED, options_with
 from megatrain.config.tables import TableReader, split_arrays
 from megatrain.config.toml_text import read_float
 from megatrain.contracts.errors import ConfigError
@@ -30,7 +31,7 @@ class LoadedConfig:
     """A checked configuration, and where each of its values ("section.key") came from."""
 
     config: Config
-    origins: Mapping[str, Origin]
+    origins: Mapping[str, ValueOrigin]
 
 
 def load_config(
@@ -58,8 +59,8 @@ def load_config(
         raise ConfigError([problem, *given.problems, *reader.problems])
     problems = [f"{problem} ({path})" for problem in doubled]
     lines = key_lines(text)
-    origins = {".".join(key): FileOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
-    return _checked(tables, origins, FileOrigin(str(path), 0), overrides, problems, world_size, is_for_training)
+    origins = {".".join(key): ValueOrigin(str(path), line) for key, line in lines.items() if len(key) <= 2}
+    return _checked(tables, origins, ValueOrigin(str(path)), overrides, problems, world_size, is_for_training)
 
 
 def load_tables(
@@ -74,7 +75,7 @@ def load_tables(
     Raises: ConfigError with every problem of the tables, the overrides and the checks between keys.
     """
     sections, problems = split_arrays(tables, NUMBERED)
-    program = ProgramOrigin()
+    program = ValueOrigin("given by the program")
     origins = {
         f"{name}.{key}": program for name, table in sections.items() if isinstance(table, Mapping) for key in table
     }
@@ -83,8 +84,8 @@ def load_tables(
 
 def _checked(
     tables: Mapping[str, object],
-    origins_of_tables: Mapping[str, Origin],
-    fallback: Origin | None,
+    origins_of_tables: Mapping[str, ValueOrigin],
+    fallback: ValueOrigin | None,
     overrides: Sequence[str],
     problems: Sequence[str],
     world_size: int | None,
@@ -94,7 +95,7 @@ def _checked(
 
     Raises: ConfigError with `problems` and all others.
     """
-    options = options_with([*tables, *(named_section(word) for word in overrides)])
+    options = options_with([*tables, *map(named_section, overrides)])
     reader = TableReader(options)
     reader.problems.extend(problems)
     reader.read(tables, origins_of_tables)
@@ -103,11 +104,11 @@ def _checked(
     reader.read(given.tables, given.origins)
     reader.require_all(origins_of_tables, fallback)
     origins = _complete(reader.origins, options)
-    found = check(build_config(reader.values), origins, world_size, reader.doubtful, is_for_training=is_for_training)
-    reader.problems.extend(found)
+    config = Config.of_values(reader.values)
+    reader.problems.extend(check(config, origins, world_size, reader.doubtful, is_for_training=is_for_training))
     if reader.problems:
         raise ConfigError(reader.problems)
-    return LoadedConfig(build_config(reader.values), origins)
+    return LoadedConfig(config, origins)
 
 
 def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
@@ -120,14 +121,14 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
         if _BOM in text:
             line = text.count("\n", 0, text.index(_BOM)) + 1
             problem = "there is a byte-order mark (U+FEFF) inside the file, from a file that was appended; remove it"
-            return "", {}, f"{problem} ({FileOrigin(str(path), line)})"
+            return "", {}, f"{problem} ({ValueOrigin(str(path), line)})"
         return text, tomllib.loads(text, parse_float=read_float), None
     except OSError as error:
         return "", {}, f"cannot read the configuration file: {error.strerror}; give the path of a TOML file ({path})"
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         byte = error.object[error.start]
-        return "", {}, f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8 ({FileOrigin(str(path), line)})"
+        return "", {}, f"byte 0x{byte:02x} is not UTF-8; save the file as UTF-8 ({ValueOrigin(str(path), line)})"
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         location = _SYNTAX_PLACE.search(message)
@@ -137,14 +138,15 @@ def _read_file(path: Path) -> tuple[str, Mapping[str, object], str | None]:
         return (
             "",
             {},
-            f"not TOML{column}: {reason}; correct this line or the one before ({FileOrigin(str(path), line)})",
+            f"not TOML{column}: {reason}; correct this line or the one before ({ValueOrigin(str(path), line)})",
         )
     except (ValueError, RecursionError) as error:
         return "", {}, f"cannot be read as TOML: {error}; write shorter numbers and fewer brackets ({path})"
 
 
-def _complete(origins: Mapping[str, Origin], options: Mapping[str, Mapping[str, Option]]) -> dict[str, Origin]:
+def _complete(
+    origins: Mapping[str, ValueOrigin], options: Mapping[str, Mapping[str, Option]]
+) -> dict[str, ValueOrigin]:
     """Return an origin for every key, in the order of the keys."""
-    default = DefaultOrigin()
     keys = [f"{section}.{name}" for section, names in options.items() for name in names]
-    return {key: origins.get(key, default) for key in keys}
+    return {key: origins.get(key, DEFAULT) for key in keys}

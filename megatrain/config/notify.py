@@ -7,7 +7,7 @@ A secret is given as a file that contains it, because the configuration itself i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from megatrain.config.options import option
@@ -26,27 +26,22 @@ _ADDRESS = r"[^\s@<>,;:\"()\[\]\\]+@[A-Za-z0-9.-]+"
 _SECRET = "readable only by its owner"
 
 
-def _events() -> Any:
+def _events() -> str:
     """Return the field that every receiver has: the events that it gets."""
-    return field(
-        default=", ".join(EVENTS),
-        metadata=option(
-            "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (close to the limit of "
-            "restarts), `end` (the job ended), `verdict` (a verdict waits for approval), `health` (the job's health "
-            "changed).",
-            pattern=f"{_EVENT}(, *{_EVENT})*",
-        ),
+    return option(
+        ", ".join(EVENTS),
+        "Events to send, comma-separated: `incident` (opened, recovered), `restarts` (close to the limit of restarts), "
+        "`end` (the job ended), `verdict` (a verdict waits for approval), `health` (the job's health changed).",
+        pattern=f"{_EVENT}(, *{_EVENT})*",
     )
 
 
 def _level() -> Any:
     """Return the field that every receiver has: the lowest level that it gets."""
-    return field(
-        default="amber",
-        metadata=option(
-            "Lowest level that is sent: `red` (the job cannot continue by itself), `amber` (the job recovers by "
-            "itself, or needs an answer), `green` (also planned events)."
-        ),
+    return option(
+        "amber",
+        "Lowest level that is sent: `red` (the job cannot continue by itself), `amber` (the job recovers by "
+        "itself, or needs an answer), `green` (also planned events).",
     )
 
 
@@ -57,26 +52,19 @@ class NotifyConfig:
     There may be up to 16 of each kind: two tables `[[slack]]` are the same as `[slack]` and `[slack-2]`.
     """
 
-    page_url: str = field(
-        default="",
-        metadata=option("URL of the dashboard for links in messages. Empty: the address that the dashboard announces."),
+    page_url: str = option(
+        "", "URL of the dashboard for links in messages. Empty: the address that the dashboard announces."
     )
-    runbooks_url: str = field(
-        default="",
-        metadata=option("URL of docs/runbooks for links in messages. Empty: runbooks are named without a link."),
+    runbooks_url: str = option(
+        "", "URL of docs/runbooks for links in messages. Empty: runbooks are named without a link."
     )
-    ca_file: str = field(
-        default="",
-        metadata=option(
-            "PEM file of the certificate authority that signed the receivers' certificates. Empty: the authorities of "
-            "the system."
-        ),
+    ca_file: str = option(
+        "",
+        "PEM file of the certificate authority that signed the receivers' certificates. Empty: the authorities of "
+        "the system.",
     )
-    timeout_s: float = field(
-        default=10.0,
-        metadata=option(
-            "A receiver that has not answered within this time is tried again later.", unit="s", above=0, maximum=60
-        ),
+    timeout_s: float = option(
+        10.0, "A receiver that has not answered within this time is tried again later.", unit="s", above=0, maximum=60
     )
 
 
@@ -84,9 +72,7 @@ class NotifyConfig:
 class SlackConfig:
     """A channel of Slack, by an incoming webhook."""
 
-    url_file: str = field(
-        default="", metadata=option(f"File, {_SECRET}, with the webhook's URL, which is a secret. Empty: off.")
-    )
+    url_file: str = option("", f"File, {_SECRET}, with the webhook's URL, which is a secret. Empty: off.")
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
 
@@ -95,12 +81,10 @@ class SlackConfig:
 class PagerDutyConfig:
     """A service of PagerDuty, by an integration of the Events API v2."""
 
-    routing_key_file: str = field(
-        default="", metadata=option(f"File, {_SECRET}, with the integration's key. Empty: off.")
-    )
-    url: str = field(
-        default="https://events.pagerduty.com/v2/enqueue",
-        metadata=option("URL that events are sent to; https://events.eu.pagerduty.com/v2/enqueue in Europe."),
+    routing_key_file: str = option("", f"File, {_SECRET}, with the integration's key. Empty: off.")
+    url: str = option(
+        "https://events.pagerduty.com/v2/enqueue",
+        "URL that events are sent to; https://events.eu.pagerduty.com/v2/enqueue in Europe.",
     )
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
@@ -110,23 +94,16 @@ class PagerDutyConfig:
 class EmailConfig:
     """E-mail, by an SMTP server."""
 
-    recipients: str = field(
-        default="",
-        metadata=option("Addresses, comma-separated. Empty: off.", pattern=f"({_ADDRESS}(, *{_ADDRESS})*)?"),
+    recipients: str = option("", "Addresses, comma-separated. Empty: off.", pattern=f"({_ADDRESS}(, *{_ADDRESS})*)?")
+    sender: str = option("", "Address in the From header.", pattern=f"({_ADDRESS})?")
+    host: str = option("", "Host name or address of the SMTP server.", pattern=r"[A-Za-z0-9._:-]*")
+    port: int = option(587, "Port of the SMTP server.", minimum=1, maximum=65535)
+    encryption: Literal["starttls", "tls", "none"] = option(
+        "starttls",
+        "`starttls` (usually port 587), `tls` from the first byte (usually port 465), or `none`, without a login.",
     )
-    sender: str = field(default="", metadata=option("Address in the From header.", pattern=f"({_ADDRESS})?"))
-    host: str = field(
-        default="", metadata=option("Host name or address of the SMTP server.", pattern=r"[A-Za-z0-9._:-]*")
-    )
-    port: int = field(default=587, metadata=option("Port of the SMTP server.", minimum=1, maximum=65535))
-    encryption: Literal["starttls", "tls", "none"] = field(
-        default="starttls",
-        metadata=option(
-            "`starttls` (usually port 587), `tls` from the first byte (usually port 465), or `none`, without a login."
-        ),
-    )
-    user: str = field(default="", metadata=option("Name to log in with. Empty: no login."))
-    password_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the password of user."))
+    user: str = option("", "Name to log in with. Empty: no login.")
+    password_file: str = option("", f"File, {_SECRET}, with the password of user.")
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
 
@@ -135,13 +112,8 @@ class EmailConfig:
 class AlertmanagerConfig:
     """An Alertmanager of Prometheus, by its API v2."""
 
-    url: str = field(
-        default="",
-        metadata=option("URL of the Alertmanager with its path prefix, such as http://alertmanager:9093. Empty: off."),
-    )
-    token_file: str = field(
-        default="", metadata=option(f"File, {_SECRET}, with the bearer token that it requires. Empty: none.")
-    )
+    url: str = option("", "URL of the Alertmanager with its path prefix, such as http://alertmanager:9093. Empty: off.")
+    token_file: str = option("", f"File, {_SECRET}, with the bearer token that it requires. Empty: none.")
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()
 
@@ -150,25 +122,18 @@ class AlertmanagerConfig:
 class WebhookConfig:
     """Any other program, by an HTTP POST."""
 
-    url: str = field(default="", metadata=option("URL that messages are sent to. Empty: off, unless url_file is set."))
-    url_file: str = field(default="", metadata=option(f"File, {_SECRET}, with the URL, if the URL is a secret."))
-    token_file: str = field(
-        default="", metadata=option(f"File, {_SECRET}, with a bearer token to send along. Empty: none.")
+    url: str = option("", "URL that messages are sent to. Empty: off, unless url_file is set.")
+    url_file: str = option("", f"File, {_SECRET}, with the URL, if the URL is a secret.")
+    token_file: str = option("", f"File, {_SECRET}, with a bearer token to send along. Empty: none.")
+    template_file: str = option(
+        "",
+        "File with a template of the body, in which $title, $text and more are replaced. Empty: JSON with all fields.",
     )
-    template_file: str = field(
-        default="",
-        metadata=option(
-            "File with a template of the body, in which $title, $text and more are replaced. Empty: JSON with all "
-            "fields."
-        ),
-    )
-    content_type: str = field(
-        default="application/json",
-        metadata=option(
-            "Content type of the body. In a template of application/json, the values of $title, $text and so on are "
-            "escaped as in a JSON string.",
-            pattern=r"[a-z]+/[a-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?",
-        ),
+    content_type: str = option(
+        "application/json",
+        "Content type of the body. In a template of application/json, the values of $title, $text and so on are "
+        "escaped as in a JSON string.",
+        pattern=r"[a-z]+/[a-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?",
     )
     events: str = _events()
     level: Literal["green", "amber", "red"] = _level()

@@ -1,8 +1,8 @@
 """The record of one configuration key: its type, default, unit, range and meaning.
 
-A section is a plain frozen dataclass; `option(...)` puts the documentation and the allowed range of a key in the
-metadata of its field, and `options_of` reads them back. The loader, the checks and the generated reference all use
-these records, so a key is described once.
+A section is a plain frozen dataclass; `option(...)` is the field of a key, whose metadata hold its documentation and
+allowed range, and `options_of` reads them back. The loader, the checks and the generated reference all use these
+records, so a key is described once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from megatrain.config.toml_text import TinyNumber, shortened, value_text
 from megatrain.config.variants import is_variant
@@ -39,9 +39,14 @@ LARGEST_NUMBER = 10**9
 """Upper bound of other floats that declare none: single precision can still represent its square."""
 SMALLEST_OF_UNIT: Mapping[str, float] = {"s": 0.001}
 SMALLEST_NUMBER = 1e-30
-"""Numbers except 0 must be at least this, far above where single precision rounds to 0; times: SMALLEST_OF_UNIT."""
+"""Numbers except 0 must be at least this, far above where single precision rounds to 0. Times: SMALLEST_OF_UNIT."""
+
+REQUIRED: Any = MISSING
+"""The default of a key that every configuration must set."""
 
 Kind = Literal["int", "float", "bool", "str", "choice", "list of int"]
+
+_Default = TypeVar("_Default")
 
 _KINDS: Mapping[object, Kind] = {
     int: "int",
@@ -64,6 +69,7 @@ class WrongTypeError(Exception):
 
 
 def option(
+    default: _Default,
     doc: str,
     *,
     unit: str = "",
@@ -74,15 +80,16 @@ def option(
     pattern: str = "",
     choices: tuple[str, ...] = (),
     has_variants: bool = False,
-) -> dict[str, Any]:
-    """Return the metadata of a field.
+) -> _Default:
+    """Return the field of a key.
 
     `minimum` and `maximum` are inclusive bounds, `above` and `below` exclusive ones; `pattern` must match the whole
     string. `choices`: the allowed strings, if they are not in the type because other packages may add some
     (has_variants).
     """
     bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
-    return {"doc": doc, "unit": unit, "pattern": pattern, "choices": choices, "has_variants": has_variants, **bounds}
+    about = {"doc": doc, "unit": unit, "pattern": pattern, "choices": choices, "has_variants": has_variants}
+    return field(default=default, metadata={**about, **bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +203,15 @@ def options_of(section: type) -> Mapping[str, Option]:
     """Return the keys of a section's dataclass in the order in which they are declared."""
     hints = get_type_hints(section)
     options = {}
-    for field in fields(section):
-        stated = field.metadata["choices"]
-        choices = get_args(hints[field.name]) if get_origin(hints[field.name]) is Literal else stated
-        kind = _kind_of(hints[field.name], choices)
-        options[field.name] = Option(
-            name=field.name,
+    for key in fields(section):
+        hint, about = hints[key.name], key.metadata
+        choices = get_args(hint) if get_origin(hint) is Literal else about["choices"]
+        kind = _kind_of(hint, choices)
+        options[key.name] = Option(
+            name=key.name,
             kind=kind,
-            default=None if field.default is MISSING else field.default,
-            **{**field.metadata, "choices": choices, "maximum": _maximum(kind, field.metadata)},
+            default=None if key.default is MISSING else key.default,
+            **{**about, "choices": choices, "maximum": _maximum(kind, about)},
         )
     return options
 

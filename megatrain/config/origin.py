@@ -6,40 +6,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class FileOrigin:
-    """A value written in a file. Line 0 stands for the file as a whole."""
+class ValueOrigin:
+    """The place where a value was set: the path of a file and a line of it, or a description. Line 0: no line."""
 
-    path: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}" if self.line else self.path
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramOrigin:
-    """A value that a program passed."""
+    place: str
+    line: int = 0
 
     def __str__(self) -> str:
-        return "given by the program"
+        return f"{self.place}:{self.line}" if self.line else self.place
 
 
-@dataclass(frozen=True, slots=True)
-class OverrideOrigin:
-    """A value given as --section.key=value."""
-
-    key: str
-
-    def __str__(self) -> str:
-        return f"--{self.key} on the command line"
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultOrigin:
-    """A value that was not set."""
-
-    def __str__(self) -> str:
-        return "default"
-
-
-Origin = FileOrigin | ProgramOrigin | OverrideOrigin | DefaultOrigin
+DEFAULT = ValueOrigin("default")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatrain.config.options import Option
-from megatrain.config.origin import OverrideOrigin
+from megatrain.config.origin import ValueOrigin
 from megatrain.config.tables import missing_parallelism, suggestions
 from megatrain.config.toml_text import read_float
 from megatrain.formatting import alternatives
@@ -22,7 +22,7 @@ class Overrides:
     """The settings of a command line as tables, like those of a file."""
 
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
-    origins: dict[str, OverrideOrigin] = field(default_factory=dict)
+    origins: dict[str, ValueOrigin] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -52,7 +52,7 @@ def parse_overrides(arguments: Sequence[str], sections: Mapping[str, Mapping[str
             text = waiting.pop(0)
         option = sections.get(section, {}).get(key)
         result.tables.setdefault(section, {})[key] = _value(text, option)
-        result.origins[f"{section}.{key}"] = OverrideOrigin(f"{section}.{key}")
+        result.origins[f"{section}.{key}"] = ValueOrigin(f"--{section}.{key} on the command line")
     return result
 
 

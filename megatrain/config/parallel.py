@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Literal
 
@@ -31,136 +31,99 @@ SMALLEST_SHARD = 1 << 16
 class ParallelConfig:
     """How the model and the batch are spread over ranks."""
 
-    tp_size: int = field(
-        default=1,
-        metadata=option(
-            "Tensor parallel: ranks that each compute a part of every layer. Outside the linear layers they split the "
-            "sequence (sequence parallelism). Keep it inside one host.",
-            unit="ranks",
-            minimum=1,
-            maximum=LARGEST_SIZE,
-        ),
+    tp_size: int = option(
+        1,
+        "Tensor parallel: ranks that each compute a part of every layer. Outside the linear layers they split the "
+        "sequence (sequence parallelism). Keep it inside one host.",
+        unit="ranks",
+        minimum=1,
+        maximum=LARGEST_SIZE,
     )
-    num_sequence_chunks: int = field(
-        default=1,
-        metadata=option(
-            "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the collectives "
-            "overlap with the matrix multiplications of a layer, in forward and backward. 1: all rows are exchanged at "
-            "once, without overlap. More chunks hide more of the communication but make the multiplications smaller. "
-            "Layers that multiply in FP8 always use 1.",
-            unit="chunks",
-            minimum=1,
-            maximum=LARGEST_SIZE,
-        ),
+    num_sequence_chunks: int = option(
+        1,
+        "Chunks in which tensor-parallel ranks exchange their rows of the sequence, so that the collectives "
+        "overlap with the matrix multiplications of a layer, in forward and backward. 1: all rows are exchanged at "
+        "once, without overlap. More chunks hide more of the communication but make the multiplications smaller. "
+        "Layers that multiply in FP8 always use 1.",
+        unit="chunks",
+        minimum=1,
+        maximum=LARGEST_SIZE,
     )
-    pp_size: int = field(
-        default=1,
-        metadata=option(
-            "Pipeline parallel: stages that the layers are cut into.", unit="stages", minimum=1, maximum=LARGEST_SIZE
-        ),
+    pp_size: int = option(
+        1, "Pipeline parallel: stages that the layers are cut into.", unit="stages", minimum=1, maximum=LARGEST_SIZE
     )
-    dp_size: int = field(
-        default=0,
-        metadata=option(
-            "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size). It need not divide the "
-            "micro-batches of a step: the first replicas then compute one more than the others.",
-            unit="ranks",
-            minimum=0,
-            maximum=LARGEST_SIZE,
-        ),
+    dp_size: int = option(
+        0,
+        "Data parallel: replicas of the model. 0: the world size / (tp_size * pp_size). It need not divide the "
+        "micro-batches of a step: the first replicas then compute one more than the others.",
+        unit="ranks",
+        minimum=0,
+        maximum=LARGEST_SIZE,
     )
-    num_chunks: int = field(
-        default=1,
-        metadata=option(
-            f"Model chunks on each stage; more than 1 with the {CHUNKED_NAMES} schedule only. They also help without a "
-            "pipeline: the data-parallel collectives of one chunk overlap with the computation of the others.",
-            minimum=1,
-            maximum=LARGEST_SIZE,
-        ),
+    num_chunks: int = option(
+        1,
+        f"Model chunks on each stage; more than 1 with the {CHUNKED_NAMES} schedule only. They also help without a "
+        "pipeline: the data-parallel collectives of one chunk overlap with the computation of the others.",
+        minimum=1,
+        maximum=LARGEST_SIZE,
     )
-    layers_per_chunk: tuple[int, ...] = field(
-        default=(),
-        metadata=option(
-            "Layers of each of the pp_size * num_chunks chunks, in the model's order: the first has the embedding, the "
-            "last the head. Use it to balance the stages: the loss costs as much as several layers. The first and the "
-            "last chunk may have 0 layers. Empty: the even split.",
-            unit="layers",
-            minimum=0,
-        ),
+    layers_per_chunk: tuple[int, ...] = option(
+        (),
+        "Layers of each of the pp_size * num_chunks chunks, in the model's order: the first has the embedding, the "
+        "last the head. Use it to balance the stages: the loss costs as much as several layers. The first and the "
+        "last chunk may have 0 layers. Empty: the even split.",
+        unit="layers",
+        minimum=0,
     )
-    counts_embedding_as_layer: bool = field(
-        default=False,
-        metadata=option(
-            "Whether the even split counts the embedding as a layer, so that the first chunk has one layer less than "
-            "the others. pp_size * num_chunks must then divide num_layers + 1, or + 2 with counts_head_as_layer."
-        ),
+    counts_embedding_as_layer: bool = option(
+        False,
+        "Whether the even split counts the embedding as a layer, so that the first chunk has one layer less than "
+        "the others. pp_size * num_chunks must then divide num_layers + 1, or + 2 with counts_head_as_layer.",
     )
-    counts_head_as_layer: bool = field(
-        default=False,
-        metadata=option(
-            "Whether the even split counts the head with its loss as a layer, so that the last chunk has one layer "
-            "less."
-        ),
+    counts_head_as_layer: bool = option(
+        False,
+        "Whether the even split counts the head with its loss as a layer, so that the last chunk has one layer less.",
     )
-    schedule: ScheduleName = field(
-        default="1f1b",
-        metadata=option(
-            " ".join(["Order of the pipeline.", *(f"{kind.name}: {kind.summary}." for kind in KINDS.values())])
-        ),
+    schedule: ScheduleName = option(  # noqa: RUF009 - the alias hides that the value is immutable
+        "1f1b", " ".join(["Order of the pipeline.", *(f"{kind.name}: {kind.summary}." for kind in KINDS.values())])
     )
-    zero_stage: Literal[1, 2] = field(
-        default=1,
-        metadata=option(
-            "What is sharded over data-parallel ranks. 1: the optimizer's state and master weights. "
-            "2: also the gradients."
-        ),
+    zero_stage: Literal[1, 2] = option(
+        1,
+        "What is sharded over data-parallel ranks. 1: the optimizer's state and master weights. 2: also the gradients.",
     )
-    overlap: bool = field(
-        default=True,
-        metadata=option(
-            "Whether communication overlaps with computation. The results are the same without it, bit by bit."
-        ),
+    overlap: bool = option(
+        True, "Whether communication overlaps with computation. The results are the same without it, bit by bit."
     )
-    has_aligned_reductions: bool = field(
-        default=False,
-        metadata=option(
-            "Whether all stages start to reduce a chunk's gradients at the same time, when the last stage has finished "
-            "the chunk, so that reductions slow all stages down at once and not one after the other. For pipelines of "
-            "several chunks with zero_stage=1. The last reduction of a stage starts as soon as its gradients are "
-            "complete."
-        ),
+    has_aligned_reductions: bool = option(
+        False,
+        "Whether all stages start to reduce a chunk's gradients at the same time, when the last stage has finished the "
+        "chunk, so that reductions slow all stages down at once and not one after the other. For pipelines of several "
+        "chunks with zero_stage=1. The last reduction of a stage starts as soon as its gradients are complete.",
     )
-    recompute: Literal["none", "selective", "full"] = field(
-        default="none",
-        metadata=option(
-            "Activations that backward recomputes and forward does not keep. selective: those of norms and of the "
-            "activation function of the MLP. full: those of whole blocks."
-        ),
+    recompute: Literal["none", "selective", "full"] = option(
+        "none",
+        "Activations that backward recomputes and forward does not keep. selective: those of norms and of the "
+        "activation function of the MLP. full: those of whole blocks.",
     )
-    offload_layers: int = field(
-        default=0,
-        metadata=option(
-            "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward; "
-            "a chunk of fewer layers offloads all. The copies overlap with the computation of other layers, so the "
-            "last layers of a chunk should stay on the GPU. Saves GPU memory as recompute does, at the cost of traffic "
-            "to the host; with both, only the inputs of blocks are copied. Without a GPU it saves nothing.",
-            unit="layers",
-            minimum=0,
-        ),
+    offload_layers: int = option(
+        0,
+        "Layers of each chunk, from its first, whose activations wait in host memory between forward and backward; "
+        "a chunk of fewer layers offloads all. The copies overlap with the computation of other layers, so the "
+        "last layers of a chunk should stay on the GPU. Saves GPU memory as recompute does, at the cost of traffic "
+        "to the host; with both, only the inputs of blocks are copied. Without a GPU it saves nothing.",
+        unit="layers",
+        minimum=0,
     )
-    grad_reduce_dtype: Literal["fp32", "bf16"] = field(
-        default="fp32",
-        metadata=option("Type of the gradients that data-parallel ranks exchange; they accumulate in fp32."),
+    grad_reduce_dtype: Literal["fp32", "bf16"] = option(
+        "fp32", "Type of the gradients that data-parallel ranks exchange; they accumulate in fp32."
     )
-    bucket_size: int = field(
-        default=0,
-        metadata=option(
-            "Least number of parameters of a chunk that are reduced and gathered in one collective: a bucket is closed "
-            "when it holds this many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 "
-            "for each rank that has a shard of it.",
-            unit="elements",
-            minimum=0,
-        ),
+    bucket_size: int = option(
+        0,
+        "Least number of parameters of a chunk that are reduced and gathered in one collective: a bucket is closed "
+        "when it holds this many. 0: the matrices of one layer on a rank, at most 40,000,000 and at least 65,536 "
+        "for each rank that has a shard of it.",
+        unit="elements",
+        minimum=0,
     )
 
     @property

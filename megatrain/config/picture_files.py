@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from megatrain.config.options import option
@@ -13,49 +13,34 @@ from megatrain.peers.link import PeerAddress
 class PicturesConfig:
     """Pictures from shards, with data.pictures="shards", and the producers that decode them."""
 
-    shards: str = field(
-        default="",
-        metadata=option(
-            "Directory of WebDataset shards and their index, which `megatrain data pictures index` makes. Hosts that "
-            "run no producers need only the index."
-        ),
+    shards: str = option(
+        "",
+        "Directory of WebDataset shards and their index, which `megatrain data pictures index` makes. Hosts that "
+        "run no producers need only the index.",
     )
-    decoder: Literal["dali", "dali-mixed", "pillow"] = field(
-        default="dali",
-        metadata=option(
-            "What the producers on each host decode with. dali: NVIDIA DALI on the CPU. dali-mixed: NVIDIA DALI on a "
-            "GPU. pillow: Pillow, which is slower. Their pixels differ, so a run cannot change it."
-        ),
+    decoder: Literal["dali", "dali-mixed", "pillow"] = option(
+        "dali",
+        "What the producers on each host decode with. dali: NVIDIA DALI on the CPU. dali-mixed: NVIDIA DALI on a "
+        "GPU. pillow: Pillow, which is slower. Their pixels differ, so a run cannot change it.",
     )
-    producers: int = field(
-        default=1,
-        metadata=option(
-            "Producers that are started on each host, beside the ranks, without pictures.addresses.",
-            minimum=1,
-            maximum=64,
-        ),
+    producers: int = option(
+        1,
+        "Producers that are started on each host, beside the ranks, without pictures.addresses.",
+        minimum=1,
+        maximum=64,
     )
-    threads: int = field(
-        default=1, metadata=option("Threads of each of these producers that decode.", minimum=1, maximum=1024)
+    threads: int = option(1, "Decoding threads of each of these producers.", minimum=1, maximum=1024)
+    addresses: str = option(
+        "",
+        "Addresses of producers that run already (`megatrain data pictures serve`) and are asked instead: "
+        '"HOST:PORT, HOST:PORT".',
     )
-    addresses: str = field(
-        default="",
-        metadata=option(
-            'Producers that run already (`megatrain data pictures serve`) and are asked instead: "HOST:PORT, '
-            'HOST:PORT".'
-        ),
-    )
-    secret: str = field(
-        default="",
-        metadata=option("File with the secret of the producers at pictures.addresses, on each host."),
-    )
-    max_pixels: int = field(
-        default=1 << 26,
-        metadata=option(
-            "Pictures with more pixels cannot be used. A producer decodes at most as many pixels together.",
-            unit="pixels",
-            minimum=1,
-        ),
+    secret: str = option("", "File with the secret of the producers at pictures.addresses, on each host.")
+    max_pixels: int = option(
+        1 << 26,
+        "Pictures with more pixels cannot be used. A producer decodes at most this number of pixels at once.",
+        unit="pixels",
+        minimum=1,
     )
 
     @property

@@ -13,7 +13,7 @@ from megatrain.config.model import ModelConfig
 NUM_COLOURS = 3
 """Red, green and blue."""
 ENCODER, PROJECTOR = "encoder.", "projector."
-"""The begins of the names of the parameters."""
+"""The prefixes of the names of the parameters."""
 
 
 def patch_width(model: ModelConfig) -> int:

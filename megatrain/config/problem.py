@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatrain.config.options import options_of
-from megatrain.config.origin import DefaultOrigin, Origin
+from megatrain.config.origin import DEFAULT, ValueOrigin
 from megatrain.config.toml_text import value_text
 
 _MAX_PROPOSED = 8
@@ -26,10 +26,10 @@ class Problem:
     keys: tuple[str, ...]
     text: str
 
-    def located(self, origins: Mapping[str, Origin]) -> str:
+    def located(self, origins: Mapping[str, ValueOrigin]) -> str:
         """Return the message with the origin of the first of the keys that was set."""
         known = [origins[key] for key in self.keys if key in origins]
-        written = [origin for origin in known if not isinstance(origin, DefaultOrigin)]
+        written = [origin for origin in known if origin != DEFAULT]
         location = next(iter(written or known), None)
         return self.text if location is None else f"{self.text} ({location})"
 

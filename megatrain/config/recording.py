@@ -6,7 +6,7 @@ profiler records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from megatrain.config.options import option
 from megatrain.contracts.black_box.encoding import MAX_RECORDS
@@ -16,30 +16,24 @@ from megatrain.contracts.black_box.encoding import MAX_RECORDS
 class TelemetryConfig:
     """The black box of each rank, and the peak that utilization is measured against."""
 
-    black_box_directory: str = field(
-        default="/dev/shm",
-        metadata=option(
-            "Directory of the black boxes, which are in a subdirectory megatrain-UID that only this user can open. On "
-            "a memory file system they use no disk and survive the process. Empty: off."
-        ),
+    black_box_directory: str = option(
+        "/dev/shm",
+        "Directory of the black boxes, which are in a subdirectory megatrain-UID that only this user can open. On "
+        "a memory file system they use no disk and survive the process. Empty: off.",
     )
-    black_box_records: int = field(
-        default=65536,
-        metadata=option(
-            "Spans that a black box holds before it overwrites the oldest.",
-            unit="records",
-            minimum=256,
-            maximum=MAX_RECORDS,
-        ),
+    black_box_records: int = option(
+        65536,
+        "Spans that a black box holds before it overwrites the oldest.",
+        unit="records",
+        minimum=256,
+        maximum=MAX_RECORDS,
     )
-    peak_tflops: float = field(
-        default=0.0,
-        metadata=option(
-            "Peak of one device in the precision used, for MFU. 0: from the table of known GPUs; without one, MFU is "
-            "not printed.",
-            unit="TFLOP/s",
-            minimum=0,
-        ),
+    peak_tflops: float = option(
+        0.0,
+        "Peak of one device in the precision used, for MFU. 0: from the table of known GPUs; without one, MFU is "
+        "not printed.",
+        unit="TFLOP/s",
+        minimum=0,
     )
 
 
@@ -47,22 +41,18 @@ class TelemetryConfig:
 class LogConfig:
     """What is printed and where metrics go besides the run directory."""
 
-    interval: int = field(default=10, metadata=option("Steps between log lines.", unit="steps", minimum=1))
-    has_tensorboard: bool = field(
-        default=False, metadata=option("Whether metrics also go to TensorBoard files; needs the tensorboard package.")
+    interval: int = option(10, "Steps between log lines.", unit="steps", minimum=1)
+    has_tensorboard: bool = option(
+        False, "Whether metrics also go to TensorBoard files; needs the tensorboard package."
     )
-    has_wandb: bool = field(
-        default=False, metadata=option("Whether metrics also go to Weights & Biases; needs the wandb package.")
-    )
-    wandb_project: str = field(default="megatrain", metadata=option("Project of the Weights & Biases run."))
+    has_wandb: bool = option(False, "Whether metrics also go to Weights & Biases; needs the wandb package.")
+    wandb_project: str = option("megatrain", "Project of the Weights & Biases run.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileConfig:
     """Which ranks and steps the torch profiler records."""
 
-    ranks: tuple[int, ...] = field(default=(), metadata=option("Ranks to record. Empty: no profile.", minimum=0))
-    first_step: int = field(
-        default=0, metadata=option("First step to record, counted from 0.", unit="steps", minimum=0)
-    )
-    num_steps: int = field(default=0, metadata=option("Steps to record. 0: no profile.", unit="steps", minimum=0))
+    ranks: tuple[int, ...] = option((), "Ranks to record. Empty: no profile.", minimum=0)
+    first_step: int = option(0, "First step to record, counted from 0.", unit="steps", minimum=0)
+    num_steps: int = option(0, "Steps to record. 0: no profile.", unit="steps", minimum=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-from megatrain.config.config import all_options, section_classes
 from megatrain.config.load import LoadedConfig
 from megatrain.config.options import LARGEST_INTEGER, SMALLEST_NUMBER, Option
-from megatrain.config.origin import DefaultOrigin
+from megatrain.config.origin import DEFAULT
+from megatrain.config.sections import all_options, section_classes
 from megatrain.config.toml_text import value_text
 
 _PREAMBLE = f"""\
@@ -51,7 +51,7 @@ def _cells(section: str, option: Option, loaded: LoadedConfig | None) -> list[st
 
 def _value_here(section: str, name: str, loaded: LoadedConfig) -> str:
     text = f"`{value_text(getattr(getattr(loaded.config, section), name))}`"
-    return text if isinstance(loaded.origins[f"{section}.{name}"], DefaultOrigin) else f"**{text}**"
+    return text if loaded.origins[f"{section}.{name}"] == DEFAULT else f"**{text}**"
 
 
 def _line(cells: list[str]) -> str:

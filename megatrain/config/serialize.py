@@ -15,7 +15,7 @@ from typing import Any
 
 from megatrain.config.config import Config
 from megatrain.config.options import Value
-from megatrain.config.origin import Origin
+from megatrain.config.origin import ValueOrigin
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.bounded_files import read_below
@@ -25,7 +25,7 @@ _MAX_BYTES = 4 << 20
 """Upper bound of the size of a configuration file."""
 
 
-def to_toml(config: Config, origins: Mapping[str, Origin] | None = None) -> str:
+def to_toml(config: Config, origins: Mapping[str, ValueOrigin] | None = None) -> str:
     """Return every key of every section as TOML, with a comment on its origin if `origins` is given."""
     blocks = []
     for section, values in config.to_dict().items():
@@ -45,10 +45,7 @@ def section_toml(section: str, values: Mapping[str, Value]) -> str:
 
 def config_values(config: Config) -> dict[str, str]:
     """Return section.key -> value as text, of every key."""
-    tables = config.to_dict()
-    return {
-        f"{section}.{name}": value_text(value) for section, values in tables.items() for name, value in values.items()
-    }
+    return _texts(config.to_dict())
 
 
 def config_of_values(values: Mapping[str, str], job: str) -> Config:
@@ -72,13 +69,11 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def recorded_tables(root: Path) -> dict[str, Any] | None:
-    """Return section -> key -> value of a run's configuration, unchecked; None if none can be read."""
-    return read_tables(root)[0]
-
-
 def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return `recorded_tables`, and the reason if there are none; "" if the run has no configuration file."""
+    """Return section -> key -> value of a run's configuration, unchecked, and ""; or None, and why it cannot be read.
+
+    The reason is empty if the run has no configuration file.
+    """
     try:
         return tomllib.loads(read_below(root, CONFIG_NAME, _MAX_BYTES).decode()), ""
     except FileNotFoundError:
@@ -90,11 +85,14 @@ def read_tables(root: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def recorded_values(root: Path) -> dict[str, str] | None:
-    """Return section.key -> value as text, like `config_values`; None if none can be read."""
-    tables = recorded_tables(root)
+    """Return section.key -> value as text, like `config_values`; None if the file cannot be read."""
+    tables, _ = read_tables(root)
     if tables is None:
         return None
-    sections = {name: values for name, values in tables.items() if isinstance(values, dict)}
+    return _texts({name: values for name, values in tables.items() if isinstance(values, dict)})
+
+
+def _texts(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     return {
-        f"{section}.{name}": value_text(value) for section, values in sections.items() for name, value in values.items()
+        f"{section}.{name}": value_text(value) for section, values in tables.items() for name, value in values.items()
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from megatrain.config.options import Option, Value, WrongTypeError
-from megatrain.config.origin import Origin
+from megatrain.config.origin import ValueOrigin
 from megatrain.config.problem import Problem, closest_name
 from megatrain.config.toml_text import setting
 from megatrain.contracts.layout import SIZED_AXES
@@ -20,7 +20,8 @@ from megatrain.formatting import alternatives
 
 _MAX_NUMBER = 16
 _MAX_NUMBER_OF = {"data_source": 1024, "data_stage": 256, "validation_set": 64}
-"""Limits that differ from _MAX_NUMBER. A receiver has a thread on the driver's host, a parameter group its buckets."""
+"""Limits that differ from _MAX_NUMBER, which is low because each receiver has a thread, and each parameter group has
+buckets of its own."""
 
 
 class TableReader:
@@ -29,12 +30,12 @@ class TableReader:
     def __init__(self, sections: Mapping[str, Mapping[str, Option]]) -> None:
         self._sections = sections
         self.values: dict[str, dict[str, Value]] = {}
-        self.origins: dict[str, Origin] = {}
+        self.origins: dict[str, ValueOrigin] = {}
         self.problems: list[str] = []
         self.doubtful: set[str] = set()
         """Keys ("section.key") whose value is wrong or was probably given under another name."""
 
-    def read(self, tables: Mapping[str, object], origins: Mapping[str, Origin]) -> None:
+    def read(self, tables: Mapping[str, object], origins: Mapping[str, ValueOrigin]) -> None:
         """Read the values of `tables`; `origins` holds the origins of keys ("section.key") and of sections."""
         for written, table in tables.items():
             section = written
@@ -51,7 +52,7 @@ class TableReader:
                 self._report(text, (section,), origins)
                 self.doubtful.update(f"{section}.{name}" for name in self._sections[section])
 
-    def require_all(self, origins: Mapping[str, Origin], fallback: Origin | None) -> None:
+    def require_all(self, origins: Mapping[str, ValueOrigin], fallback: ValueOrigin | None) -> None:
         """Report the required keys that no table gave, at the origin of their section or else of the `fallback`."""
         for section, options in self._sections.items():
             for option in options.values():
@@ -63,7 +64,7 @@ class TableReader:
                 location = origins.get(section, fallback)
                 self._report(text, (section,), {} if location is None else {section: location})
 
-    def _read_key(self, section: str, name: str, value: object, origin: Origin | None) -> None:
+    def _read_key(self, section: str, name: str, value: object, origin: ValueOrigin | None) -> None:
         key = f"{section}.{name}"
         origins = {} if origin is None else {key: origin}
         option = self._sections[section].get(name)
@@ -87,7 +88,7 @@ class TableReader:
         self.origins |= origins
 
     def _report_unknown_section(
-        self, written: str, table: object, tables: Mapping[str, object], origins: Mapping[str, Origin]
+        self, written: str, table: object, tables: Mapping[str, object], origins: Mapping[str, ValueOrigin]
     ) -> str | None:
         """Report an unknown section; return the section that was probably meant, or None if its keys cannot be read."""
         if not isinstance(table, Mapping) and (rule := missing_parallelism(written, self._sections)):
@@ -105,7 +106,7 @@ class TableReader:
         self._report(f"[{written}] is not a known section; {hint}", keys, origins)
         return close if close not in tables else None
 
-    def _report(self, text: str, keys: tuple[str, ...], origins: Mapping[str, Origin]) -> None:
+    def _report(self, text: str, keys: tuple[str, ...], origins: Mapping[str, ValueOrigin]) -> None:
         self.problems.append(Problem(keys, text).located(origins))
 
 

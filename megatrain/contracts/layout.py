@@ -217,7 +217,7 @@ class Layout:
 
     @property
     def has_replicas(self) -> bool:
-        """Return whether some ranks hold the same parameters and compute with them for other samples or tokens."""
+        """Whether some ranks hold the same parameters and compute with them for other samples or tokens."""
         return any(self.size(axis) > 1 for axis in self.axes if not _BY_NAME[axis].cuts_model)
 
     @property

@@ -59,7 +59,7 @@ class WebAddress:
 
     @property
     def is_private(self) -> bool:
-        """Return whether a request to this address is encrypted, or never leaves this machine."""
+        """Whether a request to this address is encrypted, or never leaves this machine."""
         return self.scheme == "https" or is_loopback(self.host)
 
     @property

@@ -10,10 +10,11 @@ rank that waits for storage records signs of life. Pure functions: no I/O and no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from megatrain.contracts.black_box.values import Phase, Progress
 from megatrain.contracts.records.host_records import Stall
+from megatrain.fencing.fence import step_ns_of
 
 _NS = 1_000_000_000
 
@@ -37,7 +38,7 @@ class PhaseTimeouts:
             case Phase.FIRST_STEP:
                 return self.first_step_s
             case Phase.STEP:
-                typical_ns = progress.median_step_ns or progress.last_step_ns
+                typical_ns = step_ns_of(progress)
                 if typical_ns is None:
                     return self.first_step_s
                 learned_s = max(self.floor_s, self.factor * typical_ns / _NS)
@@ -51,14 +52,7 @@ class PhaseTimeouts:
 
     def scaled(self, factor: float) -> PhaseTimeouts:
         """Return timeouts that are `factor` times as long."""
-        return PhaseTimeouts(
-            init_s=factor * self.init_s,
-            first_step_s=factor * self.first_step_s,
-            checkpoint_s=factor * self.checkpoint_s,
-            evaluation_s=factor * self.evaluation_s,
-            floor_s=factor * self.floor_s,
-            factor=factor * self.factor,
-        )
+        return PhaseTimeouts(**{name: factor * value for name, value in asdict(self).items()})
 
     def _learned_s(self, max_s: float, longest_ns: int | None) -> float:
         """Return the limit of a phase that took at most `longest_ns` before; `max_s` if it is the first time."""

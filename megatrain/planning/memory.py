@@ -2,11 +2,11 @@
 
 Permanent: parameters, gradients, optimizer state, inputs. Temporary: activations of the micro-batches in flight,
 temporaries of the running action, messages, gradients in transfer. The peak is that of forward and backward, or that of
-the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a
-chunk is counted while it runs on meta; rules give the memory of messages and reductions. The rules assume that no
-gradient's reduction ends before it is awaited. With fast peers less memory is used, so the result is an upper bound.
-Not counted: what an allocator rounds up, and what operations and communication libraries use internally.
-Measured against counted tensor bytes by benchmarks/memory.py.
+the update: most updates work in place, but Muon's exchanges whole matrices (update.py). The memory of a chunk is
+counted while it runs on meta; rules give the memory of messages and reductions. The rules assume that no gradient's
+reduction ends before it is awaited. With fast peers less memory is used, so the result is an upper bound. Not counted:
+what an allocator rounds up, and what operations and communication libraries use internally. benchmarks/memory.py
+compares the result with counted tensor bytes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from megatrain.planning.chunks import PlannedChunk, planned_kind
 from megatrain.planning.step_memory import ChunkMemory, Moment, StepWalk
 from megatrain.planning.update import IN_PLACE, PlannedUpdate
 from megatrain.schedule import peak_in_flight
+
+_KINDS = ("parameters", "gradients", "optimizer", "inputs", "activations", "working", "messages", "travelling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,7 @@ class RankMemory:
 
     def by_kind(self) -> dict[str, int]:
         """Return the bytes of each kind, in the order of the fields."""
-        return {
-            "parameters": self.parameters,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "inputs": self.inputs,
-            "activations": self.activations,
-            "working": self.working,
-            "messages": self.messages,
-            "travelling": self.travelling,
-        }
+        return {kind: getattr(self, kind) for kind in _KINDS}
 
 
 def estimate_memory(
@@ -172,7 +165,7 @@ def _reduction(config: Config, bucket: Bucket) -> _ReductionBytes:
 
 
 def _max_additional(beside: Sequence[int], travelling: Sequence[int]) -> int:
-    """Return the most bytes besides all gradients in transfer, while one bucket's reduction after another ends.
+    """Return the most bytes beyond those of all gradients in transfer, while the buckets' reductions end in order.
 
     beside: for each bucket, the additional bytes while its reduction ends. travelling: the bytes that are freed then.
     """

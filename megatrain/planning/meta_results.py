@@ -1,7 +1,7 @@
-"""Carries out operations on the meta device, of which equal ones are computed once.
+"""Carries out operations on the meta device, and computes equal ones only once.
 
-A model has many equal layers, so most operations of a dry run have had inputs of these sizes before, and there are no
-values on meta. torch computes most results on meta in Python, which takes up to milliseconds for each.
+A model has many equal layers, so most operations of a dry run repeat an earlier one with inputs of the same sizes, and
+tensors on meta have no values. torch computes most results on meta in Python, which takes up to milliseconds for each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MetaResults:
         self._found: dict[tuple[object, ...], _Result] = {}
 
     def call(self, operation: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of an operation all of whose tensors are on meta. It shares memory as torch's does."""
+        """Return the result of an operation on meta tensors. It shares memory with the arguments as torch's does."""
         if not _is_known(operation):
             return operation(*args, **kwargs)
         key = operation, _described(args), _described(kwargs.items())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from megatrain.config.config import Config
 from megatrain.contracts.layout import axis_named
-from megatrain.formatting import bytes_text
+from megatrain.formatting import bytes_text, count_text, ranges_text
 from megatrain.planning.run_plan import RunPlan, StagePlan, plan_run
 
 _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20))
@@ -25,9 +24,9 @@ def render(plan: RunPlan) -> str:
 
 def _job(plan: RunPlan) -> list[str]:
     facts = {
-        "layout": f"{plan.layout}: {_count(plan.layout.world_size, 'rank')}",
-        "schedule": f"{plan.schedule}, {_count(plan.num_chunks, 'chunk')} a stage, "
-        f"{_count(plan.num_microbatches, 'micro-batch', 'es')} of {plan.micro_batch_size} a pipeline, "
+        "layout": f"{plan.layout}: {count_text(plan.layout.world_size, 'rank')}",
+        "schedule": f"{plan.schedule}, {count_text(plan.num_chunks, 'chunk')} a stage, "
+        f"{count_text(plan.num_microbatches, 'micro-batch', 'micro-batches')} of {plan.micro_batch_size} a pipeline, "
         f"bubble {plan.bubble_fraction:.1%} of the compute time",
         **({"idle": plan.idle} if plan.idle else {}),
         "buckets": f"{plan.bucket_size:,} elements or more, exchanged "
@@ -60,11 +59,11 @@ def _stages(plan: RunPlan) -> list[str]:
     rows = [
         [
             stage.name,
-            _spans(stage.stages),
+            ranges_text(stage.stages),
             _layer_counts(stage),
             f"{stage.num_parameters:,}",
             f"{stage.memory.num_in_flight}",
-            " ".join(_spans(chunk) or "-" for chunk in stage.layers),
+            " ".join(ranges_text(chunk) or "-" for chunk in stage.layers),
         ]
         for stage in plan.stages
     ]
@@ -185,21 +184,10 @@ def _layer_counts(stage: StagePlan) -> str:
     return f"{len(counts)} x {counts[0]}" if len(set(counts)) == 1 else " + ".join(map(str, counts))
 
 
-def _spans(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in the form "0-3,5"."""
-    firsts = [at for at, number in enumerate(numbers) if at == 0 or number != numbers[at - 1] + 1]
-    spans = [numbers[first:end] for first, end in pairwise([*firsts, len(numbers)])]
-    return ",".join(f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
-
-
 def _some(ranks: Sequence[int]) -> str:
     if len(ranks) <= 8:
         return ", ".join(map(str, ranks))
     return f"{ranks[0]}, {ranks[1]}, {ranks[2]}, ..., {ranks[-1]}"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def dry_run(config: Config) -> str:

@@ -4,63 +4,28 @@ A mesh without peers (comm/dry.py) is built in the job's full world for one rank
 embedding, in the middle, with the head), and the rank's chunks are built on meta. The result is what these ranks would
 hold. Middle stages with the same layers per chunk, of the same kinds, differ only in the micro-batches in flight and in
 the deferred wgrads. The first of these stages needs the most memory, or the last if the operands of deferred wgrads
-take more than the activations. The plan also counts the parameters of the whole model by update rule and parameter
-group.
+take more than the activations.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatrain.comm import Mesh
 from megatrain.config.config import Config, LayerKind
-from megatrain.config.model_size import block_weights, num_parameters, parameter_sizes
-from megatrain.config.optimizer import first_matching
+from megatrain.config.model_size import block_weights, num_parameters
 from megatrain.config.picture_share import picture_share
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.step_plan import idle_text
-from megatrain.parallel.decoder import decoder_table
-from megatrain.parallel.placement import row_of
-from megatrain.parallel.update_rules import UpdateRule, update_rule
 from megatrain.planning.chunks import plan_stage, planned_mesh, replays_graphs
 from megatrain.planning.memory import RankMemory, estimate_memory, message_bytes
+from megatrain.planning.parameter_groups import GroupedParameters, grouped_parameters
 from megatrain.planning.traffic import Traffic, stage_traffic
 from megatrain.planning.update import plan_update
 from megatrain.schedule import bubble_fraction
 from megatrain.telemetry.flops import training_flops_per_token
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedParameters:
-    """Parameters of one group with one update rule.
-
-    pattern: the pattern of the group; empty for parameters in no group. num_tensors, num_parameters: in the whole
-    model.
-    """
-
-    pattern: str
-    rule: UpdateRule
-    num_tensors: int
-    num_parameters: int
-
-
-def grouped_parameters(config: Config) -> tuple[GroupedParameters, ...]:
-    """Return all parameters, in the order of the groups, those in no group last."""
-    table, groups = decoder_table(config.model), config.parameter_groups
-    tensors: Counter[tuple[int, UpdateRule]] = Counter()
-    numels: Counter[tuple[int, UpdateRule]] = Counter()
-    for name, numel in parameter_sizes(config.model).items():
-        rule = update_rule(config.optimizer, groups, name, is_hidden_weight=row_of(name, table).is_hidden_weight)
-        index = first_matching(name, groups)
-        key = len(groups) if index is None else index, rule
-        tensors[key] += 1
-        numels[key] += numel
-    patterns = [*(group.pattern for group in groups), ""]
-    ordered = sorted(numels, key=lambda key: key[0])
-    return tuple(GroupedParameters(patterns[key[0]], key[1], tensors[key], numels[key]) for key in ordered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +59,7 @@ class StagePlan:
 class LaterPlan:
     """The same job from a stage of its data on, in which steps have another batch, or samples another length.
 
-    first_step: how many steps of a new run come before.
+    first_step: the number of steps of a new run before this stage.
     """
 
     after_tokens: int

@@ -27,11 +27,11 @@ class ChunkMemory:
     whole_gradients: int
     """All gradients, in the dtype in which they accumulate."""
     travelling: int
-    """Alive from the start of a reduction to its end, without gradients that stay."""
+    """Copies, and gradients that are freed at the end of the reduction: alive from its start to its end."""
     exchanged: int
     """Parts received from other ranks on CPUs, where chunks take turns: only one chunk has them at a time."""
     summed: int
-    """The sum of the received parts, for a moment, if half precision is summed."""
+    """The sum of the received parts, which exists for a moment if half precision is summed."""
     copied: int
     """The peak in addition to the copies while one bucket after another is copied, if gradients are sent in another
     dtype and then freed."""

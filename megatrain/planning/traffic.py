@@ -15,7 +15,7 @@ from megatrain.contracts.layout import STAGES
 from megatrain.ops.precision import DTYPES
 from megatrain.parallel.bucket import Bucket
 from megatrain.planning.chunks import PlannedChunk
-from megatrain.planning.update import IN_PLACE, PlannedUpdate
+from megatrain.planning.update import PlannedUpdate
 from megatrain.schedule import Action, ActionKind
 
 PARAMETERS, GRADIENTS, MESSAGES, TOKENS, UPDATES = "parameters", "gradients", "messages", "tokens", "updates"
@@ -36,7 +36,7 @@ def stage_traffic(
     chunks: Sequence[PlannedChunk],
     actions: Sequence[Action],
     message: int,
-    update: PlannedUpdate = IN_PLACE,
+    update: PlannedUpdate,
 ) -> tuple[Traffic, ...]:
     """Return what a rank of a stage sends in a step.
 

@@ -35,7 +35,7 @@ class RepeatedFailures:
 
     def __init__(self) -> None:
         self.number = 0
-        """It is 1 after a failure with another error than the failure before, and after exit code 0."""
+        """The failures in a row with the last error; 1 after exit code 0."""
         self._last: tuple[int, str] | None = None
 
     def count(self, exit_code: int, error: str) -> bool:

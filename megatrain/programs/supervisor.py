@@ -27,8 +27,8 @@ _MAX_SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class WorkAtEnd:
-    """The work that explains why a program was killed. text: for a message. num_ends: how often in a row work explained
-    it while no work was finished. is_last: that is too often."""
+    """The work that explains why a program was killed. text: describes it in a message. num_ends: how many exits in a
+    row work has explained without finishing. is_last: this number has reached its limit."""
 
     text: str
     num_ends: int

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class JsonLinesSink:
             "version": FORMAT_VERSION,
             "kind": report.kind,
             "unix_time_s": self._unix_time(),
-            **_json_value(report.values()),
+            **_json_value(asdict(report)),
         }
         data = json.dumps(record, allow_nan=False).encode() + b"\n"
         if self._is_line_open:

@@ -7,7 +7,7 @@ docs/guides/metrics.md describes them for users.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 FORMAT_VERSION = 1
 
@@ -66,9 +66,6 @@ class StepReport:
         """The tokens of a sample."""
         return self.num_tokens // self.global_batch_size
 
-    def values(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalReport:
@@ -102,9 +99,6 @@ class IntervalReport:
     sources: tuple[SourceReport, ...] = ()
     """The means over the tokens of the steps that were not skipped."""
 
-    def values(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSetReport:
@@ -130,16 +124,13 @@ class EvaluationReport:
     duration_s: float
     sets: tuple[ValidationSetReport, ...]
 
-    def values(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 Report = StepReport | IntervalReport | EvaluationReport
 
 
 def curves(report: Report) -> dict[str, Value]:
     """Return a report's numbers as kind/field; those of a source or validation set as kind/name/field."""
-    tables = {report.kind: report.values(), **{f"{report.kind}/{part.name}": asdict(part) for part in _parts(report)}}
+    tables = {report.kind: asdict(report), **{f"{report.kind}/{part.name}": asdict(part) for part in _parts(report)}}
     return {
         f"{prefix}/{name}": value
         for prefix, values in tables.items()

@@ -92,7 +92,7 @@ class ActionLog:
                 # after an incomplete line, begin a new one
                 line = b"\n" + line if is_cut else line
                 if file.write(line) != len(line):
-                    raise OSError(28, "only a part could be written")
+                    raise OSError(errno.ENOSPC, "only a part could be written")
                 os.fsync(file.fileno())
             if is_new:
                 sync_directory(self._path.parent)

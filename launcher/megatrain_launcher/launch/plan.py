@@ -17,7 +17,7 @@ import megatrain
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
-from megatrain.config.origin import Origin
+from megatrain.config.origin import ValueOrigin
 from megatrain.contracts.errors import ConfigError
 from megatrain_job.commands.etcd_flags import without_password
 from megatrain_job.coordination.settings import EtcdSettings
@@ -158,7 +158,7 @@ def make_plan(flags: LaunchFlags, environment: Mapping[str, str]) -> LaunchPlan:
 
 
 def count_hosts(
-    config: Config, origins: Mapping[str, Origin], smallest: int, largest: int, workers: int
+    config: Config, origins: Mapping[str, ValueOrigin], smallest: int, largest: int, workers: int
 ) -> tuple[dict[int, float], dict[int, tuple[str, ...]]]:
     """Return the numbers of hosts that can train, each with the mean slots of a step, and the problems of the others.
 

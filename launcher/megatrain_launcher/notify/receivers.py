@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from megatrain.config.config import Config, receiver_kind
+from megatrain.config.config import Config
 from megatrain.config.notify import (
     AlertmanagerConfig,
     EmailConfig,
@@ -25,6 +25,7 @@ from megatrain.config.notify import (
     SlackConfig,
     WebhookConfig,
 )
+from megatrain.config.sections import receiver_kind
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.own_files import open_own_file
 from megatrain.contracts.network_address import WebAddress

@@ -19,7 +19,7 @@ from megatrain.checkpoint.difference import (
 )
 from megatrain.checkpoint.find import find_checkpoint
 from megatrain.commands.argument_types import Verbs, add_json, utf8_text
-from megatrain.commands.printing import print_json, print_lines
+from megatrain.commands.printing import print_result
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import time_text
 
@@ -46,10 +46,8 @@ def run(args: argparse.Namespace) -> int:
     before, after = (open_stored(find_checkpoint(text)) for text in (args.a, args.b))
     fields, tensors = field_differences(before, after), tensor_differences(before, after)
     values = _value_differences(before, after) if args.tensors else None
-    if args.is_json:
-        print_json(_document(before, after, fields, tensors, values))
-    else:
-        print_lines(_lines(before, after, fields, tensors, values))
+    compared = before, after, fields, tensors, values
+    print_result(lambda: _document(*compared), lambda: _lines(*compared), is_json=args.is_json)
     return int(ExitCode.OK)
 
 

@@ -18,7 +18,7 @@ from megatrain.commands.argument_types import Verbs, add_json
 from megatrain.commands.checkpoint_choice import add_checkpoint, chosen_checkpoint
 from megatrain.commands.printing import facts, print_json, print_lines, table
 from megatrain.contracts.exit_codes import ExitCode
-from megatrain.formatting import age_text, bytes_text, time_text
+from megatrain.formatting import age_text, bytes_text, count_text, time_text
 
 MODEL_PREFIX = "model."
 EMA_PREFIX = f"optimizer.{EMA}."
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tensors:
         rows = [
             (tensor.key, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", bytes_text(tensor.num_bytes),
-             f"{len(tensor.items)} {'box' if len(tensor.items) == 1 else 'boxes'}")
+             count_text(len(tensor.items), "box", "boxes"))
             for tensor in stored.tensors.values()
         ]  # fmt: skip
         lines += ["", *table([("tensor", "type", "shape", "size", "in"), *rows], left=(0, 1, 2))]
@@ -148,7 +148,7 @@ def _facts(manifest: Manifest, document: dict[str, Any]) -> list[tuple[str, str]
     moments = "with the optimizer's moments" if manifest.has_optimizer else "weights only"
     moments += " and an average of the weights" if document["has_ema"] else ""
     shards = f"{document['num_items']:,} boxes of {document['num_tensors']} tensors"
-    shards += f" in {document['num_data_files']} data {'file' if document['num_data_files'] == 1 else 'files'}"
+    shards += f" in {count_text(document['num_data_files'], 'data file')}"
     found = [
         ("checkpoint", document["place"]),
         ("job", f"{manifest.job}, branch {manifest.branch}, round {manifest.round}"),

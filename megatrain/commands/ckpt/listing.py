@@ -13,7 +13,7 @@ from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey
 from megatrain.checkpoint_format.branches import Branch
 from megatrain.commands.argument_types import Verbs, add_json
 from megatrain.commands.checkpoint_choice import add_run
-from megatrain.commands.printing import print_json, print_lines, table
+from megatrain.commands.printing import print_result, table
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import age_text, bytes_text
@@ -38,10 +38,8 @@ def run(args: argparse.Namespace) -> int:
     branches = [branch for branch in found.branches if resolved.branch in (None, branch.name)]
     of_branch = [checkpoint for checkpoint in found.checkpoints if resolved.branch in (None, checkpoint.branch)]
     shown = [checkpoint for checkpoint in of_branch if step in (None, checkpoint.location.name)]
-    if args.is_json:
-        print_json(_document(str(resolved.checkpoints), found, branches, shown))
-    else:
-        print_lines(_lines(str(resolved.checkpoints), found, branches, shown))
+    listed = str(resolved.checkpoints), found, branches, shown
+    print_result(lambda: _document(*listed), lambda: _lines(*listed), is_json=args.is_json)
     return int(ExitCode.OK)
 
 

@@ -1,9 +1,9 @@
 """`megatrain ckpt prune DIR`: remove the checkpoints that retention does not keep; without --yes, only list them.
 
 In the ancestry of the current branch retention keeps the newest K checkpoints, steps that are multiples of N, pinned
-checkpoints, and those at which a branch of the ancestry begins. Damaged checkpoints do not count among the newest K. A
-checkpoint of the current branch that lacks only its COMMIT is kept as long as a complete one. A checkpoint that a job
-may be writing is not removed, even on a branch that was abandoned while the job was running.
+checkpoints, and those at which a branch of the ancestry begins. Damaged checkpoints do not count among the newest K.
+Retention treats a checkpoint of the current branch that lacks only its COMMIT like a complete one. A checkpoint that a
+job may be writing is not removed, even on a branch that was abandoned while the job was running.
 """
 
 from __future__ import annotations
@@ -104,15 +104,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_plan(checkpoints: Location, args: argparse.Namespace) -> _Plan:
-    ancestry = candidates(checkpoints)
-    if not ancestry:
+    resumable = candidates(checkpoints)
+    if not resumable:
         raise no_checkpoint(args.location)
-    whole = [candidate for candidate, problem in with_problems(checkpoints, ancestry) if problem is None]
+    whole = [candidate for candidate, problem in with_problems(checkpoints, resumable) if problem is None]
     keep_last, keep_every = _retention(args, whole)
     if args.keep_every and not keep_last:
         args.usage_error("--keep-every has no effect when all are kept; give --keep-last as well")
     outdated = _outdated(checkpoints, whole, keep_last, keep_every)
-    in_ancestry = {(candidate.branch, candidate.step) for candidate in ancestry}
+    in_ancestry = {(candidate.branch, candidate.step) for candidate in resumable}
     is_whole = {(candidate.branch, candidate.step) for candidate in whole}
     found, activity = survey(checkpoints), find_job(checkpoints)
     lacking = [
@@ -184,7 +184,7 @@ def _outdated(
 
 
 def _newest_whole(found: Sequence[FoundCheckpoint], damaged: set[tuple[str, int]]) -> dict[str, int]:
-    """Return the newest intact step of each branch. Steps are saved in order: an older incomplete one stays so."""
+    """Return the newest intact step of each branch. Steps are saved in order, so no older one will be completed."""
     newest: dict[str, int] = {}
     for checkpoint in found:
         if (

@@ -1,4 +1,5 @@
-"""`megatrain data`: build token files from text; inspect, verify, sample, pack, cost, merge and export them; pictures.
+"""`megatrain data`: build token files from text; inspect, verify, sample, pack, merge and export them; store the costs
+of documents; index and serve pictures.
 
 Loads no torch.
 """
@@ -9,7 +10,7 @@ import argparse
 
 from megatrain.commands.data import build, costs, export, inspect, merge, pack, pictures, sample, verify
 
-SUMMARY = "build token files from text; inspect, verify, sample, pack, cost, merge and export them; pictures"
+SUMMARY = "build token files from text, inspect, verify, pack, merge and export them; index pictures"
 
 _VERBS = (build, inspect, verify, sample, pack, costs, merge, export, pictures)
 

@@ -81,7 +81,7 @@ def _add_sample(steps: Verbs) -> None:
     parser.add_argument("--first", type=whole_number(0), default=0, metavar="K", help="number of the first sample")
     parser.add_argument("--count", type=whole_number(1), default=3, metavar="N", help="how many (default %(default)s)")
     parser.add_argument("--bad-pictures", choices=BAD_PICTURES, default=BAD_PICTURES[0],
-                        help="what a picture that cannot be used does (default %(default)s)")  # fmt: skip
+                        help="what happens to a picture that cannot be used (default %(default)s)")  # fmt: skip
     parser.add_argument("--producers", type=whole_number(1, 64), default=1, metavar="N",
                         help="producers to start on this host (default %(default)s)")  # fmt: skip
     parser.add_argument("--at", type=_address, action="append", default=[], metavar="HOST:PORT",

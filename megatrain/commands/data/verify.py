@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
         print_json({"is_sound": is_sound, "pairs": [asdict(pair) for pair in pairs]})
     else:
         for pair in pairs:
-            counts = f"{pair.documents:,} documents, {pair.tokens:,} tokens"
-            print_lines([f"{pair.prefix}: {'DAMAGED' if pair.problems else f'OK, {counts}'}"])
-            print_lines([f"  {problem}" for problem in pair.problems]) if pair.problems else None
+            state = "DAMAGED" if pair.problems else f"OK, {pair.documents:,} documents, {pair.tokens:,} tokens"
+            print_lines([f"{pair.prefix}: {state}", *(f"  {problem}" for problem in pair.problems)])
     return ExitCode.OK if is_sound else ExitCode.DATA

@@ -7,7 +7,6 @@ machine where the import of torch crashes or CUDA hangs.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,10 +16,10 @@ from megatrain.commands.doctor.finding import DoctorFinding, FindingLevel
 from megatrain.commands.doctor.machine import machine_findings
 from megatrain.commands.doctor.software import software_findings
 from megatrain.commands.doctor.torch_report import torch_findings
+from megatrain.commands.printing import print_json
 from megatrain.contracts.exit_codes import ExitCode
 
 SUMMARY = "report what this machine has and what that means for megatrain"
-SCHEMA_VERSION = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,21 +31,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the findings. The exit code is 1 when the trainer cannot run here at all."""
     findings = [*torch_findings(sys.version_info), *software_findings(), *machine_findings()]
     can_train = all(finding.level is not FindingLevel.FATAL for finding in findings)
-    print(json_text(findings, can_train) if args.is_json else table_text(findings, can_train))
+    if args.is_json:
+        print_json({"can_train": can_train, "findings": [asdict(finding) for finding in findings]})
+    else:
+        print("\n".join(_lines(findings, can_train)))
     return int(ExitCode.OK if can_train else ExitCode.FAILURE)
 
 
-def json_text(findings: Sequence[DoctorFinding], can_train: bool) -> str:
-    """Return the findings as one JSON object with a schema version."""
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "can_train": can_train,
-        "findings": [asdict(finding) for finding in findings],
-    }
-    return json.dumps(document, indent=2)
-
-
-def table_text(findings: Sequence[DoctorFinding], can_train: bool) -> str:
+def _lines(findings: Sequence[DoctorFinding], can_train: bool) -> list[str]:
     """Return the findings for people: a mark, name and state on one line, the consequence below."""
     width = max(len(finding.name) for finding in findings)
     lines = []
@@ -55,4 +47,4 @@ def table_text(findings: Sequence[DoctorFinding], can_train: bool) -> str:
         if finding.consequence:
             lines.append(f"    {'':<{width}}  {finding.consequence}")
     verdict = "megatrain can train here." if can_train else "megatrain cannot train here: fix the findings marked XX."
-    return "\n".join([*lines, "", verdict])
+    return [*lines, "", verdict]

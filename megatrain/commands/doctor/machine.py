@@ -88,10 +88,8 @@ def numa_finding(nodes_directory: Path) -> DoctorFinding:
     if not node_directories:
         return DoctorFinding("numa", "unknown", "", FindingLevel.ABSENT)
     cores = ", ".join(f"{path.name[4:]}: cores {system_text(path / 'cpulist')}" for path in node_directories)
-    state = f"{len(node_directories)} ({cores})"
-    if len(node_directories) > 1:
-        return DoctorFinding("numa", state, 'runtime.cpu_binding = "numa" binds each rank to one node')
-    return DoctorFinding("numa", state)
+    consequence = 'runtime.cpu_binding = "numa" binds each rank to one node' if len(node_directories) > 1 else ""
+    return DoctorFinding("numa", f"{len(node_directories)} ({cores})", consequence)
 
 
 def network_finding(net_directory: Path, infiniband_directory: Path) -> DoctorFinding:
@@ -108,9 +106,8 @@ def network_finding(net_directory: Path, infiniband_directory: Path) -> DoctorFi
     rdma = sorted(path.name for path in infiniband_directory.glob("*"))
     state = ", ".join(parts) + (f"; RDMA: {', '.join(rdma)}" if rdma else "")
     others = [interface.name for interface in interfaces if interface.name != "lo"]
-    if len(others) > 1:
-        return DoctorFinding("network", state, "runtime.network_interface chooses the interface for the ranks' traffic")
-    return DoctorFinding("network", state)
+    consequence = "runtime.network_interface chooses the interface for the ranks' traffic" if len(others) > 1 else ""
+    return DoctorFinding("network", state, consequence)
 
 
 def open_files_finding(soft_limit: int) -> DoctorFinding:

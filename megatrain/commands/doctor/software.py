@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatrain.commands.doctor.dali_report import dali_finding
@@ -45,7 +45,7 @@ def software_findings() -> list[DoctorFinding]:
     return [
         compiler_finding(),
         nvcc_finding(sys.path),
-        host_copy_finding(importlib.util.find_spec),
+        host_copy_finding(),
         driver_finding(Path("/proc/driver/nvidia/version")),
         *queues_findings(os.environ),
         launcher_finding(_package_directory("megatrain_launcher")),
@@ -90,12 +90,9 @@ def nvcc_finding(packages: Sequence[str], installed: str = "/usr/local/cuda") ->
     return DoctorFinding("nvcc", f"{release[1] if release else 'unknown version'} ({path})")
 
 
-def host_copy_finding(find_module: Callable[[str], object]) -> DoctorFinding:
-    """Return whether csrc/host_copy is part of this installation.
-
-    find_module: returns None for a module that is not installed.
-    """
-    if find_module("megatrain._host_copy") is not None:
+def host_copy_finding() -> DoctorFinding:
+    """Return whether csrc/host_copy is part of this installation."""
+    if importlib.util.find_spec("megatrain._host_copy") is not None:
         return DoctorFinding("host copy", "compiled")
     consequence = "snapshots of a job on CPUs take longer; those of GPUs do not use it"
     return DoctorFinding("host copy", NOT_COMPILED, consequence, FindingLevel.ABSENT)

@@ -12,6 +12,7 @@ from typing import Any
 
 from megatrain.commands.doctor.finding import NOT_COMPILED, DoctorFinding, FindingLevel
 from megatrain.commands.doctor.probe import run_probe
+from megatrain.formatting import names_text
 
 MINIMUM_PYTHON = (3, 11)
 MINIMUM_TORCH = (2, 11)
@@ -32,7 +33,7 @@ class HostKernel(StrEnum):
 
 
 SAME_BITS = (HostKernel.STEP, HostKernel.ROTATION)
-"""The kernels that have the bits of torch's operations."""
+"""The kernels whose results equal those of torch's operations bit by bit."""
 
 
 def torch_findings(python_version: Sequence[Any]) -> list[DoctorFinding]:
@@ -124,22 +125,18 @@ def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     if not unused:
         return DoctorFinding("host kernels", "compiled, all used")
     changed = [name for name in unused if name not in SAME_BITS]
-    results = f"; the last bits of {_listed(changed)} in fp32 differ" if changed else ", with the same results"
-    consequence = f"on CPUs, more time for {_listed(unused)}{results}; GPUs do not use them"
+    results = f"; the last bits of {names_text(changed)} in fp32 differ" if changed else ", with the same results"
+    consequence = f"on CPUs, more time for {names_text(unused)}{results}; GPUs do not use them"
     if not found["is_built"]:
         return DoctorFinding("host kernels", NOT_COMPILED, consequence, FindingLevel.ABSENT)
     if not missing:
-        state = f"compiled, but not used for {_listed(unlike_torch)}: this torch rounds in another way"
+        state = f"compiled, but not used for {names_text(unlike_torch)}: this torch rounds in another way"
         return DoctorFinding("host kernels", state, consequence, FindingLevel.ABSENT)
     rebuild = "in megatrain's sources: MEGATRAIN_CUDA=0 python setup.py build_ext --inplace --force"
-    state = f"compiled, but of another version or for another machine, without {_listed(missing)}: build it again"
+    state = f"compiled, but of another version or for another machine, without {names_text(missing)}: build it again"
     if len(missing) == len(HostKernel):
         state = "compiled, but none is used: of another version or for another machine; build it again"
     return DoctorFinding("host kernels", state, f"{consequence}; {rebuild}", FindingLevel.WARNING)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _backend_findings(report: Mapping[str, Any]) -> list[DoctorFinding]:

@@ -19,9 +19,9 @@ from megatrain.config.checks.optimizer import optimizer_problems, parameter_grou
 from megatrain.config.checks.parallel import parallel_problems
 from megatrain.config.checks.pictures import picture_problems
 from megatrain.config.checks.run import run_problems, training_problems
-from megatrain.config.config import Config, build_config
+from megatrain.config.config import Config
 from megatrain.config.options import Value, options_of
-from megatrain.config.origin import Origin
+from megatrain.config.origin import ValueOrigin
 from megatrain.config.problem import Problem
 from megatrain.config.toml_text import setting
 
@@ -30,7 +30,7 @@ __all__ = ["check"]
 
 def check(
     config: Config,
-    origins: Mapping[str, Origin],
+    origins: Mapping[str, ValueOrigin],
     world_size: int | None,
     doubtful: Collection[str] = (),
     *,
@@ -77,4 +77,4 @@ def _own_ranges(config: Config) -> tuple[Config, list[Problem]]:
                 key = f"{section}.{name}"
                 problems.append(Problem((key,), f"{setting(key, value)} {violation}"))
             values.setdefault(section, {})[name] = value if violation is None else option.placeholder
-    return build_config(values), problems
+    return Config.of_values(values), problems

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from megatrain.config.batch import BatchConfig, rampup_levels
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
-from megatrain.config.data import DataStageConfig
 from megatrain.config.parallel import configurable_axes
 from megatrain.config.problem import Problem, multiples_around
+from megatrain.config.stages import DataStageConfig
 from megatrain.contracts.step_plan import Dealing
 from megatrain.formatting import alternatives
 from megatrain.schedule import infeasibility, layout_infeasibilities

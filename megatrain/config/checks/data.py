@@ -10,17 +10,12 @@ from typing import Any
 
 from megatrain.config.checks.context import Context
 from megatrain.config.config import Config
-from megatrain.config.data import (
-    MAX_WEIGHT,
-    MIN_WEIGHT,
-    DataConfig,
-    DataSourceConfig,
-    DataStageConfig,
-)
+from megatrain.config.data import MAX_WEIGHT, MIN_WEIGHT, DataConfig, DataSourceConfig
 from megatrain.config.evaluation import ValidationSetConfig
 from megatrain.config.options import options_of
 from megatrain.config.picture_share import mixes_pictures
 from megatrain.config.problem import Problem, closest_name, unset_problems
+from megatrain.config.stages import DataStageConfig
 from megatrain.config.tables import kind_of
 from megatrain.config.toml_text import setting, value_text
 from megatrain.formatting import alternatives
@@ -162,14 +157,14 @@ def _weight_problems(sections: Mapping[str, DataSourceConfig], *, are_all_known:
 
 
 def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the begins and the weights of later stages. checks/batch.py checks their batch sizes,
+    """Yield what is wrong with the starts and the weights of later stages. checks/batch.py checks their batch sizes,
     checks/lengths.py their lengths.
 
     are_names_known: the names of all sources are known.
     """
     config = context.config
     names = [source.resolved_name for source in config.sections_of("data_source").values() if source.is_set]
-    begins: dict[int, str] = {}
+    starts: dict[int, str] = {}
     # a stage during the ramp-up is refused, so that the ramp-up, which may be wrong, does not matter here
     placed = replace(config, batch=config.batch.without_rampup).placed_stages
     for section, stage in config.sections_of("data_stage").items():
@@ -184,7 +179,7 @@ def _stage_problems(context: Context, *, are_names_known: bool) -> Iterator[Prob
         if problem:
             yield Problem((key, "data_source.path"), f"{setting(key, stage.weights)}{problem}")
         own = next(one for one in placed if one.stage is stage)
-        first = begins.setdefault(own.first_sample, section)
+        first = starts.setdefault(own.first_sample, section)
         if not stage.after_tokens:
             text = f"{begin}=0 is the beginning of the run; set the weights of the sources, batch.global_batch_size"
             yield Problem((begin, key, size, length), f"{text} and data.seq_len there, or a number above 0")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megatrain.config.config import Config, receiver_kind
+from megatrain.config.config import Config
 from megatrain.config.notify import (
     SWITCHES,
     AlertmanagerConfig,
@@ -18,6 +18,7 @@ from megatrain.config.notify import (
 )
 from megatrain.config.options import options_of
 from megatrain.config.problem import Problem
+from megatrain.config.sections import receiver_kind
 from megatrain.config.toml_text import value_text
 from megatrain.contracts.network_address import WebAddress, is_loopback
 

@@ -71,24 +71,11 @@ def _unused_problems(config: Config) -> Iterator[Problem]:
             f'optimizer.wsd_decay_steps=0 leaves optimizer.lr_schedule="wsd" without its decay; '
             f"use {tenth} (a tenth of the run) or another schedule",
         )
-    if not is_wsd and optimizer.wsd_decay_steps:
-        yield Problem(
-            ("optimizer.wsd_decay_steps", "optimizer.lr_schedule"),
-            f"optimizer.wsd_decay_steps={optimizer.wsd_decay_steps} does nothing with "
-            f'optimizer.lr_schedule="{optimizer.lr_schedule}"; use lr_schedule="wsd" or wsd_decay_steps=0',
-        )
-    if optimizer.lr_schedule == "constant" and optimizer.min_lr:
-        yield Problem(
-            ("optimizer.min_lr", "optimizer.lr_schedule"),
-            f'optimizer.min_lr={optimizer.min_lr} does nothing with optimizer.lr_schedule="constant"; '
-            f"use min_lr=0.0 or another schedule",
-        )
-    if optimizer.lr_schedule == "constant" and optimizer.lr_decay_steps:
-        yield Problem(
-            ("optimizer.lr_decay_steps", "optimizer.lr_schedule"),
-            f'optimizer.lr_decay_steps={optimizer.lr_decay_steps} does nothing with optimizer.lr_schedule="constant"; '
-            f"use lr_decay_steps=0 or another schedule",
-        )
+    if not is_wsd:
+        yield from unused_problems("optimizer", optimizer, "wsd_decay_steps", "lr_schedule", "wsd")
+    if optimizer.lr_schedule == "constant":
+        for name in ("min_lr", "lr_decay_steps"):
+            yield from unused_problems("optimizer", optimizer, name, "lr_schedule", "cosine")
 
 
 def _length_problems(config: Config) -> Iterator[Problem]:

@@ -182,7 +182,8 @@ def _world_size_problems(context: Context) -> Iterator[Problem]:
     needed = replica * max(1, parallel.dp_size)
     if world_size == needed or (parallel.dp_size == 0 and world_size % replica == 0):
         return
-    hints = [f"start {needed} processes" if parallel.dp_size else f"start {_multiples_text(replica, world_size)}"]
+    fitting_sizes = str(needed) if parallel.dp_size else alternatives(multiples_around(replica, world_size))
+    hints = [f"start {fitting_sizes} processes"]
     if world_size % replica == 0:
         hints.append(f"set dp_size={world_size // replica}, or 0 to have it follow the world size")
     else:
@@ -196,7 +197,3 @@ def _world_size_problems(context: Context) -> Iterator[Problem]:
         rule = f"{product} = {replica} must divide the world size of {world_size} processes"
     keys = tuple(f"parallel.{name}" for name in dict.fromkeys([*sizes, "dp_size"]))
     yield Problem(keys, f"{rule}; {', or '.join(hints)}")
-
-
-def _multiples_text(replica: int, world_size: int) -> str:
-    return f"{alternatives(multiples_around(replica, world_size))} processes"

@@ -22,9 +22,7 @@ _SIZE, _PATCH, _TP, _DATA = "model.picture_size", "model.patch_size", "parallel.
 _SHARDS, _ADDRESSES = "pictures.shards", "pictures.addresses"
 _OF_PICTURES = ("patch_size", "encoder_hidden_size", "encoder_num_layers", "encoder_num_heads", "encoder_ffn_size")
 
-_EXCLUDED: Mapping[str, str] = {
-    "packing": "a caption is a sample",
-}
+_EXCLUDED: Mapping[str, str] = {"packing": "a caption is a sample"}
 """Keys of [data] that must keep their defaults beside pictures, and why."""
 _EXCLUDED_BY_DRAWN: Mapping[str, str] = {**_EXCLUDED, "tokenizer": "captions have a vocabulary of their own"}
 _OF_STARTED = ("decoder", "producers", "threads")
@@ -99,7 +97,7 @@ def _data_problems(config: Config) -> Iterator[Problem]:
 
 
 def _source_problems(config: Config, kinds: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield which sources cannot be used beside each other. kinds: of the pictures, by their key."""
+    """Yield which sources cannot be used beside each other. kinds: from `_kinds`."""
     first, *others = kinds.items()
     train = config.data.train
     if train:
@@ -158,7 +156,7 @@ def _shard_problems(config: Config) -> Iterator[Problem]:
 
 
 def _held_out_problems(config: Config) -> Iterator[Problem]:
-    """Yield what is wrong with sets of held-out pictures: they go with training on pictures of the same kind."""
+    """Yield what is wrong with sets of held-out pictures: they need training pictures of the same kind."""
     kinds, model = _kinds(config), config.model
     for section, one in config.sections_of("validation_set").items():
         if not one.has_pictures:
@@ -191,7 +189,7 @@ def _held_out_problems(config: Config) -> Iterator[Problem]:
 
 
 def _producer_problems(pictures: PicturesConfig, changed: Mapping[str, Value]) -> Iterator[Problem]:
-    """Yield what is wrong with the producers. changed: the keys of [pictures] that have not their defaults."""
+    """Yield what is wrong with the producers. changed: the keys of [pictures] whose values are not the defaults."""
     try:
         has_addresses = bool(pictures.peers)
     except ValueError as error:
@@ -204,7 +202,7 @@ def _producer_problems(pictures: PicturesConfig, changed: Mapping[str, Value]) -
         yield Problem(
             (_ADDRESSES, "pictures.secret"),
             f"{setting(_ADDRESSES, pictures.addresses)} and {setting('pictures.secret', pictures.secret)} belong "
-            "together: producers answer only those who have their secret; set both, or neither",
+            "together: producers answer only programs that have their secret; set both, or neither",
         )
     for name in _OF_STARTED if has_addresses else ():
         if name in changed:

@@ -77,10 +77,11 @@ NUM_HEADER_WORDS = PAGE_BYTES // 8
 
 CONTROL = struct.Struct("<Q Q I I Q Q Q Q Q Q I")
 """Seqlock word (odd during a write), the fields of ControlPage, CRC-32 of the fields."""
-CONTROL_FIELDS = (
-    *("seqlock", "command_number", "command", "sample_period", "interval_ns", "span_mask", "lease_ok_until_ns"),
-    *("round", "written_ns", "stop_ns", "crc32"),
+_OF_CONTROL_PAGE = (
+    *("command_number", "command", "sample_period", "interval_ns", "span_mask", "lease_ok_until_ns"),
+    *("round", "written_ns", "stop_ns"),
 )
+CONTROL_FIELDS = ("seqlock", *_OF_CONTROL_PAGE, "crc32")
 
 GROUP = struct.Struct("<I I i I Q Q 32s")
 GROUP_FIELDS = ("number", "first_rank", "stride", "num_ranks", "entered", "left", "name")
@@ -149,10 +150,7 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
     Raises: DataError when a value does not fit its field.
     """
     try:
-        body = CONTROL.pack(
-            *(seqlock, page.command_number, page.command, page.sample_period, page.interval_ns, page.span_mask),
-            *(page.lease_ok_until_ns, page.round, page.written_ns, page.stop_ns, 0),
-        )
+        body = CONTROL.pack(seqlock, *(getattr(page, name) for name in _OF_CONTROL_PAGE), 0)
     except struct.error as error:
         raise DataError(f"control page: a field does not fit ({error}): {page}") from error
     return body[:-4] + struct.pack("<I", zlib.crc32(body[8:-4]))
@@ -160,20 +158,10 @@ def encode_control(page: ControlPage, seqlock: int) -> bytes:
 
 def decode_control(raw: bytes) -> ControlPage | None:
     """Return the control page, or None when it is incomplete (odd seqlock word, or a wrong checksum)."""
-    seqlock, number, command, period, interval, mask, lease, round_number, written, stop, crc = CONTROL.unpack_from(raw)
+    seqlock, *values, crc = CONTROL.unpack_from(raw)
     if seqlock % 2 or crc != zlib.crc32(raw[8 : CONTROL.size - 4]):
         return None
-    return ControlPage(
-        command_number=number,
-        command=command,
-        interval_ns=interval,
-        span_mask=mask,
-        sample_period=period,
-        lease_ok_until_ns=lease,
-        round=round_number,
-        written_ns=written,
-        stop_ns=stop,
-    )
+    return ControlPage(**dict(zip(_OF_CONTROL_PAGE, values, strict=True)))
 
 
 def encode_group(group: GroupRecord) -> bytes:
@@ -187,11 +175,9 @@ def encode_group(group: GroupRecord) -> bytes:
 def decode_groups(page: bytes) -> dict[int, GroupRecord]:
     """Return number -> group for every entry in use. An entry is in use if its number equals its index."""
     groups: dict[int, GroupRecord] = {}
-    for index, entry in enumerate(GROUP.iter_unpack(page)):
-        number, first_rank, stride, num_ranks, entered, left, name = entry
+    for index, (number, *values, raw) in enumerate(GROUP.iter_unpack(page)):
         if index and number == index:
-            text = name.rstrip(b"\0").decode(errors="replace")
-            groups[number] = GroupRecord(number, text, first_rank, stride, num_ranks, entered, left)
+            groups[number] = GroupRecord(number, raw.rstrip(b"\0").decode(errors="replace"), *values)
     return groups
 
 

@@ -18,10 +18,7 @@ from megatrain.contracts.black_box.encoding import (
     VERSION,
     box_bytes,
 )
-from megatrain.contracts.black_box.values import (
-    ClockBase,
-    Identity,
-)
+from megatrain.contracts.black_box.values import ClockBase, Identity
 from megatrain.contracts.errors import DataError, TopologyError
 from megatrain.contracts.layout import SIZED_AXES, Layout
 

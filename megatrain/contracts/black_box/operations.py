@@ -74,14 +74,14 @@ class Operation(StrEnum):
     UPDATES_ALL_TO_ALL = "updates-all-to-all", 29, "collective"
     # The work of the data loader of the host, beside the ranks. The first rank of each replica of the host records it.
     DATA_READ = "data-read", 30, "host"
-    # The part of a read in which it waited for pictures, and the requests of a read to one producer of pictures, whose
-    # number is the chunk of the span.
+    # The part of a read that waits for pictures; and the requests of a read to one producer of pictures, whose number
+    # is the chunk of the span.
     PICTURE_WAIT = "picture-wait", 31, "host"
     PICTURE_REQUESTS = "picture-requests", 32, "host"
 
 
 OF_DATA_LOADER = (Operation.DATA_READ, Operation.PICTURE_WAIT, Operation.PICTURE_REQUESTS)
-"""The work of other processes or threads for the batches of a rank: no work of the rank itself."""
+"""Work of other processes or threads for the batches of a rank, not of the rank itself."""
 
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
 """A rank's own computation on the micro-batches of a step."""
@@ -151,7 +151,7 @@ class StepValue(IntEnum):
     PRODUCER_ANSWER_SECONDS = 14
     """The mean time of an answered request; 0 without one."""
     PRODUCER_WAITING = 15
-    """The most requests that waited in the producer when one of this rank's loader arrived."""
+    """The most requests that already waited in the producer when a request of this rank's loader arrived."""
     PRODUCER_FAILURES = 16
     """Requests without an answer that could be used; they were sent again, to any producer."""
     CACHE_HIT_BYTES = 17

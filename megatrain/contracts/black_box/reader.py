@@ -84,12 +84,12 @@ class BlackBox:
 
     @property
     def in_flight(self) -> tuple[Record, ...]:
-        """Return the spans that have begun but not ended, oldest first."""
+        """The spans that have begun but not ended, oldest first."""
         return tuple(record for record in self.records if record.is_in_flight)
 
     @property
     def newest_ns(self) -> int:
-        """Return the latest monotonic time that the rank itself recorded: the rank was alive at least until then."""
+        """The latest monotonic time that the rank itself recorded: the rank was alive at least until then."""
         ends = (record.start_ns + (record.duration_ns or 0) for record in self.records)
         known = (self.progress.phase_since_ns, self.progress.step_started_ns, self.progress.completed_ns, self.ended_ns)
         return max(self.clock.monotonic_ns, *(time_ns or 0 for time_ns in known), max(ends, default=0))

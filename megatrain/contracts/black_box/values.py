@@ -167,7 +167,7 @@ class GroupRecord:
 
     @property
     def ranks(self) -> range:
-        """Return the ranks in the group's order, which may descend; empty if they are unknown."""
+        """The ranks in the group's order, which may descend; empty if they are unknown."""
         if self.stride == 0:
             return range(0)
         return range(self.first_rank, self.first_rank + self.num_ranks * self.stride, self.stride)

@@ -35,7 +35,7 @@ class Cause(StrEnum):
 
     @property
     def is_of_host(self) -> bool:
-        """Return whether a replacement of the host would be faster."""
+        """Whether a replacement of the host would be faster."""
         return self in (Cause.COMPUTE, Cause.NETWORK)
 
 

@@ -172,7 +172,7 @@ def _read_scalar(wanted: Any, value: Any, location: str) -> Any:
     if wanted is str and isinstance(value, str):
         if is_utf8(value):
             return value
-        raise _wrong(location, value, "text without half surrogate pairs, which cannot be written")
+        raise _wrong(location, value, "text without lone surrogates, which UTF-8 cannot encode")
     if isinstance(wanted, type) and issubclass(wanted, StrEnum):
         try:
             return wanted(value)

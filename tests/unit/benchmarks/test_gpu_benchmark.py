@@ -27,8 +27,8 @@ from benchmarks.gpu_step import (
     our_step,
     peer_step,
 )
-from megatrain.config import load_config
 from megatrain.config.checks import check
+from megatrain.config.load import load_config
 from megatrain.ops.optimizer_step import adamw_
 from tests.helpers.forked_program import run_forked
 from tests.helpers.source_tree import ROOT

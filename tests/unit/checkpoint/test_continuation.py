@@ -11,7 +11,7 @@ from megatrain.checkpoint.continuation import Continuation, TrainingProgress, co
 from megatrain.checkpoint.continued_lengths import lengths_problem, with_aligned_lengths
 from megatrain.checkpoint.continued_stream import continued_stream
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
-from megatrain.config import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.sample_ranges import SampleRanges

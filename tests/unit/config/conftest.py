@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.config import load_config
+from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
 from tests.helpers.notification_topics import config_with
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from megatrain.config import ModelConfig, num_parameters, parameters_by_part
 from megatrain.config.changes import model_changes, training_changes, weight_changes
 from megatrain.config.config import Config
+from megatrain.config.model import ModelConfig
+from megatrain.config.model_size import num_parameters, parameters_by_part
 from tests.helpers.variant_package import on_the_path, write_variant_package
 
 BASE: dict[str, dict[str, Any]] = {

@@ -26,15 +26,13 @@ CASES = {
     ),
     "copies at peers without stages": (
         ["--checkpoint.has_peer_copies=true"],
-        ("checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: no rank is outside another "
-         "rank's groups; use pp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the "
-         "command line)"),
+        ("checkpoint.has_peer_copies=true needs parallel.pp_size above 1, found 1: no rank is outside another rank's "
+         "groups; use pp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"),
     ),
     "copies at peers without replicas": (
         ["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=1"],
-        ("checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: no rank is outside another "
-         "rank's groups; use dp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the "
-         "command line)"),
+        ("checkpoint.has_peer_copies=true needs parallel.dp_size above 1, found 1: no rank is outside another rank's "
+         "groups; use dp_size=2 or more, or has_peer_copies=false (--checkpoint.has_peer_copies on the command line)"),
     ),
     "copies at peers": (["--checkpoint.has_peer_copies=true", "--parallel.pp_size=2", "--parallel.dp_size=2"], None),
     "rates": (
@@ -74,13 +72,13 @@ CASES = {
     ),
     "decay of a constant rate": (
         ["--optimizer.lr_decay_steps=50", "--optimizer.lr_schedule=constant"],
-        ('optimizer.lr_decay_steps=50 does nothing with optimizer.lr_schedule="constant"; use lr_decay_steps=0 or '
-         "another schedule (--optimizer.lr_decay_steps on the command line)"),
+        ('optimizer.lr_decay_steps=50 does nothing with optimizer.lr_schedule="constant"; use lr_schedule="cosine" or '
+         "lr_decay_steps=0 (--optimizer.lr_decay_steps on the command line)"),
     ),
     "floor of a constant rate": (
         ["--optimizer.min_lr=1e-4", "--optimizer.lr_schedule=constant"],
-        ('optimizer.min_lr=0.0001 does nothing with optimizer.lr_schedule="constant"; use min_lr=0.0 or another '
-         "schedule (--optimizer.min_lr on the command line)"),
+        ('optimizer.min_lr=0.0001 does nothing with optimizer.lr_schedule="constant"; use lr_schedule="cosine" or '
+         "min_lr=0.0 (--optimizer.min_lr on the command line)"),
     ),
     "number of samples without data": (
         ["--evaluation.num_samples=10"],
@@ -91,9 +89,8 @@ CASES = {
     "number of samples with data": (["--evaluation.num_samples=10", "--data.validation=held_out"], None),
     "evaluation without data": (
         ["--evaluation.interval=10"],
-        ("evaluation.interval=10 needs data.validation or a [[validation_set]], found neither; set "
-         "data.validation to the path of held-out tokens, or use evaluation.interval=0 (--evaluation.interval "
-         "on the command line)"),
+        ("evaluation.interval=10 needs data.validation or a [[validation_set]], found neither; set data.validation to "
+         "the path of held-out tokens, or use evaluation.interval=0 (--evaluation.interval on the command line)"),
     ),
     "W&B without a project": (
         ["--log.has_wandb=true", "--log.wandb_project="],

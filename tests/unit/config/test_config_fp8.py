@@ -163,15 +163,13 @@ GRAPH_CASES = {
     "fits": (["--parallel.recompute=full"], None),
     "tensor parallel": (
         ["--parallel.tp_size=2"],
-        ("kernels.cuda_graphs=true cannot be combined with parallel.tp_size=2: the collectives of tensor "
-         "parallelism cannot be captured; use tp_size=1 or cuda_graphs=false "
-         "(--kernels.cuda_graphs on the command line)"),
+        ("kernels.cuda_graphs=true cannot be combined with parallel.tp_size=2: the collectives of tensor parallelism "
+         "cannot be captured; use tp_size=1 or cuda_graphs=false (--kernels.cuda_graphs on the command line)"),
     ),
     "pipeline": (
         ["--parallel.pp_size=2"],
-        ("kernels.cuda_graphs=true cannot be combined with parallel.pp_size=2: a backward must follow its forward; "
-         "use pp_size=1 or cuda_graphs=false "
-         "(--kernels.cuda_graphs on the command line)"),
+        ("kernels.cuda_graphs=true cannot be combined with parallel.pp_size=2: a backward must follow its forward; use "
+         "pp_size=1 or cuda_graphs=false (--kernels.cuda_graphs on the command line)"),
     ),
     "schedule": (
         ["--parallel.schedule=gpipe"],
@@ -186,21 +184,17 @@ GRAPH_CASES = {
     "whole gradients that go": (
         ["--parallel.zero_stage=2"],
         ("kernels.cuda_graphs=true cannot be combined with parallel.zero_stage=2: ZeRO-2 sums each micro-batch in "
-         "different memory; use zero_stage=1 or cuda_graphs=false "
-         "(--kernels.cuda_graphs on the command line)"),
+         "different memory; use zero_stage=1 or cuda_graphs=false (--kernels.cuda_graphs on the command line)"),
     ),
     "ways to host memory": (
         ["--parallel.offload_layers=1"],
-        ("kernels.cuda_graphs=true cannot be combined with parallel.offload_layers=1: copies to host memory cannot "
-         "be captured; use offload_layers=0 or cuda_graphs=false "
-         "(--kernels.cuda_graphs on the command line)"),
+        ("kernels.cuda_graphs=true cannot be combined with parallel.offload_layers=1: copies to host memory cannot be "
+         "captured; use offload_layers=0 or cuda_graphs=false (--kernels.cuda_graphs on the command line)"),
     ),
     "documents": (
         ["--data.has_document_mask=true"],
-        ("kernels.cuda_graphs=true cannot be combined with data.has_document_mask=true: each micro-batch has "
-         "different documents; use has_document_mask=false or cuda_graphs=false "
-         "(--kernels.cuda_graphs on the "
-         "command line)"),
+        ("kernels.cuda_graphs=true cannot be combined with data.has_document_mask=true: each micro-batch has different "
+         "documents; use has_document_mask=false or cuda_graphs=false (--kernels.cuda_graphs on the command line)"),
     ),
 }  # fmt: skip
 

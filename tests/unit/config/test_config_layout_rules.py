@@ -148,9 +148,8 @@ CASES = {
             "--batch.rampup_start=8", "--batch.rampup_increment=10", "--batch.rampup_samples=100",
             "--batch.micro_batch_size=4",
         ],
-        ("batch.rampup_start=8 with batch.rampup_increment=10 reaches a global batch of 18, which must be "
-         "divisible by batch.micro_batch_size=4; use multiples of 4 for both (--batch.rampup_start on the command "
-         "line)"),
+        ("batch.rampup_start=8 with batch.rampup_increment=10 reaches a global batch of 18, which must be divisible by "
+         "batch.micro_batch_size=4; use multiples of 4 for both (--batch.rampup_start on the command line)"),
     ),
 }  # fmt: skip
 

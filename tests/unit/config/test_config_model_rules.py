@@ -39,8 +39,7 @@ CASES = {
     "unused scaling factor": (
         ["--model.positions=rope", "--model.rope_scaling_factor=2"],
         ('model.rope_scaling_factor=2.0 does nothing with model.rope_scaling="none"; use rope_scaling="linear", '
-         '"dynamic", "yarn" or "llama3", or rope_scaling_factor=1.0 '
-         "(--model.rope_scaling_factor on the command line)"),
+         '"dynamic", "yarn" or "llama3", or rope_scaling_factor=1.0 (--model.rope_scaling_factor on the command line)'),
     ),
     "llama3 factors": (
         [

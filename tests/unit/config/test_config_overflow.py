@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from megatrain.config.checks import check
-from megatrain.config.config import all_options
 from megatrain.config.load import load_config
 from megatrain.config.options import LARGEST_NUMBER, LARGEST_OF_UNIT, LONGEST_S
+from megatrain.config.sections import all_options
 from megatrain.contracts.errors import ConfigError
 from megatrain.planning.run_plan import plan_run
 from tests.helpers.source_tree import ROOT

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from megatrain.config import Config, load_config, num_parameters, reference_markdown
 from megatrain.config.checks import check
-from megatrain.config.config import all_options
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.model_size import num_parameters
+from megatrain.config.reference import reference_markdown
+from megatrain.config.sections import all_options
 from tests.helpers.source_tree import ROOT
 from tests.unit.config.conftest import ProblemsOf
 

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.config import Config, config_hash, load_config, to_toml
-from megatrain.config.config import all_options, build_config
+from megatrain.config.config import Config
+from megatrain.config.load import load_config
 from megatrain.config.options import Option
+from megatrain.config.sections import all_options
+from megatrain.config.serialize import config_hash, to_toml
 from megatrain.contracts.errors import ConfigError, TopologyError
 from megatrain.contracts.layout import Layout
 
@@ -38,7 +40,7 @@ CONFIGS = st.fixed_dictionaries(
         section: st.fixed_dictionaries({name: value_of(option) for name, option in options.items()})
         for section, options in all_options().items()
     }
-).map(build_config)
+).map(Config.of_values)
 
 
 @pytest.mark.slow
@@ -69,7 +71,8 @@ def test_hash_depends_on_every_key_and_on_nothing_else(small: Path) -> None:
 
 @pytest.mark.slow
 def test_hash_is_the_same_in_another_process(small: Path) -> None:
-    code = "import sys; from pathlib import Path; from megatrain.config import *; "
+    code = "import sys; from pathlib import Path; from megatrain.config.load import load_config; "
+    code += "from megatrain.config.serialize import config_hash; "
     code += "print(config_hash(load_config(Path(sys.argv[1])).config))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(small.resolve())], capture_output=True, text=True, check=True

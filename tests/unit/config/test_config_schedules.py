@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.unit.config.conftest import ProblemsOf, assert_rules
 
 INTERLEAVED = ["--parallel.num_chunks=2", "--parallel.schedule=interleaved"]
@@ -21,17 +23,10 @@ ALIGNMENT_CASES: list[tuple[list[str], str | None]] = [
     ),
     (
         ["--parallel.zero_stage=2"],
-        ("parallel.has_aligned_reductions=true defers the reduction of a chunk's gradients, and "
-         "parallel.zero_stage=2 reduces after every micro-batch; use zero_stage=1 or "
-         "has_aligned_reductions=false"),
+        ("parallel.has_aligned_reductions=true defers the reduction of a chunk's gradients, and parallel.zero_stage=2 "
+         "reduces after every micro-batch; use zero_stage=1 or has_aligned_reductions=false"),
     ),
 ]  # fmt: skip
-
-
-def test_reductions_that_cannot_be_aligned_are_refused(problems_of: ProblemsOf) -> None:
-    for overrides, expected in ALIGNMENT_CASES:
-        found = [problem.rpartition(" (")[0] for problem in problems_of(*ALIGNED, *overrides)]
-        assert found == ([expected] if expected else []), overrides
 
 
 ZERO_BUBBLE = ["--parallel.schedule=zero_bubble", "--parallel.pp_size=4"]
@@ -78,9 +73,16 @@ ZERO_BUBBLE_CASES: list[tuple[list[str], str | None]] = [
 ]  # fmt: skip
 
 
-def test_layouts_that_zero_bubble_cannot_have_are_refused(problems_of: ProblemsOf) -> None:
-    for overrides, expected in ZERO_BUBBLE_CASES:
-        found = [problem.rpartition(" (")[0] for problem in problems_of(*ZERO_BUBBLE, *overrides)]
+@pytest.mark.parametrize(
+    ("settings", "cases"),
+    [(ALIGNED, ALIGNMENT_CASES), (ZERO_BUBBLE, ZERO_BUBBLE_CASES)],
+    ids=["aligned reductions", "zero bubble"],
+)
+def test_layouts_that_a_schedule_cannot_have_are_refused(
+    settings: list[str], cases: list[tuple[list[str], str | None]], problems_of: ProblemsOf
+) -> None:
+    for overrides, expected in cases:
+        found = [problem.rpartition(" (")[0] for problem in problems_of(*settings, *overrides)]
         assert found == ([expected] if expected else []), overrides
 
 

@@ -135,10 +135,11 @@ def test_stages_are_in_the_order_of_their_samples(tmp_path: Path) -> None:
     assert [change.key for change in training_changes(config, other)] == ["data_stage-2.after_tokens"]
 
 
-def test_there_may_be_more_sources_than_receivers(tmp_path: Path) -> None:
-    def sources(count: int) -> str:
-        return "".join(f'[[data_source]]\npath = "source-{number}"\n' for number in range(count))
+@pytest.mark.parametrize(("kind", "most"), [("data_source", 1024), ("validation_set", 64)])
+def test_each_kind_of_section_has_a_largest_number(tmp_path: Path, kind: str, most: int) -> None:
+    def sections(count: int) -> str:
+        return "".join(f'[[{kind}]]\npath = "path-{number}"\n' for number in range(count))
 
-    assert len(config_with(tmp_path, sources(1024)).data_sources) == 1024
-    with pytest.raises(ConfigError, match=r"\[\[data_source\]\] appears 1025 times, and at most 1024 are allowed"):
-        config_with(tmp_path, sources(1025))
+    assert len(config_with(tmp_path, sections(most)).sections_of(kind)) == most
+    with pytest.raises(ConfigError, match=rf"\[\[{kind}\]\] appears {most + 1} times, and at most {most} are allowed"):
+        config_with(tmp_path, sections(most + 1))

@@ -6,9 +6,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatrain.config import BatchConfig, BatchSchedule
-from megatrain.config.data import DataStageConfig
-from megatrain.config.stages import placed_stages, step_begin
+from megatrain.config.batch import BatchConfig, BatchSchedule
+from megatrain.config.stages import DataStageConfig, placed_stages, step_begin
 from megatrain.contracts.sample_ranges import merged
 from tests.unit.config.conftest import ProblemsOf, Rules, assert_rules
 
@@ -67,7 +66,6 @@ def test_step_begin_splits_no_step(size: int, cursor: int, distance: int, skippe
 
 
 STAGE = ("--data_stage.after_tokens=6400", "--data_stage.seq_len=32")
-PLACE = "on the command line)"
 RULES: Rules = {
     "fits": (STAGE, None), "with a batch": ((*STAGE, "--data_stage.global_batch_size=96"), None),
     "parts": ((*STAGE, "--data.block_tokens=64", "--data.part_tokens=640"), None),
@@ -78,54 +76,50 @@ RULES: Rules = {
     "first length": (("--data.seq_len=32", "--data_stage.after_tokens=6400", "--data_stage.seq_len=64"), None),
     "too long for the model": (
         ("--data_stage.after_tokens=6400", "--data_stage.seq_len=128"),
-        ("data_stage.seq_len=128 must be at most model.seq_len=64, the most tokens of a sample that the model "
-         "takes; use "
-         f"64 or less, or model.seq_len=128 with data.seq_len=64 (--data_stage.seq_len {PLACE}"),
+        ("data_stage.seq_len=128 must be at most model.seq_len=64, the most tokens of a sample that the model takes; "
+         "use 64 or less, or model.seq_len=128 with data.seq_len=64 (--data_stage.seq_len on the command line)"),
     ),
     "evaluation too long": (
         ("--evaluation.seq_len=65",),
         ("evaluation.seq_len=65 must be at most model.seq_len=64, the most tokens of a sample that the model takes; "
-         "use "
-         f"64 or less, or model.seq_len=65 with data.seq_len=64 (--evaluation.seq_len {PLACE}"),
+         "use 64 or less, or model.seq_len=65 with data.seq_len=64 (--evaluation.seq_len on the command line)"),
     ),
     "indivisible": (
         ("--parallel.tp_size=4", "--data_stage.after_tokens=6400", "--data_stage.seq_len=30"),
-        ("data_stage.seq_len=30 must be divisible by parallel.tp_size=4 times parallel.num_sequence_chunks=1; use "
-         "28 or "
-         f"32 (--data_stage.seq_len {PLACE}"),
+        ("data_stage.seq_len=30 must be divisible by parallel.tp_size=4 times parallel.num_sequence_chunks=1; use 28 "
+         "or 32 (--data_stage.seq_len on the command line)"),
     ),
     "blocks": (
         (*STAGE, "--data.block_tokens=96", "--data.part_tokens=960", "--data.seq_len=64"),
         ("data.block_tokens=96 must be a multiple of data.seq_len=64, so that no sample crosses a block; use 64 or "
-         "128, "
-         f"or another length (--data.block_tokens {PLACE}"),
+         "128, or another length (--data.block_tokens on the command line)"),
     ),
     "parts of no block": (
         ("--data.block_tokens=64", "--data.part_tokens=100"),
-        f"data.part_tokens=100 must be a multiple of data.block_tokens=64; use 64 or 128 (--data.block_tokens {PLACE}",
+        ("data.part_tokens=100 must be a multiple of data.block_tokens=64; use 64 or 128 "
+         "(--data.block_tokens on the command line)"),
     ),
     "blocks without parts": (
         ("--data.block_tokens=64",),
         ("data.block_tokens=64 does nothing with data.part_tokens=0; set both, or use 0 for both "
-         f"(--data.block_tokens {PLACE}"),
+         "(--data.block_tokens on the command line)"),
     ),
     "blocks of packed samples": (
         ("--data.block_tokens=64", "--data.packing=best_fit", "--data.has_document_mask=true"),
         ('data.block_tokens=64 divides a stream of tokens, and with data.packing="best_fit" a part consists of the '
-         f"blocks of documents that are packed together; use block_tokens=0 (--data.block_tokens {PLACE}"),
+         "blocks of documents that are packed together; use block_tokens=0 (--data.block_tokens on the command line)"),
     ),
     "offload": (
         (*STAGE, "--parallel.offload_layers=1"),
         ("data_stage.seq_len=32 changes the sample length, but parallel.offload_layers=1 allows one only: which "
          "tensors wait in host memory follows from one length; use parallel.offload_layers=0, or one length for the "
-         f"whole run (--data_stage.seq_len {PLACE}"),
+         "whole run (--data_stage.seq_len on the command line)"),
     ),
     "ramp-up": (
         (*STAGE, "--batch.rampup_start=16", "--batch.rampup_increment=16", "--batch.rampup_samples=500"),
-        ("data_stage.after_tokens=6400 with data_stage.seq_len=32 begins during the ramp-up of the batch, which "
-         "lasts "
+        ("data_stage.after_tokens=6400 with data_stage.seq_len=32 begins during the ramp-up of the batch, which lasts "
          "batch.rampup_samples=500 samples of 64 tokens; use after_tokens of at least 32000, or a shorter ramp-up "
-         f"(--data_stage.after_tokens {PLACE}"),
+         "(--data_stage.after_tokens on the command line)"),
     ),
 }  # fmt: skip
 

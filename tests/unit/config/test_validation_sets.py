@@ -1,4 +1,4 @@
-"""Several sets of held-out tokens: rules between keys, names, their maximum number, and differences."""
+"""Several sets of held-out tokens: rules between keys, names, and differences."""
 
 from __future__ import annotations
 
@@ -76,12 +76,3 @@ def test_sets_survive_a_round_trip_and_differ_by_key(tmp_path: Path) -> None:
     assert [change.key for change in training_changes(config, other)] == ["validation_set-2.path"]
     assert list(config_with(tmp_path, '[data]\nvalidation = "a"').validation_sets) == ["data.validation"]
     assert config_with(tmp_path, "").validation_sets == {}
-
-
-def test_there_may_be_64_validation_sets(tmp_path: Path) -> None:
-    def sets(count: int) -> str:
-        return "".join(f'[[validation_set]]\npath = "set-{number}"\n' for number in range(count))
-
-    assert len(config_with(tmp_path, sets(64)).validation_sets) == 64
-    with pytest.raises(ConfigError, match=r"\[\[validation_set\]\] appears 65 times, and at most 64 are allowed"):
-        config_with(tmp_path, sets(65))

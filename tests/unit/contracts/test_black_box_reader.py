@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from megatrain.commands.blackbox import json_text, table_text
+from megatrain.commands.blackbox import json_values, lines_of
 from megatrain.contracts.black_box.encoding import (
     CONTROL_OFFSET,
     HEADER_OFFSET,
@@ -250,8 +251,8 @@ def test_random_damage_gives_a_black_box_or_a_data_error(
         with BlackBoxReader(path) as reader:
             box = reader.snapshot()
             reader.records_since(2)
-        table_text(box, box.records, box.newest_ns)
-        json_text(box, box.records, box.newest_ns)
+        lines_of(box, box.records, box.newest_ns)
+        json.dumps(json_values(box, box.records, box.newest_ns))
     except DataError as error:
         message = str(error)
     assert str(path) in message

@@ -53,13 +53,6 @@ def test_a_layout_is_described_by_the_axes_that_cut_something() -> None:
     assert both.size("edp") == 2
 
 
-def test_ranks_of_three_axes_are_ordered_pp_dp_tp() -> None:
-    layout = Layout(tp_size=2, pp_size=3, dp_size=4)
-    for pp, dp, tp in itertools.product(range(3), range(4), range(2)):
-        rank = (pp * 4 + dp) * 2 + tp
-        assert layout.coordinate(rank) == {"pp": pp, "dp": dp, "tp": tp}
-
-
 def test_rank_of_coordinate_and_sizes_lead_back() -> None:
     for layout in LAYOUTS:
         assert [layout.rank_of(layout.coordinate(rank)) for rank in range(layout.world_size)] == list(
@@ -168,34 +161,24 @@ def test_rank_is_read_from_the_environment_of_torchrun() -> None:
     assert process_from_environment(GOOD) == Process(5, 8, 1, 4, 2, "env://", "node-0:29500", is_round_common=False)
 
 
-def test_a_launcher_of_ours_names_the_host() -> None:
-    assert process_from_environment(GOOD).host == ""
-    assert process_from_environment(GOOD | {"MEGATRAIN_HOST": "host-3"}).host == "host-3"
+COUNTED = {"MEGATRAIN_ROUND": "7", "MEGATRAIN_ROUND_COUNTER": "1484"}
+READ: list[tuple[dict[str, str], str, object]] = [
+    ({"MEGATRAIN_HOST": "host-3"}, "host", "host-3"),
+    ({"MEGATRAIN_ROUND": "7"}, "round", 7),
+    ({"MEGATRAIN_ROUND": ""}, "round", 2),  # torchrun counts
+    (COUNTED, "round_counter", "1484"),
+    (COUNTED | {"MEGATRAIN_ROUND": ""}, "round_counter", ""),
+    ({"MEGATRAIN_ROUND": "7"}, "is_round_common", True),  # megatrain's launcher counts for all ranks
+    ({"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"}, "is_round_common", True),  # one agent has all workers
+    ({"TORCHELASTIC_RESTART_COUNT": ""}, "is_round_common", True),
+    ({"LOCAL_WORLD_SIZE": "", "TORCHELASTIC_RESTART_COUNT": ""}, "local_world_size", 2),
+]
+"""Changes of the environment, a field of the process, and its value."""
 
 
-def test_round_number_is_the_same_on_all_ranks() -> None:
-    for reason, known in {
-        "our launcher counts for all": {"MEGATRAIN_ROUND": "7"},
-        "one agent has all workers": {"LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8"},
-        "no count": {"TORCHELASTIC_RESTART_COUNT": ""},
-    }.items():
-        assert process_from_environment(GOOD | known).is_round_common, reason
-
-
-def test_round_number_comes_from_our_rendezvous() -> None:
-    environment = GOOD | {"TORCHELASTIC_RESTART_COUNT": "1"}
-    assert process_from_environment(environment | {"MEGATRAIN_ROUND": "7"}).round == 7
-    assert process_from_environment(environment | {"MEGATRAIN_ROUND": ""}).round == 1
-    counted = {"MEGATRAIN_ROUND": "7", "MEGATRAIN_ROUND_COUNTER": "1484"}
-    assert process_from_environment(environment | counted).round_counter == "1484"
-    assert process_from_environment(environment | counted | {"MEGATRAIN_ROUND": ""}).round_counter == ""
-    with pytest.raises(TopologyError, match="MEGATRAIN_ROUND='x'"):
-        process_from_environment(environment | {"MEGATRAIN_ROUND": "x"})
-
-
-def test_optional_variables_of_torchrun() -> None:
-    environment = {key: value for key, value in GOOD.items() if key not in ("LOCAL_WORLD_SIZE",)}
-    assert process_from_environment(environment | {"TORCHELASTIC_RESTART_COUNT": ""}).local_world_size == 2
+def test_optional_variables_are_read() -> None:
+    for changes, name, value in READ:
+        assert getattr(process_from_environment(GOOD | changes), name) == value, changes
 
 
 def test_impossible_value_of_a_variable_is_named() -> None:
@@ -213,6 +196,7 @@ def test_impossible_value_of_a_variable_is_named() -> None:
         ("MASTER_PORT", "abc"),
         ("MASTER_PORT", "99999"),
         ("TORCHELASTIC_RESTART_COUNT", "-1"),
+        ("MEGATRAIN_ROUND", "x"),
     ]:
         rule = rf"^environment variable {name}='.*' must be a whole number from \d+ to \d+; "
         with pytest.raises(TopologyError, match=rule):

@@ -91,7 +91,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"stall": 3}, r"^/k: stall=3; expected an object$"),
     ({"schema_version": 2}, r"^/k: schema_version=2, this program reads 1; use one version on all hosts$"),
     ({"host": None}, r"^/k: host=None; expected a string$"),
-    ({"host": "\ud800"}, r"^/k: host='\\ud800'; expected text without half surrogate pairs"),
+    ({"host": "\ud800"}, r"^/k: host='\\ud800'; expected text without lone surrogates"),
 ]
 
 

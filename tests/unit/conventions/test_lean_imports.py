@@ -35,7 +35,7 @@ STANDARD_LIBRARY_ONLY = [
     "megatrain.checkpoint.verification",
     "megatrain.cli",
     "megatrain.commands.ckpt",
-    "megatrain.config",
+    "megatrain.config.load",
     "megatrain.contracts",
     "megatrain.contracts.black_box.reader",
     "megatrain.checkpoint_format.checkpoint_files",

@@ -8,7 +8,7 @@ import pytest
 
 from megatrain.checkpoint_format.checkpoint_files import read_manifest
 from megatrain.checkpoint_format.local_location import LocalLocation
-from megatrain.config import load_config
+from megatrain.config.load import load_config
 from megatrain.contracts.errors import CheckpointError, ConfigError
 from megatrain.contracts.files.file_locks import is_locked
 from megatrain.conversion import start_from_hf

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megatrain.checkpoint.continued_stream import continued_stream
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
-from megatrain.config import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder
 from tests.helpers.step_plans import step_plan

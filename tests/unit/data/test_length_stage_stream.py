@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from megatrain.checkpoint.continued_lengths import with_aligned_lengths
 from megatrain.checkpoint.continued_stream import continued_stream
 from megatrain.checkpoint_format.sample_stream import MixtureStage, SampleStream, StreamSource
-from megatrain.config import BatchConfig
-from megatrain.config.batch import BatchSchedule, BatchStage
-from megatrain.config.data import DataStageConfig
-from megatrain.config.stages import placed_stages
+from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
+from megatrain.config.stages import DataStageConfig, placed_stages
 from megatrain.contracts.step_plan import Dealing, StepPlan
 from megatrain.data.mixture import Mixture
 from megatrain.data.order import SampleOrder

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from megatrain.config.config import all_options
+from megatrain.config.sections import all_options
 from megatrain.data.pictures.decoders import decoder_identity, make_decoder
 from megatrain.data.pictures.picture_format import DECODERS, PILLOW
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers

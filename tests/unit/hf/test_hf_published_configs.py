@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from megatrain.config import num_parameters
 from megatrain.config.batch import BatchConfig
 from megatrain.config.config import Config
 from megatrain.config.model import ModelConfig
+from megatrain.config.model_size import num_parameters
 from megatrain.config.optimizer import OptimizerConfig
 from megatrain.config.parallel import ParallelConfig
 from megatrain.config.train import TrainConfig

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.config import num_parameters
 from megatrain.config.model import ModelConfig
-from megatrain.config.model_size import parameter_sizes
+from megatrain.config.model_size import num_parameters, parameter_sizes
 from megatrain.config.options import options_of
 from megatrain.config.variants import load_families, load_variant
 from megatrain.contracts.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory import with_changes
+from benchmarks.memory import LLAMA, with_changes
 from megatrain.checkpoint.peers import choose_keepers
 from megatrain.checkpoint_format.manifest import CheckpointMesh, Manifest
 from megatrain.comm import dry_mesh
@@ -21,17 +21,9 @@ from tests.helpers.checkpoint_tree import make_manifest
 
 S, B, H, N = 64, 2, 64, 4
 TOKENS = S * B
-LLAMA: dict[str, Any] = {
-    "model.positions": "rope",
-    "model.norm": "rmsnorm",
-    "model.mlp": "swiglu",
-    "model.ffn_size": 3 * H,
-    "model.has_bias": False,
-    "model.num_kv_heads": 2,
-    "model.has_tied_head": False,
-}
+WIDE_LLAMA = LLAMA | {"model.ffn_size": 3 * H}
 BF16 = {"train.precision": "bf16"}
-FP8 = {**LLAMA, **BF16, "model.num_kv_heads": N, "fp8.recipe": "tensorwise"}
+FP8 = {**WIDE_LLAMA, **BF16, "model.num_kv_heads": N, "fp8.recipe": "tensorwise"}
 # norm's input and output, twice; queries, keys, values; attention's output; both sides of the activation function
 GPT_WIDTH = 2 * 2 * H + 3 * H + H + 2 * 4 * H
 GPT_NUMBERS = 4 + N
@@ -48,8 +40,8 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     "GPT, selective": ({"parallel.recompute": "selective"}, 4 * (GPT_WIDTH - 2 * H - 4 * H + GPT_NUMBERS)),
     "GPT, full": ({"parallel.recompute": "full"}, 4 * H),
     "parallel block": ({"model.block": "parallel"}, 4 * (GPT_WIDTH - 2 * H + GPT_NUMBERS - 2)),
-    "Llama": (LLAMA, 4 * (LLAMA_WIDTH + LLAMA_NUMBERS)),
-    "Llama on a GPU": ({**LLAMA, **BF16, "runtime.device": "cuda"}, 2 * LLAMA_WIDTH + 4 * LLAMA_NUMBERS),
+    "Llama": (WIDE_LLAMA, 4 * (LLAMA_WIDTH + LLAMA_NUMBERS)),
+    "Llama on a GPU": ({**WIDE_LLAMA, **BF16, "runtime.device": "cuda"}, 2 * LLAMA_WIDTH + 4 * LLAMA_NUMBERS),
     "window on a GPU": ({**BF16, "model.window_size": 16, "runtime.device": "cuda"}, 2 * GPT_WIDTH + 4 * GPT_NUMBERS),
     "fp32 on a GPU": ({"runtime.device": "cuda"}, 4 * (GPT_WIDTH + GPT_NUMBERS)),
     "fp32 and a window on a GPU, whose mask all layers share": (
@@ -57,12 +49,12 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
         4 * (GPT_WIDTH + GPT_NUMBERS),
     ),
     "documents on a GPU": (
-        {**LLAMA, **BF16, "data.has_document_mask": True, "runtime.device": "cuda"},
+        {**WIDE_LLAMA, **BF16, "data.has_document_mask": True, "runtime.device": "cuda"},
         # Samples are separate calls, and their outputs are concatenated.
         2 * (LLAMA_WIDTH + H) + 4 * LLAMA_NUMBERS,
     ),
     "apex norms": (
-        {**LLAMA, **BF16, "kernels.norm": "apex", "runtime.device": "cuda"},
+        {**WIDE_LLAMA, **BF16, "kernels.norm": "apex", "runtime.device": "cuda"},
         2 * LLAMA_WIDTH + 4 * LLAMA_NUMBERS,
     ),
     "two tensor ranks": ({"parallel.tp_size": 2}, 4 * (GPT_WIDTH + GPT_NUMBERS) / 2),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.memory import with_changes
+from benchmarks.memory import LLAMA, with_changes
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
 from megatrain.ops.attention_segments import segments_of
@@ -26,24 +26,16 @@ from megatrain.schedule import build_schedule
 from megatrain.training.rank_model import RankModel, build_rank_model
 from tests.helpers.single_rank import SilentRecorder, single_rank_mesh
 
-LLAMA: dict[str, Any] = {
-    "model.positions": "rope",
-    "model.norm": "rmsnorm",
-    "model.mlp": "swiglu",
-    "model.has_bias": False,
-    "model.num_kv_heads": 2,
-    "model.has_tied_head": False,
-    "train.precision": "bf16",
-}
+LLAMA_BF16 = LLAMA | {"train.precision": "bf16"}
 CASES: dict[str, dict[str, Any]] = {
     "GPT": {},
     "GPT, bf16": {"train.precision": "bf16"},
     "parallel block, dropout": {"model.block": "parallel", "model.dropout": 0.1, "train.precision": "bf16"},
-    "Llama": LLAMA,
-    "Llama, selective recompute": LLAMA | {"parallel.recompute": "selective"},
-    "Llama, full recompute": LLAMA | {"parallel.recompute": "full"},
-    "Llama, FP8": LLAMA | {"fp8.recipe": "tensorwise"},
-    "Llama, FP8 by row": LLAMA | {"fp8.recipe": "rowwise"},
+    "Llama": LLAMA_BF16,
+    "Llama, selective recompute": LLAMA_BF16 | {"parallel.recompute": "selective"},
+    "Llama, full recompute": LLAMA_BF16 | {"parallel.recompute": "full"},
+    "Llama, FP8": LLAMA_BF16 | {"fp8.recipe": "tensorwise"},
+    "Llama, FP8 by row": LLAMA_BF16 | {"fp8.recipe": "rowwise"},
 }
 
 
@@ -88,7 +80,7 @@ def peak_of_a_pass(rank_model: RankModel) -> int:
 def test_host_memory_of_offloaded_activations_is_reported() -> None:
     plans = []
     for num_offloaded in (0, 3):
-        changes = LLAMA | {"runtime.device": "cuda", "parallel.offload_layers": num_offloaded}
+        changes = LLAMA_BF16 | {"runtime.device": "cuda", "parallel.offload_layers": num_offloaded}
         plans.append(plan_run(Config.from_dict(with_changes(changes))))
     (plain,), (offloaded,) = (plan.stages for plan in plans)
 

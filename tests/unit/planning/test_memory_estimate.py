@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.memory import measure_rank, with_changes
-from megatrain.config import load_config
+from benchmarks.memory import LLAMA, measure_rank, with_changes
+from megatrain.config.load import load_config
 from megatrain.planning import chunks
 from megatrain.planning.footprint import HostCopies
 from megatrain.planning.run_plan import plan_run
@@ -27,26 +27,18 @@ SMALL = {
     "batch.micro_batch_size": 4,
     "batch.global_batch_size": 8,
 }
-LLAMA: dict[str, Any] = {
-    "model.positions": "rope",
-    "model.norm": "rmsnorm",
-    "model.mlp": "swiglu",
-    "model.has_bias": False,
-    "model.num_kv_heads": 2,
-    "model.has_tied_head": False,
-    "train.precision": "bf16",
-}
+LLAMA_BF16 = LLAMA | {"train.precision": "bf16"}
 CASES: dict[str, dict[str, Any]] = {
     "GPT": {},
-    "Llama, bf16, untied": LLAMA,
-    "selective": LLAMA | {"parallel.recompute": "selective"},
+    "Llama, bf16, untied": LLAMA_BF16,
+    "selective": LLAMA_BF16 | {"parallel.recompute": "selective"},
     "z-loss and label smoothing": {"train.z_loss": 1e-4, "train.label_smoothing": 0.1},
-    "FP8": LLAMA | {"fp8.recipe": "tensorwise"},
-    "FP8, one micro-batch": LLAMA | {"fp8.recipe": "tensorwise", "batch.global_batch_size": 4},
-    "FP8, ZeRO-2": LLAMA | {"fp8.recipe": "tensorwise", "parallel.zero_stage": 2},
-    "FP8, delayed, selective": LLAMA
+    "FP8": LLAMA_BF16 | {"fp8.recipe": "tensorwise"},
+    "FP8, one micro-batch": LLAMA_BF16 | {"fp8.recipe": "tensorwise", "batch.global_batch_size": 4},
+    "FP8, ZeRO-2": LLAMA_BF16 | {"fp8.recipe": "tensorwise", "parallel.zero_stage": 2},
+    "FP8, delayed, selective": LLAMA_BF16
     | {"fp8.recipe": "tensorwise", "fp8.scaling": "delayed", "parallel.recompute": "selective"},
-    "FP8 by row, full recompute": LLAMA | {"fp8.recipe": "rowwise", "parallel.recompute": "full"},
+    "FP8 by row, full recompute": LLAMA_BF16 | {"fp8.recipe": "rowwise", "parallel.recompute": "full"},
     "rotary in place, swiglu with bias": {"model.positions": "rope", "model.mlp": "swiglu"},
     "parallel block, window, dropout, selective": {
         "model.block": "parallel",
@@ -62,8 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.bucket_size": 50_000,
         "batch.micro_batch_size": 1,
     },
-    "ZeRO-2, gradients in bf16": LLAMA | {"parallel.zero_stage": 2, "parallel.grad_reduce_dtype": "bf16"},
-    "offloaded": LLAMA | {"model.num_layers": 6, "parallel.offload_layers": 3},
+    "ZeRO-2, gradients in bf16": LLAMA_BF16 | {"parallel.zero_stage": 2, "parallel.grad_reduce_dtype": "bf16"},
+    "offloaded": LLAMA_BF16 | {"model.num_layers": 6, "parallel.offload_layers": 3},
     "documents, full recompute, LAMB, ZeRO-2": {
         "data.has_document_mask": True,
         "model.num_layers": 6,
@@ -72,7 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
         "parallel.zero_stage": 2,
         "optimizer.name": "lamb",
     },
-    "Muon and an average, so few activations that the update is the fullest moment": LLAMA
+    "Muon and an average, so few activations that the update is the fullest moment": LLAMA_BF16
     | {
         "optimizer.name": "muon",
         "optimizer.ema_decay": 0.9,
@@ -114,7 +106,7 @@ def test_offloaded_activations_are_off_the_device_as_estimated(recompute: str, m
     monkeypatch.setattr(chunks, "ImmediateCopies", HostCopies)
     peaks = []
     for num_offloaded in (0, 2, 6):
-        changes = LLAMA | {
+        changes = LLAMA_BF16 | {
             "model.num_layers": 6,
             "train.precision": "fp32",  # CPUs without bf16 take a minute for what fp32 does in seconds.
             "parallel.schedule": "gpipe",  # Two micro-batches wait at once.

@@ -14,8 +14,9 @@ from benchmarks.memory import with_changes
 from megatrain.chunks.builder import build_chunks, build_meta_chunks
 from megatrain.comm import create_mesh
 from megatrain.comm.group import Group
-from megatrain.config import load_config, num_parameters
 from megatrain.config.config import Config
+from megatrain.config.load import load_config
+from megatrain.config.model_size import num_parameters
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import TopologyError
 from megatrain.contracts.layout import AXES, Layout

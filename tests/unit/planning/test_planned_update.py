@@ -7,8 +7,9 @@ from typing import Any
 from benchmarks.memory import with_changes
 from megatrain.config.config import Config
 from megatrain.config.model_size import block_weights, num_parameters
+from megatrain.planning.parameter_groups import grouped_parameters
 from megatrain.planning.plan_text import render
-from megatrain.planning.run_plan import RunPlan, grouped_parameters, plan_run
+from megatrain.planning.run_plan import RunPlan, plan_run
 
 SMALL = {"model.vocab_size": 64, "model.seq_len": 16, "model.hidden_size": 32, "model.num_layers": 2}
 EMBEDDING = (128 + 16) * 32

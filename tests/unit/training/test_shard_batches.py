@@ -16,8 +16,8 @@ import pytest
 
 from megatrain.arena.directory import create_arena
 from megatrain.cli import main
-from megatrain.config import to_toml
 from megatrain.config.config import Config
+from megatrain.config.serialize import to_toml
 from megatrain.contracts.black_box.operations import OF_PRODUCERS
 from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.contracts.layout import Layout

@@ -16,8 +16,8 @@ import pytest
 
 from megatrain.arena.directory import create_arena
 from megatrain.cli import main
-from megatrain.config import to_toml
 from megatrain.config.config import Config
+from megatrain.config.serialize import to_toml
 from megatrain.contracts.errors import ConfigError
 from megatrain.data import side_by_side
 from megatrain.data.loader.host_loader import HostLoader
