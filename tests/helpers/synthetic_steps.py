@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, axis_values, from_columns, joined
+from megatrain_diagnostics.events.roster import Roster, axis_values, make_roster
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, from_columns, joined
 
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 1.0
@@ -171,6 +171,4 @@ def values_of_ranks(ranks: Sequence[int], step: int, values: dict[StepValue, flo
 
 
 def empty_groups() -> Groups:
-    return from_columns(
-        Groups, {name: [] for name in ("round", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
-    )
+    return joined(Groups, [])

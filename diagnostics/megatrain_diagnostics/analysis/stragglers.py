@@ -15,7 +15,7 @@ import numpy as np
 
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, first_seen
-from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.findings import Finding, greatest_by_host
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.network import SlowNetwork, by_elimination, slow_groups
 from megatrain_diagnostics.analysis.own_time import Aspect
@@ -87,9 +87,7 @@ def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candida
         return Cause.COMPUTE
     if is_explained(window, rank, same_stage, float(compute.excess_s[rank] / compute.scale_s[rank])):
         return Cause.LENGTHS
-    if evidence.correlations is not None and evidence.correlations[rank] >= MIN_WORK_CORRELATION:
-        return Cause.LENGTHS
-    return Cause.COMPUTE
+    return Cause.LENGTHS if evidence.correlations[rank] >= MIN_WORK_CORRELATION else Cause.COMPUTE
 
 
 def _same_stage(evidence: StragglerEvidence, rank: int) -> Indices:
@@ -117,11 +115,7 @@ def _finding(
     first_step, num_steps, num_seen = first_seen(
         evidence.history.trace(slow.aspect, worst), slow.aspect, evidence.thresholds
     )
-    by_host: dict[str, float] = {}
-    for rank in ranks:
-        host = evidence.roster.host_of(rank)
-        if host:
-            by_host[host] = max(by_host.get(host, 0.0), float(slow.score[rank]))
+    by_host = greatest_by_host((evidence.roster.host_of(rank), float(slow.score[rank])) for rank in ranks)
     victims = _victims(evidence.window, worst, float(slow.excess_s[worst]))
     shown = evidence.window if slow.aspect is Aspect.COMPUTE else evidence.long_window
     finding = Finding(
@@ -242,11 +236,9 @@ def _rotating(evidence: StragglerEvidence) -> Iterator[Finding]:
 
 def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
     windows = evidence.window, evidence.long_window, evidence.past
-    found: list[SlowNetwork] = list(
-        slow_groups(*windows, evidence.bytes_of, evidence.peers, evidence.roster, evidence.thresholds)
-    )
+    found: list[SlowNetwork] = list(slow_groups(*windows, evidence.bytes_of, evidence.roster, evidence.thresholds))
     if not found:
-        rest = by_elimination(*windows, evidence.peers, evidence.thresholds)
+        rest = by_elimination(*windows, evidence.thresholds)
         found = [] if rest is None else [rest]
     window = evidence.window
     scale = float(np.median(window.scale))

@@ -21,7 +21,8 @@ from megatrain.contracts.layout import SIZED_AXES
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds
 from megatrain_diagnostics.columns.schema import table_named, time_column, to_arrow
-from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select, world_sizes
+from megatrain_diagnostics.events.roster import world_sizes
+from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select
 from megatrain_diagnostics.wire.messages import BatchHeader, read_batch
 
 _FUTURE_NS = 3_600 * 10**9

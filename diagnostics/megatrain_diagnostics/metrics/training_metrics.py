@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.confirmed_steps import ConfirmedSteps
 from megatrain_diagnostics.collector.counters import RejectionReason
-from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values, world_sizes
+from megatrain_diagnostics.events.roster import world_sizes
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values
 from megatrain_diagnostics.metrics.readings import STEP_BUCKETS_S, JobReading
 
 _NS = 1_000_000_000

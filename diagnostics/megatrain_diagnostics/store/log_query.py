@@ -17,7 +17,7 @@ import numpy as np
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import from_arrow
 from megatrain_diagnostics.events.source import Where
-from megatrain_diagnostics.events.tables import LogLines, columns_of, from_columns, joined, select
+from megatrain_diagnostics.events.tables import LogLines, columns_of, joined, select
 from megatrain_diagnostics.store.reader import ALL, StoredEvents, TooSlowError, sql_conditions
 from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen, shown_round
 
@@ -191,4 +191,4 @@ def _in_time(parts: list[LogLines]) -> LogLines:
 
 def no_lines() -> LogLines:
     """Return an empty table of log lines."""
-    return from_columns(LogLines, {name: [] for name in columns_of(LogLines)})
+    return joined(LogLines, [])

@@ -66,10 +66,10 @@ def test_rows_in_any_order_and_twice_come_to_the_same() -> None:
         row = ring.take(step)
         taken.append(row.step)
         assert row.has_reported.all()
-        for number in (FORWARD, Operation.OPTIMIZER.number):
-            expected = [(step * 1000 + rank * 10 + number) / 1000 for rank in range(4)]
-            np.testing.assert_allclose(row.of(number), expected, rtol=1e-6)
-        assert row.of(Operation.GC.number).tolist() == [0.0] * 4
+        for operation in (Operation.FORWARD_COMPUTE, Operation.OPTIMIZER):
+            expected = [(step * 1000 + rank * 10 + operation.number) / 1000 for rank in range(4)]
+            np.testing.assert_allclose(row.of(operation), expected, rtol=1e-6)
+        assert row.of(Operation.GC).tolist() == [0.0] * 4
     assert taken == list(range(20, 29))  # rows of the newest step may still be on their way
     assert ring.due(11.0, 10.0) == 29
 
@@ -81,7 +81,7 @@ def test_step_waits_a_limited_time_for_the_last_rank() -> None:
     assert ring.due(110.0, 10.0) == 5
     row = ring.take(5)
     assert row.has_reported.tolist() == [True, True, False]
-    assert row.of(FORWARD)[2] == 0.0
+    assert row.of(Operation.FORWARD_COMPUTE)[2] == 0.0
     ring.add_totals(rows(cells(range(5, 7), range(2, 3))), 110.0)
     assert ring.counters.num_late == 2
     assert ring.due(110.0, 10.0) == 6
@@ -96,7 +96,8 @@ def test_impossible_rows_are_counted_and_change_nothing() -> None:
     ring.add_totals(rows([(101, 0, FORWARD, 2**62), (-1, 0, FORWARD, 1)]), 0.0)
     assert ring.counters.num_wrong == 6
     assert ring.due(0.0, 10.0) == 100
-    np.testing.assert_allclose(ring.take(100).of(FORWARD), [100 + (rank * 10 + 3) / 1000 for rank in range(4)])
+    expected = [100 + (rank * 10 + 3) / 1000 for rank in range(4)]
+    np.testing.assert_allclose(ring.take(100).of(Operation.FORWARD_COMPUTE), expected)
 
 
 def test_impossible_first_row_does_not_hold_up_the_others() -> None:
@@ -125,7 +126,7 @@ def test_more_operations_than_expected_fit() -> None:
     ring.add_totals(rows(cells(range(1, 2), range(2))), 0.0)
     row = ring.take(0)
     assert len(row.operations) == 25
-    assert row.of(20).tolist() == pytest.approx([20e-9] * 2)
+    assert row.of(Operation.CHECKPOINT).tolist() == pytest.approx([20e-9] * 2)
 
 
 def test_work_of_ranks_comes_from_values() -> None:

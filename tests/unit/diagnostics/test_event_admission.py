@@ -16,13 +16,13 @@ from megatrain_diagnostics.collector.admission import Admission, Admitted, Refus
 from megatrain_diagnostics.collector.counters import IngestStatistics, LostRowsReporter, RejectionReason
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
+from megatrain_diagnostics.events.roster import axis_values
 from megatrain_diagnostics.events.tables import (
     Clocks,
     Ranks,
     Spans,
     StepTotals,
     Table,
-    axis_values,
     columns_of,
     from_columns,
     joined,

@@ -20,16 +20,8 @@ from megatrain.contracts.records.record import encode
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import (
-    Groups,
-    Ranks,
-    Spans,
-    Stacks,
-    Table,
-    axis_values,
-    columns_of,
-    from_columns,
-)
+from megatrain_diagnostics.events.roster import axis_values
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, Stacks, Table, columns_of, from_columns
 from megatrain_diagnostics.store.segment_store import SegmentStore
 
 LAYOUT = Layout(tp_size=2, dp_size=2)

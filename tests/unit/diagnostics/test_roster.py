@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.drift_causes import groups_of
@@ -18,7 +18,7 @@ from megatrain_diagnostics.analysis.history import StepHistory
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.analysis.sentences import place_of
 from megatrain_diagnostics.analysis.stack_clusters import smallest_group
-from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, WORK_KINDS, StepRow
+from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
 from megatrain_diagnostics.analysis.timeline import rank_name
 from megatrain_diagnostics.analysis.whatif.span_rows import Cells
 from megatrain_diagnostics.events.roster import groups_along, make_roster, newest_round, places_along, replica_groups
@@ -111,7 +111,7 @@ def test_transfers_of_parameters_are_those_of_dp_and_cp_together() -> None:
         step=1,
         operations=(Operation.GRADS_REDUCE_SCATTER.number,),
         seconds=seconds,
-        longest=np.zeros((len(OVERLAPPED), 16)),
+        longest=np.zeros((len(REPLICA_COLLECTIVES), 16)),
         num_forwards=np.ones(LAYOUT.world_size, dtype=np.int64),
         work=np.zeros((len(WORK_KINDS), 16)),
         has_reported=np.ones(16, dtype=bool),
