@@ -22,7 +22,7 @@ _FLOOR = 0.01
 """Least spread of peers, as a fraction of a stage's compute."""
 _MEDIAN_ERROR = 1.2533
 """Ratio of the standard error of a median to that of a mean."""
-_MIN_PART_STEADY = 0.625
+MIN_PART_STEADY = 0.625
 """The compute of a rank is slow only if it exceeds the threshold in at least this fraction of the steps: 5 of 8."""
 _MIN_PART_NOW_AND_THEN = 0.125
 """The same fraction for waiting for data and for garbage collection."""
@@ -82,7 +82,7 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
     num_seen = (excess >= thresholds.excess * scale).sum(axis=0)
     score = middle / noise
     is_slow = (middle >= thresholds.excess * scale) & (score >= least_score(thresholds, peers.num_ranks))
-    is_slow &= num_seen >= max(2.0, count * (_MIN_PART_STEADY if is_steady else _MIN_PART_NOW_AND_THEN))
+    is_slow &= num_seen >= max(2.0, count * (MIN_PART_STEADY if is_steady else _MIN_PART_NOW_AND_THEN))
     is_slow &= (reference.num_peers > 0) & (deficit > _MAX_VICTIM_DEFICIT * middle)
     return Candidates(aspect, middle, scale, score, deficit.astype(np.float64), reference.num_peers, is_slow)
 
@@ -101,7 +101,7 @@ def first_seen(trace: Trace, aspect: Aspect, thresholds: Thresholds) -> tuple[in
     is_seen = trace.excess >= thresholds.excess * trace.scale
     lasting = np.cumsum(is_seen[::-1])
     lengths = np.arange(1, len(is_seen) + 1)
-    share = _MIN_PART_STEADY if aspect is Aspect.COMPUTE else _MIN_PART_NOW_AND_THEN
+    share = MIN_PART_STEADY if aspect is Aspect.COMPUTE else _MIN_PART_NOW_AND_THEN
     may_begin = is_seen[::-1] & (lasting >= share * lengths)
     if aspect is Aspect.COMPUTE:
         before = np.concatenate([np.zeros(_NUM_ONSET_STEPS, dtype=lasting.dtype), lasting[:-_NUM_ONSET_STEPS]])[

@@ -53,7 +53,7 @@ def robust_pearson(compute: NDArray[np.floating], work: NDArray[np.floating]) ->
 
     A rank whose core is busy for one step computes longer there, whatever its samples are. A few such steps must not
     hide that compute follows the samples in all others. Where more than a quarter of the pairs are far from a line,
-    they are no outliers, and all count. The line is that of least trimmed squares (Rousseeuw 1984), found by
+    none of them counts as an outlier. The line is that of least trimmed squares (Rousseeuw 1984), found by
     concentration steps. Shapes: both [pairs].
     """
     is_near = _near_line(compute, work)
@@ -87,7 +87,7 @@ def _distance_from_line(compute: NDArray[np.floating], work: NDArray[np.floating
 
 
 def work_correlation(window: ComparedSteps, ranks: Indices, correlation: Correlation) -> float:
-    """Return the highest correlation of compute with one kind of these ranks' work, over steps and ranks; least 0."""
+    """Return the highest correlation, over steps and ranks, of compute with one kind of these ranks' work; at least 0."""
     compute = window.own[:, Aspect.COMPUTE][:, ranks]
     has_reported = window.has_reported[:, ranks]
     found = [0.0]

@@ -61,7 +61,7 @@ class Roster:
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """Return the known hosts of ranks, each once, in the order of the ranks."""
-        return tuple(dict.fromkeys(self.hosts[rank] for rank in ranks if rank in self.hosts))
+        return tuple(dict.fromkeys(filter(None, map(self.host_of, ranks))))
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
         return tuple(sorted(rank for rank, name in self.hosts.items() if name == host))

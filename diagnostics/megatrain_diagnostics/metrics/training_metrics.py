@@ -42,7 +42,7 @@ class TrainingMetrics:
         self._sum_s = 0.0
         self._last_step_s: float | None = None
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         """Receive rows that are on disk."""
         with self._lock:
             if isinstance(table, Ranks):

@@ -265,7 +265,7 @@ def test_made_up_hosts_do_not_fill_the_memory() -> None:
 def places_of(ahead: RowsAhead, *tables: Spans) -> list[tuple[int, int]]:
     """Return (round, sequence) of the rows that are passed on."""
     found = []
-    for _, table in ahead.take([(Spans, one) for one in tables]):
+    for table in ahead.take(list(tables)):
         assert isinstance(table, Spans)
         found += list(zip(table.round.tolist(), table.sequence.tolist(), strict=True))
     return found

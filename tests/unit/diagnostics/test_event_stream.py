@@ -383,7 +383,7 @@ class Watcher:
         self.tables: list[Table] = []
         self.num_ticks = self.num_calls = 0
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         self.num_calls += 1
         if self.num_calls == 1:
             raise RuntimeError("a judge that fails")

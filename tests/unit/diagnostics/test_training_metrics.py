@@ -39,8 +39,8 @@ def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) 
     if step_us is not None:
         drawing.total(Op.STEP, 0, step_us, step=7)
     metrics = TrainingMetrics()
-    for table_kind, table in drawing.tables().items():
-        metrics.consume(table_kind, table)
+    for table in drawing.tables().values():
+        metrics.consume(table)
     return metrics.reading("my", "1.0")
 
 
@@ -69,8 +69,8 @@ def test_steps_are_counted_once_whichever_rank_reports_them() -> None:
     for step in range(5):
         totals, _ = job.step(step)
         for rank in range(4):
-            metrics.consume(StepTotals, select(totals, totals.rank == rank))
-        metrics.consume(Values, worth(step, tokens=10.0))
+            metrics.consume(select(totals, totals.rank == rank))
+        metrics.consume(worth(step, tokens=10.0))
     found = reading(metrics)
     assert (found.step, found.loss, found.tokens) == (4, 3.0, 50)
     assert sum(found.step_buckets) == 5
@@ -78,16 +78,16 @@ def test_steps_are_counted_once_whichever_rank_reports_them() -> None:
 
 def test_step_that_a_rank_invents_is_ignored() -> None:
     metrics, job = TrainingMetrics(), SyntheticJob(Layout(dp_size=4))
-    metrics.consume(Ranks, job.ranks())
+    metrics.consume(job.ranks())
     totals, _ = job.step(6)
-    metrics.consume(StepTotals, totals)
+    metrics.consume(totals)
     made_up, _ = job.step(5000)
-    metrics.consume(StepTotals, select(made_up, (made_up.operation == Op.STEP.number) & (made_up.rank == 0)))
-    metrics.consume(Values, worth(5000))
+    metrics.consume(select(made_up, (made_up.operation == Op.STEP.number) & (made_up.rank == 0)))
+    metrics.consume(worth(5000))
     assert reading(metrics).step is None
     totals, _ = job.step(7)
-    metrics.consume(StepTotals, totals)
-    metrics.consume(Values, worth(7))
+    metrics.consume(totals)
+    metrics.consume(worth(7))
     assert reading(metrics).step == 7
     assert sum(reading(metrics).step_buckets) == 2
 
@@ -96,10 +96,10 @@ def test_step_that_a_rank_invents_is_ignored() -> None:
 def test_invalid_tokens_and_flops_are_not_counted(bad: float) -> None:
     metrics, job = TrainingMetrics(), SyntheticJob(Layout(dp_size=2))
     totals, _ = job.step(1)
-    metrics.consume(StepTotals, totals)
-    metrics.consume(Values, worth(1, tokens=bad, model_flops=bad, peak_flops=bad))
+    metrics.consume(totals)
+    metrics.consume(worth(1, tokens=bad, model_flops=bad, peak_flops=bad))
     assert reading(metrics).mfu is None
-    metrics.consume(Values, worth(2, tokens=8.0, model_flops=1e9, peak_flops=1e12))
+    metrics.consume(worth(2, tokens=8.0, model_flops=1e9, peak_flops=1e12))
     found = reading(metrics)
     assert (found.step, found.tokens) == (2, 8)
     assert found.mfu is not None

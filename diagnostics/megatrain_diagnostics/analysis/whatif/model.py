@@ -143,8 +143,10 @@ def _taken(lanes: Lanes, dependencies: Dependencies) -> Floats:
 
 def _lateness(lanes: Lanes, dependencies: Dependencies) -> Floats:
     late = lanes.start_s.copy()
-    for number, waits in enumerate(dependencies.waits):
-        if waits:
+    for node in dependencies.graph.nodes:
+        for number, waits in zip(node.operations, node.waits, strict=True):
+            if not waits:
+                continue
             ready = lanes.start_s[waits[0]] + lanes.duration_s[waits[0]]
             for wait in waits[1:]:
                 np.maximum(ready, lanes.start_s[wait] + lanes.duration_s[wait], out=ready)

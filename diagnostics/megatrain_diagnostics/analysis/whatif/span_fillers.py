@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints
 from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, SpanRows, latest_at
+from megatrain_diagnostics.events.rows import begins_run
 
 
 def add_missing_rows(rows: SpanRows, cells: Cells) -> SpanRows:
@@ -68,7 +69,7 @@ def _in_order(rows: SpanRows, cells: Cells) -> SpanRows:
     # a receive without a sender begins with its compute, so the next receive, posted earlier, is moved to this time
     start = rows.start.copy()
     times, place = np.unique(start, return_inverse=True)
-    offset = np.cumsum(np.append(0, np.diff(line) != 0))[: len(line)] * len(times)
+    offset = np.cumsum(begins_run(line)) * len(times)
     lifted = times[np.maximum.accumulate(place + offset) - offset]
     start[is_message] = lifted[is_message]
     return replace(rows, start=start, end=np.maximum(rows.end, start))

@@ -12,6 +12,7 @@ from megatrain.contracts.layout import STAGES, Layout
 from megatrain.schedule import ChunkPlacement
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.operations import Ints, ranks_per_row
+from megatrain_diagnostics.events.rows import ABSENT, begins_run, positions_of
 
 KINDS = tuple(sorted(kinds.KNOWN_KINDS))
 NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
@@ -110,26 +111,24 @@ class Cells:
         rows = rows.where(order)
         line = self.line(rows.cell, rows.tp_rank) * len(KINDS) + rows.kind
         places = np.arange(len(line))
-        is_first = np.ones(len(line), dtype=bool)
-        is_first[1:] = np.diff(line) != 0
-        sequence = places - np.maximum.accumulate(np.where(is_first, places, 0))
+        sequence = places - np.maximum.accumulate(np.where(begins_run(line), places, 0))
         compute = self.computes_of(rows)
         sequence = np.where(compute >= 0, sequence[compute], sequence)
         return replace(rows, sequence=sequence).where(~rows.of(*kinds.MESSAGES) | (compute >= 0))
 
     def computes_of(self, rows: SpanRows) -> Ints:
-        """Return the row of each message's compute; -1 if it is missing, and for rows that are not messages."""
+        """Return the row of each message's compute; ABSENT if it is missing, and for rows that are not messages."""
         compute_kind = np.full(len(KINDS), -1, dtype=np.int64)
         for message, compute in _COMPUTE_OF.items():
             compute_kind[NUMBER_OF[message]] = NUMBER_OF[compute]
         messages, computes = np.flatnonzero(rows.of(*kinds.MESSAGES)), np.flatnonzero(rows.of(*kinds.COMPUTES))
-        found = np.full(len(rows.kind), -1, dtype=np.int64)
+        found = np.full(len(rows.kind), ABSENT, dtype=np.int64)
         if not len(computes):
             return found
         identity = self._identity(rows, np.where(rows.of(*kinds.MESSAGES), compute_kind[rows.kind], rows.kind))
         known, first = np.unique(identity[computes], return_index=True)
-        at = np.minimum(np.searchsorted(known, identity[messages]), len(known) - 1)
-        found[messages] = np.where(known[at] == identity[messages], computes[first][at], -1)
+        at = positions_of(identity[messages], known)
+        found[messages] = np.where(at >= 0, computes[first][at], ABSENT)
         return found
 
     def _identity(self, rows: SpanRows, kind: Ints) -> Ints:
