@@ -18,29 +18,16 @@ from megatrain_diagnostics.events.tables import Clocks, StepTotals, from_columns
 from tests.helpers.pipeline_job import PipelineJob
 from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
 from tests.helpers.synthetic_steps import empty_groups, step_values
+from tests.helpers.table_rows import table_rows
 
 FORWARD = Operation.FORWARD_COMPUTE.number
 
 
 def rows(cells: Iterable[tuple[int, int, int, int]]) -> StepTotals:
     """Return totals of (step, rank, operation, ns)."""
-    step, rank, operation, sum_ns = (np.array(column) for column in zip(*cells, strict=True))
-    count = len(step)
-    return from_columns(
-        StepTotals,
-        {
-            "round": np.ones(count),
-            "rank": rank,
-            "sequence": np.arange(count),
-            "step": step,
-            "operation": operation,
-            "start_ns": np.zeros(count),
-            "sum_ns": sum_ns,
-            "max_ns": sum_ns,
-            "count": np.ones(count),
-            "num_bytes": np.ones(count),
-        },
-    )
+    step, rank, operation, sum_ns = zip(*cells, strict=True)
+    columns = {"step": step, "rank": rank, "operation": operation, "sum_ns": sum_ns, "max_ns": sum_ns, "count": 1}
+    return table_rows(StepTotals, columns)
 
 
 def cells(steps: range, ranks: range) -> list[tuple[int, int, int, int]]:

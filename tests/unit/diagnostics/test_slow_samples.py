@@ -13,8 +13,9 @@ from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, pass_correlations, pearson
-from megatrain_diagnostics.events.tables import Spans, from_columns
+from megatrain_diagnostics.events.tables import Spans
 from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.table_rows import table_rows
 
 HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 
@@ -141,26 +142,12 @@ def test_pearson_agrees_with_numpy() -> None:
 def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
     """Return forward and backward of micro-batches: times [ranks, micro-batches], factors of each pass [2, ...]."""
     rank, micro = (grid.ravel() for grid in np.meshgrid(*map(range, times.shape), indexing="ij"))
-    rows = 2 * len(rank)
-    return from_columns(
-        Spans,
-        {
-            "round": [1] * rows,
-            "rank": np.tile(rank, 2),
-            "sequence": range(rows),
-            "step": [10] * rows,
-            "operation": np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], rows // 2),
-            "microbatch": np.tile(micro, 2),
-            "chunk": [0] * rows,
-            "group": [0] * rows,
-            "collective": [0] * rows,
-            "start_ns": [0] * rows,
-            "duration_ns": (np.concatenate([times.ravel(), 2 * times.ravel()]) * factor.ravel() * 1e9).astype(int),
-            "launch_ns": [0] * rows,
-            "num_bytes": [0] * rows,
-            "flags": [0] * rows,
-        },
-    )
+    columns = {
+        "rank": np.tile(rank, 2), "step": 10, "microbatch": np.tile(micro, 2),
+        "operation": np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], len(rank)),
+        "duration_ns": (np.concatenate([times.ravel(), 2 * times.ravel()]) * factor.ravel() * 1e9).astype(int),
+    }  # fmt: skip
+    return table_rows(Spans, columns)
 
 
 def test_longer_sequences_are_distinguished_from_slow_hosts() -> None:
