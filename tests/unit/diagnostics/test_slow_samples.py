@@ -11,11 +11,11 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
-from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, pass_correlations, pearson
 from megatrain_diagnostics.events.tables import Spans
 from tests.helpers.synthetic_steps import SyntheticJob
 from tests.helpers.table_rows import table_rows
+from tests.helpers.watched_job import watch_job
 
 HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 
@@ -25,27 +25,21 @@ def watch_compute(
 ) -> dict[int, StragglerAssessment]:
     """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each."""
     job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
-    live, assessments = LiveDetection(job.roster(), Thresholds()), {}
-    for step in range(num_steps):
-        seconds = seconds_of(step)
+
+    def before(step: int) -> None:
         job.work_factor = work_of(step)
-        passes = {Operation.FORWARD_COMPUTE: seconds / 3, Operation.BACKWARD_COMPUTE: seconds * 2 / 3}
-        waits = seconds.max() - seconds
-        step_s = np.full(3, seconds.max() + 0.01)
-        totals, values = job.step(
-            step,
-            {
-                **passes,
-                Operation.GRADS_REDUCE_SCATTER: waits,
-                Operation.OPTIMIZER: step_s * 0.0,
-                Operation.STEP: step_s,
-            },
-        )
-        live.add_values(values)
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
-        assessments[step] = live.assessment
-    return assessments
+
+    def extra(step: int) -> dict[Operation, np.ndarray]:
+        seconds = seconds_of(step)
+        return {
+            Operation.FORWARD_COMPUTE: seconds / 3,
+            Operation.BACKWARD_COMPUTE: seconds * 2 / 3,
+            Operation.GRADS_REDUCE_SCATTER: seconds.max() - seconds,
+            Operation.OPTIMIZER: np.zeros(3),
+            Operation.STEP: np.full(3, seconds.max() + 0.01),
+        }
+
+    return watch_job(job, num_steps, before, extra)[1]
 
 
 def findings_of(assessments: dict[int, StragglerAssessment]) -> list[Finding]:
