@@ -85,7 +85,9 @@ class StepRing:
         self._index = np.full(MAX_OPERATIONS, -1, dtype=np.int64)
         self._numbers: list[int] = []
         self._seconds: NDArray[np.float32] = np.zeros((num_steps, _FIRST_OPERATIONS, num_ranks), dtype=np.float32)
-        self._longest: NDArray[np.float32] = np.zeros((num_steps, len(REPLICA_COLLECTIVES), num_ranks), dtype=np.float32)
+        self._longest: NDArray[np.float32] = np.zeros(
+            (num_steps, len(REPLICA_COLLECTIVES), num_ranks), dtype=np.float32
+        )
         self._work = np.zeros((num_steps, len(WORK_KINDS), num_ranks))
         self._num_forwards = np.zeros((num_steps, num_ranks), dtype=np.int64)
         self._has_reported = np.zeros((num_steps, num_ranks), dtype=bool)

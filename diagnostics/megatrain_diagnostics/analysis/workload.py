@@ -87,7 +87,7 @@ def _distance_from_line(compute: NDArray[np.floating], work: NDArray[np.floating
 
 
 def work_correlation(window: ComparedSteps, ranks: Indices, correlation: Correlation) -> float:
-    """Return the highest correlation, over steps and ranks, of compute with one kind of these ranks' work; at least 0."""
+    """Return the highest correlation, over steps and ranks, of compute with a kind of these ranks' work; at least 0."""
     compute = window.own[:, Aspect.COMPUTE][:, ranks]
     has_reported = window.has_reported[:, ranks]
     found = [0.0]

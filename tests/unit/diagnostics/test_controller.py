@@ -18,7 +18,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.controller.etcd_records import BURST_S
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, select
+from megatrain_diagnostics.events.tables import select
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange

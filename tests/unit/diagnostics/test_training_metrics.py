@@ -16,7 +16,7 @@ from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HostSaves
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values, select
+from megatrain_diagnostics.events.tables import Values, select
 from megatrain_diagnostics.metrics.device_metrics import MAX_GPUS, MAX_LINKS
 from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.job_records import SaveFailures
