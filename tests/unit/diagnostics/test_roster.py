@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-
 from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
@@ -23,8 +20,7 @@ from megatrain_diagnostics.analysis.timeline import rank_name
 from megatrain_diagnostics.analysis.whatif.span_rows import Cells
 from megatrain_diagnostics.events.roster import groups_along, make_roster, newest_round, places_along, replica_groups
 from megatrain_diagnostics.events.tables import Ranks, joined, select
-from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
-from tests.helpers.metric_readings import make_host_reading, make_rank_reading
+from tests.helpers.metric_readings import host_families, make_rank_reading
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
 
 SENT = SyntheticJob(Layout(tp_size=2, dp_size=2)).ranks()
@@ -167,9 +163,7 @@ def test_a_cell_of_the_replay_is_a_stage_of_a_replica() -> None:
 
 def test_metrics_have_a_label_an_axis() -> None:
     ranks = tuple(replace(make_rank_reading(rank), place=LAYOUT.coordinate(rank)) for rank in (12, 13))
-    text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))).decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    found = families["megatrain_rank_info"].samples[1].labels
+    found = host_families(ranks=ranks)["megatrain_rank_info"].samples[1].labels
     assert {axis: found[axis] for axis in LAYOUT.axes} == {
         "pp": "1", "dp": "1", "cp": "0", "tp": "1", "edp": "2", "ep": "1"
     }  # fmt: skip

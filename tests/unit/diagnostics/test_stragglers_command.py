@@ -149,16 +149,6 @@ def test_thresholds_can_be_chosen(slow_run: Path, capsys: pytest.CaptureFixture[
     assert "'nan' is not a number above 0" in capsys.readouterr().err
 
 
-def test_a_place_without_events_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diag", "stragglers", str(tmp_path)]) != 0
-    assert capsys.readouterr().err
-    with SegmentStore(tmp_path / "events") as store:
-        store.append(Ranks, to_arrow(SyntheticJob(Layout()).ranks()))
-        store.commit()
-    assert main(["diag", "stragglers", str(tmp_path)]) != 0
-    assert "no sums of steps" in capsys.readouterr().err
-
-
 def test_whole_spans_distinguish_samples_from_a_slow_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without squared lengths, as of old runs: forward and backward of each micro-batch agree."""
     job = SyntheticJob(Layout(dp_size=4), compute_factor={2: 1.4})
