@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout

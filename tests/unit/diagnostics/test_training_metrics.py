@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+
 from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
