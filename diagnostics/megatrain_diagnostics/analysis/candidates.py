@@ -16,7 +16,8 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, Trace
 from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices, Peers
+from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Peers
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
 _FLOOR = 0.01
 """Least spread of peers, as a fraction of a stage's compute."""
@@ -40,20 +41,20 @@ class Candidates:
     """One aspect of all ranks over a window of steps. Shapes: all [ranks]. Units: `_s` is seconds per step."""
 
     aspect: Aspect
-    excess_s: Floats
+    excess_s: Float64
     """The additional time of the rank, compared with its peers; negative: it takes less."""
-    scale_s: Floats
+    scale_s: Float64
     """Typical compute time of the rank's stage, or else of the step; positive. Thresholds are fractions of it."""
-    score: Floats
+    score: Float64
     """The excess divided by its noise, without unit; negative if the excess is negative."""
-    deficit_s: Floats
+    deficit_s: Float64
     """The time by which the rank waits less than its peers; negative: it waits longer."""
-    num_peers: Indices
+    num_peers: Int64
     """Number of ranks that each rank is compared with."""
     is_slow: Flags
 
     @property
-    def ranks(self) -> Indices:
+    def ranks(self) -> Int64:
         """Return the slow ranks, the worst first."""
         found = np.flatnonzero(self.is_slow)
         return found[np.argsort(-self.excess_s[found] / self.scale_s[found], kind="stable")]

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, TP_COLLECTIVES, Operation
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.own_time import Aspect, aspects, computed, per_pass, scale_of, typical_step_s
-from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
+from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
 from megatrain_diagnostics.events.roster import groups_along, replica_groups
-from megatrain_diagnostics.events.tables import Int64
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
 _READS = (Operation.DATA_READ, Operation.PICTURE_WAIT)
 
@@ -145,11 +145,11 @@ class StepHistory:
         return np.arange(self._count - min(count, len(self)), self._count) % self._num_steps
 
 
-def _least(seconds: Floats, has_reported: Flags, groups: Int64) -> Floats:
+def _least(seconds: Float64, has_reported: Flags, groups: Int64) -> Float64:
     """Return the least time in each group; 0 if no rank reported.
 
     It is the time of the rank that arrived last, and so nearly the time of the transfer alone.
     """
     least = np.where(has_reported, seconds, np.inf)[groups].min(axis=-1)
-    found: Floats = np.where(np.isfinite(least), least, 0.0)
+    found: Float64 = np.where(np.isfinite(least), least, 0.0)
     return found

@@ -24,12 +24,12 @@ from megatrain_diagnostics.analysis.candidates import Candidates, candidates, le
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
-from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
+from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow, rows_of
 from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
 from megatrain_diagnostics.analysis.stragglers import find_stragglers
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import StepTotals, Values
+from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values
 
 _NUM_FIRST_STEPS = 2
 """The first steps of a round compile and fill caches, so this many are left out. Ranks are compared within a step here,
@@ -97,7 +97,7 @@ class LiveDetection:
         is_silent = self.ring.newest < self.ring.next_step - self.thresholds.num_steps
         is_silent |= (self.ring.newest < 0) & (self._num_taken > 0)
         is_silent |= self.ring.newest > self.ring.farthest_step
-        found: Indices = np.flatnonzero(is_silent)
+        found: Int64 = np.flatnonzero(is_silent)
         return tuple(found.tolist())
 
     def _compare_step(self, row: StepRow) -> None:
@@ -164,8 +164,8 @@ class LiveDetection:
             host_scores=host_scores(scores, of_hosts, self.roster.host_of),
         )
 
-    def _bytes_of(self, operations: Sequence[Operation]) -> Floats:
-        found: Floats = self.ring.bytes_of[rows_of(operations, self.ring.operations)].sum(axis=0)
+    def _bytes_of(self, operations: Sequence[Operation]) -> Float64:
+        found: Float64 = self.ring.bytes_of[rows_of(operations, self.ring.operations)].sum(axis=0)
         return found
 
 

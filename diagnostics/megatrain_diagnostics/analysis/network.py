@@ -16,8 +16,8 @@ import numpy as np
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Floats
 from megatrain_diagnostics.events.roster import Roster, groups_along, replica_groups
+from megatrain_diagnostics.events.tables import Float64
 
 _TIMES = 1.5
 """A transfer is slow if it takes this many times its past duration, or the duration expected from other groups."""
@@ -48,7 +48,7 @@ def slow_groups(
     window: ComparedSteps,
     longer: ComparedSteps,
     past: ComparedSteps,
-    bytes_of: dict[str, Floats],
+    bytes_of: dict[str, Float64],
     roster: Roster,
     thresholds: Thresholds,
 ) -> tuple[SlowNetwork, ...]:
@@ -83,12 +83,12 @@ def _has_step_risen(window: ComparedSteps, past: ComparedSteps, thresholds: Thre
 
 def _slow_kind(
     kind: str,
-    now: Floats,
-    lately: Floats,
-    before: Floats,
+    now: Float64,
+    lately: Float64,
+    before: Float64,
     members: np.ndarray,
-    bytes_of: Floats,
-    stage_scale: Floats,
+    bytes_of: Float64,
+    stage_scale: Float64,
     roster: Roster,
     thresholds: Thresholds,
 ) -> SlowNetwork | None:
@@ -120,7 +120,7 @@ def _slow_kind(
     )
 
 
-def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
+def _expected(seconds: Float64, num_bytes: Float64) -> Float64:
     """Return each group's time at the median speed of the OTHER groups; its own time if there are fewer than two."""
     speed = np.where(num_bytes > 0.0, seconds / np.maximum(num_bytes, 1.0), 0.0).ravel()
     known = np.flatnonzero(num_bytes.ravel() > 0.0)

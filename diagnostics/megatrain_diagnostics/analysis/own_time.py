@@ -17,8 +17,8 @@ import numpy as np
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, REPLICA_COLLECTIVES, TP_COLLECTIVES, Operation
 from megatrain_diagnostics.analysis.medians import medians
-from megatrain_diagnostics.analysis.peers import Floats, Indices
 from megatrain_diagnostics.analysis.step_ring import StepRow
+from megatrain_diagnostics.events.tables import Float64, Int64
 
 
 class Aspect(IntEnum):
@@ -42,7 +42,7 @@ _NO_TRAINING = (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALU
 _MIN_SCALE_S = 1e-9
 
 
-def aspects(row: StepRow) -> Floats:
+def aspects(row: StepRow) -> Float64:
     """Return seconds by aspect; 0 for ranks that did not report.
 
     The time of a rank's passes is scaled to the median number of passes. Shapes: [aspects, ranks].
@@ -57,16 +57,16 @@ def aspects(row: StepRow) -> Floats:
     return found
 
 
-def computed(row: StepRow) -> Floats:
+def computed(row: StepRow) -> Float64:
     """Return the seconds of compute for each rank's own number of passes; 0 for ranks that did not report.
 
     Shapes: [ranks].
     """
-    found: Floats = np.where(row.has_reported, _own_passes(row) + row.of(Operation.OPTIMIZER), 0.0)
+    found: Float64 = np.where(row.has_reported, _own_passes(row) + row.of(Operation.OPTIMIZER), 0.0)
     return found
 
 
-def per_pass(num_passes: Floats | Indices) -> Floats:
+def per_pass(num_passes: Float64 | Int64) -> Float64:
     """Return the factors that scale each rank's number of passes to the median of the step; 1 if all numbers are equal.
 
     num_passes: 0 or NaN where it is not known; then the factor is 1. Shapes: num_passes and result [..., ranks].
@@ -91,18 +91,18 @@ def typical_step_s(row: StepRow) -> float:
     return float(medians(found, axis=0)) if len(found) else 0.0
 
 
-def scale_of(stage_medians: Floats, stage_of: Indices, step_s: float) -> Floats:
+def scale_of(stage_medians: Float64, stage_of: Int64, step_s: float) -> Float64:
     """Return the time in s that excesses are divided by: the median compute of a rank's stage, or else the step.
 
     It is never 0. Shapes: stage_medians [stages]; stage_of, result [ranks].
     """
     typical = np.where(stage_medians > 0.0, stage_medians, step_s)
-    scale: Floats = np.maximum(typical, _MIN_SCALE_S)[stage_of]
+    scale: Float64 = np.maximum(typical, _MIN_SCALE_S)[stage_of]
     return scale
 
 
-def _own_passes(row: StepRow) -> Floats:
+def _own_passes(row: StepRow) -> Float64:
     """Return the seconds of the passes without the collectives inside them. Shapes: [ranks]."""
     passes = row.of(*MODEL_COMPUTES)
-    found: Floats = passes - np.minimum(row.of(*TP_COLLECTIVES), passes)
+    found: Float64 = passes - np.minimum(row.of(*TP_COLLECTIVES), passes)
     return found

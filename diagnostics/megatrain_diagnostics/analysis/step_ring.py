@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, REPLICA_COLLECTIVES, Operation, StepValue
-from megatrain_diagnostics.analysis.peers import Flags, Floats, Indices
-from megatrain_diagnostics.events.tables import StepTotals, Values
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64, StepTotals, Values
 
 WORK_KINDS = (StepValue.SQUARED_LENGTHS, StepValue.LABEL_TOKENS)
 """Values that measure how much work the samples of a rank are in a step."""
@@ -49,18 +48,18 @@ class StepRow:
     step: int
     operations: tuple[int, ...]
     """Numbers of the operations."""
-    seconds: Floats
-    longest: Floats
+    seconds: Float64
+    longest: Float64
     """Longest span of each of REPLICA_COLLECTIVES. Many of these run at the same time, so their sum counts the same
     wait repeatedly. Shapes: [REPLICA_COLLECTIVES, ranks]."""
-    work: Floats
-    num_forwards: Indices
+    work: Float64
+    num_forwards: Int64
     """The number of forward passes: micro-batches times chunks, 0 if it is not known."""
     has_reported: Flags
 
-    def of(self, *wanted: Operation) -> Floats:
+    def of(self, *wanted: Operation) -> Float64:
         """Return the seconds of operations, summed; zeros if there are no rows of them. Shape: [ranks]."""
-        found: Floats = self.seconds[rows_of(wanted, self.operations)].sum(axis=0)
+        found: Float64 = self.seconds[rows_of(wanted, self.operations)].sum(axis=0)
         return found
 
 
@@ -166,7 +165,7 @@ class StepRing:
         self.next_step = step + 1
         return row
 
-    def _within(self, step: Indices, rank: Indices, is_right: Flags) -> Indices:
+    def _within(self, step: Int64, rank: Int64, is_right: Flags) -> Int64:
         """Move the ring to the steps of most ranks, and return the rows that are within it."""
         if not is_right.any():
             return np.zeros(0, dtype=np.int64)
@@ -198,7 +197,7 @@ class StepRing:
             self._clear(slice(None))
             self.next_step = typical
 
-    def _clear(self, slots: slice | Indices) -> None:
+    def _clear(self, slots: slice | Int64) -> None:
         self._seconds[slots] = 0.0
         self._longest[slots] = 0.0
         self._work[slots] = 0.0

@@ -10,9 +10,9 @@ from megatrain_diagnostics.analysis.candidates import Candidates
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Floats, Peers
+from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import Int64
+from megatrain_diagnostics.events.tables import Float64, Int64
 
 _MOST = 0.5
 """The waits of reads for pictures are the cause if they are at least this fraction of the reads, and of a rank's excess
@@ -46,11 +46,11 @@ class StragglerEvidence:
     thresholds: Thresholds
     compute: Candidates
     """Candidates by own compute, in `window`."""
-    bytes_of: dict[str, Floats]
+    bytes_of: dict[str, Float64]
     """Kind of group -> bytes of each rank per step."""
     explained_at: Int64
     """The newest step at which each rank's samples explained its slowness; below 0: never. Shapes: [ranks]."""
-    correlations: Floats
+    correlations: Float64
     """From whole spans: the correlation of forward and backward of a micro-batch. Shapes: [ranks]."""
 
     @property
@@ -102,7 +102,7 @@ class StragglerEvidence:
         now_s = float(np.median(self.window.step_s))
         return max(0.0, now_s - float(np.median(self.past.step_s))) if len(self.past.steps) else now_s
 
-    def _now_and_before(self) -> tuple[Floats, Floats]:
+    def _now_and_before(self) -> tuple[Float64, Float64]:
         """Return the median own compute of each rank in the window and in the first steps. Shapes: [ranks]."""
         now, before = (compared.own[:, Aspect.COMPUTE].astype(np.float64) for compared in (self.window, self.past))
         return np.median(now, axis=0), np.median(before, axis=0)

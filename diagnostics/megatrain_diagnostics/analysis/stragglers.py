@@ -19,10 +19,10 @@ from megatrain_diagnostics.analysis.findings import Finding, greatest_by_host
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.network import SlowNetwork, by_elimination, slow_groups
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Indices
 from megatrain_diagnostics.analysis.sentences import network_sentences, rank_sentences, rotating_sentence
 from megatrain_diagnostics.analysis.slow_stages import slow_stages
 from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
+from megatrain_diagnostics.events.tables import Int64
 from megatrain_diagnostics.analysis.workload import (
     MIN_WORK_CORRELATION,
     is_explained,
@@ -90,10 +90,10 @@ def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candida
     return Cause.LENGTHS if evidence.correlations[rank] >= MIN_WORK_CORRELATION else Cause.COMPUTE
 
 
-def _same_stage(evidence: StragglerEvidence, rank: int) -> Indices:
+def _same_stage(evidence: StragglerEvidence, rank: int) -> Int64:
     """Return the other ranks of a rank's stage."""
     ranks = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
-    others: Indices = ranks[ranks != rank]
+    others: Int64 = ranks[ranks != rank]
     return others
 
 
@@ -182,7 +182,7 @@ def _gain(evidence: StragglerEvidence, window: ComparedSteps, slow: Candidates, 
     return min(bound, float(np.median(window.step_s)))
 
 
-def _victims(window: ComparedSteps, culprit: int, excess_s: float) -> Indices:
+def _victims(window: ComparedSteps, culprit: int, excess_s: float) -> Int64:
     """Return the ranks that wait longer than the culprit by at least half of its excess, the longest wait first."""
     waits = np.median(window.own[:, Aspect.WAIT], axis=0)
     longer = waits - waits[culprit]

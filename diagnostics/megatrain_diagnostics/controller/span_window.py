@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.analysis.peers import Floats
 from megatrain_diagnostics.analysis.whatif import gain_without, make_model
 from megatrain_diagnostics.analysis.whatif.from_spans import SPAN_OPERATIONS, operations_of
 from megatrain_diagnostics.analysis.workload import pass_correlations
@@ -15,7 +14,7 @@ from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.newest_tables import NewestTables
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import in_order
-from megatrain_diagnostics.events.tables import Clocks, Spans, joined, num_rows, select
+from megatrain_diagnostics.events.tables import Clocks, Float64, Spans, joined, num_rows, select
 
 _MAX_ROWS = 200_000
 """Limit of rows. What-if analysis of as many rows takes about a second."""
@@ -28,7 +27,7 @@ class SpanWindow:
     def __init__(self) -> None:
         self._spans = NewestTables[Spans](_MAX_ROWS)
         self._clocks = NewestTables[Clocks](_MAX_CLOCK_ROWS)
-        self._correlations: Floats | None = None
+        self._correlations: Float64 | None = None
 
     def add(self, spans: Spans) -> None:
         kept = select(spans, np.isin(spans.operation, SPAN_OPERATIONS))
@@ -39,7 +38,7 @@ class SpanWindow:
     def add_clocks(self, clocks: Clocks) -> None:
         self._clocks.add(clocks)
 
-    def correlations(self, num_ranks: int) -> Floats:
+    def correlations(self, num_ranks: int) -> Float64:
         """Return the correlation of forward and backward time of the same micro-batch. Shape: [ranks]."""
         if self._correlations is None:
             self._correlations = pass_correlations(joined(Spans, self._spans.tables), num_ranks)

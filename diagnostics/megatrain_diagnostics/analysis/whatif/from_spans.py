@@ -19,12 +19,12 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import STAGES
 from megatrain_diagnostics.analysis.whatif import kinds
-from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
+from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
 from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows
 from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, SpanRows, latest_at
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.rows import begins_run, earliest_at, is_any_of
-from megatrain_diagnostics.events.tables import Flags, Spans, select
+from megatrain_diagnostics.events.tables import Flags, Int64, Spans, select
 
 _OF_A_MICROBATCH = {
     Operation.FORWARD_COMPUTE: kinds.FORWARD,
@@ -54,10 +54,10 @@ _NS_PER_S = 1e9
 class _Bounds:
     """Times of some operations in ns, one per line (a tensor-parallel rank of a cell): their times differ."""
 
-    last_backward: Ints
-    clip: Ints
-    optimizer: Ints
-    begin: Ints
+    last_backward: Int64
+    clip: Int64
+    optimizer: Int64
+    begin: Int64
     """Start of the step, per cell; the same for all cells of a step."""
 
 
@@ -65,12 +65,12 @@ class _Bounds:
 class SpanPlaces:
     """The operation of the model that each span is a part of. Shapes: all [spans]; -1: not in the model."""
 
-    kind: Ints
+    kind: Int64
     """Index in span_rows.KINDS."""
-    sequence: Ints
-    stage: Ints
-    dp_rank: Ints
-    start_ns: Ints
+    sequence: Int64
+    stage: Int64
+    dp_rank: Int64
+    start_ns: Int64
     """Start in the model: gathers after an optimizer are moved to the start of the step."""
 
 
@@ -171,8 +171,8 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
 
 
 def _behind_its_backward(
-    spans: Spans, kind: Ints, line: Ints, cells: Cells, start: NDArray[Any], end: NDArray[Any]
-) -> Ints:
+    spans: Spans, kind: Int64, line: Int64, cells: Cells, start: NDArray[Any], end: NDArray[Any]
+) -> Int64:
     """Return starts in which no reduce-scatter begins before the end of its chunk's last backward.
 
     Buckets may be reduced during that backward. The replay model starts them after it, so only the time after it
@@ -182,7 +182,7 @@ def _behind_its_backward(
     is_backward = is_any_of(spans.operation, _BACKWARDS)
     last = latest_at(cells.num_lines * cells.num_chunks, chunk_line, end, is_backward)[chunk_line]
     is_scatter = (kind == NUMBER_OF[kinds.GRADS_SCATTER]) & (spans.chunk >= 0)
-    moved: Ints = np.where(is_scatter, np.maximum(start, last), start)
+    moved: Int64 = np.where(is_scatter, np.maximum(start, last), start)
     return moved
 
 
