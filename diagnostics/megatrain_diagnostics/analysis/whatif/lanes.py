@@ -104,7 +104,7 @@ class _Places:
     step_of: Int64
     shape: tuple[int, int, int]
     is_usual: Flags
-    """Flags of the operations that most cells have. A step without one of them is left out."""
+    """Mask of the operations that most cells have. A step without one of them is left out."""
 
     def fill(self, column: Float64) -> Float64:
         filled = np.zeros(self.shape)
