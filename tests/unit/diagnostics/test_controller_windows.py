@@ -14,7 +14,7 @@ from megatrain_diagnostics.analysis.whatif import gain_without, make_model
 from megatrain_diagnostics.controller import span_window
 from megatrain_diagnostics.controller.span_window import SpanWindow
 from megatrain_diagnostics.events.roster import make_roster
-from megatrain_diagnostics.events.tables import Clocks, StepTotals, from_columns, num_rows, select
+from megatrain_diagnostics.events.tables import Clocks, StepTotals, num_rows, select
 from tests.helpers.pipeline_job import PipelineJob
 from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
 from tests.helpers.synthetic_steps import empty_groups, step_values
@@ -163,8 +163,8 @@ def test_clocks_that_differ_by_an_hour_change_nothing() -> None:
     times = [int(SPANS.start_ns.min()), int(SPANS.start_ns.max())]
     for host in sorted(set(hosts)):
         offset = hour if host == "host-1" else 0
-        columns = {"at_ns": [at + offset for at in times], "offset_ns": [offset] * 2, "error_ns": [1000] * 2}
-        found.add_clocks(from_columns(Clocks, {**columns, "host": [host] * 2}))
+        columns = {"at_ns": [at + offset for at in times], "offset_ns": offset, "error_ns": 1000, "host": host}
+        found.add_clocks(table_rows(Clocks, columns))
     expected = gain_without(make_model(TABLE, JOB.shape), [4])
     assert found.gain_without([4], 0, roster) == pytest.approx(expected, rel=0.02)
 
