@@ -11,7 +11,16 @@ import numpy as np
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.events.roster import axis_values
-from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Table, Values, columns_of, from_columns
+from megatrain_diagnostics.events.tables import (
+    Groups,
+    Ranks,
+    Spans,
+    StepTotals,
+    Table,
+    Values,
+    columns_of,
+    from_columns,
+)
 from tests.helpers.memory_events import MemoryEvents
 
 BASE_NS = 1_700_000_000_000_000_000

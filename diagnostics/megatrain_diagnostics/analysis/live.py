@@ -21,7 +21,7 @@ import numpy as np
 from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, TP_COLLECTIVES, Operation
 from megatrain.contracts.records.host_verdict import Cause
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, least_score
-from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
+from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds, greatest_by_host
 from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
 from megatrain_diagnostics.analysis.peers import Peers

@@ -15,7 +15,6 @@ from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
-
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation -> standard deviation of a normal distribution."""
 _FEW_HOSTS = 8

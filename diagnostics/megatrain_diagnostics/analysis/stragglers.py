@@ -22,7 +22,6 @@ from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.sentences import network_sentences, rank_sentences, rotating_sentence
 from megatrain_diagnostics.analysis.slow_stages import slow_stages
 from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
-from megatrain_diagnostics.events.tables import Int64
 from megatrain_diagnostics.analysis.workload import (
     MIN_WORK_CORRELATION,
     is_explained,
@@ -31,6 +30,7 @@ from megatrain_diagnostics.analysis.workload import (
     work_correlation,
     work_excess,
 )
+from megatrain_diagnostics.events.tables import Int64
 
 _MAX_NAMED = 16
 """Most victims, and most ranks of rotating findings, that are named."""

@@ -19,7 +19,6 @@ from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
 from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
 from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
-
 LONGEST_STEP_S = 6 * 3600.0
 """Longer than any step. A larger range of times within one step is due to a clock that jumped, or invalid times."""
 CLOCK_JUMP_S = 60.0
