@@ -17,7 +17,8 @@ def steps_of_several_ranks(steps: Int64) -> Int64:
     steps: one entry for each rank and step that it reports.
     """
     found, num_ranks = np.unique(steps, return_counts=True)
-    return found[num_ranks >= min(2, num_ranks.max(initial=1))]
+    reported: Int64 = found[num_ranks >= min(2, num_ranks.max(initial=1))]
+    return reported
 
 
 class ConfirmedSteps:
