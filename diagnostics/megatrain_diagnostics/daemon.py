@@ -178,9 +178,9 @@ def _recall(store: EventStore, rounds: KnownRounds, consumers: ConsumerThread) -
         if num_rows(ranks):
             rounds.add_ranks(ranks)
             newest = Where(rounds=(newest_round(ranks),))
-            consumers.put(Groups, store.read(Groups, newest))
-            consumers.put(Ranks, select(ranks, matching(ranks, newest)))
-        consumers.put(Xids, store.read(Xids, Where(first_ns=time.time_ns() - int(WINDOW_S * 1e9))))
+            consumers.put(store.read(Groups, newest))
+            consumers.put(select(ranks, matching(ranks, newest)))
+        consumers.put(store.read(Xids, Where(first_ns=time.time_ns() - int(WINDOW_S * 1e9))))
     except DataError as error:
         _logger.warning("the stored ranks cannot be read; they are unknown until hosts report them again: %s", error)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
+from megatrain_diagnostics.events.roster import axis_values
 from megatrain_diagnostics.events.tables import (
     Groups,
     Ranks,
@@ -17,7 +18,6 @@ from megatrain_diagnostics.events.tables import (
     StepTotals,
     Table,
     Values,
-    axis_values,
     columns_of,
     from_columns,
 )

@@ -19,9 +19,10 @@ from megatrain_diagnostics.collector.event_server import EventServer
 from megatrain_diagnostics.collector.ingest import Ingest, IngestLimits, Store
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
-from megatrain_diagnostics.events.tables import Spans, from_columns
+from megatrain_diagnostics.events.tables import Spans
 from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.reader import StoredEvents
+from tests.helpers.table_rows import table_rows
 
 TOKEN = "a token that is never sent"
 
@@ -86,7 +87,7 @@ def span_rows(num_rows: int, *, rank: int = 0, first: int = 0, round_number: int
     now = time.time_ns()
     values: dict[str, Any] = {
         "round": round_number, "rank": rank, "sequence": first + np.arange(num_rows), "step": 7,
-        "operation": Operation.FORWARD_COMPUTE.number, "microbatch": 3, "chunk": 0, "group": 0, "collective": 0,
-        "start_ns": now, "duration_ns": 1000, "launch_ns": now, "num_bytes": 0, "flags": 0,
+        "operation": Operation.FORWARD_COMPUTE.number, "microbatch": 3, "start_ns": now, "duration_ns": 1000,
+        "launch_ns": now,
     }  # fmt: skip
-    return from_columns(Spans, {name: np.broadcast_to(value, num_rows) for name, value in (values | columns).items()})
+    return table_rows(Spans, values | columns)

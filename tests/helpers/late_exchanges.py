@@ -42,7 +42,7 @@ _MAX_RANKS = 8
 SHORT: Tables = {"train": {"precision": "fp32"}, "model": {"dropout": 0.1}}
 ZERO_2: Tables = {"parallel": {"zero_stage": 2}}
 SHALLOW: Tables = {"model": {"num_layers": 2, "dropout": 0.1}}
-"""For layouts whose chunks get one layer or more of two: each layer has its own exchanges, all of the same kinds."""
+"""For layouts in which two layers are enough for all chunks. Each layer has exchanges of the same kinds."""
 LATE_CASES: dict[str, tuple[Tables, ...]] = {
     "dp2-chunks2": (on_layout(1, 1, 2, 2), SHALLOW),
     "dp4-zero2": (on_layout(1, 1, 4), ZERO_2, SHALLOW),
@@ -101,7 +101,7 @@ def random_case(seed: int) -> tuple[Tables, ...]:
 
 @dataclass(slots=True)
 class Delays:
-    """Delays some exchanges of this rank, each seed others. None: no exchange is late."""
+    """Delays some exchanges of this rank; the seed determines which. Without a seed, no exchange is late."""
 
     rank: int
     draw: random.Random | None = None

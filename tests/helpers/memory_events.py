@@ -9,14 +9,7 @@ from typing import Any
 from megatrain.contracts.black_box.values import ClockBase
 from megatrain.run_files.run_directory import own_box_paths
 from megatrain_diagnostics.events.source import Where, in_order, matching
-from megatrain_diagnostics.events.tables import (
-    Table,
-    TableType,
-    columns_of,
-    from_columns,
-    joined,
-    select,
-)
+from megatrain_diagnostics.events.tables import Table, TableType, joined, select
 from megatrain_diagnostics.streamer.rank_tail import HostClock, RankTail
 
 _ALL = Where()
@@ -32,7 +25,7 @@ class MemoryEvents:
     def read(self, kind: type[TableType], where: Where = _ALL) -> TableType:
         table = self._tables.get(kind)
         if table is None:
-            return from_columns(kind, {name: [] for name in columns_of(kind)})
+            return joined(kind, [])
         assert isinstance(table, kind)
         return in_order(select(table, matching(table, where)))
 

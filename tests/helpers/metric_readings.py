@@ -1,12 +1,50 @@
-"""Readings of an invented job of two hosts with two ranks each."""
+"""Readings of an invented job of two hosts with two ranks each, and the metrics that show them."""
 
 from __future__ import annotations
 
-from megatrain_diagnostics.metrics.readings import HostReading, JobReading, ProducerReading, RankReading
+from dataclasses import replace
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from megatrain_diagnostics.devices.sample import HostSample
+from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
+from megatrain_diagnostics.metrics.readings import DevicesReading, HostReading, JobReading, ProducerReading, RankReading
+from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
+from megatrain_job.devices.links import LinkReading
 from megatrain_job.jobs.health import Reason, ReasonCode, health_of
 
 JOB = "demo"
 NOW_S = 1_800_000_000.0
+GPU = GpuReading(
+    3, "GPU-c", "H100", uncorrected_errors=2, corrected_errors=7, temperature_c=91.0, sm_clock_mhz=1050.0,
+    throttle_reasons=0x44, power_w=412.5, memory_used_bytes=10, utilization=0.5, corrected_rows=1, uncorrected_rows=0,
+    pcie_replays=4, is_row_remap_pending=True,
+)  # fmt: skip
+LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, 2, rx_errors=5, symbol_errors=6)
+DEVICES = DevicesReading(
+    HostSample(1.0, 0.0, DriverReading("nvml", gpus=(GPU, GpuReading(4, error="GPU is lost"))), (LINK,)),
+    xids={("GPU-c", 79): 1, ("GPU-c", 119): 2, ("GPU-c", 31): 5},
+)
+
+
+def families_of(collector: Collector) -> dict[str, Metric]:
+    """Return what a scrape gets, by the names of the metrics."""
+    text = generate_latest(registry_of(collector)).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def host_families(**changes: Any) -> dict[str, Metric]:
+    """Return the metrics of a host whose reading has these fields."""
+    return families_of(HostCollector(lambda: replace(make_host_reading(), **changes)))
+
+
+def job_families(**changes: Any) -> dict[str, Metric]:
+    """Return the metrics of a job whose reading has these fields."""
+    return families_of(JobCollector(lambda: replace(make_job_reading(), **changes)))
 
 
 def make_rank_reading(rank: int, now_s: float = NOW_S) -> RankReading:

@@ -33,9 +33,11 @@ from megatrain_diagnostics.events.tables import (
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_job.jobs.lost_time import MEDIAN_NOTE
 from tests.helpers.checkpoint_tree import put_main
+from tests.helpers.hung_spans import group_of_four
 from tests.helpers.launched_job import make_failure, make_incident
 from tests.helpers.source_tree import ROOT
 from tests.helpers.synthetic_steps import START_NS, SyntheticJob, values_of_ranks
+from tests.helpers.table_rows import table_rows
 
 LAYOUT = Layout(dp_size=4)
 START_S = START_NS / 1e9
@@ -73,7 +75,7 @@ def write_recorded_run(root: Path) -> RecordedRun:
             ranks = job.ranks()
             began_ns = START_NS if number == 1 else int((SECOND_BEGAN_S + 50) * 1e9)
             store.append(Ranks, to_arrow(replace(ranks, at_ns=np.full_like(ranks.at_ns, began_ns))))
-        store.append(Groups, to_arrow(_groups()))
+        store.append(Groups, to_arrow(joined(Groups, [group_of_four(number) for number in (1, 2)])))
         store.append(LogLines, to_arrow(_logs()))
         store.append(Stacks, to_arrow(_stacks()))
         store.append(Clocks, to_arrow(_clocks()))
@@ -133,16 +135,6 @@ def failure() -> Incident:
     )  # fmt: skip
 
 
-def _groups() -> Groups:
-    return from_columns(
-        Groups,
-        {
-            "round": [number for number in (1, 2) for _ in range(4)], "rank": [0, 1, 2, 3] * 2, "group": [1] * 8,
-            "first_rank": [0] * 8, "stride": [1] * 8, "num_ranks": [4] * 8, "name": ["dp"] * 8,
-        },
-    )  # fmt: skip
-
-
 def _logs() -> LogLines:
     lines = [
         (1, 0, START_S + 1, "host-0", "step 1 loss 5.0"),
@@ -152,31 +144,24 @@ def _logs() -> LogLines:
         (2, 1, SECOND_BEGAN_S + 56, "host-0", EVIL),
         (2, 2, SECOND_BEGAN_S + 700, "host-1", "an Error of no weight"),
     ]
-    return from_columns(
-        LogLines,
-        {
-            "round": [line[0] for line in lines],
-            "rank": [line[1] for line in lines],
-            "sequence": [100 * (place + 1) for place in range(len(lines))],
-            "at_ns": [int(line[2] * 1e9) for line in lines],
-            "host": [line[3] for line in lines],
-            "line": [line[4] for line in lines],
-        },
-    )
+    number, rank, at_s, host, line = zip(*lines, strict=True)
+    columns = {
+        "round": number, "rank": rank, "sequence": [100 * (place + 1) for place in range(len(lines))],
+        "at_ns": [int(moment_s * 1e9) for moment_s in at_s], "host": host, "line": line,
+    }  # fmt: skip
+    return table_rows(LogLines, columns)
 
 
 def _stacks() -> Stacks:
     waits = "megatrain/training/step_loop.py:10 run\nmegatrain/comm/group.py:20 wait"
     works = "megatrain/training/step_loop.py:10 run\nmegatrain/data/loader.py:7 read"
-    return from_columns(
-        Stacks,
-        {
-            "round": [2] * 5, "rank": [0, 1, 2, 3, 3], "sequence": [1, 1, 1, 1, 2],
-            "at_ns": [int((SECOND_BEGAN_S + 120) * 1e9)] * 4 + [int((SECOND_BEGAN_S + 121) * 1e9)],
-            "pid": [1000, 1001, 1002, 1003, 1003], "host": ["host-0", "host-0", "host-1", "host-1", "host-1"],
-            "thread": ["MainThread"] * 5, "stack": [waits, waits, waits, waits, works],
-        },
-    )  # fmt: skip
+    columns = {
+        "round": 2, "rank": [0, 1, 2, 3, 3], "sequence": [1, 1, 1, 1, 2],
+        "at_ns": [int((SECOND_BEGAN_S + 120) * 1e9)] * 4 + [int((SECOND_BEGAN_S + 121) * 1e9)],
+        "pid": [1000, 1001, 1002, 1003, 1003], "host": ["host-0", "host-0", "host-1", "host-1", "host-1"],
+        "thread": "MainThread", "stack": [waits, waits, waits, waits, works],
+    }  # fmt: skip
+    return table_rows(Stacks, columns)
 
 
 def _clocks() -> Clocks:

@@ -9,8 +9,9 @@ import numpy as np
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
-from megatrain_diagnostics.events.tables import Ranks, Spans, from_columns, joined
-from tests.helpers.synthetic_steps import axis_columns
+from megatrain_diagnostics.events.tables import Ranks, Spans, joined
+from tests.helpers.synthetic_steps import rank_rows
+from tests.helpers.table_rows import table_rows
 
 BEGIN_NS = 1_780_000_000_000_000_000
 STEP_NS = 60_000_000_000
@@ -56,7 +57,8 @@ def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
             (table.start_s + table.duration_s)[optimizer], strict=True,
         )
     }  # fmt: skip
-    columns: dict[str, list[int]] = {name: [] for name in ("step", "operation", "microbatch", "chunk", "start", "end")}
+    names_of_values = ("step", "operation", "microbatch", "chunk", "start_ns", "duration_ns")
+    columns: dict[str, list[int]] = {name: [] for name in names_of_values}
     ranks = []
     for row in np.flatnonzero(keep):
         name, key = str(names[row]), (table.dp_rank[row], table.stage[row], table.step[row])
@@ -72,48 +74,15 @@ def recorded_spans(table: OperationTable, shape: JobShape) -> Spans:
             column.append(int(value))
         ranks.append(int(table.rank[row]))
     for tp_rank in range(shape.tp_size):
-        count = len(ranks)
-        zeros = [0] * count
-        parts.append(
-            from_columns(
-                Spans,
-                {
-                    "round": [ROUND] * count,
-                    "rank": [rank + tp_rank for rank in ranks],
-                    "sequence": list(range(1, count + 1)),
-                    "step": columns["step"],
-                    "operation": columns["operation"],
-                    "microbatch": columns["microbatch"],
-                    "chunk": columns["chunk"],
-                    "group": zeros,
-                    "collective": zeros,
-                    "start_ns": columns["start"],
-                    "duration_ns": columns["end"],
-                    "launch_ns": columns["start"],
-                    "num_bytes": zeros,
-                    "flags": zeros,
-                },
-            )
-        )
+        own = {"rank": [rank + tp_rank for rank in ranks], "launch_ns": columns["start_ns"]}
+        parts.append(table_rows(Spans, {**columns, **own, "round": ROUND, "sequence": range(1, len(ranks) + 1)}))
     return joined(Spans, parts)
 
 
 def who_ran(shape: JobShape) -> Ranks:
     """Return the row of each rank of an invented job."""
     layout = Layout(tp_size=shape.tp_size, cp_size=shape.dsp_size, pp_size=shape.pp_size, dp_size=shape.dp_size)
-    count = layout.world_size
-    return from_columns(
-        Ranks,
-        {
-            "round": [ROUND] * count,
-            "rank": list(range(count)),
-            **axis_columns(layout),
-            "pid": [1000 + rank for rank in range(count)],
-            "at_ns": [BEGIN_NS] * count,
-            "host": [f"host{rank // 2}" for rank in range(count)],
-            "branch": ["main"] * count,
-        },
-    )
+    return rank_rows(layout, ROUND, [f"host{rank // 2}" for rank in range(layout.world_size)])
 
 
 def later(spans: Spans, rank: int, seconds: float) -> Spans:

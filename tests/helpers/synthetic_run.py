@@ -17,9 +17,10 @@ from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, from_columns, joined, select
+from megatrain_diagnostics.events.tables import Spans, StepTotals, Table, Values, joined, select
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.synthetic_steps import BACKWARD, FORWARD, START_NS, STEP_S, SyntheticJob, values_of_ranks
+from tests.helpers.table_rows import table_rows
 
 LARGEST = Layout(tp_size=8, pp_size=8, dp_size=192)
 SLOW_RANK = 777
@@ -91,25 +92,13 @@ def spans_of_step(layout: Layout, step: int, ranks: range, num_microbatches: int
     rows.append((Operation.OPTIMIZER, -1, end + 5 * gap_ns, 5 * gap_ns))
     num, count = len(rank), len(rows)
     starts = np.stack([np.asarray(start, dtype=np.float64) for _, _, start, _ in rows], axis=1).astype(np.int64)
-    return from_columns(
-        Spans,
-        {
-            "round": np.full(num * count, 1),
-            "rank": np.repeat(rank, count),
-            "sequence": np.tile(step * 100_000 + np.arange(count), num),
-            "step": np.full(num * count, step),
-            "operation": np.tile([operation.number for operation, _, _, _ in rows], num),
-            "microbatch": np.tile([microbatch for _, microbatch, _, _ in rows], num),
-            "chunk": np.full(num * count, 0),
-            "group": np.full(num * count, 0),
-            "collective": np.full(num * count, 0),
-            "start_ns": starts.reshape(-1),
-            "duration_ns": np.tile([int(length) for _, _, _, length in rows], num),
-            "launch_ns": starts.reshape(-1),
-            "num_bytes": np.full(num * count, 0),
-            "flags": np.full(num * count, 0),
-        },
-    )
+    columns = {
+        "round": 1, "rank": np.repeat(rank, count), "sequence": np.tile(step * 100_000 + np.arange(count), num),
+        "step": step, "operation": np.tile([operation.number for operation, _, _, _ in rows], num),
+        "microbatch": np.tile([microbatch for _, microbatch, _, _ in rows], num), "start_ns": starts.reshape(-1),
+        "duration_ns": np.tile([int(length) for _, _, _, length in rows], num), "launch_ns": starts.reshape(-1),
+    }  # fmt: skip
+    return table_rows(Spans, columns)
 
 
 if __name__ == "__main__":

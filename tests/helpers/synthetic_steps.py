@@ -14,20 +14,15 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, StepValue
 from megatrain.contracts.layout import Layout
-from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, axis_values, from_columns, joined
+from megatrain_diagnostics.events.roster import Roster, axis_values, make_roster
+from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, joined
+from tests.helpers.table_rows import table_rows
 
 START_NS = 1_700_000_000_000_000_000
 STEP_S = 1.0
 FORWARD, BACKWARD, OPTIMIZER = 0.3, 0.6, 0.05
 TRANSFER_S = 0.02
 Array = NDArray[np.float64]
-
-
-def axis_columns(layout: Layout) -> dict[str, list[int]]:
-    """Return the columns of axes of all ranks, as a table of ranks has them."""
-    rows = [axis_values(layout, rank) for rank in range(layout.world_size)]
-    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 @dataclass
@@ -68,15 +63,7 @@ class SyntheticJob:
         return f"host-{rank // self.ranks_per_host}"
 
     def ranks(self) -> Ranks:
-        num = self.world_size
-        return from_columns(
-            Ranks,
-            {
-                "round": [self.round] * num, "rank": list(range(num)), **axis_columns(self.layout),
-                "pid": [1000 + rank for rank in range(num)], "at_ns": [START_NS] * num,
-                "host": [self.host_of(rank) for rank in range(num)], "branch": ["main"] * num,
-            },
-        )  # fmt: skip
+        return rank_rows(self.layout, self.round, [self.host_of(rank) for rank in range(self.world_size)])
 
     def roster(self) -> Roster:
         return make_roster(self.ranks(), empty_groups(), self.round)
@@ -129,18 +116,15 @@ class SyntheticJob:
         num, count = self.world_size, len(seconds)
         self.sequence += count
         sums = np.concatenate([(second * 1e9).astype(np.int64) for second in seconds.values()])
-        return from_columns(
-            StepTotals,
-            {
-                "round": np.full(num * count, self.round), "rank": np.tile(np.arange(num), count),
-                "sequence": np.repeat(self.sequence + np.arange(count), num), "step": np.full(num * count, step),
-                "operation": np.repeat([second.number for second in seconds], num),
-                "start_ns": np.full(num * count, START_NS + int(step * STEP_S * 1e9)), "sum_ns": sums,
-                "max_ns": sums.copy(),
-                "count": np.concatenate([passes if each in MODEL_COMPUTES else np.ones(num) for each in seconds]),
-                "num_bytes": np.repeat([1_000_000 if second.is_collective else 0 for second in seconds], num),
-            },
-        )  # fmt: skip
+        columns = {
+            "round": self.round, "rank": np.tile(np.arange(num), count), "step": step,
+            "sequence": np.repeat(self.sequence + np.arange(count), num),
+            "operation": np.repeat([second.number for second in seconds], num),
+            "start_ns": START_NS + int(step * STEP_S * 1e9), "sum_ns": sums, "max_ns": sums,
+            "count": np.concatenate([passes if each in MODEL_COMPUTES else np.ones(num) for each in seconds]),
+            "num_bytes": np.repeat([1_000_000 if second.is_collective else 0 for second in seconds], num),
+        }  # fmt: skip
+        return table_rows(StepTotals, columns)
 
     def _values(self, step: int, work: Array) -> Values:
         loss = [float(x) for x in (3.0 + 0.01 * self._random.normal(), 1.0 + 0.05 * self._random.normal())]
@@ -153,15 +137,12 @@ def step_values(
     """Return rows of rank 0 for `values`, and of each rank for its squared lengths."""
     rows = [(0, int(kind), value) for kind, value in values.items()]
     rows += [(rank, int(StepValue.SQUARED_LENGTHS), float(length)) for rank, length in enumerate(squared_lengths)]
-    return from_columns(
-        Values,
-        {
-            "round": [round_number] * len(rows), "rank": [row[0] for row in rows],
-            "sequence": [step * 1000 + place for place in range(len(rows))], "step": [step] * len(rows),
-            "kind": [row[1] for row in rows], "at_ns": [START_NS + int(step * STEP_S * 1e9)] * len(rows),
-            "value": [row[2] for row in rows],
-        },
-    )  # fmt: skip
+    rank, kind, value = zip(*rows, strict=True)
+    columns = {
+        "round": round_number, "rank": rank, "sequence": [step * 1000 + place for place in range(len(rows))],
+        "step": step, "kind": kind, "at_ns": START_NS + int(step * STEP_S * 1e9), "value": value,
+    }  # fmt: skip
+    return table_rows(Values, columns)
 
 
 def values_of_ranks(ranks: Sequence[int], step: int, values: dict[StepValue, float], round_number: int = 1) -> Values:
@@ -170,7 +151,16 @@ def values_of_ranks(ranks: Sequence[int], step: int, values: dict[StepValue, flo
     return joined(Values, [replace(table, rank=np.full_like(table.rank, rank)) for rank in ranks])
 
 
+def rank_rows(layout: Layout, round_number: int, hosts: Sequence[str]) -> Ranks:
+    """Return a row for each rank of a layout; `hosts`: by rank."""
+    ranks = range(layout.world_size)
+    places = [axis_values(layout, rank) for rank in ranks]
+    columns = {
+        "round": round_number, "rank": ranks, **{name: [place[name] for place in places] for name in places[0]},
+        "pid": [1000 + rank for rank in ranks], "at_ns": START_NS, "host": hosts, "branch": "main",
+    }  # fmt: skip
+    return table_rows(Ranks, columns)
+
+
 def empty_groups() -> Groups:
-    return from_columns(
-        Groups, {name: [] for name in ("round", "rank", "group", "first_rank", "stride", "num_ranks", "name")}
-    )
+    return joined(Groups, [])

@@ -171,7 +171,7 @@ class TimedJob(SimulatedJob):
         }
         self.next_step_at = math.inf
         self.stepping = 0
-        """The round that `next_step_at` is of."""
+        """The round to which `next_step_at` belongs."""
         self.has_contributed: set[str] = set()
         """Hosts that contributed to the step in progress before their fault."""
         self.completions: list[tuple[float, str, int]] = []

@@ -16,13 +16,14 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, Trace
 from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices, Peers
+from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Peers
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
 _FLOOR = 0.01
 """Least spread of peers, as a fraction of a stage's compute."""
 _MEDIAN_ERROR = 1.2533
 """Ratio of the standard error of a median to that of a mean."""
-_MIN_PART_STEADY = 0.625
+MIN_PART_STEADY = 0.625
 """The compute of a rank is slow only if it exceeds the threshold in at least this fraction of the steps: 5 of 8."""
 _MIN_PART_NOW_AND_THEN = 0.125
 """The same fraction for waiting for data and for garbage collection."""
@@ -40,20 +41,20 @@ class Candidates:
     """One aspect of all ranks over a window of steps. Shapes: all [ranks]. Units: `_s` is seconds per step."""
 
     aspect: Aspect
-    excess_s: Floats
+    excess_s: Float64
     """The additional time of the rank, compared with its peers; negative: it takes less."""
-    scale_s: Floats
+    scale_s: Float64
     """Typical compute time of the rank's stage, or else of the step; positive. Thresholds are fractions of it."""
-    score: Floats
+    score: Float64
     """The excess divided by its noise, without unit; negative if the excess is negative."""
-    deficit_s: Floats
+    deficit_s: Float64
     """The time by which the rank waits less than its peers; negative: it waits longer."""
-    num_peers: Indices
+    num_peers: Int64
     """Number of ranks that each rank is compared with."""
     is_slow: Flags
 
     @property
-    def ranks(self) -> Indices:
+    def ranks(self) -> Int64:
         """Return the slow ranks, the worst first."""
         found = np.flatnonzero(self.is_slow)
         return found[np.argsort(-self.excess_s[found] / self.scale_s[found], kind="stable")]
@@ -82,7 +83,7 @@ def candidates(window: ComparedSteps, aspect: Aspect, peers: Peers, thresholds: 
     num_seen = (excess >= thresholds.excess * scale).sum(axis=0)
     score = middle / noise
     is_slow = (middle >= thresholds.excess * scale) & (score >= least_score(thresholds, peers.num_ranks))
-    is_slow &= num_seen >= max(2.0, count * (_MIN_PART_STEADY if is_steady else _MIN_PART_NOW_AND_THEN))
+    is_slow &= num_seen >= max(2.0, count * (MIN_PART_STEADY if is_steady else _MIN_PART_NOW_AND_THEN))
     is_slow &= (reference.num_peers > 0) & (deficit > _MAX_VICTIM_DEFICIT * middle)
     return Candidates(aspect, middle, scale, score, deficit.astype(np.float64), reference.num_peers, is_slow)
 
@@ -101,7 +102,7 @@ def first_seen(trace: Trace, aspect: Aspect, thresholds: Thresholds) -> tuple[in
     is_seen = trace.excess >= thresholds.excess * trace.scale
     lasting = np.cumsum(is_seen[::-1])
     lengths = np.arange(1, len(is_seen) + 1)
-    share = _MIN_PART_STEADY if aspect is Aspect.COMPUTE else _MIN_PART_NOW_AND_THEN
+    share = MIN_PART_STEADY if aspect is Aspect.COMPUTE else _MIN_PART_NOW_AND_THEN
     may_begin = is_seen[::-1] & (lasting >= share * lengths)
     if aspect is Aspect.COMPUTE:
         before = np.concatenate([np.zeros(_NUM_ONSET_STEPS, dtype=lasting.dtype), lasting[:-_NUM_ONSET_STEPS]])[

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import AXIS_ALL_REDUCES, Operation, operation_name
 from megatrain.contracts.black_box.values import RecordFlag
@@ -27,7 +26,8 @@ from megatrain_diagnostics.analysis.exposure import COMMUNICATION, Category, exp
 from megatrain_diagnostics.analysis.overlap import Overlap, has_known_end, overlaps
 from megatrain_diagnostics.analysis.slow_links import SlowLinks, find_slow_links
 from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
-from megatrain_diagnostics.events.tables import Float64, Int64, Spans, select
+from megatrain_diagnostics.events.rows import is_any_of
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64, Spans, select
 
 _LIMITS_BYTES = (4 * 2**10, 64 * 2**10, 2**20, 16 * 2**20, 256 * 2**20)
 _BUCKETS = ("< 4 KiB", "4-64 KiB", "64 KiB-1 MiB", "1-16 MiB", "16-256 MiB", ">= 256 MiB")
@@ -89,7 +89,7 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
     exchanges = find_exchanges(spans, events.roster)
     exposure = expose(spans, exchanges, windows)
     in_range = (exchanges.step >= first_step) & (exchanges.step <= last_step)
-    is_known = in_range & np.isin(exchanges.operation, [operation.number for operation in _KNOWN])
+    is_known = in_range & is_any_of(exchanges.operation, _KNOWN)
     has_end, transfer_ns = transfer_times(spans, exchanges, exposure.exposed_ns - exposure.span_waiting_ns)
     is_ended = is_known & exchanges.is_whole & has_end
     is_timed = is_ended & (transfer_ns > 0)
@@ -120,7 +120,7 @@ def analyse_communication(events: StepEvents, first_step: int, last_step: int) -
     )
 
 
-def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[NDArray[np.bool_], Int64]:
+def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tuple[Flags, Int64]:
     """Return for each exchange whether its end is known, and the time from the latest start to the first known end.
 
     `held_up_ns`: for each span, how long the CPU thread only waited for it while its data was transferred. If the CPU
@@ -137,7 +137,7 @@ def transfer_times(spans: Spans, exchanges: Exchanges, held_up_ns: Int64) -> tup
     waits = has_known_end(select(spans, parts), held_up_ns[parts], after_ns)
     is_known = is_of_device | (waits & (is_earlier | ~any_earlier))
     first = np.minimum.reduceat(np.where(is_known, after_ns, np.iinfo(np.int64).max), exchanges.first[:-1])
-    has_end: NDArray[np.bool_] = np.logical_or.reduceat(is_known, exchanges.first[:-1])
+    has_end: Flags = np.logical_or.reduceat(is_known, exchanges.first[:-1])
     return has_end, np.where(has_end, first, 0)
 
 
@@ -146,8 +146,8 @@ def whole_bytes(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
     given = (
         np.maximum.reduceat(spans.num_bytes[exchanges.parts], exchanges.first[:-1])[chosen] if len(chosen) else chosen
     )
-    is_gather = np.isin(exchanges.operation[chosen], [operation.number for operation in _GATHERS])
-    sizes: Int64 = np.where(is_gather, given * _group_sizes(exchanges, chosen), given)
+    is_gather = is_any_of(exchanges.operation[chosen], _GATHERS)
+    sizes: Int64 = np.where(is_gather, given * exchanges.num_members[chosen], given)
     return sizes
 
 
@@ -166,22 +166,17 @@ def classes_of(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Int64:
     of_group = np.array([names[group.name] for group in exchanges.groups], dtype=np.int64)
     size = np.digitize(whole_bytes(spans, exchanges, chosen), _LIMITS_BYTES)
     keys = np.stack([
-        of_group[exchanges.group_of[chosen]] if len(chosen) else chosen,
+        of_group[exchanges.group_of[chosen]],
         exchanges.operation[chosen].astype(np.int64),
         size.astype(np.int64),
     ], axis=1)  # fmt: skip
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64) if len(chosen) else chosen
 
 
-def _group_sizes(exchanges: Exchanges, chosen: Int64) -> Int64:
-    sizes = np.array([group.num_ranks for group in exchanges.groups], dtype=np.int64)
-    return sizes[exchanges.group_of[chosen]] if len(chosen) else chosen
-
-
 def _bandwidths(spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_ns: Int64) -> Sequence[Bandwidth]:
     if not len(chosen):
         return []
-    sizes = _group_sizes(exchanges, chosen)
+    sizes = exchanges.num_members[chosen]
     num_bytes = whole_bytes(spans, exchanges, chosen)
     waits = _mean_waits(spans, exchanges)[chosen]
     classes = classes_of(spans, exchanges, chosen)
@@ -216,5 +211,5 @@ def _bandwidths(spans: Spans, exchanges: Exchanges, chosen: Int64, transfer_ns: 
 def _mean_waits(spans: Spans, exchanges: Exchanges) -> Float64:
     """Return for each exchange how long its members waited for the last member, on average. Units: ns."""
     waits = np.repeat(exchanges.latest_start_ns, exchanges.num_parts) - spans.start_ns[exchanges.parts]
-    sums: NDArray[np.float64] = np.add.reduceat(waits, exchanges.first[:-1]) / exchanges.num_parts
+    sums: Float64 = np.add.reduceat(waits, exchanges.first[:-1]) / exchanges.num_parts
     return sums

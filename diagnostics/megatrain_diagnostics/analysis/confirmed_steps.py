@@ -1,4 +1,4 @@
-"""Confirms steps: a step is confirmed when a second rank has reached it too.
+"""Confirms steps: a step is confirmed when a second rank has reported it, or a later one.
 
 All ranks of a job are at the same step, or at neighbouring steps. A single rank that reports a step thousands ahead is
 wrong, and must not make all earlier steps outdated.
@@ -9,6 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from megatrain_diagnostics.events.tables import Int32, Int64
+
+
+def steps_of_several_ranks(steps: Int64) -> Int64:
+    """Return the different steps, ascending, without those that only one rank reports if several ranks report others.
+
+    steps: one entry for each rank and step that it reports.
+    """
+    found, num_ranks = np.unique(steps, return_counts=True)
+    reported: Int64 = found[num_ranks >= min(2, num_ranks.max(initial=1))]
+    return reported
 
 
 class ConfirmedSteps:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, REPLICA_COLLECTIVES, TP_COLLECTIVES, Operation
 from megatrain.contracts.layout import REPLICAS, STAGES, Layout
 from megatrain_diagnostics.events.roster import Roster, places_along
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
@@ -24,16 +24,13 @@ EXPLAINS = 0.4
 """An operation that explains at least this fraction of the change of the step time is its cause."""
 COMPUTE = "forward-compute and backward-compute"
 """The name of both operations together, used if neither alone explains a change."""
-_OWN_WORK = (
-    *(*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC),
-    Operation.OPTIMIZER,
-)
-_OF_TP = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
-_OF_DP = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
+_OWN_WORK = (*MODEL_COMPUTES, Operation.DATA_WAIT, Operation.GC, Operation.OPTIMIZER)
 _OF_PP = (Operation.FORWARD_RECV, Operation.BACKWARD_RECV, Operation.EMBEDDING_ALL_REDUCE)
 _AXIS_OF: Mapping[Operation, str] = {
-    **dict.fromkeys(_OF_TP, "tp"), **dict.fromkeys(_OF_DP, REPLICAS[0]), **dict.fromkeys(_OF_PP, STAGES)
-}  # fmt: skip
+    **dict.fromkeys(TP_COLLECTIVES, "tp"),
+    **dict.fromkeys(REPLICA_COLLECTIVES, REPLICAS[0]),
+    **dict.fromkeys(_OF_PP, STAGES),
+}
 """The axis of each exchange; parameters and gradients are exchanged along all axes of their replica group."""
 _MAX_HOSTS = 16
 
@@ -95,7 +92,7 @@ def moved_operations(before: StepTotals, after: StepTotals, roster: Roster, delt
 
 def _take_tp_out(changes: dict[Operation, Float64]) -> None:
     """Subtract the tp collectives, which lie inside compute, from the change of compute."""
-    of_tp = sum(np.nan_to_num(changes[operation]) for operation in _OF_TP)
+    of_tp = sum(np.nan_to_num(changes[operation]) for operation in TP_COLLECTIVES)
     total = sum(np.nan_to_num(changes[operation]) for operation in MODEL_COMPUTES)
     for operation in MODEL_COMPUTES:
         change = changes[operation]
@@ -171,9 +168,5 @@ def _moved(name: str, old: Float64, change: Float64, roster: Roster, delta_s: fl
         after_s=float(old[worst] + change[worst]),
         explained=max(0.0, most / abs(delta_s)) if delta_s else 0.0,
         ranks=tuple(ranks.tolist()),
-        hosts=_hosts(ranks.tolist(), roster),
+        hosts=roster.hosts_of(ranks.tolist())[:_MAX_HOSTS],
     )
-
-
-def _hosts(ranks: Sequence[int], roster: Roster) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(host for host in map(roster.host_of, ranks) if host))[:_MAX_HOSTS]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
+from megatrain_diagnostics.events.rows import begins_run, is_any_of
 from megatrain_diagnostics.events.tables import NO_DURATION, Int8, Int32, Int64, Spans
 
 _SENDS = (Operation.FORWARD_SEND, Operation.BACKWARD_SEND)
@@ -50,6 +51,11 @@ class Exchanges:
 
     def __len__(self) -> int:
         return len(self.group_of)
+
+    @property
+    def num_members(self) -> Int64:
+        """Return the number of members of the group of each exchange."""
+        return _sizes(self.groups)[self.group_of]
 
     def problems(self) -> tuple[str, ...]:
         """Return sentences about the rows that could not be joined."""
@@ -110,11 +116,11 @@ def _identify_groups(spans: Spans, roster: Roster) -> tuple[tuple[GroupMembers, 
 
 def _boundaries(*keys: Int64) -> Int64:
     """Return the index where each run of equal keys begins, and the end of the last run."""
-    length = len(keys[0])
-    is_new = np.ones(length, dtype=bool)
-    if length:
-        is_new[1:] = np.any([np.diff(key) != 0 for key in keys], axis=0)
-    return np.concatenate((np.flatnonzero(is_new), [length]))
+    return np.concatenate((np.flatnonzero(begins_run(*keys)), [len(keys[0])]))
+
+
+def _sizes(groups: tuple[GroupMembers, ...]) -> Int64:
+    return np.array([group.num_ranks for group in groups], dtype=np.int64)
 
 
 def _fitting(
@@ -129,17 +135,12 @@ def _fitting(
     fits = np.ones(num, dtype=bool)
     for column in (kind, spans.step[rows]):
         fits &= np.maximum.reduceat(column, begins) == np.minimum.reduceat(column, begins)
-    twice = np.zeros(len(rows), dtype=bool)
     run = np.repeat(np.arange(num), np.diff(first))
-    twice[1:] = (np.diff(spans.rank[rows]) == 0) & (np.diff(run) == 0)
-    fits &= ~np.logical_or.reduceat(twice, begins)
-    sizes = np.array([group.num_ranks for group in groups], dtype=np.int64)
-    fits &= np.diff(first) <= sizes[group_of_span[rows[begins]]]
+    fits &= np.logical_and.reduceat(begins_run(spans.rank[rows], run), begins)  # no rank has two rows
+    fits &= np.diff(first) <= _sizes(groups)[group_of_span[rows[begins]]]
     # a link has one direction: two sends, or two receives, belong to different exchanges
-    is_send = np.isin(spans.operation[rows], [operation.number for operation in _SENDS])
-    is_receive = np.isin(spans.operation[rows], [operation.number for operation in _RECEIVES])
-    for side in (is_send, is_receive):
-        fits &= np.add.reduceat(side.astype(np.int64), begins) <= 1
+    for side in (_SENDS, _RECEIVES):
+        fits &= np.add.reduceat(is_any_of(spans.operation[rows], side).astype(np.int64), begins) <= 1
     return fits
 
 
@@ -175,7 +176,6 @@ def _summarise(
         latest = last_part = np.zeros(0, dtype=np.int64)
         any_open = np.zeros(0, dtype=bool)
     group_of = group_of_span[rows[begins]] if num else np.zeros(0, dtype=np.int64)
-    sizes = np.array([group.num_ranks for group in groups], dtype=np.int64)
     return Exchanges(
         parts=rows,
         first=first,
@@ -184,7 +184,7 @@ def _summarise(
         operation=_exchange_operation()[np.minimum(spans.operation[rows[begins]], MAX_OPERATIONS - 1)],
         step=spans.step[rows[begins]],
         num_parts=np.diff(first),
-        is_whole=(np.diff(first) == sizes[group_of]) & ~any_open if num else np.zeros(0, dtype=bool),
+        is_whole=(np.diff(first) == _sizes(groups)[group_of]) & ~any_open,
         latest_start_ns=latest,
         last_part=last_part,
         exchange_of=exchange_of,

@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation, operation_name
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.exchanges import Exchanges, find_exchanges
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, Exposure, expose
 from megatrain_diagnostics.analysis.overlap import Overlap, overlaps
 from megatrain_diagnostics.analysis.step_windows import StepEvents, step_windows
 from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.rows import is_any_of
 from megatrain_diagnostics.events.tables import Int64, Spans, StepTotals, select
 
 NOT_SPLIT = "not-split"
 _MAX_LATE = 10
-_LINKS = tuple(operation.number for operation in Operation if operation.is_point_to_point)
+_LINKS = tuple(operation for operation in Operation if operation.is_point_to_point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ def _sums(rank: int, totals: StepTotals) -> dict[int, int]:
 
 def last_arrivals(spans: Spans, exchanges: Exchanges, exposure: Exposure, roster: Roster) -> tuple[LastArrival, ...]:
     """Return the ranks that others waited for in collectives, the worst first; only exposed waiting counts."""
-    is_link = np.isin(spans.operation, _LINKS)
+    is_link = is_any_of(spans.operation, _LINKS)
     waited = np.flatnonzero((exposure.span_waiting_ns > 0) & (exchanges.exchange_of >= 0) & ~is_link)
     exchange = exchanges.exchange_of[waited]
     culprit = spans.rank[exchanges.last_part[exchange]]
@@ -249,5 +250,5 @@ def _arrival(rank: int, spans: Spans, rows: Int64, exchange: Int64, waiting_ns: 
         host=roster.host_of(rank),
         num_collectives=len(np.unique(exchange)),
         waited_ns=sum(by_operation.values()),
-        operation=next(operation.value for operation in Operation if operation.number == worst),
+        operation=operation_name(worst),
     )

@@ -18,11 +18,16 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import AXIS_ALL_REDUCES, MAX_OPERATIONS, MODEL_COMPUTES, Operation
+from megatrain.contracts.black_box.operations import (
+    AXIS_ALL_REDUCES,
+    MAX_OPERATIONS,
+    MODEL_COMPUTES,
+    TP_COLLECTIVES,
+    Operation,
+)
 from megatrain.contracts.black_box.values import ATTENDED_MASK, ATTENDED_SHIFT, ATTENDED_STEPS
 from megatrain_diagnostics.analysis.exchanges import Exchanges, end_ns
 from megatrain_diagnostics.analysis.window_pieces import (
-    ABSENT,
     Grid,
     Windows,
     covered_ns,
@@ -33,6 +38,7 @@ from megatrain_diagnostics.analysis.window_pieces import (
     rank_indices,
     run_ends,
 )
+from megatrain_diagnostics.events.rows import ABSENT, is_any_of
 from megatrain_diagnostics.events.tables import NO_DURATION, Int64, Spans
 
 
@@ -79,21 +85,18 @@ _LAYERS: tuple[tuple[Category, tuple[Operation, ...]], ...] = (
 _COMMUNICATION_OF: dict[Operation, Category] = {
     Operation.GRADS_REDUCE_SCATTER: Category.REDUCE_SCATTER,
     Operation.PARAMS_ALL_GATHER: Category.ALL_GATHER,
-    Operation.TP_ALL_GATHER: Category.TP,
-    Operation.TP_REDUCE_SCATTER: Category.TP,
     Operation.FORWARD_SEND: Category.PP,
     Operation.FORWARD_RECV: Category.PP,
     Operation.BACKWARD_SEND: Category.PP,
     Operation.BACKWARD_RECV: Category.PP,
     **dict.fromkeys(AXIS_ALL_REDUCES, Category.OTHER_COMMUNICATION),
-    Operation.TP_ALL_REDUCE: Category.TP,
+    **dict.fromkeys(TP_COLLECTIVES, Category.TP),  # TP_ALL_REDUCE is in AXIS_ALL_REDUCES too
     Operation.EMBEDDING_ALL_REDUCE: Category.OTHER_COMMUNICATION,
     Operation.UPDATES_ALL_TO_ALL: Category.OTHER_COMMUNICATION,
     Operation.BARRIER: Category.OTHER_COMMUNICATION,
     Operation.CHECKSUM: Category.OTHER_COMMUNICATION,
 }
 """Every exchange has a row, or is in a layer."""
-_IN_COMPUTE = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
 _IN_OPTIMIZER = (*AXIS_ALL_REDUCES, Operation.UPDATES_ALL_TO_ALL)
 
 
@@ -184,7 +187,7 @@ def _paint_layers(spans: Spans, low: Int64, high: Int64, num_pieces: int) -> NDA
     """Return the category of each piece, ignoring communication."""
     owner = np.full(num_pieces, _INDEX[Category.OTHER], dtype=np.int8)
     for category, operations in _LAYERS:  # a later layer covers the earlier ones
-        rows = np.flatnonzero(np.isin(spans.operation, [operation.number for operation in operations]) & (high > low))
+        rows = np.flatnonzero(is_any_of(spans.operation, operations) & (high > low))
         for begin, end in zip(low[rows].tolist(), high[rows].tolist(), strict=True):
             owner[begin:end] = _INDEX[category]
     return owner
@@ -198,7 +201,7 @@ def _held_up_by(
     pieces: for each span its first piece, the first piece in which the CPU thread waits for it, and the end, exclusive.
     """
     low, awaited, high = pieces
-    is_communication = np.isin(spans.operation, [operation.number for operation in _COMMUNICATION_OF])
+    is_communication = is_any_of(spans.operation, _COMMUNICATION_OF)
     rows = np.flatnonzero(is_communication & (high > low) & (spans.duration_ns != NO_DURATION))
     last = end_ns(spans)
     # sorted by descending end: in `_painted` later rows cover earlier ones, so the exchange that ends first is chosen
@@ -214,8 +217,8 @@ def _held_up_by(
     ends_within = last[in_gaps[open_there]] <= gap_end[open_there]
     blamed = np.full(len(owner), ABSENT, dtype=np.int64)
     blamed[open_there[ends_within]] = in_gaps[open_there[ends_within]]
-    for category, operations in ((Category.COMPUTE, _IN_COMPUTE), (Category.OPTIMIZER, _IN_OPTIMIZER)):
-        nested = rows[np.isin(spans.operation[rows], [operation.number for operation in operations])]
+    for category, operations in ((Category.COMPUTE, TP_COLLECTIVES), (Category.OPTIMIZER, _IN_OPTIMIZER)):
+        nested = rows[is_any_of(spans.operation[rows], operations)]
         index = _INDEX[category]
         # inside compute (or the optimizer), a rank waits only for an exchange that begins and ends there
         is_inside = (owner[low[nested]] == index) & (owner[high[nested] - 1] == index)

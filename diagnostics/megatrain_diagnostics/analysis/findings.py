@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatrain.config.diagnostics import DiagnosticsConfig
@@ -69,6 +69,15 @@ class Finding:
             if self.stage is None
             else straggler_key(self.cause, (), self.ranks)
         )
+
+
+def greatest_by_host(scores: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return host -> the greatest of its scores, at least 0, in the order of the hosts; host "" is left out."""
+    found: dict[str, float] = {}
+    for host, score in scores:
+        if host:
+            found[host] = max(score, found.get(host, 0.0))
+    return found
 
 
 def straggler_key(cause: Cause, hosts: Sequence[str], stage_ranks: Sequence[int]) -> str:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.black_box.operations import operation_name
+from megatrain.contracts.black_box.values import GroupRecord
 from megatrain.contracts.layout import Coordinate
-from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.roster import GroupMembers, Roster
+from megatrain_diagnostics.events.rows import begins_run
 from megatrain_diagnostics.events.tables import NO_DURATION, Selection, Spans
 from megatrain_job.failures.culprit import Culprit, culprit_of_positions
 from megatrain_job.failures.hang import IMMOBILE, HangReport, Position, closest, hang_suspects, is_own_work
@@ -65,21 +67,18 @@ class HangFinding:
     """Rank -> the operation that it is in; no entry if that is not known."""
 
 
-def group_key(name: str, first_rank: int, num_ranks: int, stride: int) -> str:
+def group_key(group: GroupMembers | GroupRecord) -> str:
     """Return the key that identifies a group in the job, in the executors' form: "dp:0+4x2"."""
-    return f"{name}:{first_rank}+{num_ranks}x{stride}"
+    return f"{group.name}:{group.first_rank}+{group.num_ranks}x{group.stride}"
 
 
 def roster_groups(roster: Roster) -> dict[str, tuple[int, ...]]:
-    """Return key -> members, sorted, of all groups that ranks reported."""
-    by_key = {
-        group_key(group.name, group.first_rank, group.num_ranks, group.stride): group
-        for group in set(roster.groups.values())
-        if group.stride
-    }
+    """Return key -> members, sorted, of all groups that ranks reported, without groups larger than the layout."""
     world_size = roster.layout.world_size
     return {
-        key: tuple(rank for rank in sorted(members.ranks) if 0 <= rank < world_size) for key, members in by_key.items()
+        group_key(group): tuple(rank for rank in sorted(group.ranks) if 0 <= rank < world_size)
+        for group in set(roster.groups.values())
+        if group.stride and group.num_ranks <= world_size
     }
 
 
@@ -90,8 +89,7 @@ def activities_of_spans(spans: Spans, roster: Roster) -> dict[int, RankActivity]
     for rank, group, entered, finished in _newest_places(spans, rows):
         members = roster.groups.get((rank, group))
         if members is not None and members.stride:
-            key = group_key(members.name, members.first_rank, members.num_ranks, members.stride)
-            positions[rank][key] = Position(entered, finished)
+            positions[rank][group_key(members)] = Position(entered, finished)
     busy = _innermost(spans, roster.round)
     return {
         rank: RankActivity(
@@ -132,7 +130,7 @@ def find_hang(
         report=report,
         culprit=culprit,
         suspects=suspects,
-        hosts=culprit.hosts or tuple(dict.fromkeys(suspect.host for suspect in suspects if suspect.host)),
+        hosts=culprit.hosts or roster.hosts_of(suspect.rank for suspect in suspects),
         waiting=frozenset(report.waits_for),
         silent=frozenset(rank for rank in report.silent if rank in world),
         in_flight={rank: activity.in_flight for rank, activity in sorted(activities.items()) if activity.in_flight},
@@ -149,7 +147,7 @@ def _newest_places(spans: Spans, rows: Selection) -> Iterable[tuple[int, int, in
     ended = np.where(spans.duration_ns[rows] != NO_DURATION, np.iinfo(np.int64).max, place - 1)
     order = np.lexsort((group, rank))
     rank, group, place, ended = rank[order], group[order], place[order], ended[order]
-    starts = np.flatnonzero(np.r_[True, (np.diff(rank) != 0) | (np.diff(group) != 0)])
+    starts = np.flatnonzero(begins_run(rank, group))
     entered = np.maximum.reduceat(place, starts)
     finished = np.minimum(entered, np.minimum.reduceat(ended, starts))
     yield from zip(rank[starts].tolist(), group[starts].tolist(), entered.tolist(), finished.tolist(), strict=True)

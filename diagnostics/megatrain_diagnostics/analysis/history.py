@@ -6,27 +6,21 @@ lasting slowness does not become its own baseline.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, TP_COLLECTIVES, Operation
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.own_time import Aspect, aspects, computed, per_pass, scale_of, typical_step_s
-from megatrain_diagnostics.analysis.peers import Flags, Floats, Peers
+from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
 from megatrain_diagnostics.events.roster import groups_along, replica_groups
-from megatrain_diagnostics.events.tables import Int64
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
-_NUM_ASPECTS = len(Aspect)
-DP_TRANSFERS = (Operation.GRADS_REDUCE_SCATTER.number, Operation.PARAMS_ALL_GATHER.number)
-_READS = (Operation.DATA_READ.number, Operation.PICTURE_WAIT.number)
-TP_TRANSFERS = (
-    Operation.TP_ALL_GATHER.number,
-    Operation.TP_REDUCE_SCATTER.number,
-    Operation.TP_ALL_REDUCE.number,
-)
+_READS = (Operation.DATA_READ, Operation.PICTURE_WAIT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +43,7 @@ class ComparedSteps:
     scale: NDArray[np.float32]
     work: NDArray[np.float64]
     reads_s: NDArray[np.float32]
-    """Of the loader: its reads, and their waits for producers of pictures."""
+    """Seconds of the loader's reads, and of their waits for producers of pictures."""
     has_reported: Flags
     step_s: NDArray[np.float64]
     dp_transfer_s: NDArray[np.float64]
@@ -61,13 +55,12 @@ class ComparedSteps:
         found: Flags = np.any(self.has_reported, axis=0)
         return found
 
+    def at(self, steps: slice | Int64) -> ComparedSteps:
+        """Return the steps with these indices."""
+        return ComparedSteps(*(getattr(self, field.name)[steps] for field in fields(self)))
+
     def last(self, count: int) -> ComparedSteps:
-        part = slice(max(0, len(self.steps) - count), None)
-        return ComparedSteps(
-            self.steps[part], self.own[part], self.computed[part], self.per_pass[part], self.excess[part],
-            self.scale[part], self.work[part], self.reads_s[part], self.has_reported[part], self.step_s[part],
-            self.dp_transfer_s[part], self.tp_transfer_s[part],
-        )  # fmt: skip
+        return self.at(slice(max(0, len(self.steps) - count), None))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,38 +82,45 @@ class StepHistory:
         self._num_first = num_first
         self._first: ComparedSteps | None = None
         self._count = 0
-        self._steps = np.zeros(num_steps, dtype=np.int64)
-        self._own: NDArray[np.float32] = np.zeros((num_steps, _NUM_ASPECTS, ranks), dtype=np.float32)
-        self._computed: NDArray[np.float32] = np.zeros((num_steps, ranks), dtype=np.float32)
-        self._per_pass: NDArray[np.float32] = np.ones((num_steps, ranks), dtype=np.float32)
-        self._excess: NDArray[np.float32] = np.zeros_like(self._own)
-        self._scale: NDArray[np.float32] = np.ones((num_steps, ranks), dtype=np.float32)
-        self._work = np.zeros((num_steps, len(WORK_KINDS), ranks))
-        self._reads_s: NDArray[np.float32] = np.zeros((num_steps, len(_READS), ranks), dtype=np.float32)
-        self._has_reported = np.zeros((num_steps, ranks), dtype=bool)
-        self._step_s = np.zeros(num_steps)
-        self._dp_transfer_s = np.zeros((num_steps, *self._of_dp.shape[:2]))
-        self._tp_transfer_s = np.zeros((num_steps, *self._of_tp.shape[:2]))
+
+        def zeros(*shape: int, dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+            return np.zeros((num_steps, *shape), dtype)
+
+        self._kept = ComparedSteps(
+            steps=zeros(dtype=np.int64),
+            own=zeros(len(Aspect), ranks),
+            computed=zeros(ranks),
+            per_pass=zeros(ranks),
+            excess=zeros(len(Aspect), ranks),
+            scale=zeros(ranks),
+            work=zeros(len(WORK_KINDS), ranks, dtype=np.float64),
+            reads_s=zeros(len(_READS), ranks),
+            has_reported=zeros(ranks, dtype=np.bool_),
+            step_s=zeros(dtype=np.float64),
+            dp_transfer_s=zeros(*self._of_dp.shape[:2], dtype=np.float64),
+            tp_transfer_s=zeros(*self._of_tp.shape[:2], dtype=np.float64),
+        )
+        """A ring: step number n of all is at n mod `num_steps`."""
 
     def __len__(self) -> int:
         return min(self._count, self._num_steps)
 
     def add(self, row: StepRow, peers: Peers) -> None:
         """Add a step, comparing each rank with its peers."""
-        own, slot = aspects(row), self._count % self._num_steps
+        own, slot, kept = aspects(row), self._count % self._num_steps, self._kept
         step_s = typical_step_s(row)
         reference = peers.reference(own, row.has_reported)
-        self._steps[slot] = row.step
-        self._own[slot] = own
-        self._computed[slot], self._per_pass[slot] = computed(row), per_pass(row.num_forwards)
-        self._excess[slot] = np.where(row.has_reported, own - reference.median, 0.0)
-        self._scale[slot] = scale_of(peers.stage_medians(own[Aspect.COMPUTE], row.has_reported), peers.stage_of, step_s)
-        self._work[slot] = row.work * self._per_pass[slot]
-        self._reads_s[slot] = [row.of(number) for number in _READS]
-        self._has_reported[slot] = row.has_reported
-        self._step_s[slot] = step_s
-        self._dp_transfer_s[slot] = _least(row.sum_of(DP_TRANSFERS), row.has_reported, self._of_dp)
-        self._tp_transfer_s[slot] = _least(row.sum_of(TP_TRANSFERS), row.has_reported, self._of_tp)
+        kept.steps[slot] = row.step
+        kept.own[slot] = own
+        kept.computed[slot], kept.per_pass[slot] = computed(row), per_pass(row.num_forwards)
+        kept.excess[slot] = np.where(row.has_reported, own - reference.median, 0.0)
+        kept.scale[slot] = scale_of(peers.stage_medians(own[Aspect.COMPUTE], row.has_reported), peers.stage_of, step_s)
+        kept.work[slot] = row.work * kept.per_pass[slot]
+        kept.reads_s[slot] = [row.of(operation) for operation in _READS]
+        kept.has_reported[slot] = row.has_reported
+        kept.step_s[slot] = step_s
+        kept.dp_transfer_s[slot] = _least(row.of(*REPLICA_COLLECTIVES), row.has_reported, self._of_dp)
+        kept.tp_transfer_s[slot] = _least(row.of(*TP_COLLECTIVES), row.has_reported, self._of_tp)
         self._count += 1
         if self._count == self._num_first:
             self._first = self.window(self._num_first)
@@ -134,27 +134,22 @@ class StepHistory:
 
     def trace(self, aspect: Aspect, rank: int) -> Trace:
         """Return one aspect of one rank in all kept steps."""
-        slots = self._newest(self._num_steps)
-        return Trace(self._steps[slots], self._excess[slots, aspect, rank], self._scale[slots, rank])
+        slots, kept = self._newest(self._num_steps), self._kept
+        return Trace(kept.steps[slots], kept.excess[slots, aspect, rank], kept.scale[slots, rank])
 
     def window(self, count: int) -> ComparedSteps:
         """Return the newest steps, at most `count`."""
-        slots = self._newest(count)
-        return ComparedSteps(
-            self._steps[slots], self._own[slots], self._computed[slots], self._per_pass[slots], self._excess[slots],
-            self._scale[slots], self._work[slots], self._reads_s[slots], self._has_reported[slots],
-            self._step_s[slots], self._dp_transfer_s[slots], self._tp_transfer_s[slots],
-        )  # fmt: skip
+        return self._kept.at(self._newest(count))
 
     def _newest(self, count: int) -> NDArray[np.int64]:
         return np.arange(self._count - min(count, len(self)), self._count) % self._num_steps
 
 
-def _least(seconds: Floats, has_reported: Flags, groups: Int64) -> Floats:
+def _least(seconds: Float64, has_reported: Flags, groups: Int64) -> Float64:
     """Return the least time in each group; 0 if no rank reported.
 
     It is the time of the rank that arrived last, and so nearly the time of the transfer alone.
     """
     least = np.where(has_reported, seconds, np.inf)[groups].min(axis=-1)
-    found: Floats = np.where(np.isfinite(least), least, 0.0)
+    found: Float64 = np.where(np.isfinite(least), least, 0.0)
     return found

@@ -19,10 +19,10 @@ from megatrain_diagnostics.analysis.whatif import ReplayModel, make_model
 from megatrain_diagnostics.analysis.whatif.from_spans import SpanPlaces, operations_of, places_of
 from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF
 from megatrain_diagnostics.events.roster import Roster
+from megatrain_diagnostics.events.rows import ABSENT, begins_run, earliest_at, positions_of
 from megatrain_diagnostics.events.tables import Int64, Spans
 from megatrain_diagnostics.replay import Matrix, Node, ReplicaGraph
 
-_NOWHERE = -1
 _NS_PER_S = 1e9
 
 
@@ -49,7 +49,7 @@ def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealT
     model = make_model(*operations_of(whole, roster, job))
     places = places_of(whole, roster)
     row = _rows_in(slices, whole)
-    operation = np.where(row >= 0, _operations(model, places)[row], _NOWHERE)
+    operation = np.where(row >= 0, _operations(model, places)[row], ABSENT)
     ends = model.ideal_ends()[:, 0, 0]
     known = np.flatnonzero(operation >= 0)
     begin_ns, length_ns = np.zeros(len(row), dtype=np.int64), np.full(len(row), -1, dtype=np.int64)
@@ -61,7 +61,7 @@ def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealT
     return IdealTimes(
         begin_ns=begin_ns,
         length_ns=length_ns,
-        is_critical=_critical(slices, operation, np.where(row >= 0, places.dp_rank[row], _NOWHERE), model, replayed),
+        is_critical=_critical(slices, operation, np.where(row >= 0, places.dp_rank[row], ABSENT), model, replayed),
         steps=model.lanes.steps,
         replayed_s=replayed.max(axis=(0, 1)),
         ideal_s=float(ends.max()),
@@ -70,11 +70,11 @@ def ideal_times(slices: Spans, whole: Spans, roster: Roster, job: str) -> IdealT
 
 
 def _rows_in(slices: Spans, whole: Spans) -> Int64:
-    """Return the row of each slice in `whole`; -1: not found."""
-    keys, wanted = _key(whole), _key(slices)
+    """Return the row of each slice in `whole`, which is not empty; ABSENT: not found."""
+    keys = _key(whole)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), max(len(keys) - 1, 0))
-    found: Int64 = np.where(keys[order][place] == wanted, order[place], -1)
+    position = positions_of(_key(slices), keys[order])
+    found: Int64 = np.where(position >= 0, order[position], ABSENT)
     return found
 
 
@@ -84,16 +84,16 @@ def _key(spans: Spans) -> Int64:
 
 
 def _operations(model: ReplayModel, places: SpanPlaces) -> Int64:
-    """Return the number of each span's operation in the model."""
+    """Return the number of each span's operation in the model; ABSENT: none."""
     most = int(places.sequence.max(initial=0)) + 1
     num_stages = model.lanes.num_stages
-    number_of = np.full(num_stages * len(NUMBER_OF) * most, _NOWHERE, dtype=np.int64)
+    number_of = np.full(num_stages * len(NUMBER_OF) * most, ABSENT, dtype=np.int64)
     for number, key in enumerate(model.keys):
         if key.sequence < most:
             number_of[(key.stage * len(NUMBER_OF) + NUMBER_OF[key.kind]) * most + key.sequence] = number
     is_known = (places.kind >= 0) & (places.stage < num_stages)
     code = (places.stage * len(NUMBER_OF) + places.kind) * most + places.sequence
-    found: Int64 = np.where(is_known, number_of[np.where(is_known, code, 0)], _NOWHERE)
+    found: Int64 = np.where(is_known, number_of[np.where(is_known, code, 0)], ABSENT)
     return found
 
 
@@ -101,10 +101,8 @@ def _step_begins(whole: Spans, places: SpanPlaces, steps: NDArray[np.int32]) -> 
     """Return when the first operation of each of these steps began."""
     has_place = places.kind >= 0
     known, place = np.unique(whole.step[has_place], return_inverse=True)
-    first = np.full(len(known), np.iinfo(np.int64).max)
-    np.minimum.at(first, place, places.start_ns[has_place])
-    found: Int64 = first[np.searchsorted(known, steps)]
-    return found
+    first = earliest_at(len(known), place.reshape(-1), places.start_ns[has_place])
+    return first[np.searchsorted(known, steps)]
 
 
 def _critical(
@@ -116,13 +114,11 @@ def _critical(
     for column, step in enumerate(model.lanes.steps.tolist()):
         rows = np.flatnonzero((slices.step == step) & (operation >= 0))
         cell = operation[rows] * model.num_dp + dp_rank[rows]
-        rows = rows[np.lexsort((ends[rows], cell))]
-        cell = operation[rows] * model.num_dp + dp_rank[rows]
-        is_last = np.ones(len(rows), dtype=bool)
-        is_last[:-1] = np.diff(cell) != 0
+        latest_first = np.lexsort((-ends[rows], cell))
+        rows, cell = rows[latest_first], cell[latest_first]
         chain = critical_path(model.dependencies.graph, replayed[:, :, column])
         wanted = np.array([number * model.num_dp + replica for number, replica in chain], dtype=np.int64)
-        is_critical[rows[is_last & np.isin(cell, wanted)]] = True
+        is_critical[rows[begins_run(cell) & np.isin(cell, wanted)]] = True
     return is_critical
 
 

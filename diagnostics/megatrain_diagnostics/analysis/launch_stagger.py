@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import Operation, operation_name
 from megatrain.contracts.black_box.values import RecordFlag
 from megatrain_diagnostics.analysis.exchanges import find_exchanges
 from megatrain_diagnostics.analysis.exposure import CATEGORIES, Category, expose
@@ -79,11 +79,10 @@ class LaunchSample:
 def sample_step(spans: Spans, everything: StepEvents, step: int) -> LaunchSample:
     """Return the measurements of a step. `spans`: reduce-scatters of all ranks; `everything`: events of some ranks."""
     exchanges = find_exchanges(spans, everything.roster)
-    sizes = np.array([group.num_ranks for group in exchanges.groups], dtype=np.int64)
     number = Operation.GRADS_REDUCE_SCATTER.number
     is_seen = (exchanges.operation == number) & (exchanges.step == step)
+    is_seen &= exchanges.num_parts == exchanges.num_members
     if len(exchanges):
-        is_seen &= exchanges.num_parts == sizes[exchanges.group_of]
         earliest = np.minimum.reduceat(spans.start_ns[exchanges.parts], exchanges.first[:-1])
     else:
         earliest = exchanges.latest_start_ns
@@ -146,10 +145,8 @@ def latencies_of(samples: Sequence[LaunchSample]) -> tuple[IssueLatency, ...]:
     for sample in samples:
         for number, waits in sample.latencies:
             parts.setdefault(number, []).append(waits)
-    names = {operation.number: operation.value for operation in Operation}
     found = []
     for number, arrays in sorted(parts.items()):
-        waits = np.concatenate(arrays)
-        name = names.get(number, f"operation-{number}")
+        waits, name = np.concatenate(arrays), operation_name(number)
         found.append(IssueLatency(name, len(waits), float(np.median(waits)), float(np.percentile(waits, 99))))
     return tuple(found)

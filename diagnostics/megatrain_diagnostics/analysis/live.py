@@ -18,17 +18,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, TP_COLLECTIVES, Operation
 from megatrain.contracts.records.host_verdict import Cause
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, least_score
-from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
-from megatrain_diagnostics.analysis.history import DP_TRANSFERS, TP_TRANSFERS, ComparedSteps, StepHistory
+from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds, greatest_by_host
+from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect, is_only_training
-from megatrain_diagnostics.analysis.peers import Floats, Indices, Peers
-from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow
+from megatrain_diagnostics.analysis.peers import Peers
+from megatrain_diagnostics.analysis.step_ring import StepRing, StepRow, rows_of
 from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
 from megatrain_diagnostics.analysis.stragglers import find_stragglers
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import StepTotals, Values
+from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values
 
 _NUM_FIRST_STEPS = 2
 """The first steps of a round compile and fill caches, so this many are left out. Ranks are compared within a step here,
@@ -55,8 +56,8 @@ class LiveDetection:
         self.assessment = StragglerAssessment()
         self.num_left_out = 0
         self.num_compared = 0
-        self.correlations: Floats | None = None
-        """Result of workload.pass_correlations, from whole spans; None if they were not read."""
+        self.correlations = np.zeros(roster.layout.world_size)
+        """Result of workload.pass_correlations, from whole spans; zeros if they were not read."""
         num_first = 2 * thresholds.num_steps
         self._history = StepHistory(roster.layout, max(_HISTORY_STEPS, 4 * thresholds.num_steps), num_first)
         self._num_taken = 0
@@ -96,7 +97,7 @@ class LiveDetection:
         is_silent = self.ring.newest < self.ring.next_step - self.thresholds.num_steps
         is_silent |= (self.ring.newest < 0) & (self._num_taken > 0)
         is_silent |= self.ring.newest > self.ring.farthest_step
-        found: Indices = np.flatnonzero(is_silent)
+        found: Int64 = np.flatnonzero(is_silent)
         return tuple(found.tolist())
 
     def _compare_step(self, row: StepRow) -> None:
@@ -137,7 +138,10 @@ class LiveDetection:
             peers=self.peers,
             roster=self.roster,
             thresholds=self.thresholds,
-            bytes_of={"data-parallel": self._bytes_of(DP_TRANSFERS), "tensor-parallel": self._bytes_of(TP_TRANSFERS)},
+            bytes_of={
+                "data-parallel": self._bytes_of(REPLICA_COLLECTIVES),
+                "tensor-parallel": self._bytes_of(TP_COLLECTIVES),
+            },
             explained_at=self._explained_at,
             correlations=self.correlations,
         )
@@ -160,10 +164,8 @@ class LiveDetection:
             host_scores=host_scores(scores, of_hosts, self.roster.host_of),
         )
 
-    def _bytes_of(self, numbers: tuple[int, ...]) -> Floats:
-        known = self.ring.operations
-        chosen = [known.index(number) for number in numbers if number in known]
-        found: Floats = self.ring.bytes_of[chosen].sum(axis=0)
+    def _bytes_of(self, operations: Sequence[Operation]) -> Float64:
+        found: Float64 = self.ring.bytes_of[rows_of(operations, self.ring.operations)].sum(axis=0)
         return found
 
 
@@ -195,13 +197,6 @@ def host_scores(
     scores: Sequence[float], findings: Sequence[Finding], host_of: Callable[[int], str]
 ) -> dict[str, float]:
     """Return the score of each host. `host_of` returns "" for a rank whose host is not known."""
-    found: dict[str, float] = {}
-    for rank, score in enumerate(scores):
-        host = host_of(rank)
-        if host:
-            found[host] = max(score, found.get(host, 0.0))
-    named: dict[str, float] = {}
-    for finding in findings:
-        for host, score in finding.scores.items():
-            named[host] = max(score, named.get(host, 0.0))
+    found = greatest_by_host((host_of(rank), score) for rank, score in enumerate(scores))
+    named = greatest_by_host(entry for finding in findings for entry in finding.scores.items())
     return {**found, **named}

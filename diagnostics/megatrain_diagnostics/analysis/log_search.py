@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain_diagnostics.events.roster import Roster, newest_round
+from megatrain_diagnostics.events.rows import begins_run
 from megatrain_diagnostics.events.source import EventSource, Where
 from megatrain_diagnostics.events.tables import LogLines, Ranks, Selection, num_rows
 from megatrain_job.failures.bundle import RankLog, judge, read_rank
@@ -124,11 +125,10 @@ def _host_of(rank: int, logs: LogLines, rows: Selection | None, roster: Roster |
 
 
 def _rows_by_rank(logs: LogLines) -> dict[int, Selection]:
+    """Return rank -> the rows of its lines, in the order of its log."""
     order = np.lexsort((logs.sequence, logs.rank))
-    ranks = logs.rank[order]
-    starts = np.flatnonzero(np.r_[True, np.diff(ranks) != 0]) if len(ranks) else np.array([], dtype=np.int64)
-    ends = np.r_[starts[1:], len(ranks)]
-    return {int(ranks[first]): order[first:last] for first, last in zip(starts, ends, strict=False)}
+    starts = np.flatnonzero(begins_run(logs.rank[order]))
+    return {int(logs.rank[rows[0]]): rows for rows in np.split(order, starts[1:]) if len(rows)}
 
 
 def _tail(logs: LogLines, rows: Selection | None) -> str:

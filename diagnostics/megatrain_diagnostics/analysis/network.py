@@ -16,8 +16,8 @@ import numpy as np
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Floats, Peers
 from megatrain_diagnostics.events.roster import Roster, groups_along, replica_groups
+from megatrain_diagnostics.events.tables import Float64
 
 _TIMES = 1.5
 """A transfer is slow if it takes this many times its past duration, or the duration expected from other groups."""
@@ -48,8 +48,7 @@ def slow_groups(
     window: ComparedSteps,
     longer: ComparedSteps,
     past: ComparedSteps,
-    bytes_of: dict[str, Floats],
-    peers: Peers,
+    bytes_of: dict[str, Float64],
     roster: Roster,
     thresholds: Thresholds,
 ) -> tuple[SlowNetwork, ...]:
@@ -61,11 +60,9 @@ def slow_groups(
     of_tp = groups_along(layout, "tp")
     stage_scale = np.median(window.scale, axis=0)[of_tp[:, 0, 0]].astype(np.float64)
     found = []
+    of_dp = replica_groups(layout)
     for kind, now, lately, before, members in (
-        (
-            *("data-parallel", window.dp_transfer_s, longer.dp_transfer_s, past.dp_transfer_s),
-            replica_groups(layout),
-        ),
+        ("data-parallel", window.dp_transfer_s, longer.dp_transfer_s, past.dp_transfer_s, of_dp),
         ("tensor-parallel", window.tp_transfer_s, longer.tp_transfer_s, past.tp_transfer_s, of_tp),
     ):
         if members.shape[2] < 2 or not len(window.steps):
@@ -86,12 +83,12 @@ def _has_step_risen(window: ComparedSteps, past: ComparedSteps, thresholds: Thre
 
 def _slow_kind(
     kind: str,
-    now: Floats,
-    lately: Floats,
-    before: Floats,
+    now: Float64,
+    lately: Float64,
+    before: Float64,
     members: np.ndarray,
-    bytes_of: Floats,
-    stage_scale: Floats,
+    bytes_of: Float64,
+    stage_scale: Float64,
     roster: Roster,
     thresholds: Thresholds,
 ) -> SlowNetwork | None:
@@ -123,7 +120,7 @@ def _slow_kind(
     )
 
 
-def _expected(seconds: Floats, num_bytes: Floats) -> Floats:
+def _expected(seconds: Float64, num_bytes: Float64) -> Float64:
     """Return each group's time at the median speed of the OTHER groups; its own time if there are fewer than two."""
     speed = np.where(num_bytes > 0.0, seconds / np.maximum(num_bytes, 1.0), 0.0).ravel()
     known = np.flatnonzero(num_bytes.ravel() > 0.0)
@@ -143,7 +140,7 @@ def _suspects(slow: list[tuple[str, ...]], sound: list[set[str]]) -> tuple[str, 
 
 
 def by_elimination(
-    window: ComparedSteps, longer: ComparedSteps, past: ComparedSteps, peers: Peers, thresholds: Thresholds
+    window: ComparedSteps, longer: ComparedSteps, past: ComparedSteps, thresholds: Thresholds
 ) -> SlowNetwork | None:
     """Return a slow network if steps became longer, but no rank's compute, data wait or garbage collection did."""
     if len(past.steps) < _MIN_PAST or not len(window.steps):
@@ -161,7 +158,7 @@ def by_elimination(
         return None
     waiting = np.flatnonzero(risen[Aspect.WAIT] >= 0.5 * excess_s)
     return SlowNetwork(
-        kind="waiting", hosts=(), ranks=tuple(waiting[: peers.num_ranks].tolist()), excess_s=excess_s, now_s=now_s,
+        kind="waiting", hosts=(), ranks=tuple(waiting.tolist()), excess_s=excess_s, now_s=now_s,
         before_s=before_s, is_against_peers=False, is_against_past=True,
         num_seen=int((longer.step_s >= (before_s + now_s) / 2).sum()),
     )  # fmt: skip

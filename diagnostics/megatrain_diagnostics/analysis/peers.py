@@ -10,14 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain_diagnostics.analysis.medians import medians
 from megatrain_diagnostics.events.roster import Roster
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Indices = NDArray[np.int64]
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation -> standard deviation of a normal distribution."""
@@ -31,17 +27,17 @@ _MIN_ELSEWHERE = 2
 class Comparison:
     """Some ranks, and the ranks that they are compared with."""
 
-    members: Indices
-    references: Indices
+    members: Int64
+    references: Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
     """Median and spread of the peers of each rank. Shapes: median and spread [k, ranks]; num_peers [ranks]."""
 
-    median: Floats
-    spread: Floats
-    num_peers: Indices
+    median: Float64
+    spread: Float64
+    num_peers: Int64
 
 
 class Peers:
@@ -49,7 +45,7 @@ class Peers:
 
     def __init__(self, roster: Roster) -> None:
         self.num_ranks = roster.layout.world_size
-        self.stage_of: Indices = roster.stage_of.astype(np.int64)
+        self.stage_of: Int64 = roster.stage_of.astype(np.int64)
         self.num_stages = roster.layout.pp_size
         hosts = [roster.host_of(rank) for rank in range(self.num_ranks)]
         self.comparisons: list[Comparison] = []
@@ -59,7 +55,7 @@ class Peers:
         self.num_peers = self.reference(np.zeros((1, self.num_ranks)), all_ranks).num_peers
         """Number of peers of each rank when all ranks report."""
 
-    def reference(self, values: Floats, has_reported: Flags) -> Reference:
+    def reference(self, values: Float64, has_reported: Flags) -> Reference:
         """Return median and spread of the peers of each rank, using only peers that reported.
 
         A rank without peers is its own reference. Shapes: values [k, ranks], has_reported [ranks].
@@ -78,7 +74,7 @@ class Peers:
             num_peers[comparison.members] = len(others) - (comparison.members is comparison.references)
         return Reference(median, MAD_TO_SIGMA * spread, num_peers)
 
-    def stage_medians(self, values: Floats, has_reported: Flags) -> Floats:
+    def stage_medians(self, values: Float64, has_reported: Flags) -> Float64:
         """Return the median of each stage; 0 if no rank reported. Shapes: values [ranks]; result [stages]."""
         by_stage = np.zeros(self.num_stages)
         for stage in range(self.num_stages):
@@ -87,7 +83,7 @@ class Peers:
         return by_stage
 
 
-def _comparisons(ranks: Indices, hosts: list[str]) -> list[Comparison]:
+def _comparisons(ranks: Int64, hosts: list[str]) -> list[Comparison]:
     """Return the comparisons within one stage."""
     by_host: dict[str, list[int]] = {}
     for rank in ranks.tolist():

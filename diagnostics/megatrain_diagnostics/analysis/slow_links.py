@@ -117,7 +117,7 @@ def find_slow_links(
             compared.append(members)
             if seconds > expected * (1.0 + SLOW_EXCESS):
                 operation = operation_name(int(exchanges.operation[chosen[own[0]]]))
-                hosts = _hosts(members, roster)
+                hosts = roster.hosts_of(members.ranks)
                 slow.append(SlowGroup(members.name, operation, tuple(members.ranks), hosts, count, seconds, expected))
     slow.sort(key=lambda slow_group: -slow_group.excess)
     return SlowLinks(
@@ -170,7 +170,7 @@ def _hot_spots(
 def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], roster: Roster) -> Sequence[SlowHost]:
     num_groups: dict[str, int] = {}
     for members in compared:
-        for host in _hosts(members, roster):
+        for host in roster.hosts_of(members.ranks):
             num_groups[host] = num_groups.get(host, 0) + 1
     excesses: dict[str, list[float]] = {}
     for slow_group in slow:
@@ -190,25 +190,20 @@ def _slow_hosts(slow: Sequence[SlowGroup], compared: Sequence[GroupMembers], ros
 def _unequal_loads(spans: Spans, exchanges: Exchanges, chosen: Int64) -> Sequence[UnequalLoad]:
     is_chosen = np.zeros(len(exchanges), dtype=bool)
     is_chosen[chosen] = True
-    group_sizes = np.array([group.num_ranks for group in exchanges.groups], dtype=np.int64)
+    is_chosen &= exchanges.num_members > 2  # both ends of a link have the same load
     rows = exchanges.parts[np.repeat(is_chosen, exchanges.num_parts)]
     if not len(rows):
         return []
-    group = exchanges.group_of[exchanges.exchange_of[rows]]
-    rows, group = rows[group_sizes[group] > 2], group[group_sizes[group] > 2]  # both ends of a link have the same load
-    keys = np.stack([group, exchanges.operation[exchanges.exchange_of[rows]], spans.rank[rows]], axis=1)
+    exchange = exchanges.exchange_of[rows]
+    keys = np.stack([exchanges.group_of[exchange], exchanges.operation[exchange], spans.rank[rows]], axis=1)
     members, of_row = np.unique(keys, axis=0, return_inverse=True)
     loads = np.bincount(of_row.reshape(-1), weights=spans.num_bytes[rows], minlength=len(members))
-    found = []
     _, of_member = np.unique(members[:, :2], axis=0, return_inverse=True)
-    means = np.bincount(of_member.reshape(-1), weights=loads) / np.bincount(of_member.reshape(-1))
-    for index in np.flatnonzero(loads > means[of_member.reshape(-1)] * (1.0 + _UNEQUAL_BYTES)).tolist():
-        mean = means[of_member.reshape(-1)[index]]
+    of_member = of_member.reshape(-1)
+    means = (np.bincount(of_member, weights=loads) / np.bincount(of_member))[of_member]
+    found = []
+    for index in np.flatnonzero(loads > means * (1.0 + _UNEQUAL_BYTES)).tolist():
         group_index, operation, rank = members[index].tolist()
         name = exchanges.groups[group_index].name
-        found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[index]), int(mean)))
+        found.append(UnequalLoad(rank, name, operation_name(operation), int(loads[index]), int(means[index])))
     return sorted(found, key=lambda load: load.mean_bytes - load.num_bytes)[:_MAX_UNEQUAL]
-
-
-def _hosts(members: GroupMembers, roster: Roster) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(host for host in map(roster.host_of, members.ranks) if host))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
+from megatrain_diagnostics.analysis.candidates import MIN_PART_STEADY
 from megatrain_diagnostics.analysis.findings import Finding
 from megatrain_diagnostics.analysis.own_time import Aspect
 from megatrain_diagnostics.analysis.sentences import stage_sentences
@@ -30,7 +31,7 @@ def slow_stages(evidence: StragglerEvidence, known: set[int]) -> Iterator[Findin
         scale = float(np.median(usual))
         num_seen = int((by_step[:, stage] - usual >= thresholds.excess * usual).sum())
         ranks = np.flatnonzero(peers.stage_of == stage)
-        if excess_s < thresholds.excess * scale or num_seen < 0.625 * len(by_step):
+        if excess_s < thresholds.excess * scale or num_seen < MIN_PART_STEADY * len(by_step):
             continue
         if known & set(ranks.tolist()) and len(ranks) <= 2 * len(known & set(ranks.tolist())):
             continue  # only some ranks of the stage are slow
@@ -39,7 +40,7 @@ def slow_stages(evidence: StragglerEvidence, known: set[int]) -> Iterator[Findin
             cause=Cause.STAGE,
             confidence=VerdictConfidence.HIGH if num_seen >= thresholds.num_steps else VerdictConfidence.LOW,
             ranks=tuple(ranks.tolist()),
-            hosts=tuple(sorted({host for rank in ranks.tolist() if (host := evidence.roster.host_of(rank))})),
+            hosts=tuple(sorted(evidence.roster.hosts_of(ranks.tolist()))),
             first_step=int(window.steps[0]),
             last_step=int(window.steps[-1]),
             num_steps=len(by_step),

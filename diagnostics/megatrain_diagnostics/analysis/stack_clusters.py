@@ -151,11 +151,10 @@ def smallest_group(ranks: Iterable[int], roster: Roster) -> SharedGroup | None:
         for kind, axis in (("replica", REPLICAS[0]), ("stage", STAGES))
     ]
     holding = [
-        stack_cluster
-        for stack_cluster in candidates
-        if wanted <= set(stack_cluster.ranks) and len(stack_cluster.ranks) < max(2, layout.world_size)
-    ]
-    return min(holding, key=lambda stack_cluster: len(stack_cluster.ranks), default=None)
+        group for group in candidates
+        if wanted <= set(group.ranks) and len(group.ranks) < max(2, layout.world_size)
+    ]  # fmt: skip
+    return min(holding, key=lambda group: len(group.ranks), default=None)
 
 
 def _group_along(axes: Sequence[str], first: int, layout: Layout) -> SharedGroup:

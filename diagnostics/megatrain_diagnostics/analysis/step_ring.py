@@ -7,19 +7,17 @@ step numbers does not move the ring: rows beyond the ring are dropped until half
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.black_box.operations import MAX_OPERATIONS, Operation, StepValue
-from megatrain_diagnostics.analysis.peers import Flags, Floats, Indices
-from megatrain_diagnostics.events.tables import StepTotals, Values
+from megatrain.contracts.black_box.operations import MAX_OPERATIONS, REPLICA_COLLECTIVES, Operation, StepValue
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64, StepTotals, Values
 
 WORK_KINDS = (StepValue.SQUARED_LENGTHS, StepValue.LABEL_TOKENS)
 """Values that measure how much work the samples of a rank are in a step."""
-OVERLAPPED = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
-"""Many of these run at the same time, so their sum counts the same wait repeatedly; the longest span does not."""
 _FIRST_OPERATIONS = 8
 LAST_STEP = 2**31 - 1
 _MAX_AHEAD = 10_000
@@ -50,27 +48,24 @@ class StepRow:
     step: int
     operations: tuple[int, ...]
     """Numbers of the operations."""
-    seconds: Floats
-    longest: Floats
-    """Longest span of each of OVERLAPPED. Shapes: [OVERLAPPED, ranks]."""
-    work: Floats
-    num_forwards: Indices
+    seconds: Float64
+    longest: Float64
+    """Longest span of each of REPLICA_COLLECTIVES. Many of these run at the same time, so their sum counts the same
+    wait repeatedly. Shapes: [REPLICA_COLLECTIVES, ranks]."""
+    work: Float64
+    num_forwards: Int64
     """The number of forward passes: micro-batches times chunks, 0 if it is not known."""
     has_reported: Flags
 
-    def of(self, number: int) -> Floats:
-        """Return the seconds of an operation; zeros if there are no rows of it."""
-        if number in self.operations:
-            found: Floats = self.seconds[self.operations.index(number)]
-            return found
-        return np.zeros(len(self.has_reported))
-
-    def sum_of(self, numbers: tuple[int, ...]) -> Floats:
-        chosen = [self.operations.index(number) for number in numbers if number in self.operations]
-        if not chosen:
-            return np.zeros(len(self.has_reported))
-        found: Floats = self.seconds[chosen].sum(axis=0)
+    def of(self, *wanted: Operation) -> Float64:
+        """Return the seconds of operations, summed; zeros if there are no rows of them. Shape: [ranks]."""
+        found: Float64 = self.seconds[rows_of(wanted, self.operations)].sum(axis=0)
         return found
+
+
+def rows_of(wanted: Iterable[Operation], numbers: Sequence[int]) -> list[int]:
+    """Return the places of operations in a list of operation numbers; those that are not in it are left out."""
+    return [numbers.index(operation.number) for operation in wanted if operation.number in numbers]
 
 
 class StepRing:
@@ -89,7 +84,9 @@ class StepRing:
         self._index = np.full(MAX_OPERATIONS, -1, dtype=np.int64)
         self._numbers: list[int] = []
         self._seconds: NDArray[np.float32] = np.zeros((num_steps, _FIRST_OPERATIONS, num_ranks), dtype=np.float32)
-        self._longest: NDArray[np.float32] = np.zeros((num_steps, len(OVERLAPPED), num_ranks), dtype=np.float32)
+        self._longest: NDArray[np.float32] = np.zeros(
+            (num_steps, len(REPLICA_COLLECTIVES), num_ranks), dtype=np.float32
+        )
         self._work = np.zeros((num_steps, len(WORK_KINDS), num_ranks))
         self._num_forwards = np.zeros((num_steps, num_ranks), dtype=np.int64)
         self._has_reported = np.zeros((num_steps, num_ranks), dtype=bool)
@@ -120,7 +117,7 @@ class StepRing:
         slot, row = step % self.num_steps, self._index[totals.operation[kept]]
         self._seconds[slot, row, rank] = totals.sum_ns[kept] / 1e9
         self.bytes_of[row, rank] = np.maximum(totals.num_bytes[kept], 0)
-        for place, operation in enumerate(OVERLAPPED):
+        for place, operation in enumerate(REPLICA_COLLECTIVES):
             of_it = totals.operation[kept] == operation.number
             longest = np.clip(totals.max_ns[kept][of_it], 0, totals.sum_ns[kept][of_it])
             self._longest[slot[of_it], place, rank[of_it]] = longest / 1e9
@@ -168,7 +165,7 @@ class StepRing:
         self.next_step = step + 1
         return row
 
-    def _within(self, step: Indices, rank: Indices, is_right: Flags) -> Indices:
+    def _within(self, step: Int64, rank: Int64, is_right: Flags) -> Int64:
         """Move the ring to the steps of most ranks, and return the rows that are within it."""
         if not is_right.any():
             return np.zeros(0, dtype=np.int64)
@@ -200,7 +197,7 @@ class StepRing:
             self._clear(slice(None))
             self.next_step = typical
 
-    def _clear(self, slots: slice | Indices) -> None:
+    def _clear(self, slots: slice | Int64) -> None:
         self._seconds[slots] = 0.0
         self._longest[slots] = 0.0
         self._work[slots] = 0.0

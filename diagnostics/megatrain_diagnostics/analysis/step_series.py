@@ -12,19 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from megatrain.contracts.black_box.operations import Operation, StepValue
+from megatrain_diagnostics.analysis.confirmed_steps import steps_of_several_ranks
+from megatrain_diagnostics.events.rows import LOWER_32, earliest_at, is_any_of, pair_keys
 from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals, Values, select
 
 _NUM_FIRST_STEPS = 3
 """One more than in live detection (live.py), because here steps are compared with each other, not ranks in a step."""
+_DISTURBING = (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION)
 SERIES_OPERATIONS = tuple(
-    operation.number
-    for operation in (
-        *(Operation.STEP, Operation.DATA_WAIT, Operation.GC),
-        *(Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION),
-    )
+    operation.number for operation in (Operation.STEP, Operation.DATA_WAIT, Operation.GC, *_DISTURBING)
 )
 """Numbers of the operations whose sums the series needs."""
-_DISTURBING = (Operation.CHECKPOINT, Operation.CHECKPOINT_LOAD, Operation.EVALUATION)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,24 +53,21 @@ def step_series(totals: StepTotals, values: Values) -> StepSeries:
     If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     """
     totals = select(totals, totals.step >= 0)
-    of_step = np.isin(totals.operation, [Operation.STEP.number, Operation.DATA_WAIT.number])
-    keys, of_row = np.unique(totals.rank[of_step].astype(np.int64) << 32 | totals.step[of_step], return_inverse=True)
+    rank_steps = pair_keys(totals.rank, totals.step)
+    of_step = is_any_of(totals.operation, (Operation.STEP, Operation.DATA_WAIT))
+    keys, of_row = np.unique(rank_steps[of_step], return_inverse=True)
     own_ns = np.bincount(of_row.reshape(-1), weights=totals.sum_ns[of_step], minlength=len(keys))
     # a wait for data without a timed step is not used
-    timed = np.unique(_keys(totals, Operation.STEP))
-    is_timed = np.isin(keys, timed) & (own_ns > 0)
-    steps, durations = (keys & 0xFFFFFFFF)[is_timed], own_ns[is_timed] / 1e9
-    unique, num_ranks = np.unique(steps, return_counts=True)
-    unique = unique[num_ranks >= min(2, num_ranks.max(initial=1))]
+    is_timed = np.isin(keys, rank_steps[totals.operation == Operation.STEP.number]) & (own_ns > 0)
+    steps, durations = (keys & LOWER_32)[is_timed], own_ns[is_timed] / 1e9
+    unique = steps_of_several_ranks(steps)
     seconds = middle_by_step(steps, durations, unique)
-    disturbed = np.unique(totals.step[np.isin(totals.operation, [operation.number for operation in _DISTURBING])])
+    disturbed = totals.step[is_any_of(totals.operation, _DISTURBING)]
     is_kept = ~np.isin(unique, disturbed)
     is_kept[:_NUM_FIRST_STEPS] = False
     kept = unique[is_kept]
     in_kept = np.isin(totals.step, kept)
-    first = np.full(len(kept), np.iinfo(np.int64).max)
-    place = np.searchsorted(kept, totals.step[in_kept])
-    np.minimum.at(first, place, totals.start_ns[in_kept])
+    first = earliest_at(len(kept), np.searchsorted(kept, totals.step[in_kept]), totals.start_ns[in_kept])
     gc_seconds = np.zeros(len(kept))
     is_gc = (totals.operation == Operation.GC.number) & in_kept
     np.maximum.at(gc_seconds, np.searchsorted(kept, totals.step[is_gc]), totals.sum_ns[is_gc] / 1e9)
@@ -93,12 +88,6 @@ def _peak_flops(values: Values) -> float:
     """Return the median of the reported peaks, so that a wrong value of one rank has no effect."""
     peaks = values.value[(values.kind == StepValue.PEAK_FLOPS) & np.isfinite(values.value) & (values.value > 0)]
     return float(np.median(peaks)) if len(peaks) else 0.0
-
-
-def _keys(totals: StepTotals, operation: Operation) -> Int64:
-    rows = totals.operation == operation.number
-    keys: Int64 = totals.rank[rows].astype(np.int64) << 32 | totals.step[rows]
-    return keys
 
 
 def middle_by_step(steps: Int64, values: Float64, wanted: Int64) -> Float64:

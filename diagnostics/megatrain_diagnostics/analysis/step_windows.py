@@ -5,27 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import MODEL_COMPUTES, Operation
 from megatrain.formatting import ranks_text
+from megatrain_diagnostics.analysis.confirmed_steps import steps_of_several_ranks
 from megatrain_diagnostics.analysis.exchanges import end_ns
 from megatrain_diagnostics.analysis.window_pieces import Windows
 from megatrain_diagnostics.events.clocks import align
 from megatrain_diagnostics.events.roster import Roster, read_roster
+from megatrain_diagnostics.events.rows import LOWER_32, earliest_at, is_any_of, pair_keys, positions_of
 from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import (
-    NO_DURATION,
-    Clocks,
-    Int64,
-    Spans,
-    StepTotals,
-    select,
-)
+from megatrain_diagnostics.events.tables import NO_DURATION, Clocks, Int64, Spans, StepTotals, select
 
 _FARTHEST_NS = 3600 * 10**9
 """A span this far from the other spans of its step was timed by a clock that jumped."""
 _MAX_NAMED = 12
+_LAST_STEP = 2**31 - 1
 _LONGEST_NS = 24 * 3600 * 10**9
 OPERATIONS_OF_FULL_STEPS = (Operation.STEP, *MODEL_COMPUTES)
 # operations of the step loop's thread; communication is not among them, because it may continue into the next step
@@ -116,8 +111,7 @@ def known_steps(source: EventSource, round_number: int) -> str:
 
 def full_steps(spans: Spans) -> Int64:
     """Return the steps that some rank recorded in full, ascending."""
-    proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
-    return np.unique(spans.step[proof]).astype(np.int64)
+    return np.unique(_full_rank_steps(spans) & LOWER_32)
 
 
 def newest_steps(spans: Spans, count: int) -> Int64:
@@ -125,11 +119,14 @@ def newest_steps(spans: Spans, count: int) -> Int64:
 
     If several ranks report some steps, steps that only one rank reports are dropped as an error of that rank.
     """
-    proof = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0) & (spans.step >= 0)
-    proven = np.unique(_key(spans.rank[proof], spans.step[proof]))
-    steps, num_ranks = np.unique(proven & 0xFFFFFFFF, return_counts=True)
-    reported_by_several: Int64 = steps[num_ranks >= min(2, num_ranks.max(initial=1))]
-    return reported_by_several[-count:]
+    return steps_of_several_ranks(_full_rank_steps(spans) & LOWER_32)[-count:]
+
+
+def _full_rank_steps(spans: Spans, first_step: int = 0, last_step: int = _LAST_STEP) -> Int64:
+    """Return the `pair_keys` of rank and step for the steps that ranks recorded in full, ascending."""
+    is_full = is_any_of(spans.operation, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0)
+    is_full &= (spans.step >= max(0, first_step)) & (spans.step <= last_step)
+    return np.unique(pair_keys(spans.rank[is_full], spans.step[is_full]))
 
 
 def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: int) -> Windows:
@@ -137,17 +134,11 @@ def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: i
 
     If the start of the next step is not known, the window ends with the last operation of the step loop's thread.
     """
-    begin_key, begin_ns = _first_times(totals)
-    is_full = _is_any(spans, OPERATIONS_OF_FULL_STEPS) & (spans.duration_ns >= 0)
-    is_full &= (spans.step >= max(0, first_step)) & (spans.step <= last_step)
-    keys = np.unique(_key(spans.rank[is_full], spans.step[is_full]))
-    of_loop = select(spans, _is_any(spans, _OF_THE_LOOP) & (spans.step >= 0))
+    keys = _full_rank_steps(spans, first_step, last_step)
+    of_loop = select(spans, is_any_of(spans.operation, _OF_THE_LOOP) & (spans.step >= 0))
     earliest, latest = _extent(of_loop, keys)
-    known, begin = _look_up(begin_key, begin_ns, keys)
-    begin = np.where(known, begin, earliest)
-    is_next_known, next_begin = _look_up(begin_key, begin_ns, keys + 1)
-    end = np.where(is_next_known, next_begin, latest)
-    rank, step = (keys >> 32).astype(np.int32), (keys & 0xFFFFFFFF).astype(np.int32)
+    begin, end = _starts(totals, keys, earliest), _starts(totals, keys + 1, latest)
+    rank, step = (keys >> 32).astype(np.int32), (keys & LOWER_32).astype(np.int32)
     order = np.lexsort((begin, rank))
     rank, step, begin, end = rank[order], step[order], begin[order], end[order]
     # windows of one rank do not overlap
@@ -157,33 +148,21 @@ def step_windows(spans: Spans, totals: StepTotals, first_step: int, last_step: i
     return Windows(rank[is_fit], step[is_fit], begin[is_fit], end[is_fit])
 
 
-def _is_any(spans: Spans, operations: tuple[Operation, ...]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.isin(spans.operation, [operation.number for operation in operations])
-    return found
-
-
-def _key(rank: NDArray[np.int32], step: NDArray[np.int32]) -> Int64:
-    return rank.astype(np.int64) << 32 | step.astype(np.int64)
-
-
-def _first_times(totals: StepTotals) -> tuple[Int64, Int64]:
-    """Return the keys of (rank, step), ascending, and the start of each of these steps."""
-    keys, first = np.unique(_key(totals.rank, totals.step), return_index=True)
-    return keys, totals.start_ns[first]
-
-
-def _look_up(keys: Int64, values: Int64, wanted: Int64) -> tuple[NDArray[np.bool_], Int64]:
-    if not len(keys):
-        return np.zeros(len(wanted), dtype=bool), np.zeros(len(wanted), dtype=np.int64)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return keys[place] == wanted, values[place]
+def _starts(totals: StepTotals, wanted: Int64, otherwise_ns: Int64) -> Int64:
+    """Return the start of each wanted rank and step, by `pair_keys`; if it is not known, `otherwise_ns`."""
+    keys, first = np.unique(pair_keys(totals.rank, totals.step), return_index=True)
+    position = positions_of(wanted, keys)
+    starts_ns = otherwise_ns.copy()
+    is_known = position >= 0
+    starts_ns[is_known] = totals.start_ns[first[position[is_known]]]
+    return starts_ns
 
 
 def _extent(spans: Spans, keys: Int64) -> tuple[Int64, Int64]:
-    """Return the start of the first span and the end of the last span of each (rank, step)."""
-    earliest = np.full(len(keys), np.iinfo(np.int64).max)
+    """Return the start of the first span and the end of the last span of each rank and step, by `pair_keys`."""
+    position = positions_of(pair_keys(spans.rank, spans.step), keys)
+    is_known = position >= 0
+    earliest = earliest_at(len(keys), position[is_known], spans.start_ns[is_known])
     latest = np.full(len(keys), np.iinfo(np.int64).min)
-    is_known, place = _look_up(keys, np.arange(len(keys)), _key(spans.rank, spans.step))
-    np.minimum.at(earliest, place[is_known], spans.start_ns[is_known])
-    np.maximum.at(latest, place[is_known], end_ns(spans)[is_known])
+    np.maximum.at(latest, position[is_known], end_ns(spans)[is_known])
     return earliest, latest

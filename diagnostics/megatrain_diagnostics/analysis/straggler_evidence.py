@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,21 +10,23 @@ from megatrain_diagnostics.analysis.candidates import Candidates
 from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.history import ComparedSteps, StepHistory
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Floats, Peers
+from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import Int64
+from megatrain_diagnostics.events.tables import Float64, Int64
 
 _MOST = 0.5
-"""The part of the reads, and of a rank's excess, from which on their waits for pictures are the cause."""
+"""The waits of reads for pictures are the cause if they are at least this fraction of the reads, and of a rank's excess
+of waiting for data."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureWait:
-    """Means of a step, summed over the replicas of a host, in seconds. read_s: of the reads; 0 if not recorded."""
+    """The reads of a host's data loader and their waits for pictures. Units: seconds per step, summed over replicas."""
 
     host: str
     waited_s: float
     read_s: float
+    """0: not recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,31 +36,31 @@ class StragglerEvidence:
     window: ComparedSteps
     """The newest `Thresholds.num_steps` compared steps."""
     long_window: ComparedSteps
-    """Twice as many steps: for slowness that occurs now and then."""
+    """The newest steps, twice as many: for slowness that occurs only in some steps."""
     history: StepHistory
-    """All kept steps: they show since when a rank is slow."""
+    """All kept steps: they show when a rank became slow."""
     past: ComparedSteps
-    """The first steps of the round; empty where they are not known."""
+    """The first steps of the round; empty if they are not known."""
     peers: Peers
     roster: Roster
     thresholds: Thresholds
     compute: Candidates
     """Candidates by own compute, in `window`."""
-    bytes_of: dict[str, Floats] = field(default_factory=dict)
+    bytes_of: dict[str, Float64]
     """Kind of group -> bytes of each rank per step."""
-    explained_at: Int64 | None = None
+    explained_at: Int64
     """The newest step at which each rank's samples explained its slowness; below 0: never. Shapes: [ranks]."""
-    correlations: Floats | None = None
+    correlations: Float64
     """From whole spans: the correlation of forward and backward of a micro-batch. Shapes: [ranks]."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether half of the wanted steps are there."""
+        """Whether `window` has at least half of `Thresholds.num_steps` steps."""
         return len(self.window.steps) >= max(2, self.thresholds.num_steps // 2)
 
     def was_explained(self, rank: int) -> bool:
         """Return whether a rank's samples explained its slowness at any step of the window."""
-        return self.explained_at is not None and bool(self.explained_at[rank] >= self.window.steps[0])
+        return bool(self.explained_at[rank] >= self.window.steps[0])
 
     def has_risen_alone(self, rank: int) -> bool:
         """Return whether a rank became slower than it was, while its peers did not."""
@@ -88,7 +90,7 @@ class StragglerEvidence:
     def picture_wait(self, host: str, excess_s: float) -> PictureWait | None:
         """Return the wait for producers of pictures that makes the ranks of a host wait for data.
 
-        excess_s: how much longer than its peers a rank waits for data. None: something else makes it wait.
+        excess_s: how much longer than its peers a rank waits for data. None: it has another cause.
         """
         ranks = list(self.roster.ranks_on(host))
         read_s, waited_s = self.long_window.reads_s[:, :, ranks].sum(axis=-1).mean(axis=0).tolist()
@@ -96,11 +98,11 @@ class StragglerEvidence:
         return PictureWait(host, waited_s, read_s) if waited_s > 0.0 and is_cause else None
 
     def exposed_s(self) -> float:
-        """Return by how much steps became longer; where that is not known, their whole duration."""
+        """Return by how many seconds steps became longer; if that is not known, their whole duration."""
         now_s = float(np.median(self.window.step_s))
         return max(0.0, now_s - float(np.median(self.past.step_s))) if len(self.past.steps) else now_s
 
-    def _now_and_before(self) -> tuple[Floats, Floats]:
+    def _now_and_before(self) -> tuple[Float64, Float64]:
         """Return the median own compute of each rank in the window and in the first steps. Shapes: [ranks]."""
         now, before = (compared.own[:, Aspect.COMPUTE].astype(np.float64) for compared in (self.window, self.past))
         return np.median(now, axis=0), np.median(before, axis=0)

@@ -15,11 +15,10 @@ import numpy as np
 
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import Candidates, candidates, first_seen
-from megatrain_diagnostics.analysis.findings import Finding
+from megatrain_diagnostics.analysis.findings import Finding, greatest_by_host
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.network import SlowNetwork, by_elimination, slow_groups
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import Indices
 from megatrain_diagnostics.analysis.sentences import network_sentences, rank_sentences, rotating_sentence
 from megatrain_diagnostics.analysis.slow_stages import slow_stages
 from megatrain_diagnostics.analysis.straggler_evidence import StragglerEvidence
@@ -31,6 +30,7 @@ from megatrain_diagnostics.analysis.workload import (
     work_correlation,
     work_excess,
 )
+from megatrain_diagnostics.events.tables import Int64
 
 _MAX_NAMED = 16
 """Most victims, and most ranks of rotating findings, that are named."""
@@ -87,15 +87,13 @@ def _cause(evidence: StragglerEvidence, compute: Candidates, collecting: Candida
         return Cause.COMPUTE
     if is_explained(window, rank, same_stage, float(compute.excess_s[rank] / compute.scale_s[rank])):
         return Cause.LENGTHS
-    if evidence.correlations is not None and evidence.correlations[rank] >= MIN_WORK_CORRELATION:
-        return Cause.LENGTHS
-    return Cause.COMPUTE
+    return Cause.LENGTHS if evidence.correlations[rank] >= MIN_WORK_CORRELATION else Cause.COMPUTE
 
 
-def _same_stage(evidence: StragglerEvidence, rank: int) -> Indices:
+def _same_stage(evidence: StragglerEvidence, rank: int) -> Int64:
     """Return the other ranks of a rank's stage."""
     ranks = np.flatnonzero(evidence.peers.stage_of == evidence.peers.stage_of[rank])
-    others: Indices = ranks[ranks != rank]
+    others: Int64 = ranks[ranks != rank]
     return others
 
 
@@ -117,11 +115,7 @@ def _finding(
     first_step, num_steps, num_seen = first_seen(
         evidence.history.trace(slow.aspect, worst), slow.aspect, evidence.thresholds
     )
-    by_host: dict[str, float] = {}
-    for rank in ranks:
-        host = evidence.roster.host_of(rank)
-        if host:
-            by_host[host] = max(by_host.get(host, 0.0), float(slow.score[rank]))
+    by_host = greatest_by_host((evidence.roster.host_of(rank), float(slow.score[rank])) for rank in ranks)
     victims = _victims(evidence.window, worst, float(slow.excess_s[worst]))
     shown = evidence.window if slow.aspect is Aspect.COMPUTE else evidence.long_window
     finding = Finding(
@@ -188,7 +182,7 @@ def _gain(evidence: StragglerEvidence, window: ComparedSteps, slow: Candidates, 
     return min(bound, float(np.median(window.step_s)))
 
 
-def _victims(window: ComparedSteps, culprit: int, excess_s: float) -> Indices:
+def _victims(window: ComparedSteps, culprit: int, excess_s: float) -> Int64:
     """Return the ranks that wait longer than the culprit by at least half of its excess, the longest wait first."""
     waits = np.median(window.own[:, Aspect.WAIT], axis=0)
     longer = waits - waits[culprit]
@@ -242,11 +236,9 @@ def _rotating(evidence: StragglerEvidence) -> Iterator[Finding]:
 
 def _of_network(evidence: StragglerEvidence) -> Iterator[Finding]:
     windows = evidence.window, evidence.long_window, evidence.past
-    found: list[SlowNetwork] = list(
-        slow_groups(*windows, evidence.bytes_of, evidence.peers, evidence.roster, evidence.thresholds)
-    )
+    found: list[SlowNetwork] = list(slow_groups(*windows, evidence.bytes_of, evidence.roster, evidence.thresholds))
     if not found:
-        rest = by_elimination(*windows, evidence.peers, evidence.thresholds)
+        rest = by_elimination(*windows, evidence.thresholds)
         found = [] if rest is None else [rest]
     window = evidence.window
     scale = float(np.median(window.scale))

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain_diagnostics.analysis.exchanges import end_ns
+from megatrain_diagnostics.events.rows import ABSENT, positions_of
 from megatrain_diagnostics.events.tables import NO_DURATION, Int32, Int64, Spans
-
-ABSENT = -1
-"""An index that means: no window, no rank with windows, or no span."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +35,7 @@ class Grid:
     begin: Int64
     length: Int64
     window: Int64
-    """Window of each piece."""
+    """Window of each piece; ABSENT: none."""
     rank_base: Int64
     rank_limit: Int64
     rank_offset: Int64
@@ -45,11 +43,8 @@ class Grid:
 
 
 def rank_indices(spans: Spans, windows: Windows) -> Int64:
-    """Return for each span the index of its rank among the ranks with windows; -1: the rank has no window."""
-    ranks = np.unique(windows.rank)
-    # searchsorted returns an index after the end for larger ranks
-    index = np.minimum(np.searchsorted(ranks, spans.rank), len(ranks) - 1)
-    return np.where(ranks[index] == spans.rank, index, ABSENT)
+    """Return for each span the index of its rank among the ranks with windows; ABSENT: the rank has no window."""
+    return positions_of(spans.rank, np.unique(windows.rank))
 
 
 def cut_windows(spans: Spans, moments_ns: tuple[Int64, ...], rank_index: Int64, windows: Windows) -> Grid:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.history import ComparedSteps
 from megatrain_diagnostics.analysis.own_time import Aspect
-from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA, Flags, Floats, Indices
+from megatrain_diagnostics.analysis.peers import MAD_TO_SIGMA
 from megatrain_diagnostics.analysis.step_ring import WORK_KINDS
-from megatrain_diagnostics.events.tables import Spans
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64, Spans
 
 MIN_WORK_CORRELATION = 0.9
 """Least Pearson correlation (OSDI'25)."""
@@ -53,7 +53,7 @@ def robust_pearson(compute: NDArray[np.floating], work: NDArray[np.floating]) ->
 
     A rank whose core is busy for one step computes longer there, whatever its samples are. A few such steps must not
     hide that compute follows the samples in all others. Where more than a quarter of the pairs are far from a line,
-    they are no outliers, and all count. The line is that of least trimmed squares (Rousseeuw 1984), found by
+    none of them counts as an outlier. The line is that of least trimmed squares (Rousseeuw 1984), found by
     concentration steps. Shapes: both [pairs].
     """
     is_near = _near_line(compute, work)
@@ -77,17 +77,17 @@ def _near_line(compute: NDArray[np.floating], work: NDArray[np.floating]) -> Fla
     return is_near if is_near.sum() >= num_on_line else np.ones_like(kept)
 
 
-def _distance_from_line(compute: NDArray[np.floating], work: NDArray[np.floating], kept: Flags) -> Floats:
+def _distance_from_line(compute: NDArray[np.floating], work: NDArray[np.floating], kept: Flags) -> Float64:
     """Return how far each pair's compute is from the line of least squares through the kept pairs. Shapes: [pairs]."""
     middle, spread = float(np.mean(work[kept])), float(np.var(work[kept]))
     covariance = float(np.mean((work[kept] - middle) * compute[kept]))
     slope = covariance / spread if spread > 0.0 else 0.0
-    found: Floats = np.abs(compute - np.mean(compute[kept]) - slope * (work - middle))
+    found: Float64 = np.abs(compute - np.mean(compute[kept]) - slope * (work - middle))
     return found
 
 
-def work_correlation(window: ComparedSteps, ranks: Indices, correlation: Correlation) -> float:
-    """Return the highest correlation of compute with one kind of these ranks' work, over steps and ranks; least 0."""
+def work_correlation(window: ComparedSteps, ranks: Int64, correlation: Correlation) -> float:
+    """Return the highest correlation, over steps and ranks, of compute with a kind of these ranks' work; at least 0."""
     compute = window.own[:, Aspect.COMPUTE][:, ranks]
     has_reported = window.has_reported[:, ranks]
     found = [0.0]
@@ -99,7 +99,7 @@ def work_correlation(window: ComparedSteps, ranks: Indices, correlation: Correla
     return max(found)
 
 
-def work_excess(window: ComparedSteps, rank: int, peers: Indices) -> float:
+def work_excess(window: ComparedSteps, rank: int, peers: Int64) -> float:
     """Return by which fraction a rank's work exceeds that of its peers; 0 if it does not, or no work is known."""
     found = 0.0
     for kind in range(window.work.shape[1]):
@@ -112,7 +112,7 @@ def work_excess(window: ComparedSteps, rank: int, peers: Indices) -> float:
     return found
 
 
-def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float) -> bool:
+def is_explained(window: ComparedSteps, rank: int, peers: Int64, excess: float) -> bool:
     """Return whether a rank's samples explain the excess of its compute."""
     compared = np.append(peers, rank)
     return (
@@ -121,7 +121,7 @@ def is_explained(window: ComparedSteps, rank: int, peers: Indices, excess: float
     )
 
 
-def unexplained_s(window: ComparedSteps, rank: int, peers: Indices) -> float:
+def unexplained_s(window: ComparedSteps, rank: int, peers: Int64) -> float:
     """Return by how many seconds a step a rank certainly computes longer than its samples explain; at least 0.
 
     The least-squares line through the peers' compute and squared lengths gives the cost of the rank's own squared
@@ -148,7 +148,7 @@ def unexplained_s(window: ComparedSteps, rank: int, peers: Indices) -> float:
     return max(0.0, float(np.median(above)) - _CERTAIN * error)
 
 
-def pass_correlations(spans: Spans, num_ranks: int) -> Floats:
+def pass_correlations(spans: Spans, num_ranks: int) -> Float64:
     """Return for each rank the correlation of forward and backward of the same micro-batch; 0 with too little data.
 
     A long sequence makes both passes long, but the slowness of a host changes between them. The mean of each chunk and
@@ -171,7 +171,7 @@ def pass_correlations(spans: Spans, num_ranks: int) -> Floats:
     return found
 
 
-def _passes(spans: Spans) -> Floats:
+def _passes(spans: Spans) -> Float64:
     """Return a row (rank, step, chunk, forward ns, backward ns) for each micro-batch whose two durations are known."""
     by_key: list[dict[tuple[int, int, int, int], int]] = []
     for operation in (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE):

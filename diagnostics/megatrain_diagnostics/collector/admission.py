@@ -21,7 +21,8 @@ from megatrain.contracts.layout import SIZED_AXES
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.collector.rounds_known import MAX_RANKS, KnownRounds
 from megatrain_diagnostics.columns.schema import table_named, time_column, to_arrow
-from megatrain_diagnostics.events.tables import DEVICE_TABLES, Ranks, Table, columns_of, num_rows, select, world_sizes
+from megatrain_diagnostics.events.roster import world_sizes
+from megatrain_diagnostics.events.tables import DEVICE_TABLES, Flags, Ranks, Table, columns_of, num_rows, select
 from megatrain_diagnostics.wire.messages import BatchHeader, read_batch
 
 _FUTURE_NS = 3_600 * 10**9
@@ -65,7 +66,6 @@ _DEVICE_BOUNDS: Mapping[str, tuple[int, int]] = {
 }
 """Bounds in device tables, where -1 means: the host has no round yet, or the GPU has no rank."""
 
-Mask = NDArray[np.bool_]
 _MAX_BUCKETS = 100_000
 
 
@@ -122,7 +122,7 @@ class Admission:
         live = self._live(table)
         return Admitted(kind, batch, live, refused, num_rows(table) - num_rows(live))
 
-    def _in_range(self, table: Table) -> Mask:
+    def _in_range(self, table: Table) -> Flags:
         good = np.ones(num_rows(table), dtype=bool)
         bounds = _DEVICE_BOUNDS if isinstance(table, DEVICE_TABLES) else _BOUNDS
         for name in columns_of(type(table)):
@@ -138,7 +138,7 @@ class Admission:
             self._check_ranks(table, good)
         return good
 
-    def _check_ranks(self, table: Table, good: Mask) -> None:
+    def _check_ranks(self, table: Table, good: Flags) -> None:
         """Restrict `good` to ranks that exist in their round, and to layouts of the round's world size."""
         rounds, ranks = _column(table, "round"), _column(table, "rank")
         sizes = self._rounds.world_sizes()
@@ -152,7 +152,7 @@ class Admission:
             for axis in SIZED_AXES:
                 good &= _column(table, axis.rank_name) < _column(table, axis.size_name)
 
-    def _within_rate(self, host: str, table: Table, kept: Mask, header: BatchHeader) -> Mask | None:
+    def _within_rate(self, host: str, table: Table, kept: Flags, header: BatchHeader) -> Flags | None:
         rows = np.flatnonzero(kept)
         passed = self._limiter.let_through(host, _column(table, "rank")[rows], header.made_unix_ns)
         if passed is None:
@@ -170,24 +170,24 @@ class Admission:
         return table if is_live.all() else _selected(table, is_live)
 
 
-def _of_host(table: Table, host: str) -> Mask | None:
+def _of_host(table: Table, host: str) -> Flags | None:
     if "host" not in columns_of(type(table)):
         return None
     return np.asarray(getattr(table, "host") == host, dtype=bool)  # noqa: B009 -- not every table has it
 
 
-def _at_most(table: Table, column: str | None, most: int) -> Mask | None:
+def _at_most(table: Table, column: str | None, most: int) -> Flags | None:
     if column is None or column not in columns_of(type(table)):
         return None
     return np.asarray(_column(table, column) <= most, dtype=bool)
 
 
-def _selected(table: Any, rows: Mask) -> Table:
+def _selected(table: Any, rows: Flags) -> Table:
     chosen: Table = select(table, rows)
     return chosen
 
 
-def _narrow(kept: Mask, mask: Mask | None, reason: RejectionReason, refused: dict[RejectionReason, int]) -> None:
+def _narrow(kept: Flags, mask: Flags | None, reason: RejectionReason, refused: dict[RejectionReason, int]) -> None:
     """Remove the rows outside `mask` from `kept`, and count under `reason` those that were still kept."""
     if mask is None:
         return

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 from megatrain_diagnostics.collector.counters import IngestStatistics
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
+from megatrain_diagnostics.events.newest_tables import NewestTables
 from megatrain_diagnostics.events.tables import Table, num_rows
 
 _logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _WARNING_PAUSE_S = 60.0
 class Consumer(Protocol):
     """Analyzes rows as they arrive. Both methods are called from one thread, and their errors are logged."""
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         """Receive rows that are on disk, of a round that has not ended."""
 
     def tick(self, now_s: float) -> None:
@@ -44,24 +44,18 @@ class ConsumerThread:
         self._ahead = ahead
         self._consumers, self._statistics, self._tick_s = tuple(consumers), statistics, tick_s
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[type[Table], Table]] = deque()
-        self._num_rows = 0
+        self._waiting = NewestTables[Table](_MAX_ROWS)
         self._is_closed = False
         self._next_warning_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="consumers of events", daemon=True)
         self._thread.start()
 
-    def put(self, kind: type[Table], table: Table) -> None:
+    def put(self, table: Table) -> None:
         """Queue rows for the consumers. Never waits."""
         if not self._consumers or not num_rows(table):
             return
         with self._changed:
-            self._waiting.append((kind, table))
-            self._num_rows += num_rows(table)
-            while self._num_rows > _MAX_ROWS and len(self._waiting) > 1:
-                _, skipped = self._waiting.popleft()
-                self._num_rows -= num_rows(skipped)
-                self._statistics.count_skipped_rows(num_rows(skipped))
+            self._statistics.count_skipped_rows(self._waiting.add(table))
             self._changed.notify()
 
     def close(self) -> None:
@@ -76,28 +70,27 @@ class ConsumerThread:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._waiting or self._is_closed, max(0.0, next_tick_s - time.monotonic())
+                    lambda: self._waiting.tables or self._is_closed, max(0.0, next_tick_s - time.monotonic())
                 )
-                rows = list(self._waiting)
-                self._waiting.clear()
-                self._num_rows = 0
+                tables = self._waiting.take()
                 is_last = self._is_closed
-            for kind, table in self._ahead.take(rows):
+            for table in self._ahead.take(tables):
                 for consumer in self._consumers:
-                    self._guarded(consumer, kind, table)
+                    self._guarded(consumer, table)
             if time.monotonic() >= next_tick_s:
                 for consumer in self._consumers:
-                    self._guarded(consumer, None, None)
+                    self._guarded(consumer, None)
                 next_tick_s = time.monotonic() + self._tick_s
             if is_last:
                 return
 
-    def _guarded(self, consumer: Consumer, kind: type[Table] | None, table: Table | None) -> None:
+    def _guarded(self, consumer: Consumer, table: Table | None) -> None:
+        """Pass a table to a consumer, or call its `tick`."""
         try:
-            if kind is None or table is None:
+            if table is None:
                 consumer.tick(time.time())
             else:
-                consumer.consume(kind, table)
+                consumer.consume(table)
         except Exception:
             # a failing consumer must not end the stream of events; the log is limited so that it does not fill the disk
             if time.monotonic() >= self._next_warning_s:

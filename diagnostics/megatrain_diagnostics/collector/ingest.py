@@ -244,7 +244,7 @@ class Ingest:
         for pending in taken:
             through[pending.session] = max(pending.number, through.get(pending.session, -1))
             if pending.admitted is not None:
-                self._consumers.put(pending.admitted.kind, pending.admitted.live)
+                self._consumers.put(pending.admitted.live)
         for session, number in through.items():
             session.acknowledge(number)
         return True

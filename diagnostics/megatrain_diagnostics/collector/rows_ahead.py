@@ -6,17 +6,15 @@ round that is training, so consumers get its rows only after the round appears i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from megatrain_diagnostics.events.tables import Table, columns_of, num_rows, select
+from megatrain_diagnostics.events.newest_tables import NewestTables
+from megatrain_diagnostics.events.tables import Table, columns_of, select
 
 _MAX_ROWS = 1_000_000
-
-Part = tuple[type[Table], Table]
 
 
 class RowsAhead:
@@ -26,32 +24,23 @@ class RowsAhead:
         self, latest_in_etcd: Callable[[], int], note_dropped: Callable[[int], None], max_rows: int = _MAX_ROWS
     ) -> None:
         """`latest_in_etcd`: the newest existing round. `note_dropped`: called with the number of dropped rows."""
-        self._latest_in_etcd, self._note_dropped, self._max_rows = latest_in_etcd, note_dropped, max_rows
-        self._held: deque[Part] = deque()
-        self._num_rows = 0
+        self._latest_in_etcd, self._note_dropped = latest_in_etcd, note_dropped
+        self._held = NewestTables[Table](max_rows)
 
-    def take(self, parts: list[Part]) -> list[Part]:
+    def take(self, tables: list[Table]) -> list[Table]:
         """Return the rows of existing rounds: first held rows, then new rows, each in the order of arrival."""
         latest = self._latest_in_etcd()
-        found: list[Part] = []
-        waiting, self._held, self._num_rows = [*self._held, *parts], deque(), 0
-        for kind, table in waiting:
+        found: list[Table] = []
+        for table in [*self._held.take(), *tables]:
             ahead = _ahead(table, latest)
             if ahead is None:
-                found.append((kind, table))
+                found.append(table)
                 continue
-            self._hold(kind, _chosen(table, ahead))
+            if dropped := self._held.add(_chosen(table, ahead)):
+                self._note_dropped(dropped)
             if not ahead.all():
-                found.append((kind, _chosen(table, ~ahead)))
+                found.append(_chosen(table, ~ahead))
         return found
-
-    def _hold(self, kind: type[Table], table: Table) -> None:
-        self._held.append((kind, table))
-        self._num_rows += num_rows(table)
-        while self._num_rows > self._max_rows and len(self._held) > 1:
-            _, forgotten = self._held.popleft()
-            self._num_rows -= num_rows(forgotten)
-            self._note_dropped(num_rows(forgotten))
 
 
 def _ahead(table: Any, latest: int) -> Any:

@@ -99,7 +99,7 @@ class Controller:
         """Return the ranks that send nothing while others report steps."""
         return () if self._live is None else self._live.silent_ranks()
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         """Receive rows that are on disk."""
         if isinstance(table, Ranks | Groups):
             if self._rosters.add(table):

@@ -42,7 +42,7 @@ class DeviceWatch:
         self._read_s: dict[str, float] = {}
         self._now_s = 0.0
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         """Receive rows that are on disk."""
         with self._lock:
             if isinstance(table, Gpus):

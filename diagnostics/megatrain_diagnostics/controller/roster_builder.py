@@ -7,17 +7,8 @@ from typing import TypeVar
 import numpy as np
 
 from megatrain_diagnostics.events.roster import Roster, make_roster
-from megatrain_diagnostics.events.tables import (
-    Groups,
-    Ranks,
-    Spans,
-    StepTotals,
-    Values,
-    columns_of,
-    from_columns,
-    joined,
-    select,
-)
+from megatrain_diagnostics.events.rows import pair_keys
+from megatrain_diagnostics.events.tables import Groups, Ranks, Spans, StepTotals, Values, joined, select
 
 OfRanks = TypeVar("OfRanks", Spans, StepTotals, Values)
 
@@ -28,8 +19,8 @@ class RosterBuilder:
     def __init__(self) -> None:
         self.newest = -1
         """Number of the newest round; -1: none is known."""
-        self._ranks = _no_ranks()
-        self._groups = _no_groups()
+        self._ranks = joined(Ranks, [])
+        self._groups = joined(Groups, [])
 
     def add(self, table: Ranks | Groups) -> bool:
         """Add rows, and return whether they begin a newer round."""
@@ -43,7 +34,7 @@ class RosterBuilder:
         is_new = newest > self.newest
         if is_new:
             self.newest = newest
-            self._ranks = _no_ranks()
+            self._ranks = joined(Ranks, [])
             self._groups = select(self._groups, self._groups.round == newest)
         self._ranks = joined(Ranks, [self._ranks, select(table, table.round == self.newest)])
         self._ranks = select(self._ranks, _last_of(self._ranks.rank, np.zeros_like(self._ranks.rank)))
@@ -61,14 +52,5 @@ class RosterBuilder:
 
 def _last_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the indices of the last row of each pair, ascending."""
-    keys = first.astype(np.int64) << 32 | second.astype(np.int64)
-    _, places = np.unique(keys[::-1], return_index=True)
-    return np.sort(len(keys) - 1 - places)
-
-
-def _no_ranks() -> Ranks:
-    return from_columns(Ranks, {name: [] for name in columns_of(Ranks)})
-
-
-def _no_groups() -> Groups:
-    return from_columns(Groups, {name: [] for name in columns_of(Groups)})
+    _, places = np.unique(pair_keys(first, second)[::-1], return_index=True)
+    return np.sort(len(first) - 1 - places)

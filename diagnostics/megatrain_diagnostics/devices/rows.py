@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of, from_columns
+from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Table, Xids, columns_of, from_columns, num_rows
 from megatrain_job.devices.gpu_readings import GpuReading
 from megatrain_job.devices.links import LinkReading
 
 MAX_DEVICES = 64
 """Limit of devices per kind and host; further ones are left out. Each device is a row every few seconds."""
+DeviceTable = TypeVar("DeviceTable", Gpus, NetworkLinks, Xids)
 _NO_VALUE = math.nan
 _ALL = -1
 _NS = 1e9
@@ -44,28 +45,32 @@ def device_tables(sample: HostSample, place: HostPlace) -> list[tuple[type[Table
         }
         for event in sample.xids
     ]  # fmt: skip
-    return [(kind, _table(kind, rows)) for kind, rows in ((Gpus, gpus), (NetworkLinks, links), (Xids, xids)) if rows]
+    found: list[tuple[type[Table], Table]] = [
+        (Gpus, _table(Gpus, gpus)), (NetworkLinks, _table(NetworkLinks, links)), (Xids, _table(Xids, xids)),
+    ]  # fmt: skip
+    return [(kind, table) for kind, table in found if num_rows(table)]
 
 
 def silence_table(why: str, place: HostPlace, at_ns: int) -> Gpus:
     """Return a row about all GPUs of a host with the reason why there are no readings."""
-    return from_columns(Gpus, _columns(Gpus, [_gpu_row(GpuReading(_ALL, error=why), place, at_ns)]))
+    return _table(Gpus, [_gpu_row(GpuReading(_ALL, error=why), place, at_ns)])
+
+
+def is_reset_pending(gpu: GpuReading) -> bool | None:
+    """Return whether the next reset of a GPU retires a bad page or row; None: not reported."""
+    pending = {gpu.is_page_retirement_pending, gpu.is_row_remap_pending} - {None}
+    return any(pending) if pending else None
 
 
 def _gpu_row(gpu: GpuReading, place: HostPlace, at_ns: int) -> dict[str, Any]:
     readings = {field_.name: getattr(gpu, field_.name) for field_ in fields(gpu)}
-    pending = [
-        is_waiting
-        for is_waiting in (gpu.is_page_retirement_pending, gpu.is_row_remap_pending)
-        if is_waiting is not None
-    ]
     return {
         **readings,
         **_at(place, gpu.uuid),
         "at_ns": at_ns,
         "gpu": gpu.index,
         "recovery": gpu.recovery_action,
-        "is_reset_pending": any(pending) if pending else None,
+        "is_reset_pending": is_reset_pending(gpu),
         "has_remap_failed": gpu.has_row_remap_failed,
     }
 
@@ -80,13 +85,9 @@ def _at(place: HostPlace, uuid: str) -> dict[str, Any]:
     return {"host": place.host, "round": place.round, "rank": rank, "step": step}
 
 
-def _table(kind: Any, rows: Sequence[Mapping[str, Any]]) -> Table:
-    found: Table = from_columns(kind, _columns(kind, rows))
-    return found
-
-
-def _columns(kind: type[Table], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
+def _table(kind: type[DeviceTable], rows: Sequence[Mapping[str, Any]]) -> DeviceTable:
+    columns = {
         name: [_NO_VALUE if row[name] is None and dtype == "f8" else row[name] for row in rows]
         for name, dtype in columns_of(kind).items()
     }
+    return from_columns(kind, columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from megatrain.contracts.errors import DataError, TopologyError
-from megatrain.contracts.layout import REPLICAS, SIZED_AXES, STAGES, Coordinate, Layout
+from megatrain.contracts.layout import NUMBERING_AXES, REPLICAS, SIZED_AXES, STAGES, Coordinate, Layout
 from megatrain_diagnostics.events.source import EventSource, Where
-from megatrain_diagnostics.events.tables import Groups, Int64, Ranks, axis_column, world_sizes
+from megatrain_diagnostics.events.tables import Float64, Groups, Int64, Ranks
 
 MAX_RANKS = 2**20
 """Largest accepted world size: readers allocate tables of all ranks, including those that have sent nothing."""
@@ -59,6 +59,10 @@ class Roster:
         """Return the host of a rank; "" if it has sent nothing."""
         return self.hosts.get(rank, "")
 
+    def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        """Return the known hosts of ranks, each once, in the order of the ranks."""
+        return tuple(dict.fromkeys(filter(None, map(self.host_of, ranks))))
+
     def ranks_on(self, host: str) -> tuple[int, ...]:
         return tuple(sorted(rank for rank, name in self.hosts.items() if name == host))
 
@@ -79,6 +83,18 @@ def groups_along(layout: Layout, *axes: str) -> Int64:
 def replica_groups(layout: Layout) -> Int64:
     """Return the ranks that exchange parameters and gradients. Shape: [stages, groups of a stage, members]."""
     return groups_along(layout, *layout.replica_axes(REPLICAS[0]))
+
+
+def axis_values(layout: Layout, rank: int) -> dict[str, int]:
+    """Return the values of the axis columns in the row of a rank in the table of ranks."""
+    places = {axis.rank_name: layout.index(axis.name, rank) for axis in SIZED_AXES}
+    return {**places, **{axis.size_name: layout.size(axis.name) for axis in SIZED_AXES}}
+
+
+def world_sizes(ranks: Ranks) -> Float64:
+    """Return the world size of each row's layout; as floats, because invalid sizes could overflow integers."""
+    sizes: Float64 = np.prod([getattr(ranks, axis.size_name) for axis in NUMBERING_AXES], axis=0, dtype=np.float64)
+    return sizes
 
 
 def newest_round(ranks: Ranks) -> int:
@@ -117,7 +133,7 @@ def make_roster(ranks: Ranks, groups: Groups, round_number: int) -> Roster:
         raise DataError(f"round {round_number} has no ranks; there are {sorted(set(ranks.round.tolist()))}")
     rows = rows[np.argsort(ranks.at_ns[rows], kind="stable")]
     names = [axis.size_name for axis in SIZED_AXES]
-    sizes_of_row = np.stack([axis_column(ranks, name) for name in names], axis=1)
+    sizes_of_row = np.stack([getattr(ranks, name) for name in names], axis=1)
     sizes_by_rank = {int(ranks.rank[row]): tuple(sizes_of_row[row].tolist()) for row in rows}
     (sizes, count), *_ = Counter(sizes_by_rank.values()).most_common(1)
     if 2 * count <= len(sizes_by_rank):

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from megatrain_diagnostics.events.rows import begins_run
 from megatrain_diagnostics.events.tables import (
     NO_DURATION,
     Selection,
@@ -82,6 +83,5 @@ def in_order(table: TableType) -> TableType:
         columns.insert(0, getattr(table, duration) == NO_DURATION)
     order = np.lexsort(columns)
     ordered = select(table, order)
-    is_new = np.ones(len(order), dtype=bool)
-    is_new[1:] = np.any([np.diff(getattr(ordered, name)) != 0 for name in keys], axis=0)
+    is_new = begins_run(*(getattr(ordered, name) for name in keys))
     return ordered if is_new.all() else select(ordered, is_new)

@@ -8,21 +8,22 @@ each host's offset from the daemon's clock, and `clocks.align` converts times to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatrain.contracts.layout import NUMBERING_AXES, SIZED_AXES, Layout
+from megatrain.contracts.layout import SIZED_AXES
 
 Int8 = NDArray[np.uint8]
 Int16 = NDArray[np.int16]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Texts = NDArray[np.object_]
-Selection = NDArray[np.bool_] | NDArray[np.int64]
+Selection = Flags | Int64
 
 NO_DURATION = -1
 """In `duration_ns`: the span is open."""
@@ -43,12 +44,6 @@ def with_columns_of_axes(kind: type[Any]) -> type[Any]:
             kind.__annotations__[name] = Int32
             setattr(kind, name, column("i4", doc))
     return kind
-
-
-def axis_column(ranks: Ranks, name: str) -> Int32:
-    """Return a column of an axis. `name`: `rank_name` or `size_name` of the axis."""
-    found: Int32 = getattr(ranks, name)
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,20 +263,7 @@ TableType = TypeVar(
 
 def columns_of(kind: type[Table]) -> dict[str, str]:
     """Return column -> numpy dtype or "text", in the order of the columns."""
-    return {field_.name: _dtype(field_) for field_ in fields(kind)}
-
-
-def axis_values(layout: Layout, rank: int) -> dict[str, int]:
-    """Return the values of the axis columns in the row of a rank."""
-    names = [axis.name for axis in SIZED_AXES]
-    places = {f"{name}_rank": layout.index(name, rank) for name in names}
-    return {**places, **{f"{name}_size": layout.size(name) for name in names}}
-
-
-def world_sizes(ranks: Ranks) -> Float64:
-    """Return the world size of each row's layout; as floats, because invalid sizes could overflow integers."""
-    sizes: Float64 = np.prod([axis_column(ranks, axis.size_name) for axis in NUMBERING_AXES], axis=0, dtype=np.float64)
-    return sizes
+    return {field_.name: field_.metadata["dtype"] for field_ in fields(kind)}
 
 
 def num_rows(table: Table) -> int:
@@ -312,8 +294,3 @@ def from_columns(kind: type[TableType], columns: dict[str, Any]) -> TableType:
     if len({len(array) for array in arrays}) > 1:
         raise ValueError(f"{kind.NAME}: columns of different lengths {sorted({len(array) for array in arrays})}")
     return kind(*arrays)
-
-
-def _dtype(field_: Field[Any]) -> str:
-    dtype: str = field_.metadata["dtype"]
-    return dtype

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
+from megatrain_diagnostics.devices.rows import is_reset_pending
 from megatrain_diagnostics.metrics.families import counter, gauge
 from megatrain_diagnostics.metrics.readings import DevicesReading
 from megatrain_job.devices.gpu_readings import THROTTLE_REASONS, GpuReading
@@ -36,8 +37,7 @@ _GPU_GAUGES: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] =
     ("utilization_ratio", "Fraction of the time in which a kernel ran.", lambda gpu: gpu.utilization),
     ("retired_pages", "Retired pages of the GPU's memory.", lambda gpu: gpu.retired_pages),
     ("row_remap_failed", "1: a bad memory row could not be remapped.", lambda gpu: gpu.has_row_remap_failed),
-    ("reset_pending", "1: the next reset retires a bad page or row.",
-     lambda gpu: _either(gpu.is_page_retirement_pending, gpu.is_row_remap_pending)),
+    ("reset_pending", "1: the next reset retires a bad page or row.", is_reset_pending),
 )  # fmt: skip
 _GPU_COUNTERS: tuple[tuple[str, str, Callable[[GpuReading], Mapping[str, int | None]]], ...] = (
     ("ecc_errors", "Memory errors since the driver was loaded.",
@@ -113,8 +113,3 @@ def _xids(devices: DevicesReading, labels: Mapping[str, str]) -> Metric:
 
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
-
-
-def _either(*values: bool | None) -> bool | None:
-    known = [value for value in values if value is not None]
-    return any(known) if known else None

@@ -17,7 +17,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[Sequence[ProducerReading]], float]], ..
     ("megatrain_producer_answer_seconds", "Mean time of an answered request; the longest of the host's replicas.",
      lambda found: max(one.answer_s for one in found)),
     ("megatrain_producer_requests_waiting",
-     "The most requests that waited in the producer when one of the host arrived.",
+     "The most requests that waited in the producer when a request of the host arrived.",
      lambda found: max(one.num_waiting for one in found)),
     ("megatrain_producer_failed_requests", "Requests in the last step that had to be sent again.",
      lambda found: sum(one.num_failed for one in found)),

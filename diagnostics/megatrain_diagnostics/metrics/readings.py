@@ -22,7 +22,7 @@ class ProducerReading:
     answer_s: float
     """The mean time of an answered request; 0 without one."""
     num_waiting: float
-    """The most requests that waited in the producer when one of them arrived."""
+    """The most requests that waited in the producer when a request for one of these reads arrived."""
     num_failed: float
 
 
@@ -64,8 +64,8 @@ class RankReading:
     producers: tuple[ProducerReading, ...] = ()
     """By number, in the last step in which a read of the rank ended."""
     cache_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Of data in object storage since they were opened in this round: "hit", "fetched", "evicted". Empty without such
-    data, and on all but the first rank of a host with a data loader."""
+    """Bytes of data in object storage since this round opened it: "hit", "fetched", "evicted". Empty without such data,
+    and on all but the first rank of a host with a data loader."""
     cache_not_stored: int = 0
     """Blocks and files that could not be written to the cache."""
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from megatrain.contracts.records.diag_records import DaemonRecord
-from megatrain_diagnostics.analysis.findings import StragglerAssessment
 from megatrain_diagnostics.collector.counters import IngestCounters, IngestStatistics
+from megatrain_diagnostics.metrics.job_metrics import AssessmentSource
 from megatrain_diagnostics.metrics.training_metrics import refused_by_reason
 from megatrain_diagnostics.store.daemon_state import (
     STATE_NAME,
@@ -26,19 +26,14 @@ _logger = logging.getLogger(__name__)
 _WARNING_PAUSE_S = 60.0
 
 
-class LiveAssessmentSource(Protocol):
+class LiveAssessmentSource(AssessmentSource, Protocol):
     """The part of the controller that the state file uses."""
 
     @property
     def round(self) -> int: ...
 
     @property
-    def assessment(self) -> StragglerAssessment: ...
-
-    @property
     def step(self) -> int | None: ...
-
-    def silent_ranks(self) -> tuple[int, ...]: ...
 
 
 class StateWriter:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from megatrain.contracts.black_box.operations import Operation, StepValue
 from megatrain_diagnostics.analysis.confirmed_steps import ConfirmedSteps
 from megatrain_diagnostics.collector.counters import RejectionReason
-from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values, world_sizes
+from megatrain_diagnostics.events.roster import world_sizes
+from megatrain_diagnostics.events.tables import Ranks, StepTotals, Table, Values
 from megatrain_diagnostics.metrics.readings import STEP_BUCKETS_S, JobReading
 
 _NS = 1_000_000_000
@@ -41,7 +42,7 @@ class TrainingMetrics:
         self._sum_s = 0.0
         self._last_step_s: float | None = None
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         """Receive rows that are on disk."""
         with self._lock:
             if isinstance(table, Ranks):

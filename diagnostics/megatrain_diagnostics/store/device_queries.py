@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from megatrain_diagnostics.events.source import Where
-from megatrain_diagnostics.events.tables import Gpus, NetworkLinks, Xids
+from megatrain_diagnostics.events.tables import Float64, Gpus, NetworkLinks, Xids
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
-from megatrain_diagnostics.store.step_cells import Floats
 
 _NUM_BACK, _MAX_BACK_CELLS = 2000, 2_000_000
 """Number of earlier steps in which to search for the last reading before the first step; fewer with many ranks."""
@@ -50,7 +49,7 @@ def rows_of_host(events: StoredEvents, host: str, first_ns: int, last_ns: int) -
     )
 
 
-def gpu_cells(events: StoredEvents, value: str, round_number: int, steps: range, num_ranks: int) -> Floats:
+def gpu_cells(events: StoredEvents, value: str, round_number: int, steps: range, num_ranks: int) -> Float64:
     """Return a value of each rank's GPU, or the largest of several readings. Shape: [steps, ranks]; NaN: no reading.
 
     `value`: SQL over the columns of the table gpus. Raises: DataError.
@@ -65,7 +64,7 @@ def gpu_cells(events: StoredEvents, value: str, round_number: int, steps: range,
     return _held(_answer(events, Gpus, where, sql, values), steps, num_ranks)
 
 
-def link_cells(events: StoredEvents, value: str, round_number: int, steps: range, hosts: Sequence[str]) -> Floats:
+def link_cells(events: StoredEvents, value: str, round_number: int, steps: range, hosts: Sequence[str]) -> Float64:
     """Return the sum of a value over all links of each host. Shape: [steps, hosts]; NaN: no reading.
 
     `value`: SQL over the columns of the table links. Raises: DataError.
@@ -88,14 +87,14 @@ def _around(round_number: int, steps: range, num_places: int) -> Where:
     return Where((round_number,), max(0, steps[0] - back), steps[-1])
 
 
-def _answer(events: StoredEvents, kind: type[Gpus], where: Where, sql: str, values: Sequence[Any]) -> Floats:
+def _answer(events: StoredEvents, kind: type[Gpus], where: Where, sql: str, values: Sequence[Any]) -> Float64:
     found = events.query(kind, where, sql, values)
     if found is None:
         return np.zeros((0, 3))
     return np.stack([found.column(name).to_numpy().astype(np.float64) for name in found.column_names], axis=1)
 
 
-def _held(readings: Floats, steps: range, num_places: int) -> Floats:
+def _held(readings: Float64, steps: range, num_places: int) -> Float64:
     """Return the value at each step and place. Shape: [steps, places]; NaN: no valid reading.
 
     `readings`: rows (place, step, value), sorted by place and step. A reading is valid until the next one, but for at

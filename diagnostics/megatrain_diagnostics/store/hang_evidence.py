@@ -23,7 +23,7 @@ from megatrain.formatting import names_text, problems_text
 from megatrain.programs.processes import process_state
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.flight_recorder import FlightDump, parse_dump
-from megatrain_diagnostics.analysis.hang import RankActivity, group_key
+from megatrain_diagnostics.analysis.hang import RankActivity, group_key, roster_groups
 from megatrain_diagnostics.events.roster import GroupMembers, Roster
 from megatrain_job.failures.hang import Position
 from megatrain_job.failures.hang_activity import activity_of, reported_positions
@@ -86,9 +86,8 @@ def read_boxes(directory: Path, round_number: int | None = None, run_key: str = 
         raise DataError(f"{directory}: no black box of round {number} of job {job}")
     roster = _roster(number, boxes, problems)
     activities = {box.identity.rank: _activity(box) for box in boxes if box.identity.layout == roster.layout}
-    groups = _groups(boxes, roster.layout.world_size)
     pids = {box.identity.rank: box.identity.pid for box in boxes if _runs_here(box)}
-    return FiledEvidence(number, roster, activities, groups, (), tuple(problems), pids)
+    return FiledEvidence(number, roster, activities, roster_groups(roster), (), tuple(problems), pids)
 
 
 def read_incident(run: RunDirectory, round_number: int | None = None) -> FiledEvidence | None:
@@ -205,8 +204,7 @@ def _activity(box: BlackBox) -> RankActivity:
             awaited = None
             if activity.awaited_group is not None:
                 awaited = activity.awaited if activity.awaited_group == group.number else 0
-            key = group_key(group.name, group.first_rank, group.num_ranks, group.stride)
-            positions[key] = Position(activity.entered[group.number], group.left, awaited)
+            positions[group_key(group)] = Position(activity.entered[group.number], group.left, awaited)
     return RankActivity(
         box.identity.rank,
         positions,
@@ -237,16 +235,6 @@ def _runs_here(box: BlackBox) -> bool:
         return str(box.path.resolve()) in Path(f"/proc/{box.identity.pid}/maps").read_text(errors="replace")
     except OSError:
         return False
-
-
-def _groups(boxes: Iterable[BlackBox], world_size: int) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for box in boxes:
-        for group in box.groups.values():
-            key = group_key(group.name, group.first_rank, group.num_ranks, group.stride)
-            if group.stride and key not in found and group.num_ranks <= world_size:
-                found[key] = tuple(rank for rank in sorted(group.ranks) if 0 <= rank < world_size)
-    return found
 
 
 def _reported_activity(rank_evidence: RankEvidence, *, is_after_halt: bool) -> RankActivity:

@@ -17,7 +17,7 @@ import numpy as np
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import from_arrow
 from megatrain_diagnostics.events.source import Where
-from megatrain_diagnostics.events.tables import LogLines, columns_of, from_columns, joined, select
+from megatrain_diagnostics.events.tables import LogLines, columns_of, joined, select
 from megatrain_diagnostics.store.reader import ALL, StoredEvents, TooSlowError, sql_conditions
 from megatrain_diagnostics.store.rounds_and_hosts import rounds_seen, shown_round
 
@@ -132,12 +132,8 @@ def newest_tails(events: StoredEvents, where: Where, most_lines: int, *, num_ran
 def newest_lines(events: StoredEvents, where: Where, most: int, *, budget_s: float) -> LogLines:
     """Return the newest lines that match `where`, in order of time. Raises: DataError; TooSlowError."""
     conditions, values = sql_conditions(LogLines, where)
-    sql = (
-        f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
-        f" ORDER BY at_ns DESC, rank DESC, sequence DESC LIMIT {most}"
-    )
-    found = events.query(LogLines, where, sql, values, timeout_s=budget_s)
-    return no_lines() if found is None else _in_time([from_arrow(LogLines, found)])
+    found = _newest(events, where, conditions, values, most, budget_s)
+    return no_lines() if found is None else _in_time([found])
 
 
 def _times(events: StoredEvents, where: Where, deadline_s: float) -> tuple[int, int] | None:
@@ -162,15 +158,23 @@ def _in_window(
     row = counts.to_pylist()[0]
     if not row["m"] or limit <= 0:
         return row["n"], row["m"], no_lines()
-    columns = ", ".join(columns_of(LogLines))
-    sql = (
-        f"SELECT {columns} FROM segments WHERE {conditions} AND {match}"
-        f" ORDER BY at_ns DESC, rank DESC, sequence DESC LIMIT {limit}"
-    )
-    found = events.query(LogLines, where, sql, [*values, *wanted], timeout_s=deadline_s - time.monotonic())
+    left_s = deadline_s - time.monotonic()
+    found = _newest(events, where, f"{conditions} AND {match}", [*values, *wanted], limit, left_s)
     if found is None:
         raise DataError(f"{events.directory}: lines expired during the search")
-    return row["n"], row["m"], from_arrow(LogLines, found)
+    return row["n"], row["m"], found
+
+
+def _newest(
+    events: StoredEvents, where: Where, conditions: str, values: list[Any], most: int, timeout_s: float
+) -> LogLines | None:
+    """Return the newest lines that fulfil SQL conditions, the newest first; None: there are no files."""
+    sql = (
+        f"SELECT {', '.join(columns_of(LogLines))} FROM segments WHERE {conditions}"
+        f" ORDER BY at_ns DESC, rank DESC, sequence DESC LIMIT {most}"
+    )
+    found = events.query(LogLines, where, sql, values, timeout_s=timeout_s)
+    return None if found is None else from_arrow(LogLines, found)
 
 
 def _match(query: LogQuery, place: int) -> tuple[str, list[Any]]:
@@ -191,4 +195,4 @@ def _in_time(parts: list[LogLines]) -> LogLines:
 
 def no_lines() -> LogLines:
     """Return an empty table of log lines."""
-    return from_columns(LogLines, {name: [] for name in columns_of(LogLines)})
+    return joined(LogLines, [])

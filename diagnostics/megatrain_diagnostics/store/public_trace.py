@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megatrain.contracts.errors import DataError
-from megatrain_diagnostics.analysis.whatif.operations import PUBLIC_NAMES, Floats, Ints, JobShape, OperationTable
+from megatrain_diagnostics.analysis.whatif.operations import PUBLIC_NAMES, JobShape, OperationTable
+from megatrain_diagnostics.events.tables import Float64, Int64
 from megatrain_diagnostics.store.parquet_limits import check_pages, opened_parquet
 
 _INTEGERS = {
@@ -106,7 +107,7 @@ def write_meta(path: Path, shape: JobShape) -> None:
         raise DataError(f"{path}: cannot be written ({_first_line(error)})") from error
 
 
-def _kinds(path: Path, table: pa.Table) -> tuple[tuple[str, ...], Ints]:
+def _kinds(path: Path, table: pa.Table) -> tuple[tuple[str, ...], Int64]:
     column = table.column("optype").combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
@@ -119,7 +120,7 @@ def _kinds(path: Path, table: pa.Table) -> tuple[tuple[str, ...], Ints]:
     return tuple(column.dictionary.to_pylist()), column.indices.to_numpy().astype(np.int64)
 
 
-def _integers(path: Path, table: pa.Table, name: str) -> Ints:
+def _integers(path: Path, table: pa.Table, name: str) -> Int64:
     column = table.column(name)
     if pa.types.is_floating(column.type):
         column = _whole(path, column, name)
@@ -129,7 +130,7 @@ def _integers(path: Path, table: pa.Table, name: str) -> Ints:
         if name not in _MAY_BE_NULL:
             raise DataError(f"{path}: {name} is missing in {column.null_count} rows")
         column = column.fill_null(-1)
-    numbers: Ints = column.to_numpy().astype(np.int64)
+    numbers: Int64 = column.to_numpy().astype(np.int64)
     return numbers
 
 
@@ -142,12 +143,12 @@ def _whole(path: Path, column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(np.where(is_missing, 0.0, values).astype(np.int64), mask=is_missing)])
 
 
-def _floats(path: Path, table: pa.Table, name: str) -> Floats:
+def _floats(path: Path, table: pa.Table, name: str) -> Float64:
     """Return times in seconds; NaN for a row without a time, whose step is left out later."""
     column = table.column(name)
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise DataError(f"{path}: {name} must be seconds, found {column.type}")
-    seconds: Floats = column.to_numpy().astype(np.float64)
+    seconds: Float64 = column.to_numpy().astype(np.float64)
     return seconds
 
 

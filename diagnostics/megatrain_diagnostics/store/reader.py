@@ -30,7 +30,7 @@ from megatrain_diagnostics.columns.schema import (
     to_stored,
 )
 from megatrain_diagnostics.events.source import Where, in_order
-from megatrain_diagnostics.events.tables import TABLES, Table, TableType, columns_of, from_columns, joined
+from megatrain_diagnostics.events.tables import TABLES, Table, TableType, columns_of, joined
 from megatrain_diagnostics.store.catalog import Catalog
 from megatrain_diagnostics.store.segments import Segment, damage_of_rows
 
@@ -81,7 +81,7 @@ class StoredEvents:
         conditions, values = sql_conditions(kind, where)
         found = self.query(kind, where, f"SELECT {columns} FROM segments WHERE {conditions}", values)
         if found is None:
-            return from_columns(kind, {name: [] for name in columns_of(kind)})
+            return joined(kind, [])
         table = from_arrow(kind, found)
         for name in columns_of(kind):
             if names_of(name) is not None and np.any(getattr(table, name) == NOT_KNOWN):
@@ -134,7 +134,7 @@ class StoredEvents:
         raise DataError(f"{self.directory}: segments of {kind.NAME} changed during each of {_NUM_TRIES} reads")
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
-        """Return a cursor of the database. The first query opens it: that takes 30 ms, and many are never asked."""
+        """Return a cursor. The first query opens the database, because opening takes 30 ms and may not be needed."""
         with self._lock:
             if self._database is None:
                 self._database = _open_database(self._num_threads, self._memory_limit_bytes)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain_diagnostics.events.source import Where
-from megatrain_diagnostics.events.tables import Int64, StepTotals
+from megatrain_diagnostics.events.tables import Float64, Int64, StepTotals
 from megatrain_diagnostics.store.reader import StoredEvents, sql_conditions
 
-Floats = NDArray[np.float64]
 Aggregate = Literal["sum_ns", "max_ns", "count", "num_bytes"]
 
 
 def step_cells(
     events: StoredEvents, round_number: int, operation: int, aggregate: Aggregate, steps: range, num_ranks: int
-) -> Floats:
+) -> Float64:
     """Return ns, spans or bytes of an operation. Shape: [steps, ranks]; NaN: no row. Of several rows: the maximum.
 
     Raises: DataError.

@@ -17,6 +17,7 @@ from megatrain.contracts.black_box.reader import BlackBoxReader
 from megatrain.contracts.black_box.values import ClockBase, Progress, RecordFlag, State
 from megatrain.contracts.errors import DataError
 from megatrain.programs.processes import process_stat
+from megatrain_diagnostics.events.roster import axis_values
 from megatrain_diagnostics.events.tables import (
     Groups,
     Ranks,
@@ -24,7 +25,6 @@ from megatrain_diagnostics.events.tables import (
     StepTotals,
     Table,
     Values,
-    axis_values,
     from_columns,
     joined,
     select,

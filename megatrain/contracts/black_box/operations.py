@@ -86,6 +86,12 @@ OF_DATA_LOADER = (Operation.DATA_READ, Operation.PICTURE_WAIT, Operation.PICTURE
 MODEL_COMPUTES = (Operation.FORWARD_COMPUTE, Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
 """A rank's own computation on the micro-batches of a step."""
 
+TP_COLLECTIVES = (Operation.TP_ALL_GATHER, Operation.TP_REDUCE_SCATTER, Operation.TP_ALL_REDUCE)
+"""Collectives of tensor-parallel ranks: inside passes, except the all-reduces of the optimizer."""
+
+REPLICA_COLLECTIVES = (Operation.GRADS_REDUCE_SCATTER, Operation.PARAMS_ALL_GATHER)
+"""Exchanges of gradients and parameters in a replica group; several of them run at the same time."""
+
 MAX_OPERATIONS = 64
 """All numbers are below this, because each has one bit in the span mask."""
 

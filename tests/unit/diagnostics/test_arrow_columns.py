@@ -27,6 +27,7 @@ from megatrain_diagnostics.columns.schema import (
 from megatrain_diagnostics.events.tables import TABLES, Clocks, LogLines, Spans, Table, Values, columns_of, from_columns
 from megatrain_diagnostics.store.segments import AHEAD_KEY
 from tests.helpers.source_tree import ROOT
+from tests.helpers.table_rows import table_rows
 
 
 def some_rows(kind: type[Table], count: int = 300) -> Table:
@@ -107,9 +108,7 @@ def test_name_of_a_newer_program_is_distinguished() -> None:
 
 
 def test_text_that_is_not_unicode_is_repaired() -> None:
-    table = from_columns(
-        LogLines, {"round": [1], "rank": [0], "sequence": [9], "at_ns": [5], "host": ["h"], "line": ["bad \udcff byte"]}
-    )
+    table = table_rows(LogLines, {"line": "bad \udcff byte"})
 
     assert from_arrow(LogLines, to_arrow(table)).line.tolist() == ["bad ? byte"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megatrain_diagnostics.analysis.change_points import MIN_POINTS, _log_gamma_ratio, change_points
+from megatrain_diagnostics.analysis.change_points import MIN_POINTS, change_points
 from megatrain_diagnostics.analysis.medians import median, medians
 from megatrain_diagnostics.analysis.trends import trend
 from megatrain_diagnostics.events.tables import Float64
@@ -91,12 +91,6 @@ def test_change_in_a_series_without_noise() -> None:
 def test_values_that_are_no_times_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite, positive"):
         change_points(np.array([1.0, bad]))
-
-
-def test_gamma_ratio_against_the_standard_library() -> None:
-    for shape in (2.0, 2.5, 7.0, 100.0, 5000.5):
-        expected = math.lgamma(shape + 0.5) - math.lgamma(shape)
-        assert float(_log_gamma_ratio(np.array([shape]))[0]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_trend_of_a_line_in_noise() -> None:

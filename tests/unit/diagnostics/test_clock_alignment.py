@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatrain_diagnostics.events.clocks import align, host_clocks
-from megatrain_diagnostics.events.tables import Clocks, Spans, Stacks, from_columns, num_rows
+from megatrain_diagnostics.events.tables import Clocks, Spans, Stacks, joined, num_rows
 from megatrain_diagnostics.wire.clock_exchange import ClockReading, read_clock
 from megatrain_diagnostics.wire.messages import ClockAnswer
 from tests.helpers.event_collector import span_rows
+from tests.helpers.table_rows import table_rows
 
 SECOND = 10**9
 HOUR = 3600 * SECOND
@@ -22,13 +23,9 @@ BEGIN = 1_800_000_000 * SECOND
 
 def compared(offsets: list[tuple[int, int]], host: str = "host-1") -> Clocks:
     """Return comparisons of (time by the daemon's clock, offset of the host's)."""
-    rows = {
-        "at_ns": [time + offset for time, offset in offsets],
-        "offset_ns": [offset for _, offset in offsets],
-        "error_ns": [50_000] * len(offsets),
-        "host": [host] * len(offsets),
-    }
-    return from_columns(Clocks, rows)
+    at_ns = [time + offset for time, offset in offsets]
+    columns = {"at_ns": at_ns, "offset_ns": [offset for _, offset in offsets], "error_ns": 50_000, "host": host}
+    return table_rows(Clocks, columns)
 
 
 def spans_at(times: Any, **columns: Any) -> Spans:
@@ -90,9 +87,7 @@ def test_each_rank_of_a_host_is_followed_by_itself() -> None:
 
 
 def test_offsets_are_by_host_and_default_to_zero() -> None:
-    first, second = compared([(BEGIN, 100)]), compared([(BEGIN, -700)], "host-2")
-    clocks = Clocks(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in
-                      ("at_ns", "offset_ns", "error_ns", "host")))  # fmt: skip
+    clocks = joined(Clocks, [compared([(BEGIN, 100)]), compared([(BEGIN, -700)], "host-2")])
     table = spans_at([BEGIN] * 4, rank=np.array([0, 1, 2, 3]))
     moved = align(table, clocks, {0: "host-1", 1: "host-2", 2: "host-3"})
     assert moved.start_ns.tolist() == [BEGIN - 100, BEGIN + 700, BEGIN, BEGIN]
@@ -100,18 +95,14 @@ def test_offsets_are_by_host_and_default_to_zero() -> None:
 
 
 def test_tables_with_a_host_column_need_no_roster() -> None:
-    rows: dict[str, Any] = {
-        "round": [0, 0], "rank": [0, 1], "sequence": [0, 0], "at_ns": [BEGIN, BEGIN], "pid": [1, 2],
-        "host": ["host-1", "host-9"], "thread": ["a", "b"], "stack": ["", ""],
-    }  # fmt: skip
-    moved = align(from_columns(Stacks, rows), compared([(BEGIN, 100)]), {})
+    stacks = table_rows(Stacks, {"rank": [0, 1], "at_ns": BEGIN, "host": ["host-1", "host-9"]})
+    moved = align(stacks, compared([(BEGIN, 100)]), {})
     assert moved.at_ns.tolist() == [BEGIN - 100, BEGIN]
 
 
 def test_alignment_without_rows_or_comparisons_changes_nothing() -> None:
-    empty = from_columns(Clocks, {"at_ns": [], "offset_ns": [], "error_ns": [], "host": []})
     table = spans_at([BEGIN])
-    assert align(table, empty, {0: "host-1"}) is table
+    assert align(table, compared([]), {0: "host-1"}) is table
     assert num_rows(align(spans_at([]), compared([(BEGIN, 5)]), {})) == 0
 
 

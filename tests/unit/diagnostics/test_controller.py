@@ -18,7 +18,7 @@ from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode, encode
 from megatrain_diagnostics.controller.controller import Controller
 from megatrain_diagnostics.controller.etcd_records import BURST_S
-from megatrain_diagnostics.events.tables import Groups, Ranks, StepTotals, Values, select
+from megatrain_diagnostics.events.tables import select
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.wire import KeyRange
@@ -45,14 +45,14 @@ class EventStream:
         return Controller(self.client, self.keys.job, "daemon-1", lambda: self.config, START_S)
 
     def begin(self, job: SyntheticJob) -> None:
-        self.controller.consume(Groups, empty_groups())
-        self.controller.consume(Ranks, job.ranks())
+        self.controller.consume(empty_groups())
+        self.controller.consume(job.ranks())
 
     def run(self, job: SyntheticJob, num_steps: int, silent: int = -1) -> None:
         for _ in range(num_steps):
             totals, values = job.step(self.step)
-            self.controller.consume(Values, values)
-            self.controller.consume(StepTotals, select(totals, totals.rank != silent))
+            self.controller.consume(values)
+            self.controller.consume(select(totals, totals.rank != silent))
             self.controller.tick(self.now_s)
             self.step += 1
 
@@ -144,7 +144,7 @@ def test_loss_that_is_not_finite_is_a_verdict(client: EtcdClient) -> None:
     stream.begin(job)
     stream.run(job, 10)
     bad = {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: float("nan")}
-    stream.controller.consume(Values, values_of_ranks([0, 2], 10, bad))
+    stream.controller.consume(values_of_ranks([0, 2], 10, bad))
     stream.controller.tick(stream.now_s)
     (verdict,) = stream.verdicts()
     assert verdict.kind is VerdictKind.NUMERICS
@@ -157,8 +157,8 @@ def test_ranks_that_lie_about_the_layout_are_outvoted(client: EtcdClient, num_li
     stream, job = EventStream(client), SyntheticJob(Layout(dp_size=8))
     liars, others = select(job.ranks(), job.ranks().rank < num_liars), select(job.ranks(), job.ranks().rank >= 1)
     sizes = np.arange(2, 2 + num_liars, dtype=np.int32)
-    stream.controller.consume(Ranks, replace(liars, tp_size=sizes, dp_size=sizes[::-1].copy()))
-    stream.controller.consume(Ranks, others)
+    stream.controller.consume(replace(liars, tp_size=sizes, dp_size=sizes[::-1].copy()))
+    stream.controller.consume(others)
     stream.run(job, 30)
     job.compute_factor[4] = 1.3
     stream.run(job, 60)
@@ -171,10 +171,10 @@ def test_steps_that_a_rank_makes_up_hide_no_alarm(client: EtcdClient, made_up: i
     job = SyntheticJob(Layout(dp_size=4))
     stream.begin(job)
     stream.run(job, 10)
-    stream.controller.consume(Values, step_values(1, made_up, {StepValue.LOSS: 3.0, StepValue.GRAD_NORM: 1.0}))
+    stream.controller.consume(step_values(1, made_up, {StepValue.LOSS: 3.0, StepValue.GRAD_NORM: 1.0}))
     stream.run(job, 1)
     bad = {StepValue.LOSS: float("nan"), StepValue.GRAD_NORM: 1.0}
-    stream.controller.consume(Values, values_of_ranks([1, 2], 11, bad))
+    stream.controller.consume(values_of_ranks([1, 2], 11, bad))
     stream.controller.tick(stream.now_s)
     (verdict,) = stream.verdicts()
     assert (verdict.kind, verdict.first_step) == (VerdictKind.NUMERICS, 11)
@@ -250,7 +250,7 @@ def test_steps_that_come_all_at_once_are_judged_one_by_one(client: EtcdClient) -
     job.compute_factor[2] = 1.3
     for step in range(30, 60):
         totals, _ = job.step(step)
-        stream.controller.consume(StepTotals, totals)
+        stream.controller.consume(totals)
     stream.controller.tick(START_S + 60)
     (verdict,) = stream.verdicts()
     assert verdict.last_step is not None

@@ -14,33 +14,20 @@ from megatrain_diagnostics.analysis.whatif import gain_without, make_model
 from megatrain_diagnostics.controller import span_window
 from megatrain_diagnostics.controller.span_window import SpanWindow
 from megatrain_diagnostics.events.roster import make_roster
-from megatrain_diagnostics.events.tables import Clocks, StepTotals, from_columns, num_rows, select
+from megatrain_diagnostics.events.tables import Clocks, StepTotals, num_rows, select
 from tests.helpers.pipeline_job import PipelineJob
 from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
 from tests.helpers.synthetic_steps import empty_groups, step_values
+from tests.helpers.table_rows import table_rows
 
 FORWARD = Operation.FORWARD_COMPUTE.number
 
 
 def rows(cells: Iterable[tuple[int, int, int, int]]) -> StepTotals:
     """Return totals of (step, rank, operation, ns)."""
-    step, rank, operation, sum_ns = (np.array(column) for column in zip(*cells, strict=True))
-    count = len(step)
-    return from_columns(
-        StepTotals,
-        {
-            "round": np.ones(count),
-            "rank": rank,
-            "sequence": np.arange(count),
-            "step": step,
-            "operation": operation,
-            "start_ns": np.zeros(count),
-            "sum_ns": sum_ns,
-            "max_ns": sum_ns,
-            "count": np.ones(count),
-            "num_bytes": np.ones(count),
-        },
-    )
+    step, rank, operation, sum_ns = zip(*cells, strict=True)
+    columns = {"step": step, "rank": rank, "operation": operation, "sum_ns": sum_ns, "max_ns": sum_ns, "count": 1}
+    return table_rows(StepTotals, columns)
 
 
 def cells(steps: range, ranks: range) -> list[tuple[int, int, int, int]]:
@@ -66,10 +53,10 @@ def test_rows_in_any_order_and_twice_come_to_the_same() -> None:
         row = ring.take(step)
         taken.append(row.step)
         assert row.has_reported.all()
-        for number in (FORWARD, Operation.OPTIMIZER.number):
-            expected = [(step * 1000 + rank * 10 + number) / 1000 for rank in range(4)]
-            np.testing.assert_allclose(row.of(number), expected, rtol=1e-6)
-        assert row.of(Operation.GC.number).tolist() == [0.0] * 4
+        for operation in (Operation.FORWARD_COMPUTE, Operation.OPTIMIZER):
+            expected = [(step * 1000 + rank * 10 + operation.number) / 1000 for rank in range(4)]
+            np.testing.assert_allclose(row.of(operation), expected, rtol=1e-6)
+        assert row.of(Operation.GC).tolist() == [0.0] * 4
     assert taken == list(range(20, 29))  # rows of the newest step may still be on their way
     assert ring.due(11.0, 10.0) == 29
 
@@ -81,7 +68,7 @@ def test_step_waits_a_limited_time_for_the_last_rank() -> None:
     assert ring.due(110.0, 10.0) == 5
     row = ring.take(5)
     assert row.has_reported.tolist() == [True, True, False]
-    assert row.of(FORWARD)[2] == 0.0
+    assert row.of(Operation.FORWARD_COMPUTE)[2] == 0.0
     ring.add_totals(rows(cells(range(5, 7), range(2, 3))), 110.0)
     assert ring.counters.num_late == 2
     assert ring.due(110.0, 10.0) == 6
@@ -96,7 +83,8 @@ def test_impossible_rows_are_counted_and_change_nothing() -> None:
     ring.add_totals(rows([(101, 0, FORWARD, 2**62), (-1, 0, FORWARD, 1)]), 0.0)
     assert ring.counters.num_wrong == 6
     assert ring.due(0.0, 10.0) == 100
-    np.testing.assert_allclose(ring.take(100).of(FORWARD), [100 + (rank * 10 + 3) / 1000 for rank in range(4)])
+    expected = [100 + (rank * 10 + 3) / 1000 for rank in range(4)]
+    np.testing.assert_allclose(ring.take(100).of(Operation.FORWARD_COMPUTE), expected)
 
 
 def test_impossible_first_row_does_not_hold_up_the_others() -> None:
@@ -125,7 +113,7 @@ def test_more_operations_than_expected_fit() -> None:
     ring.add_totals(rows(cells(range(1, 2), range(2))), 0.0)
     row = ring.take(0)
     assert len(row.operations) == 25
-    assert row.of(20).tolist() == pytest.approx([20e-9] * 2)
+    assert row.of(Operation.CHECKPOINT).tolist() == pytest.approx([20e-9] * 2)
 
 
 def test_work_of_ranks_comes_from_values() -> None:
@@ -175,8 +163,8 @@ def test_clocks_that_differ_by_an_hour_change_nothing() -> None:
     times = [int(SPANS.start_ns.min()), int(SPANS.start_ns.max())]
     for host in sorted(set(hosts)):
         offset = hour if host == "host-1" else 0
-        columns = {"at_ns": [at + offset for at in times], "offset_ns": [offset] * 2, "error_ns": [1000] * 2}
-        found.add_clocks(from_columns(Clocks, {**columns, "host": [host] * 2}))
+        columns = {"at_ns": [at + offset for at in times], "offset_ns": offset, "error_ns": 1000, "host": host}
+        found.add_clocks(table_rows(Clocks, columns))
     expected = gain_without(make_model(TABLE, JOB.shape), [4])
     assert found.gain_without([4], 0, roster) == pytest.approx(expected, rel=0.02)
 

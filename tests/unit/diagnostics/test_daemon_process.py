@@ -19,7 +19,7 @@ import pytest
 
 from megatrain.config.diagnostics import DiagnosticsConfig
 from megatrain.config.load import load_config
-from megatrain.config.serialize import config_of_values, config_values
+from megatrain.config.serialize import config_values
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.layout import Layout
@@ -248,18 +248,6 @@ def test_daemon_without_configuration_can_be_stopped(etcd: EtcdServers, tmp_path
     with daemon_thread(settings_of(etcd, tmp_path)) as thread:
         wait_until(lambda: is_in(thread, Configuration.wait.__code__), "the daemon to wait")
     assert not thread.is_alive()
-
-
-def test_configuration_is_read_back_from_a_record() -> None:
-    for name in ("demo.toml", "gpt_125m.toml"):
-        config = load_config(CONFIGS / name).config
-        assert config_of_values(config_values(config), "demo") == config, name
-
-
-@pytest.mark.parametrize("text", ["]", "", "1 2"])
-def test_a_text_that_is_no_value_is_refused_naming_its_key(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.steps of job 'demo' is"):
-        config_of_values({"train.steps": text}, "demo")
 
 
 def is_blocked(directory: Path) -> bool:

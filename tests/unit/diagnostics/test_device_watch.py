@@ -58,8 +58,8 @@ def watched(readings: Sequence[Step], interval_s: float = INTERVAL_S) -> DeviceW
     for number, reading in enumerate(readings):
         at_s = NOW_S - interval_s * (len(readings) - 1 - number)
         watch.tick(at_s)
-        for kind, table in device_tables(sample(at_s, reading), PLACE):
-            watch.consume(kind, table)
+        for _, table in device_tables(sample(at_s, reading), PLACE):
+            watch.consume(table)
     return watch
 
 
@@ -130,8 +130,8 @@ def test_an_error_is_reported_for_an_hour() -> None:
     assert len(watch.problems({"host-2"})) == 2
     later = replace(GPU, uncorrected_errors=5)
     watch.tick(NOW_S + 3700)
-    for kind, table in device_tables(sample(NOW_S + 3700, later), PLACE):
-        watch.consume(kind, table)
+    for _, table in device_tables(sample(NOW_S + 3700, later), PLACE):
+        watch.consume(table)
     assert watch.problems({"host-2"}) == ()
 
 

@@ -14,9 +14,10 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.drift import Drift, analyse_drift
 from megatrain_diagnostics.analysis.trends import hours_of_day
-from megatrain_diagnostics.events.tables import StepTotals, Values, from_columns
+from megatrain_diagnostics.events.tables import StepTotals, Values
 from tests.helpers.drawn_spans import BASE_NS, Drawing
 from tests.helpers.memory_events import MemoryEvents
+from tests.helpers.table_rows import table_rows
 
 LAYOUT = Layout(tp_size=1, pp_size=2, dp_size=4)
 CHANGE = 120
@@ -78,14 +79,11 @@ class DriftJob:
 
 
 def totals(columns: Mapping[str, list[float]]) -> StepTotals:
-    num = len(columns["rank"])
-    more = {"max_ns": columns["sum_ns"], "count": [1] * num, "num_bytes": [0] * num}
-    return with_keys(StepTotals, {**columns, **more})
+    return with_keys(StepTotals, {**columns, "max_ns": columns["sum_ns"], "count": 1})
 
 
 def with_keys(kind, columns):
-    num = len(columns["rank"])
-    return from_columns(kind, {"round": [1] * num, "sequence": list(range(num)), **columns})
+    return table_rows(kind, {"round": 1, "sequence": range(len(columns["rank"])), **columns})
 
 
 def drift(job: DriftJob) -> Drift:

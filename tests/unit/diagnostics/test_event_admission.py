@@ -16,20 +16,20 @@ from megatrain_diagnostics.collector.admission import Admission, Admitted, Refus
 from megatrain_diagnostics.collector.counters import IngestStatistics, LostRowsReporter, RejectionReason
 from megatrain_diagnostics.collector.rounds_known import KnownRounds
 from megatrain_diagnostics.collector.rows_ahead import RowsAhead
+from megatrain_diagnostics.events.roster import axis_values
 from megatrain_diagnostics.events.tables import (
     Clocks,
     Ranks,
     Spans,
     StepTotals,
     Table,
-    axis_values,
     columns_of,
-    from_columns,
     joined,
     num_rows,
 )
 from megatrain_diagnostics.wire.messages import BatchHeader, batch_bytes
 from tests.helpers.event_collector import span_rows
+from tests.helpers.table_rows import table_rows
 
 SECOND_NS = 10**9
 
@@ -42,10 +42,8 @@ def admitted(table: Table, admission: Admission | None = None, *, made_ns: int =
 def with_one(column: str, value: int) -> Spans:
     """Return ten spans, the fourth of which has another value."""
     table = span_rows(10)
-    getattr(table, column).flags.writeable = True
-    values = getattr(table, column).copy()
-    values[3] = value
-    return span_rows(10, **{column: values})
+    getattr(table, column)[3] = value
+    return table
 
 
 def test_row_with_an_impossible_value_is_refused_alone() -> None:
@@ -107,7 +105,7 @@ def rank_row(**columns: int) -> Ranks:
         "round": 2, "rank": 1, **axis_values(Layout(dp_size=2, tp_size=2), 1),
         "pid": 5, "at_ns": 1, "host": "host-1", "branch": "main",
     }  # fmt: skip
-    return from_columns(Ranks, {name: [value] for name, value in (values | columns).items()})
+    return table_rows(Ranks, values | columns)
 
 
 def test_impossible_layout_or_that_of_another_round_is_refused() -> None:
@@ -140,8 +138,7 @@ def test_rows_an_hour_ahead_of_their_host_are_refused() -> None:
 
 
 def test_rows_in_the_name_of_another_host_are_refused() -> None:
-    values = {"at_ns": [1, 1], "offset_ns": [0, 0], "error_ns": [1, 1], "host": ["host-1", "host-2"]}
-    found = admitted(from_columns(Clocks, values))
+    found = admitted(table_rows(Clocks, {"at_ns": 1, "error_ns": 1, "host": ["host-1", "host-2"]}))
     assert found.refused == {RejectionReason.FOREIGN_HOST: 1}
     assert found.stored["host"].to_pylist() == ["host-1"]
 
@@ -218,10 +215,7 @@ def test_a_changed_byte_never_brings_down_more_than_its_batch(place: int, value:
 )
 def test_sums_of_admitted_times_never_overflow(rows: list[tuple[int, int, int]]) -> None:
     ranks, starts, sums = (np.array(column) for column in zip(*rows, strict=True))
-    values: dict[str, Any] = {name: np.zeros(len(rows), dtype=np.int64) for name in columns_of(StepTotals)}
-    table = from_columns(
-        StepTotals, values | {"rank": ranks, "start_ns": starts, "sum_ns": sums, "operation": 0 * ranks + 3}
-    )
+    table = table_rows(StepTotals, {"rank": ranks, "start_ns": starts, "sum_ns": sums, "operation": 3})
     live = admitted(table, made_ns=2**62).live
     assert isinstance(live, StepTotals)
     ends = live.start_ns.astype(object) + live.sum_ns.astype(object)
@@ -265,7 +259,7 @@ def test_made_up_hosts_do_not_fill_the_memory() -> None:
 def places_of(ahead: RowsAhead, *tables: Spans) -> list[tuple[int, int]]:
     """Return (round, sequence) of the rows that are passed on."""
     found = []
-    for _, table in ahead.take([(Spans, one) for one in tables]):
+    for table in ahead.take(list(tables)):
         assert isinstance(table, Spans)
         found += list(zip(table.round.tolist(), table.sequence.tolist(), strict=True))
     return found

@@ -9,20 +9,16 @@ import numpy as np
 import pytest
 
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import Ranks, StepTotals, columns_of, from_columns
+from megatrain_diagnostics.events.tables import Ranks, StepTotals
 from megatrain_diagnostics.store.event_store import EventStore
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.retention import Retention, expire
 from megatrain_diagnostics.store.segments import not_superseded
 from tests.helpers.stored_events import START_NS, segment_paths, step_totals
+from tests.helpers.table_rows import table_rows
 
 HOUR_NS = 3600 * 10**9
 NO_LIMIT = 1e18
-
-
-def ranks(round_number: int) -> Ranks:
-    columns = {name: ["h0"] if dtype == "text" else [1] for name, dtype in columns_of(Ranks).items()}
-    return from_columns(Ranks, {**columns, "round": [round_number]})
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +31,7 @@ def ten_hours(tmp_path_factory: pytest.TempPathFactory) -> Path:
             now_ns = START_NS + hour * HOUR_NS
             round_number = 1 if hour < 5 else 2
             if hour in (0, 5):
-                store.append(Ranks, to_arrow(ranks(round_number)))
+                store.append(Ranks, to_arrow(table_rows(Ranks, {"round": round_number})))
             store.append(
                 StepTotals, to_arrow(step_totals(range(200), range(hour, hour + 1), round_number=round_number))
             )

@@ -17,7 +17,7 @@ from megatrain.contracts.records.record import encode
 from megatrain_diagnostics.collector import event_server
 from megatrain_diagnostics.collector.counters import RejectionReason
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, from_columns, num_rows
+from megatrain_diagnostics.events.tables import Clocks, LogLines, Spans, Table, num_rows
 from megatrain_diagnostics.store.segments import StoreError
 from megatrain_diagnostics.wire.authentication import SenderName, authenticate_to_daemon
 from megatrain_diagnostics.wire.connection import DaemonConnection
@@ -26,6 +26,7 @@ from megatrain_diagnostics.wire.messages import MAX_FRAME_BYTES, MAX_FRAME_ROWS,
 from megatrain_diagnostics.wire.sender import Sender, SenderLimits
 from tests.helpers.event_collector import RunningCollector, span_rows
 from tests.helpers.fixed_daemon import FixedDaemon
+from tests.helpers.table_rows import table_rows
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
@@ -66,11 +67,8 @@ def stranger(collector: RunningCollector) -> Iterator[FrameSocket]:
 
 
 def test_acknowledged_rows_are_on_disk_once(tmp_path: Path) -> None:
-    lines = from_columns(
-        LogLines,
-        {"round": [0, 0], "rank": [0, 1], "sequence": [10, 20], "at_ns": [time.time_ns()] * 2,
-         "host": ["host-1"] * 2, "line": ["step 1", "gr\u00fc\u00dfe \udcff"]},
-    )  # fmt: skip
+    columns = {"rank": [0, 1], "at_ns": time.time_ns(), "host": "host-1", "line": ["step 1", "gr\u00fc\u00dfe \udcff"]}
+    lines = table_rows(LogLines, columns)
     with RunningCollector(tmp_path / "events") as collector:
         with Sender("host-1", FixedDaemon(collector.record), tmp_path / "spool") as sender:
             for first in range(0, 500, 100):
@@ -315,10 +313,7 @@ def garbage_frames() -> list[tuple[bytes, pa.Buffer]]:
     schema = pa.schema([("rank", pa.string())])
     with pa.ipc.new_stream(other, schema) as writer:
         writer.write_batch(pa.record_batch([pa.array(["one"])], schema=schema))
-    text = from_columns(
-        LogLines,
-        {"round": [0], "rank": [0], "sequence": [1], "at_ns": [now], "host": ["host-1"], "line": ["x" * 99]},
-    )
+    text = table_rows(LogLines, {"at_ns": now, "host": "host-1", "line": "x" * 99})
     offsets = bytearray(batch_bytes(text).to_pybytes())
     place = bytes(offsets).rindex(b"x" * 99)
     offsets[place - 64 : place] = b"\xff" * 64  # the offsets of the text of the line
@@ -383,7 +378,7 @@ class Watcher:
         self.tables: list[Table] = []
         self.num_ticks = self.num_calls = 0
 
-    def consume(self, kind: type[Table], table: Table) -> None:
+    def consume(self, table: Table) -> None:
         self.num_calls += 1
         if self.num_calls == 1:
             raise RuntimeError("a judge that fails")

@@ -42,8 +42,7 @@ def make_roster(layout: Layout, hosts_of: int = 8) -> Roster:
 
 
 def key(roster: Roster, rank: int, group: int) -> str:
-    one = roster.groups[rank, group]
-    return group_key(one.name, one.first_rank, one.num_ranks, one.stride)
+    return group_key(roster.groups[rank, group])
 
 
 def make_spans(rows: list[Mapping[str, Any]]) -> Spans:

@@ -20,17 +20,10 @@ from megatrain.contracts.records.record import encode
 from megatrain.run_files.run_directory import RunDirectory, own_box_directory, own_box_paths
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain_diagnostics.columns.schema import to_arrow
-from megatrain_diagnostics.events.tables import (
-    Groups,
-    Ranks,
-    Spans,
-    Stacks,
-    Table,
-    axis_values,
-    columns_of,
-    from_columns,
-)
+from megatrain_diagnostics.events.tables import Groups, Spans, Stacks
 from megatrain_diagnostics.store.segment_store import SegmentStore
+from tests.helpers.synthetic_steps import rank_rows
+from tests.helpers.table_rows import table_rows
 
 LAYOUT = Layout(tp_size=2, dp_size=2)
 GOLDEN = Path(__file__).parents[2] / "golden" / "flight_recorder"
@@ -160,36 +153,19 @@ def test_kept_evidence_of_a_broken_round(boxes: Path, tmp_path: Path, capsys: py
 
 
 def test_spans_and_stacks_of_the_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def table(kind: Any, rows: list[dict[str, Any]]) -> Table:
-        columns = columns_of(kind)
-        empty = {name: "" if dtype == "text" else 0 for name, dtype in columns.items()}
-        made: Table = from_columns(
-            kind,
-            {name: [{**empty, "round": 1, "sequence": place + 1, **row}[name] for place, row in enumerate(rows)]
-             for name in columns},
-        )  # fmt: skip
-        return made
-
     wait = "/x/megatrain/training/step_loop.py:1 train\n/x/megatrain/comm/group.py:9 finish"
-    tables = {
-        Ranks: [
-            {"rank": rank, **axis_values(Layout(dp_size=3), rank), "host": f"h{rank}"}
-            for rank in range(3)
-        ],
-        Groups: [{"rank": rank, "group": 1, "stride": 1, "num_ranks": 3, "name": "dp"} for rank in range(3)],
-        Spans: [
-            {"rank": rank, "group": 1, "collective": 5 + (rank != 1), "operation": Operation.DP_ALL_REDUCE.number,
-             "duration_ns": 10 if rank == 1 else -1, "step": 4}
-            for rank in range(3)
-        ],
-        Stacks: [
-            {"rank": rank, "thread": "MainThread", "stack": "/x/loader.py:3 read" if rank == 1 else wait}
-            for rank in range(3)
-        ],
-    }  # fmt: skip
+    each = {"round": 1, "rank": range(3)}
+    operation = Operation.DP_ALL_REDUCE.number
+    tables = (
+        rank_rows(Layout(dp_size=3), 1, ["h0", "h1", "h2"]),
+        table_rows(Groups, {**each, "group": 1, "stride": 1, "num_ranks": 3, "name": "dp"}),
+        table_rows(Spans, {**each, "group": 1, "collective": [6, 5, 6], "operation": operation,
+                           "duration_ns": [-1, 10, -1], "step": 4}),
+        table_rows(Stacks, {**each, "thread": "MainThread", "stack": [wait, "/x/loader.py:3 read", wait]}),
+    )  # fmt: skip
     with SegmentStore(tmp_path / "events") as store:
-        for kind, rows in tables.items():
-            store.append(kind, to_arrow(table(kind, rows)))
+        for table in tables:
+            store.append(type(table), to_arrow(table))
         store.commit()
     found = printed(capsys, str(tmp_path / "events"))
     assert (found["source"], [one["rank"] for one in found["suspects"]], found["hosts"]) == ("spans", [1], ["h1"])

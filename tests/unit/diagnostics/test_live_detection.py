@@ -12,6 +12,7 @@ from megatrain_diagnostics.analysis.findings import Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.events.tables import StepTotals, joined, num_rows, select
 from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.watched_job import watch_job
 
 LAYOUT = Layout(dp_size=8)
 SILENCE_S = 5.0
@@ -24,10 +25,7 @@ def stream(live: LiveDetection, totals: StepTotals, now_s: float) -> None:
 
 
 def test_scores_are_those_of_own_compute_and_victims_have_none() -> None:
-    job = SyntheticJob(LAYOUT, ranks_per_host=1, noise=0.01, compute_factor={5: 1.5})
-    live = LiveDetection(job.roster(), Thresholds())
-    for step in range(30):
-        stream(live, job.step(step)[0], float(step))
+    live, _ = watch_job(SyntheticJob(LAYOUT, ranks_per_host=1, noise=0.01, compute_factor={5: 1.5}), 30)
     found = live.assessment
     assert live.step == 28
     (finding,) = found.findings
@@ -47,11 +45,7 @@ def test_rank_with_more_microbatches_is_no_straggler() -> None:
         job = SyntheticJob(
             Layout(dp_size=7), ranks_per_host=1, noise=0.01, num_microbatches=microbatches, compute_factor=factor
         )
-        live = LiveDetection(job.roster(), Thresholds())
-        for step in range(30):
-            totals, values = job.step(step)
-            live.add_values(values)
-            stream(live, totals, float(step))
+        live, _ = watch_job(job, 30)
         found = [finding.ranks for finding in live.assessment.findings]
         assert found == ([] if slow_rank is None else [(slow_rank,)]), slow_rank
 
@@ -60,9 +54,8 @@ def test_host_that_waits_for_its_loader_is_not_slow() -> None:
     """Its finding names the data, for which no host is replaced; reads that no rank waits for are not a finding."""
     for wait_s in (0.0, 0.5):
         job = SyntheticJob(LAYOUT, ranks_per_host=2, data_s={2: wait_s, 3: wait_s})
-        live, read_s = LiveDetection(job.roster(), Thresholds()), np.where(np.arange(8) == 2, 0.9, 0.0)
-        for step in range(30):
-            stream(live, job.step(step, {Operation.DATA_READ: read_s})[0], float(step))
+        read_s = np.where(np.arange(8) == 2, 0.9, 0.0)
+        live, _ = watch_job(job, 30, extra=lambda step, read_s=read_s: {Operation.DATA_READ: read_s})
         found = live.assessment
         assert [(one.cause, one.hosts, one.cause.is_of_host) for one in found.findings] == (
             [(Cause.DATA, ("host-1",), False)] if wait_s else []
@@ -83,15 +76,13 @@ def test_host_that_waits_for_its_loader_is_not_slow() -> None:
 def test_host_that_waits_for_pictures_is_not_slow(read_s: float, picture_s: float, names: str) -> None:
     """The finding names the producers if most of the reads, and of the wait of the ranks, is theirs."""
     job = SyntheticJob(LAYOUT, ranks_per_host=2, data_s={2: 0.5, 3: 0.5})
-    live, is_first = LiveDetection(job.roster(), Thresholds()), np.arange(8) == 2
+    is_first = np.where(np.arange(8) == 2, 1.0, 0.0)
     seconds = {
-        Operation.DATA_READ: read_s,
-        Operation.PICTURE_WAIT: picture_s,
-        Operation.PICTURE_REQUESTS: 3 * picture_s,
+        Operation.DATA_READ: read_s * is_first,
+        Operation.PICTURE_WAIT: picture_s * is_first,
+        Operation.PICTURE_REQUESTS: 3 * picture_s * is_first,
     }
-    for step in range(30):
-        rows = job.step(step, {operation: np.where(is_first, value, 0.0) for operation, value in seconds.items()})
-        stream(live, rows[0], float(step))
+    live, _ = watch_job(job, 30, extra=lambda step: seconds)
     (found,) = live.assessment.findings
     assert (found.cause, found.hosts, found.cause.is_of_host) == (Cause.DATA, ("host-1",), False)
     assert names in found.evidence[-1]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from megatrain.cli import main
@@ -19,11 +20,12 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_diagnostics.analysis.log_search import classify_logs, matching_lines
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import LogLines, Ranks, from_columns
+from megatrain_diagnostics.events.tables import LogLines, Ranks
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_job.failures.culprit import Culprit, FailureRole
 from tests.helpers.launched_job import make_incident
 from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.table_rows import table_rows
 
 ERROR = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 LOST = "RuntimeError: Connection closed by peer [10.0.0.3]:5520"
@@ -32,22 +34,15 @@ ROSTER = Roster(1, Layout(dp_size=4), {rank: f"host-{rank // 2}" for rank in ran
 
 def log_lines(rows: Sequence[tuple[int, int, str]]) -> LogLines:
     """Return lines of (rank, second, text)."""
-    return from_columns(
-        LogLines,
-        {
-            "round": [1] * len(rows),
-            "rank": [row[0] for row in rows],
-            "sequence": [100 * place for place in range(len(rows))],
-            "at_ns": [row[1] * 10**9 for row in rows],
-            "host": [f"host-{row[0] // 2}" for row in rows],
-            "line": [row[2] for row in rows],
-        },
-    )
+    rank, second, line = zip(*rows, strict=True)
+    columns = {
+        "round": 1, "rank": rank, "sequence": range(0, 100 * len(rows), 100), "at_ns": np.array(second) * 10**9,
+        "host": [f"host-{number // 2}" for number in rank], "line": line,
+    }  # fmt: skip
+    return table_rows(LogLines, columns)
 
 
-FAILED = [
-    (0, 11, LOST), (1, 11, LOST), (3, 12, LOST), (2, 10, ERROR), (0, 1, "step 1"), (2, 1, "step 1"),
-]  # fmt: skip
+FAILED = [(0, 11, LOST), (1, 11, LOST), (3, 12, LOST), (2, 10, ERROR), (0, 1, "step 1"), (2, 1, "step 1")]
 
 
 def test_lines_match_in_order_of_time() -> None:

@@ -13,41 +13,37 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.layout import AXES
 from megatrain_diagnostics.metrics import server
-from megatrain_diagnostics.metrics.exposition import HostCollector, JobCollector, registry_of
+from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.readings import MAX_PRODUCERS, MAX_SCORES, ProducerReading
 from megatrain_diagnostics.metrics.server import MetricsServer, read_token
 from megatrain_job.jobs.health import Reason, ReasonCode, health_of
-from tests.helpers.metric_readings import make_host_reading, make_job_reading, make_rank_reading
+from tests.helpers.metric_readings import (
+    DEVICES,
+    host_families,
+    job_families,
+    make_host_reading,
+    make_job_reading,
+    make_rank_reading,
+)
 from tests.helpers.slow_peer import is_ended_when_sent
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 LABELS_ALLOWED = {
     *("job_name", "host", "rank", *(axis.name for axis in AXES), "gpu_uuid"),
     *("table", "reason", "kind", "cause", "confidence", "version", "le", "level", "code", "producer"),
+    *("gpu", "gpu_name", "link"),
 }
 MAX_RANK_GAUGES = 18
 """Two of them have series only in some runs: of replaced samples, and of waits for producers of pictures."""
 
 
-def families(collector: Collector) -> dict[str, Metric]:
-    text = generate_latest(registry_of(collector)).decode()
-    return {family.name: family for family in text_string_to_metric_families(text)}
-
-
-def both() -> dict[str, Metric]:
-    return families(HostCollector(make_host_reading)) | families(JobCollector(make_job_reading))
-
-
 def test_every_name_and_label_follows_the_rules() -> None:
-    found = both()
+    found = host_families(devices=DEVICES) | job_families()
     for name, family in found.items():
         assert name.startswith("megatrain_")
         assert family.documentation
@@ -63,7 +59,7 @@ def test_every_name_and_label_follows_the_rules() -> None:
 def test_unknown_value_has_no_sample() -> None:
     silent = make_rank_reading(7)
     silent = replace(silent, step=None, last_step_unix_s=None, step_s=None)
-    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=(silent,), clock_offset_s=None)))
+    found = host_families(ranks=(silent,), clock_offset_s=None)
     assert [sample.labels["rank"] for sample in found["megatrain_rank_info"].samples] == ["7"]
     assert found["megatrain_rank_step"].samples == []
     assert "megatrain_clock_offset_seconds" not in found
@@ -72,7 +68,7 @@ def test_unknown_value_has_no_sample() -> None:
 def test_producers_are_summed_over_the_ranks_of_a_host() -> None:
     """Two ranks asked two producers; a rank without reads in the last step has no part."""
     ranks = (*make_host_reading().ranks, replace(make_rank_reading(2), producers=()))
-    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))
+    found = host_families(ranks=ranks)
     shown = {
         name.removeprefix("megatrain_producer_"): [(one.labels["producer"], one.value) for one in family.samples]
         for name, family in found.items()
@@ -85,10 +81,8 @@ def test_producers_are_summed_over_the_ranks_of_a_host() -> None:
         "failed_requests": [("0", 0.0), ("1", 2.0)],
     }
     many = replace(make_rank_reading(0), producers=(ProducerReading(1.0, 0.1, 0.0, 0.0),) * (MAX_PRODUCERS + 1))
-    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=(many,))))
-    assert len(found["megatrain_producer_pictures"].samples) == MAX_PRODUCERS
-    found = families(HostCollector(lambda: replace(make_host_reading(), ranks=ranks[2:])))
-    assert not [name for name in found if name.startswith("megatrain_producer_")]
+    assert len(host_families(ranks=(many,))["megatrain_producer_pictures"].samples) == MAX_PRODUCERS
+    assert not [name for name in host_families(ranks=ranks[2:]) if name.startswith("megatrain_producer_")]
 
 
 def test_restart_adds_no_series() -> None:
@@ -101,20 +95,19 @@ def test_restart_adds_no_series() -> None:
 
 
 def test_loss_that_is_nan_is_exposed() -> None:
-    found = families(JobCollector(lambda: replace(make_job_reading(), loss=math.nan)))
-    assert math.isnan(found["megatrain_loss"].samples[0].value)
+    assert math.isnan(job_families(loss=math.nan)["megatrain_loss"].samples[0].value)
 
 
 def test_only_the_worst_hosts_have_a_score() -> None:
     scores = {f"host-{number}": float(number) for number in range(50)}
-    found = families(JobCollector(lambda: replace(make_job_reading(), straggler_scores=scores)))
+    found = job_families(straggler_scores=scores)
     shown = {sample.labels["host"]: sample.value for sample in found["megatrain_straggler_score"].samples}
     assert shown == {f"host-{number}": float(number) for number in range(50 - MAX_SCORES, 50)}
 
 
 def test_health_is_a_level_with_reason_codes() -> None:
     health = health_of([Reason(ReasonCode.RECOVERING, "an incident"), Reason(ReasonCode.SAVES_FAIL, "disk full")])
-    found = families(JobCollector(lambda: replace(make_job_reading(), health=health)))
+    found = job_families(health=health)
     assert {sample.labels["level"]: sample.value for sample in found["megatrain_job_health"].samples} == {
         "green": 0, "amber": 0, "red": 1,
     }  # fmt: skip
@@ -123,16 +116,14 @@ def test_health_is_a_level_with_reason_codes() -> None:
         for sample in found["megatrain_job_health_reasons"].samples
     }
     assert reported == {("red", "saves-fail"): 1, ("amber", "recovering"): 1}
-    unknown = families(JobCollector(lambda: replace(make_job_reading(), health=None)))
-    assert "megatrain_job_health" not in unknown
+    assert "megatrain_job_health" not in job_families(health=None)
 
 
 def test_histogram_of_step_times_counts_all_steps() -> None:
-    reading = make_job_reading()
-    samples = families(JobCollector(lambda: reading))["megatrain_step_duration_seconds"].samples
+    samples = job_families()["megatrain_step_duration_seconds"].samples
     buckets = [sample.value for sample in samples if sample.name.endswith("_bucket")]
     assert buckets == sorted(buckets)
-    assert buckets[-1] == sum(reading.step_buckets)
+    assert buckets[-1] == sum(make_job_reading().step_buckets)
 
 
 @contextmanager

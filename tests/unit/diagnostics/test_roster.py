@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
-from megatrain.contracts.black_box.operations import Operation
+from megatrain.contracts.black_box.operations import REPLICA_COLLECTIVES, Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
 from megatrain_diagnostics.analysis.drift_causes import groups_of
@@ -18,13 +16,12 @@ from megatrain_diagnostics.analysis.history import StepHistory
 from megatrain_diagnostics.analysis.peers import Peers
 from megatrain_diagnostics.analysis.sentences import place_of
 from megatrain_diagnostics.analysis.stack_clusters import smallest_group
-from megatrain_diagnostics.analysis.step_ring import OVERLAPPED, WORK_KINDS, StepRow
+from megatrain_diagnostics.analysis.step_ring import WORK_KINDS, StepRow
 from megatrain_diagnostics.analysis.timeline import rank_name
 from megatrain_diagnostics.analysis.whatif.span_rows import Cells
 from megatrain_diagnostics.events.roster import groups_along, make_roster, newest_round, places_along, replica_groups
 from megatrain_diagnostics.events.tables import Ranks, joined, select
-from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
-from tests.helpers.metric_readings import make_host_reading, make_rank_reading
+from tests.helpers.metric_readings import host_families, make_rank_reading
 from tests.helpers.synthetic_steps import SyntheticJob, empty_groups
 
 SENT = SyntheticJob(Layout(tp_size=2, dp_size=2)).ranks()
@@ -111,7 +108,7 @@ def test_transfers_of_parameters_are_those_of_dp_and_cp_together() -> None:
         step=1,
         operations=(Operation.GRADS_REDUCE_SCATTER.number,),
         seconds=seconds,
-        longest=np.zeros((len(OVERLAPPED), 16)),
+        longest=np.zeros((len(REPLICA_COLLECTIVES), 16)),
         num_forwards=np.ones(LAYOUT.world_size, dtype=np.int64),
         work=np.zeros((len(WORK_KINDS), 16)),
         has_reported=np.ones(16, dtype=bool),
@@ -167,9 +164,7 @@ def test_a_cell_of_the_replay_is_a_stage_of_a_replica() -> None:
 
 def test_metrics_have_a_label_an_axis() -> None:
     ranks = tuple(replace(make_rank_reading(rank), place=LAYOUT.coordinate(rank)) for rank in (12, 13))
-    text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), ranks=ranks)))).decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    found = families["megatrain_rank_info"].samples[1].labels
+    found = host_families(ranks=ranks)["megatrain_rank_info"].samples[1].labels
     assert {axis: found[axis] for axis in LAYOUT.axes} == {
         "pp": "1", "dp": "1", "cp": "0", "tp": "1", "edp": "2", "ep": "1"
     }  # fmt: skip

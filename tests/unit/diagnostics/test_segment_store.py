@@ -19,13 +19,14 @@ import pytest
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.source import Where
-from megatrain_diagnostics.events.tables import LogLines, StepTotals, from_columns, num_rows
+from megatrain_diagnostics.events.tables import LogLines, StepTotals, num_rows
 from megatrain_diagnostics.store.reader import StoredEvents
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_diagnostics.store.segments import StoreError
 from tests.helpers.small_disk import small_disk
 from tests.helpers.source_tree import ROOT
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
+from tests.helpers.table_rows import table_rows
 
 WRITER = """
 import json, sys
@@ -44,17 +45,7 @@ with SegmentStore(Path(sys.argv[1])) as store:
 
 
 def line(text: str) -> LogLines:
-    return from_columns(
-        LogLines,
-        {
-            "round": [1],
-            "rank": [0],
-            "sequence": [len(text)],
-            "at_ns": [START_NS],
-            "host": ["h0"],
-            "line": [text],
-        },
-    )
+    return table_rows(LogLines, {"sequence": len(text), "at_ns": START_NS, "line": text})
 
 
 def test_commit_writes_what_was_appended(tmp_path: Path) -> None:

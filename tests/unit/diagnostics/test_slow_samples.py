@@ -11,10 +11,11 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
-from megatrain_diagnostics.analysis.live import LiveDetection
 from megatrain_diagnostics.analysis.workload import MIN_WORK_CORRELATION, pass_correlations, pearson
-from megatrain_diagnostics.events.tables import Spans, from_columns
+from megatrain_diagnostics.events.tables import Spans
 from tests.helpers.synthetic_steps import SyntheticJob
+from tests.helpers.table_rows import table_rows
+from tests.helpers.watched_job import watch_job
 
 HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 
@@ -24,27 +25,21 @@ def watch_compute(
 ) -> dict[int, StragglerAssessment]:
     """Stream steps of three ranks with given compute times and squared lengths; return the assessment after each."""
     job = SyntheticJob(Layout(dp_size=3), ranks_per_host=1)
-    live, assessments = LiveDetection(job.roster(), Thresholds()), {}
-    for step in range(num_steps):
-        seconds = seconds_of(step)
+
+    def before(step: int) -> None:
         job.work_factor = work_of(step)
-        passes = {Operation.FORWARD_COMPUTE: seconds / 3, Operation.BACKWARD_COMPUTE: seconds * 2 / 3}
-        waits = seconds.max() - seconds
-        step_s = np.full(3, seconds.max() + 0.01)
-        totals, values = job.step(
-            step,
-            {
-                **passes,
-                Operation.GRADS_REDUCE_SCATTER: waits,
-                Operation.OPTIMIZER: step_s * 0.0,
-                Operation.STEP: step_s,
-            },
-        )
-        live.add_values(values)
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
-        assessments[step] = live.assessment
-    return assessments
+
+    def extra(step: int) -> dict[Operation, np.ndarray]:
+        seconds = seconds_of(step)
+        return {
+            Operation.FORWARD_COMPUTE: seconds / 3,
+            Operation.BACKWARD_COMPUTE: seconds * 2 / 3,
+            Operation.GRADS_REDUCE_SCATTER: seconds.max() - seconds,
+            Operation.OPTIMIZER: np.zeros(3),
+            Operation.STEP: np.full(3, seconds.max() + 0.01),
+        }
+
+    return watch_job(job, num_steps, before, extra)[1]
 
 
 def findings_of(assessments: dict[int, StragglerAssessment]) -> list[Finding]:
@@ -141,26 +136,12 @@ def test_pearson_agrees_with_numpy() -> None:
 def passes(times: np.ndarray, *, factor: np.ndarray) -> Spans:
     """Return forward and backward of micro-batches: times [ranks, micro-batches], factors of each pass [2, ...]."""
     rank, micro = (grid.ravel() for grid in np.meshgrid(*map(range, times.shape), indexing="ij"))
-    rows = 2 * len(rank)
-    return from_columns(
-        Spans,
-        {
-            "round": [1] * rows,
-            "rank": np.tile(rank, 2),
-            "sequence": range(rows),
-            "step": [10] * rows,
-            "operation": np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], rows // 2),
-            "microbatch": np.tile(micro, 2),
-            "chunk": [0] * rows,
-            "group": [0] * rows,
-            "collective": [0] * rows,
-            "start_ns": [0] * rows,
-            "duration_ns": (np.concatenate([times.ravel(), 2 * times.ravel()]) * factor.ravel() * 1e9).astype(int),
-            "launch_ns": [0] * rows,
-            "num_bytes": [0] * rows,
-            "flags": [0] * rows,
-        },
-    )
+    columns = {
+        "rank": np.tile(rank, 2), "step": 10, "microbatch": np.tile(micro, 2),
+        "operation": np.repeat([Operation.FORWARD_COMPUTE.number, Operation.BACKWARD_COMPUTE.number], len(rank)),
+        "duration_ns": (np.concatenate([times.ravel(), 2 * times.ravel()]) * factor.ravel() * 1e9).astype(int),
+    }  # fmt: skip
+    return table_rows(Spans, columns)
 
 
 def test_longer_sequences_are_distinguished_from_slow_hosts() -> None:

@@ -16,7 +16,8 @@ from megatrain_diagnostics.analysis.stack_clusters import (
     smallest_group,
 )
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import Stacks, from_columns
+from megatrain_diagnostics.events.tables import Stacks
+from tests.helpers.table_rows import table_rows
 from tests.helpers.work import assert_grows_linearly
 
 OUTER = [
@@ -136,19 +137,8 @@ def test_the_newest_dump_of_the_main_thread_counts() -> None:
         (2, 0, 90, "MainThread", "of another round"),
         (1, 3, 5, "Thread 0x1", "the only one"),
     ]
-    stacks = from_columns(
-        Stacks,
-        {
-            "round": [row[0] for row in rows],
-            "rank": [row[1] for row in rows],
-            "sequence": range(len(rows)),
-            "at_ns": [row[2] for row in rows],
-            "pid": [1] * len(rows),
-            "host": ["a"] * len(rows),
-            "thread": [row[3] for row in rows],
-            "stack": [row[4] for row in rows],
-        },
-    )
+    columns = zip(("round", "rank", "at_ns", "thread", "stack"), zip(*rows, strict=True), strict=True)
+    stacks = table_rows(Stacks, dict(columns))
     assert newest_main_stacks(stacks, 1) == {0: "new", 3: "the only one"}
 
 

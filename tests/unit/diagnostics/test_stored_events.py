@@ -30,7 +30,6 @@ from megatrain_diagnostics.events.tables import (
     StepTotals,
     Values,
     columns_of,
-    from_columns,
     joined,
     num_rows,
 )
@@ -39,6 +38,7 @@ from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_diagnostics.store.segments import SegmentName, write_segment
 from tests.helpers.memory_events import MemoryEvents
 from tests.helpers.stored_events import START_NS, committed, segment_paths, step_totals
+from tests.helpers.table_rows import table_rows
 
 HOUR_NS = 3600 * 10**9
 PARTS = [
@@ -110,8 +110,7 @@ def test_table_without_segments_has_no_rows(stored: StoredEvents) -> None:
 def test_texts_choose_rows_and_are_never_sql(tmp_path: Path) -> None:
     hosts = ["a", "x' OR '1'='1", "\u00e9"]
     with SegmentStore(tmp_path) as store:
-        table = from_columns(Clocks, {"at_ns": [1, 2, 3], "offset_ns": [4, 5, 6], "error_ns": [7, 8, 9], "host": hosts})
-        store.append(Clocks, to_arrow(table))
+        store.append(Clocks, to_arrow(table_rows(Clocks, {"at_ns": [1, 2, 3], "host": hosts})))
         store.commit()
     events = StoredEvents(tmp_path)
 
@@ -122,9 +121,8 @@ def test_texts_choose_rows_and_are_never_sql(tmp_path: Path) -> None:
 
 def test_values_that_are_not_finite_are_read_back(tmp_path: Path) -> None:
     with SegmentStore(tmp_path) as store:
-        rows = {"round": [1] * 3, "rank": [0] * 3, "sequence": [1, 2, 3], "step": [0] * 3, "kind": [1, 2, 99]}
-        table = from_columns(Values, {**rows, "at_ns": [5] * 3, "value": [np.nan, np.inf, 1.5]})
-        store.append(Values, to_arrow(table))
+        columns = {"sequence": [1, 2, 3], "kind": [1, 2, 99], "value": [np.nan, np.inf, 1.5]}
+        store.append(Values, to_arrow(table_rows(Values, columns)))
         store.commit()
     found = StoredEvents(tmp_path).read(Values)
 
@@ -151,8 +149,7 @@ def test_directory_without_segments_is_an_error(tmp_path: Path) -> None:
 
 
 def other_table(path: Path) -> None:
-    rows = from_columns(Groups, {name: [] for name in columns_of(Groups)})
-    pq.write_table(to_stored(Groups, to_arrow(rows)), path)
+    pq.write_table(to_stored(Groups, to_arrow(joined(Groups, []))), path)
 
 
 def other_columns(path: Path) -> None:
@@ -278,12 +275,9 @@ def test_operations_of_a_newer_program_are_reported(tmp_path: Path) -> None:
 
 
 def test_span_stored_open_and_ended_is_one_row(tmp_path: Path) -> None:
-    def span(duration_ns: int) -> Spans:
-        return from_columns(Spans, {name: [duration_ns if name == "duration_ns" else 1] for name in columns_of(Spans)})
-
     with SegmentStore(tmp_path) as store:
         for duration_ns in (NO_DURATION, 77, NO_DURATION):
-            store.append(Spans, to_arrow(span(duration_ns)))
+            store.append(Spans, to_arrow(table_rows(Spans, {"duration_ns": duration_ns})))
             store.commit()
 
     assert StoredEvents(tmp_path).read(Spans).duration_ns.tolist() == [77]
@@ -317,7 +311,7 @@ def test_rows_of_ranks_are_read_back(tmp_path: Path) -> None:
         name: [f"{name}\n\u4e16", ""] if dtype == "text" else [3, 4] for name, dtype in columns_of(Ranks).items()
     }
     with SegmentStore(tmp_path) as store:
-        store.append(Ranks, to_arrow(from_columns(Ranks, columns)))
+        store.append(Ranks, to_arrow(table_rows(Ranks, columns)))
         store.commit()
 
     found = StoredEvents(tmp_path).read(Ranks)

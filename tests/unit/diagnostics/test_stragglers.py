@@ -13,7 +13,8 @@ from megatrain.contracts.records.host_verdict import Cause, VerdictConfidence
 from megatrain_diagnostics.analysis.candidates import least_score
 from megatrain_diagnostics.analysis.findings import Finding, StragglerAssessment, Thresholds
 from megatrain_diagnostics.analysis.live import LiveDetection
-from tests.helpers.synthetic_steps import BACKWARD, FORWARD, SyntheticJob
+from tests.helpers.synthetic_steps import BACKWARD, FORWARD, Array, SyntheticJob
+from tests.helpers.watched_job import watch_job
 
 HIGH, LOW = VerdictConfidence.HIGH, VerdictConfidence.LOW
 DP4 = Layout(dp_size=4)
@@ -25,17 +26,8 @@ Change = Callable[[SyntheticJob], object]
 def watch(
     job: SyntheticJob, num_steps: int, change: Change | None = None
 ) -> tuple[LiveDetection, dict[int, StragglerAssessment]]:
-    """Stream a job step by step; return the detection and its assessment after each step."""
-    live, assessments = LiveDetection(job.roster(), Thresholds()), {}
-    for step in range(num_steps):
-        if step == CHANGE_AT and change is not None:
-            change(job)
-        totals, values = job.step(step)
-        live.add_values(values)
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
-        assessments[step] = live.assessment
-    return live, assessments
+    """Stream a job with a change before step 30; return the detection and its assessment after each step."""
+    return watch_job(job, num_steps, lambda step: change(job) if change is not None and step == CHANGE_AT else None)
 
 
 def first_with(assessments: dict[int, StragglerAssessment], is_it: Callable[[Finding], bool]) -> int | None:
@@ -146,15 +138,9 @@ def test_slow_rank_with_one_peer_is_uncertain() -> None:
 
 def test_single_signal_is_not_enough() -> None:
     """A rank that computes long while no rank waits for it: its work is hidden behind something else."""
-    job = SyntheticJob(DP4)
-    live, findings = LiveDetection(job.roster(), Thresholds()), []
-    for step in range(60):
-        job.compute_factor[1] = 1.3 if step >= CHANGE_AT else 1.0
-        wait = np.full(4, 0.1)
-        totals, _ = job.step(step, {Operation.GRADS_REDUCE_SCATTER: wait})
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
-        findings += live.assessment.findings
+    wait = np.full(4, 0.1)
+    job = SyntheticJob(DP4, compute_factor={1: 1.3})
+    findings = all_findings(watch_job(job, 60, extra=lambda step: {Operation.GRADS_REDUCE_SCATTER: wait})[1])
     assert findings
     assert {finding.confidence for finding in findings} == {LOW}
     assert "the second signal does not agree" in findings[-1].evidence[1]
@@ -164,12 +150,9 @@ def test_single_signal_is_not_enough() -> None:
 def test_rank_that_waits_within_its_passes_is_a_victim(dp_size: int) -> None:
     """Within its first forward, the last stage waits for the token count of the rank whose data is late."""
     job = SyntheticJob(Layout(dp_size=dp_size), data_s={1: 0.4})
-    live = LiveDetection(job.roster(), Thresholds())
     late = np.where(np.arange(dp_size) == 1, 0.0, 0.4)
-    for step in range(40):
-        totals, _ = job.step(step, {Operation.FORWARD_COMPUTE: 0.3 + late, Operation.DP_ALL_REDUCE: late})
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
+    extra = {Operation.FORWARD_COMPUTE: 0.3 + late, Operation.DP_ALL_REDUCE: late}
+    live, _ = watch_job(job, 40, extra=lambda step: extra)
     (finding,) = live.assessment.findings
     assert (finding.cause, finding.ranks) == (Cause.DATA, (1,))
 
@@ -253,16 +236,11 @@ def test_slow_link_of_some_groups_is_certain() -> None:
 
 
 def test_slow_network_is_found_by_elimination() -> None:
-    job = SyntheticJob(Layout(pp_size=2, dp_size=2))
-    live = LiveDetection(job.roster(), Thresholds())
-    for step in range(60):
+    def extra(step: int) -> dict[Operation, Array]:
         extra_s = 0.3 if step >= CHANGE_AT else 0.0
-        totals, _ = job.step(
-            step,
-            {Operation.FORWARD_RECV: np.full(4, 0.01 + extra_s), Operation.STEP: np.full(4, 1.0 + extra_s)},
-        )
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
+        return {Operation.FORWARD_RECV: np.full(4, 0.01 + extra_s), Operation.STEP: np.full(4, 1.0 + extra_s)}
+
+    live, _ = watch_job(SyntheticJob(Layout(pp_size=2, dp_size=2)), 60, extra=extra)
     (finding,) = live.assessment.findings
     assert (finding.cause, finding.confidence, finding.hosts) == (Cause.NETWORK, LOW, ())
     assert finding.gain_s == pytest.approx(0.3, rel=0.1)
@@ -286,27 +264,20 @@ def test_slow_host_with_longer_sequences_is_named() -> None:
 
 
 def test_steps_with_checkpoints_and_the_first_ones_are_left_out() -> None:
-    job = SyntheticJob(DP4)
-    live = LiveDetection(job.roster(), Thresholds())
-    for step in range(60):
-        saves = step % 5 == 0
-        extra = {Operation.CHECKPOINT: np.array([5.0, 1.0, 1.0, 1.0])} if saves else None
-        job.compute_factor[0] = 3.0 if saves or step < 2 else 1.0
-        totals, _ = job.step(step, extra)
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
-        assert live.assessment.findings == ()
+    job, save = SyntheticJob(DP4), {Operation.CHECKPOINT: np.array([5.0, 1.0, 1.0, 1.0])}
+
+    def before(step: int) -> None:
+        job.compute_factor[0] = 3.0 if step % 5 == 0 or step < 2 else 1.0
+
+    live, assessments = watch_job(job, 60, before, lambda step: save if step % 5 == 0 else None)
+    assert all_findings(assessments) == []
     assert live.num_left_out == 13
     assert live.num_compared == 59 - 13
 
 
 def test_job_that_saves_every_step_is_judged() -> None:
     job = SyntheticJob(DP4, compute_factor={1: 1.4})
-    live = LiveDetection(job.roster(), Thresholds())
-    for step in range(60):
-        totals, _ = job.step(step, {Operation.CHECKPOINT: np.full(4, 0.1)})
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
+    live, _ = watch_job(job, 60, extra=lambda step: {Operation.CHECKPOINT: np.full(4, 0.1)})
     assert live.assessment.findings[0].ranks == (1,)
 
 
@@ -331,21 +302,12 @@ def test_more_ranks_need_a_higher_score() -> None:
 def test_tensor_parallel_neighbour_is_a_victim(slow: Operation) -> None:
     """The passes of a rank are as long as those of a slow rank in its tensor-parallel group."""
     job = SyntheticJob(Layout(tp_size=2, dp_size=4), ranks_per_host=2, noise=0.01)
-    live = LiveDetection(job.roster(), Thresholds())
     passes, waits = np.full(8, 0.3), np.full(8, 0.02)
     passes[[2, 3]] += 0.4
     waits[2] += 0.4
-    for step in range(40):
-        totals, _ = job.step(
-            step,
-            {
-                slow: passes,
-                Operation.TP_ALL_REDUCE: waits,
-                Operation.GRADS_REDUCE_SCATTER: np.where(passes > 0.5, 0.02, 0.42),
-            },
-        )
-        live.add_totals(totals, float(step))
-        live.advance(float(step))
+    reduce = np.where(passes > 0.5, 0.02, 0.42)
+    extra = {slow: passes, Operation.TP_ALL_REDUCE: waits, Operation.GRADS_REDUCE_SCATTER: reduce}
+    live, _ = watch_job(job, 40, extra=lambda step: extra)
     (finding,) = live.assessment.findings
     assert (finding.cause, finding.ranks, finding.confidence) == (Cause.COMPUTE, (3,), HIGH)
     assert 2 in finding.victims

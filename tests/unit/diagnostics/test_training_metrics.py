@@ -7,27 +7,22 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from prometheus_client.core import Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from megatrain.contracts.black_box.operations import Operation as Op
 from megatrain.contracts.black_box.operations import StepValue
 from megatrain.contracts.layout import Layout
 from megatrain.contracts.records.host_records import HostSaves
 from megatrain_diagnostics.devices.sample import HostSample
-from megatrain_diagnostics.events.tables import Ranks, StepTotals, Values, select
+from megatrain_diagnostics.events.tables import Values, select
 from megatrain_diagnostics.metrics.device_metrics import MAX_GPUS, MAX_LINKS
-from megatrain_diagnostics.metrics.exposition import HostCollector, registry_of
 from megatrain_diagnostics.metrics.job_records import SaveFailures
 from megatrain_diagnostics.metrics.readings import DevicesReading, JobReading
 from megatrain_diagnostics.metrics.training_metrics import TrainingMetrics
-from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
-from megatrain_job.devices.links import LinkReading
+from megatrain_job.devices.gpu_readings import DriverReading
 from megatrain_job.jobs.etcd_job import EtcdPoll
 from tests.helpers.drawn_spans import Drawing
 from tests.helpers.launched_job import make_snapshot, make_status
-from tests.helpers.metric_readings import make_host_reading
+from tests.helpers.metric_readings import DEVICES, GPU, LINK, host_families
 from tests.helpers.synthetic_steps import SyntheticJob, step_values
 
 
@@ -39,8 +34,8 @@ def reading_of(*values: tuple[StepValue, float], step_us: int | None = 500_000) 
     if step_us is not None:
         drawing.total(Op.STEP, 0, step_us, step=7)
     metrics = TrainingMetrics()
-    for table_kind, table in drawing.tables().items():
-        metrics.consume(table_kind, table)
+    for table in drawing.tables().values():
+        metrics.consume(table)
     return metrics.reading("my", "1.0")
 
 
@@ -69,8 +64,8 @@ def test_steps_are_counted_once_whichever_rank_reports_them() -> None:
     for step in range(5):
         totals, _ = job.step(step)
         for rank in range(4):
-            metrics.consume(StepTotals, select(totals, totals.rank == rank))
-        metrics.consume(Values, worth(step, tokens=10.0))
+            metrics.consume(select(totals, totals.rank == rank))
+        metrics.consume(worth(step, tokens=10.0))
     found = reading(metrics)
     assert (found.step, found.loss, found.tokens) == (4, 3.0, 50)
     assert sum(found.step_buckets) == 5
@@ -78,16 +73,16 @@ def test_steps_are_counted_once_whichever_rank_reports_them() -> None:
 
 def test_step_that_a_rank_invents_is_ignored() -> None:
     metrics, job = TrainingMetrics(), SyntheticJob(Layout(dp_size=4))
-    metrics.consume(Ranks, job.ranks())
+    metrics.consume(job.ranks())
     totals, _ = job.step(6)
-    metrics.consume(StepTotals, totals)
+    metrics.consume(totals)
     made_up, _ = job.step(5000)
-    metrics.consume(StepTotals, select(made_up, (made_up.operation == Op.STEP.number) & (made_up.rank == 0)))
-    metrics.consume(Values, worth(5000))
+    metrics.consume(select(made_up, (made_up.operation == Op.STEP.number) & (made_up.rank == 0)))
+    metrics.consume(worth(5000))
     assert reading(metrics).step is None
     totals, _ = job.step(7)
-    metrics.consume(StepTotals, totals)
-    metrics.consume(Values, worth(7))
+    metrics.consume(totals)
+    metrics.consume(worth(7))
     assert reading(metrics).step == 7
     assert sum(reading(metrics).step_buckets) == 2
 
@@ -96,35 +91,18 @@ def test_step_that_a_rank_invents_is_ignored() -> None:
 def test_invalid_tokens_and_flops_are_not_counted(bad: float) -> None:
     metrics, job = TrainingMetrics(), SyntheticJob(Layout(dp_size=2))
     totals, _ = job.step(1)
-    metrics.consume(StepTotals, totals)
-    metrics.consume(Values, worth(1, tokens=bad, model_flops=bad, peak_flops=bad))
+    metrics.consume(totals)
+    metrics.consume(worth(1, tokens=bad, model_flops=bad, peak_flops=bad))
     assert reading(metrics).mfu is None
-    metrics.consume(Values, worth(2, tokens=8.0, model_flops=1e9, peak_flops=1e12))
+    metrics.consume(worth(2, tokens=8.0, model_flops=1e9, peak_flops=1e12))
     found = reading(metrics)
     assert (found.step, found.tokens) == (2, 8)
     assert found.mfu is not None
 
 
-GPU = GpuReading(
-    3, "GPU-c", "H100", uncorrected_errors=2, corrected_errors=7, temperature_c=91.0, sm_clock_mhz=1050.0,
-    throttle_reasons=0x44, power_w=412.5, memory_used_bytes=10, utilization=0.5, corrected_rows=1, uncorrected_rows=0,
-    pcie_replays=4, is_row_remap_pending=True,
-)  # fmt: skip
-LINK = LinkReading("mlx5_0:1", True, "ACTIVE", 400_000.0, 2, rx_errors=5, symbol_errors=6)
-DEVICES = DevicesReading(
-    HostSample(1.0, 0.0, DriverReading("nvml", gpus=(GPU, GpuReading(4, error="GPU is lost"))), (LINK,)),
-    xids={("GPU-c", 79): 1, ("GPU-c", 119): 2, ("GPU-c", 31): 5},
-)
-
-
-def families(devices: DevicesReading | None) -> dict[str, Metric]:
-    text = generate_latest(registry_of(HostCollector(lambda: replace(make_host_reading(), devices=devices)))).decode()
-    return {family.name: family for family in text_string_to_metric_families(text)}
-
-
 def values(name: str, devices: DevicesReading = DEVICES) -> dict[tuple[str, ...], float]:
     """Return the samples of a metric by their labels, without those of job and host."""
-    found = families(devices)[name].samples
+    found = host_families(devices=devices)[name].samples
     return {tuple(value for key, value in one.labels.items() if key not in ("job_name", "host")): one.value
             for one in found}  # fmt: skip
 
@@ -145,23 +123,12 @@ def test_device_values_are_exposed_in_base_units() -> None:
     assert held == {("3", "power-cap"), ("3", "hardware-thermal-slowdown")}
 
 
-def test_names_and_labels_follow_the_conventions() -> None:
-    for name, family in families(DEVICES).items():
-        assert name.startswith("megatrain_")
-        assert family.documentation
-        assert all(sample.name.endswith("_total") for sample in family.samples if family.type == "counter"), name
-    labels = {label for family in families(DEVICES).values() for sample in family.samples for label in sample.labels}
-    assert labels <= {
-        *("job_name", "host", "rank", "dp", "pp", "tp", "gpu_uuid", "table", "reason", "version"),
-        *("gpu", "gpu_name", "kind", "link", "producer"),
-    }
-
-
 def test_number_of_device_series_is_bounded() -> None:
     gpus = tuple(replace(GPU, index=number, uuid=f"GPU-{number}") for number in range(500))
     links = tuple(replace(LINK, name=f"eth{number}") for number in range(500))
     xids = {(f"GPU-{gpu}", number): 1 for gpu in range(500) for number in range(1, 200)}
-    found = families(DevicesReading(HostSample(1.0, 0.0, DriverReading("nvml", gpus=gpus), links), xids=xids))
+    sample = HostSample(1.0, 0.0, DriverReading("nvml", gpus=gpus), links)
+    found = host_families(devices=DevicesReading(sample, xids=xids))
     assert len(found["megatrain_gpu_info"].samples) == MAX_GPUS
     assert len(found["megatrain_link_up"].samples) == MAX_LINKS
     assert len(found["megatrain_gpu_xids"].samples) <= 4 * (MAX_GPUS + 1)
@@ -172,7 +139,7 @@ def test_unanswered_driver_is_exposed() -> None:
     assert values("megatrain_telemetry_up") == {(): 1.0}
     assert values("megatrain_telemetry_up", replace(DEVICES, problem="no answer")) == {(): 0.0}
     assert values("megatrain_telemetry_up", DevicesReading()) == {(): 0.0}
-    assert not [name for name in families(None) if "gpu_" in name or "telemetry" in name]
+    assert not [name for name in host_families() if "gpu_" in name or "telemetry" in name]
 
 
 def poll(failed: tuple[int | None, ...]) -> EtcdPoll:

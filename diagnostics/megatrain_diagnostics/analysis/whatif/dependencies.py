@@ -9,7 +9,6 @@ Source: OSDI'25 sec. 3.2 for streams and dependencies, the public traces for the
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +16,7 @@ from itertools import pairwise
 from megatrain.contracts.errors import DataError, TopologyError
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
-from megatrain_diagnostics.analysis.whatif.messages import Edges, add_messages
+from megatrain_diagnostics.analysis.whatif.messages import Edges, Step, add_messages
 from megatrain_diagnostics.replay import ReplicaGraph, build_replica_graph
 
 
@@ -30,26 +29,6 @@ class Dependencies:
     """Whether the operation starts together with others, so that its duration is the transfer time without waiting."""
     group: tuple[int, ...]
     """For each operation the number of its group of operations in the pipeline that start together; -1: none."""
-    waits: tuple[tuple[int, ...], ...]
-
-
-class Step:
-    """One step of one data-parallel rank: operations as numbers, with the times that give their order."""
-
-    def __init__(self, keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> None:
-        self.keys, self.start_s, self.end_s = keys, start_s, end_s
-        self.num_stages = max(key.stage for key in keys) + 1
-        self.num_chunks_of_model = (max(key.chunk for key in keys) + 1) * self.num_stages
-        self._by_kind: dict[tuple[int, str], list[int]] = defaultdict(list)
-        for number in sorted(range(len(keys)), key=lambda number: keys[number].sequence):
-            self._by_kind[keys[number].stage, keys[number].kind].append(number)
-
-    def of(self, stage: int, *names: str) -> list[int]:
-        """Return a stage's operations of these kinds, in the order of `names`, then of sequence numbers."""
-        return [number for name in names for number in self._by_kind.get((stage, name), [])]
-
-    def by_start(self, numbers: Sequence[int]) -> list[int]:
-        return sorted(numbers, key=lambda number: (self.start_s[number], self.keys[number].sequence))
 
 
 def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> Dependencies:
@@ -81,10 +60,7 @@ def find_dependencies(keys: Sequence[OperationKey], start_s: Sequence[float], en
         )
     except TopologyError as error:
         raise DataError(f"the operations have no valid order: {error}") from error
-    waits: list[set[int]] = [set() for _ in keys]
-    for before, after in edges:
-        waits[after].add(before)
-    return Dependencies(graph, is_joint, tuple(group_of), tuple(tuple(sorted(wait)) for wait in waits))
+    return Dependencies(graph, is_joint, tuple(group_of))
 
 
 def _chain(edges: Edges, numbers: Sequence[int]) -> None:

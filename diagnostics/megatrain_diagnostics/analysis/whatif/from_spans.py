@@ -19,11 +19,12 @@ from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import STAGES
 from megatrain_diagnostics.analysis.whatif import kinds
-from megatrain_diagnostics.analysis.whatif.operations import Ints, JobShape, OperationTable
+from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
 from megatrain_diagnostics.analysis.whatif.span_fillers import add_missing_rows
 from megatrain_diagnostics.analysis.whatif.span_rows import KINDS, NUMBER_OF, Cells, SpanRows, latest_at
 from megatrain_diagnostics.events.roster import Roster
-from megatrain_diagnostics.events.tables import Spans, select
+from megatrain_diagnostics.events.rows import begins_run, earliest_at, is_any_of
+from megatrain_diagnostics.events.tables import Flags, Int64, Spans, select
 
 _OF_A_MICROBATCH = {
     Operation.FORWARD_COMPUTE: kinds.FORWARD,
@@ -45,7 +46,7 @@ _KIND_OF = {
 }
 SPAN_OPERATIONS = tuple(operation.number for operation in (*_KIND_OF, Operation.DATA_WAIT))
 """Numbers of the operations whose spans are used here."""
-_BACKWARDS = (Operation.BACKWARD_COMPUTE.number, Operation.BACKWARD_WEIGHT_COMPUTE.number)
+_BACKWARDS = (Operation.BACKWARD_COMPUTE, Operation.BACKWARD_WEIGHT_COMPUTE)
 _NS_PER_S = 1e9
 
 
@@ -53,10 +54,10 @@ _NS_PER_S = 1e9
 class _Bounds:
     """Times of some operations in ns, one per line (a tensor-parallel rank of a cell): their times differ."""
 
-    last_backward: Ints
-    clip: Ints
-    optimizer: Ints
-    begin: Ints
+    last_backward: Int64
+    clip: Int64
+    optimizer: Int64
+    begin: Int64
     """Start of the step, per cell; the same for all cells of a step."""
 
 
@@ -64,12 +65,12 @@ class _Bounds:
 class SpanPlaces:
     """The operation of the model that each span is a part of. Shapes: all [spans]; -1: not in the model."""
 
-    kind: Ints
+    kind: Int64
     """Index in span_rows.KINDS."""
-    sequence: Ints
-    stage: Ints
-    dp_rank: Ints
-    start_ns: Ints
+    sequence: Int64
+    stage: Int64
+    dp_rank: Int64
+    start_ns: Int64
     """Start in the model: gathers after an optimizer are moved to the start of the step."""
 
 
@@ -113,11 +114,11 @@ def _numbered_rows(spans: Spans, roster: Roster) -> tuple[SpanRows, Cells, _Boun
     return replace(rows, span=usable[rows.span]), cells, bounds
 
 
-def _is_usable(spans: Spans, roster: Roster) -> NDArray[np.bool_]:
+def _is_usable(spans: Spans, roster: Roster) -> Flags:
     """Return the mask of ended spans with valid ranks and, if needed, chunk and micro-batch."""
     is_numbered = (spans.microbatch >= 0) & (spans.chunk >= 0)
-    needs_number = np.isin(spans.operation, [operation.number for operation in _OF_A_MICROBATCH])
-    usable: NDArray[np.bool_] = (
+    needs_number = is_any_of(spans.operation, _OF_A_MICROBATCH)
+    usable: Flags = (
         (spans.round == roster.round)
         & np.isin(spans.operation, SPAN_OPERATIONS)
         & (spans.duration_ns >= 0)
@@ -136,10 +137,9 @@ def _bounds(spans: Spans, cells: Cells) -> _Bounds:
     clip = spans.operation == Operation.CLIP.number
     optimizer = spans.operation == Operation.OPTIMIZER.number
     is_front = ~optimizer & (spans.operation != Operation.PARAMS_ALL_GATHER.number)
-    first = np.full(len(cells.steps), np.iinfo(np.int64).max)
-    np.minimum.at(first, cell[is_front] % len(cells.steps), spans.start_ns[is_front])
+    first = earliest_at(len(cells.steps), cell[is_front] % len(cells.steps), spans.start_ns[is_front])
     return _Bounds(
-        last_backward=latest_at(cells.num_lines, line, end, np.isin(spans.operation, _BACKWARDS)),
+        last_backward=latest_at(cells.num_lines, line, end, is_any_of(spans.operation, _BACKWARDS)),
         clip=latest_at(cells.num_lines, line, spans.start_ns, clip),
         optimizer=latest_at(cells.num_lines, line, end, optimizer),
         begin=np.tile(first, cells.num_pipelines),
@@ -171,18 +171,18 @@ def _rows(spans: Spans, cells: Cells, bounds: _Bounds) -> SpanRows:
 
 
 def _behind_its_backward(
-    spans: Spans, kind: Ints, line: Ints, cells: Cells, start: NDArray[Any], end: NDArray[Any]
-) -> Ints:
+    spans: Spans, kind: Int64, line: Int64, cells: Cells, start: NDArray[Any], end: NDArray[Any]
+) -> Int64:
     """Return starts in which no reduce-scatter begins before the end of its chunk's last backward.
 
     Buckets may be reduced during that backward. The replay model starts them after it, so only the time after it
     counts.
     """
     chunk_line = line * cells.num_chunks + np.maximum(spans.chunk, 0)
-    is_backward = np.isin(spans.operation, _BACKWARDS)
+    is_backward = is_any_of(spans.operation, _BACKWARDS)
     last = latest_at(cells.num_lines * cells.num_chunks, chunk_line, end, is_backward)[chunk_line]
     is_scatter = (kind == NUMBER_OF[kinds.GRADS_SCATTER]) & (spans.chunk >= 0)
-    moved: Ints = np.where(is_scatter, np.maximum(start, last), start)
+    moved: Int64 = np.where(is_scatter, np.maximum(start, last), start)
     return moved
 
 
@@ -198,8 +198,7 @@ def _one_after_the_other(rows: SpanRows, bounds: _Bounds) -> SpanRows:
         return rows
     start = rows.start[order] - bounds.begin[rows.cell[order]]
     end = rows.end[order] - bounds.begin[rows.cell[order]]
-    is_first = np.ones(len(order), dtype=bool)
-    is_first[1:] = (np.diff(rows.cell[order]) != 0) | (np.diff(rows.tp_rank[order]) != 0)
+    is_first = begins_run(rows.cell[order], rows.tp_rank[order])
     # each lane is shifted to its own range of times, so that one cumulative maximum is enough for all lanes
     lane = np.cumsum(is_first) * (int(end.max()) - int(start.min()) + 1)
     latest = np.maximum.accumulate(end + lane)
@@ -213,9 +212,7 @@ def _reduced_over_cells(rows: SpanRows, width: int) -> SpanRows:
     """Combine the rows of the ranks of a cell; operations without a row of every rank are left out."""
     order = np.lexsort((rows.tp_rank, rows.sequence, rows.kind, rows.cell))
     rows = rows.where(order)
-    is_first = np.ones(len(order), dtype=bool)
-    is_first[1:] = (np.diff(rows.cell) != 0) | (np.diff(rows.kind) != 0) | (np.diff(rows.sequence) != 0)
-    firsts = np.flatnonzero(is_first)
+    firsts = np.flatnonzero(begins_run(rows.cell, rows.kind, rows.sequence))
     counts = np.diff(np.append(firsts, len(order)))
     reduced = rows.where(firsts)
     is_compute = np.isin(reduced.kind, [NUMBER_OF[kind] for kind in kinds.KNOWN_KINDS - kinds.MEDIAN_KINDS])
@@ -238,8 +235,7 @@ def _received_before_use(rows: SpanRows, cells: Cells) -> SpanRows:
 
 def _table(rows: SpanRows, cells: Cells) -> OperationTable:
     dp_rank, stage, step = cells.places(rows.cell)
-    begin = np.full(len(cells.steps), np.iinfo(np.int64).max)
-    np.minimum.at(begin, step, rows.start)
+    begin = earliest_at(len(cells.steps), step, rows.start)
     is_compute = rows.of(*kinds.COMPUTES)
     return OperationTable(
         kinds=KINDS,

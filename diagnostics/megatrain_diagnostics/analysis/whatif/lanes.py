@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import DataError
 from megatrain.formatting import count_text, ranks_text
 from megatrain_diagnostics.analysis.medians import median
 from megatrain_diagnostics.analysis.whatif.kinds import KNOWN_KINDS
-from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, JobShape, OperationTable
-
-Mask = NDArray[np.bool_]
+from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
 LONGEST_STEP_S = 6 * 3600.0
 """Longer than any step. A larger range of times within one step is due to a clock that jumped, or invalid times."""
@@ -49,11 +47,11 @@ class Lanes:
     [dp rank, stage]."""
 
     keys: tuple[OperationKey, ...]
-    start_s: Floats
+    start_s: Float64
     """Relative to the first start of the step."""
-    duration_s: Floats
-    steps: Ints
-    ranks: Ints
+    duration_s: Float64
+    steps: Int64
+    ranks: Int64
     """Global rank, or the first of the ranks that were combined into a row."""
     notes: tuple[str, ...]
     """A sentence for each part that was left out."""
@@ -99,15 +97,15 @@ def make_lanes(table: OperationTable, shape: JobShape) -> Lanes:
 class _Places:
     """The place of each row: `cell` is its flat index in `shape`; `operations` are the sorted codes of operations."""
 
-    cell: Ints
-    operations: Ints
-    operation_of: Ints
-    step_of: Ints
+    cell: Int64
+    operations: Int64
+    operation_of: Int64
+    step_of: Int64
     shape: tuple[int, int, int]
-    is_usual: Mask
+    is_usual: Flags
     """Mask of the operations that most cells have. A step without one of them is left out."""
 
-    def fill(self, column: Floats) -> Floats:
+    def fill(self, column: Float64) -> Float64:
         filled = np.zeros(self.shape)
         filled.reshape(-1)[self.cell] = column
         return filled
@@ -143,7 +141,7 @@ def _check_numbers(table: OperationTable, shape: JobShape) -> None:
             raise DataError(f"{name} is from {least} to {most}; it must be from 0 to {limit - 1}")
 
 
-def _places(table: OperationTable, steps: Ints, num_stages: int, num_dp: int) -> _Places:
+def _places(table: OperationTable, steps: Int64, num_stages: int, num_dp: int) -> _Places:
     num_sequences = int(table.sequence.max()) + 1
     num_codes = num_stages * len(table.kinds) * num_sequences
     if num_codes > MAX_CELLS:
@@ -166,7 +164,7 @@ def _places(table: OperationTable, steps: Ints, num_stages: int, num_dp: int) ->
     return _Places(cell, operations, operation_of, step_of, (len(operations), num_dp, len(steps)), every)
 
 
-def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int, notes: list[str]) -> Mask:
+def _whole_steps(table: OperationTable, steps: Int64, place: _Places, num_dp: int, notes: list[str]) -> Flags:
     """Return which steps have each usual operation once on each rank, no other operations, and only valid times."""
     counts = np.bincount(place.cell, minlength=int(np.prod(place.shape))).reshape(place.shape)
     place.is_usual = (counts > 0).sum(axis=(1, 2)) * 2 > num_dp * len(steps)
@@ -186,14 +184,14 @@ def _whole_steps(table: OperationTable, steps: Ints, place: _Places, num_dp: int
             if number
         ]
         notes.append(f"step {steps[index]} is left out: {', '.join(reasons)}")
-    whole: Mask = num_bad + num_missing + num_surplus == 0
+    whole: Flags = num_bad + num_missing + num_surplus == 0
     if not whole.any() or not place.is_usual.any():
         _refuse_unequal_replicas(table, steps, place, num_dp)
         raise DataError("no step has all operations of all ranks: " + "; ".join(notes[:3]))
     return whole
 
 
-def _refuse_unequal_replicas(table: OperationTable, steps: Ints, place: _Places, num_dp: int) -> None:
+def _refuse_unequal_replicas(table: OperationTable, steps: Int64, place: _Places, num_dp: int) -> None:
     """Raise DataError if replicas computed unequal numbers of micro-batches in every step.
 
     If only rows of one rank are lost, the stages of its replica have unequal numbers, and nothing is raised.
@@ -215,16 +213,16 @@ def _refuse_unequal_replicas(table: OperationTable, steps: Ints, place: _Places,
     )
 
 
-def _who_lacks(counts: Ints, usual: Mask) -> str:
+def _who_lacks(counts: Int64, usual: Flags) -> str:
     lacking = np.flatnonzero(((counts == 0) & usual).any(axis=0)).tolist()
     return f"of dp {ranks_text(lacking, 4)}"
 
 
-def _without_jumps(start_s: Floats, duration_s: Floats, steps: Ints, notes: list[str]) -> Mask:
+def _without_jumps(start_s: Float64, duration_s: Float64, steps: Int64, notes: list[str]) -> Flags:
     spread = (start_s + duration_s).max(axis=(0, 1))
     usual = median(spread)
     longest = min(LONGEST_STEP_S, max(10.0 * usual, usual + CLOCK_JUMP_S))
-    fits: Mask = spread <= longest
+    fits: Flags = spread <= longest
     for index in np.flatnonzero(~fits).tolist():
         notes.append(f"step {steps[index]} is left out: its times span {spread[index]:.6g} s; a clock has jumped")
     return fits
@@ -243,13 +241,13 @@ def _keys(table: OperationTable, place: _Places, num_dp: int) -> tuple[Operation
     return tuple(OperationKey(table.kinds[kind], *numbers) for kind, *numbers in columns)
 
 
-def _rows_of_last_choice(table: OperationTable) -> Iterator[Ints]:
+def _rows_of_last_choice(table: OperationTable) -> Iterator[Int64]:
     """Yield all rows, then the rows of data-parallel rank 0, which thus take precedence."""
     yield np.arange(table.num_rows)
     yield np.flatnonzero(table.dp_rank == 0)
 
 
-def _ranks(table: OperationTable, num_dp: int, num_stages: int) -> Ints:
+def _ranks(table: OperationTable, num_dp: int, num_stages: int) -> Int64:
     ranks = np.full((num_dp, num_stages), -1, dtype=np.int64)
     ranks[table.dp_rank, table.stage] = table.rank
     return ranks

@@ -9,9 +9,9 @@ Source: the README of the public traces (OSDI'25 artifact), and inspection of it
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
 
 from megatrain.contracts.errors import DataError
 from megatrain_diagnostics.analysis.whatif import kinds
@@ -29,21 +29,26 @@ _DIRECTIONS = (
 """Compute, its send, its receive, and the direction of the send along the model."""
 
 
-class StepOfOperations(Protocol):
-    """The attributes of `dependencies.Step` that are used here."""
+class Step:
+    """One step of one data-parallel rank: operations as numbers, with the times that give their order."""
 
-    keys: Sequence[OperationKey]
-    start_s: Sequence[float]
-    end_s: Sequence[float]
-    num_stages: int
-    num_chunks_of_model: int
+    def __init__(self, keys: Sequence[OperationKey], start_s: Sequence[float], end_s: Sequence[float]) -> None:
+        self.keys, self.start_s, self.end_s = keys, start_s, end_s
+        self.num_stages = max(key.stage for key in keys) + 1
+        self.num_chunks_of_model = (max(key.chunk for key in keys) + 1) * self.num_stages
+        self._by_kind: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for number in sorted(range(len(keys)), key=lambda number: keys[number].sequence):
+            self._by_kind[keys[number].stage, keys[number].kind].append(number)
 
-    def of(self, stage: int, *names: str) -> list[int]: ...
+    def of(self, stage: int, *names: str) -> list[int]:
+        """Return a stage's operations of these kinds, in the order of `names`, then of sequence numbers."""
+        return [number for name in names for number in self._by_kind.get((stage, name), [])]
 
-    def by_start(self, numbers: Sequence[int]) -> list[int]: ...
+    def by_start(self, numbers: Sequence[int]) -> list[int]:
+        return sorted(numbers, key=lambda number: (self.start_s[number], self.keys[number].sequence))
 
 
-def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) -> None:
+def add_messages(step: Step, edges: Edges, groups: list[list[int]]) -> None:
     """Add the dependencies between messages and computes to `edges`, and pairs of sends and receives to `groups`.
 
     Raises: DataError if the numbers of messages and computes, or of sends and receives, do not match.
@@ -69,9 +74,7 @@ def add_messages(step: StepOfOperations, edges: Edges, groups: list[list[int]]) 
             groups += ([send, receive] for send, receive in zip(sends[stage], receives[peer], strict=True))
 
 
-def _sends(
-    step: StepOfOperations, computes: Sequence[int], posted: Sequence[int], towards: int, edges: Edges
-) -> list[int]:
+def _sends(step: Step, computes: Sequence[int], posted: Sequence[int], towards: int, edges: Edges) -> list[int]:
     """Make each send wait for its compute; return the sends that have a receiver."""
     first_end = min((step.end_s[number] for number in computes), default=0.0)
     sent = [number for number in posted if step.end_s[number] >= first_end - CLOCK_ERROR_S]
@@ -81,9 +84,7 @@ def _sends(
     return [send for compute, send in matched if _has_peer(step, compute, towards)]
 
 
-def _receives(
-    step: StepOfOperations, computes: Sequence[int], awaited: Sequence[int], towards: int, edges: Edges
-) -> list[int]:
+def _receives(step: Step, computes: Sequence[int], awaited: Sequence[int], towards: int, edges: Edges) -> list[int]:
     """Make computes wait for their receives, and receives for the previous compute; return receives with a sender."""
     last_start = max((step.start_s[number] for number in computes), default=0.0)
     received = [number for number in awaited if step.start_s[number] <= last_start + CLOCK_ERROR_S]
@@ -95,7 +96,7 @@ def _receives(
     return [receive for compute, receive in matched if _has_peer(step, compute, -towards)]
 
 
-def _check_number(step: StepOfOperations, computes: Sequence[int], messages: Sequence[int]) -> None:
+def _check_number(step: Step, computes: Sequence[int], messages: Sequence[int]) -> None:
     if len(messages) not in (0, len(computes) - 1, len(computes)):
         raise DataError(
             f"stage {step.keys[messages[0]].stage} has {len(messages)} {step.keys[messages[0]].kind} for "
@@ -103,5 +104,5 @@ def _check_number(step: StepOfOperations, computes: Sequence[int], messages: Seq
         )
 
 
-def _has_peer(step: StepOfOperations, compute: int, towards: int) -> bool:
+def _has_peer(step: Step, compute: int, towards: int) -> bool:
     return 0 <= step.keys[compute].model_chunk + towards < step.num_chunks_of_model

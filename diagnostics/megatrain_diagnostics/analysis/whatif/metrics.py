@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.lanes import OperationKey
 from megatrain_diagnostics.analysis.whatif.model import ReplayModel
-from megatrain_diagnostics.analysis.whatif.operations import Floats, Ints, ranks_per_row
+from megatrain_diagnostics.analysis.whatif.operations import ranks_per_row
+from megatrain_diagnostics.events.tables import Flags, Float64, Int64
 
 WORST_WORKERS = 0.03
 """Fraction of the workers that are ideal for M_W."""
@@ -28,7 +28,6 @@ DECOMPOSED_FROM = 1.03
 FIRST_OPERATION = "first-op"
 """The first operation of a stage in a step. Gaps before it are a separate class: they are due to the data loader."""
 
-Mask = NDArray[np.bool_]
 Name = TypeVar("Name", int, str)
 
 
@@ -155,13 +154,13 @@ def gain_without(model: ReplayModel, ranks: Collection[int]) -> float:
     return max(0.0, float(as_measured - model.choose_cells(~cells).max(axis=(0, 1)).mean()))
 
 
-def _explain(model: ReplayModel, cells: Mask, tori: float, tideal: float) -> Explained:
+def _explain(model: ReplayModel, cells: Flags, tori: float, tideal: float) -> Explained:
     removed = model.choose_cells(~cells).max(axis=(0, 1)).mean()
     added = model.choose_cells(cells).max(axis=(0, 1)).mean()
     return Explained(trem=float(removed), tadd=float(added), tori=tori, tideal=tideal)
 
 
-def _worst_cells(model: ReplayModel, parts: Decomposition) -> Mask:
+def _worst_cells(model: ReplayModel, parts: Decomposition) -> Flags:
     """Return the slowest workers. A worker's slowdown is estimated as the minimum of its dp rank's and its stage's."""
     ranks = model.lanes.ranks
     by_rank = [parts.by_dp_rank.overall[str(dp)] for dp in range(ranks.shape[0])]
@@ -169,15 +168,15 @@ def _worst_cells(model: ReplayModel, parts: Decomposition) -> Mask:
     scores = np.minimum.outer(np.array(by_rank), np.array(by_stage)).reshape(-1)
     order = np.lexsort((ranks.reshape(-1), -scores))
     num_worst = -int(-ranks.size * WORST_WORKERS // 1)
-    worst: Mask = np.isin(np.arange(ranks.size), order[:num_worst]).reshape(ranks.shape)
+    worst: Flags = np.isin(np.arange(ranks.size), order[:num_worst]).reshape(ranks.shape)
     return worst
 
 
-def _decompose(model: ReplayModel, ideal: Floats) -> Decomposition:
-    def of_class(name: str) -> Floats:
+def _decompose(model: ReplayModel, ideal: Float64) -> Decomposition:
+    def of_class(name: str) -> Float64:
         return model.last_ends(model.choose(lambda key: kinds.class_of(key.kind) == name))
 
-    def of_stage(stage: int) -> Floats:
+    def of_stage(stage: int) -> Float64:
         return model.last_ends(model.choose(lambda key: key.stage == stage))
 
     by_class = {name: of_class(name) for name in sorted({kinds.class_of(key.kind) for key in model.keys})}
@@ -190,24 +189,24 @@ def _decompose(model: ReplayModel, ideal: Floats) -> Decomposition:
     )
 
 
-def _decompose_gaps(model: ReplayModel, simulated: Floats) -> Decomposition:
+def _decompose_gaps(model: ReplayModel, simulated: Float64) -> Decomposition:
     """Return the cost of the gaps before operations, by class of operation, data-parallel rank and stage."""
     late = model.late_s
 
-    def of_class(name: str) -> Floats:
+    def of_class(name: str) -> Float64:
         return model.last_ends(
             model.with_lateness(lambda number: late[number] if _gap_class(model.keys[number]) == name else 0.0)
         )
 
-    def of_stage(stage: int) -> Floats:
+    def of_stage(stage: int) -> Float64:
         return model.last_ends(
             model.with_lateness(lambda number: late[number] if model.keys[number].stage == stage else 0.0)
         )
 
-    def of_dp_rank(dp: int) -> Floats:
+    def of_dp_rank(dp: int) -> Float64:
         own = np.zeros((model.num_dp, model.num_steps))
 
-        def lateness(number: int) -> Floats:
+        def lateness(number: int) -> Float64:
             own[dp] = late[number, dp]
             return own
 
@@ -227,7 +226,7 @@ def _gap_class(key: OperationKey) -> str:
     return FIRST_OPERATION if key.kind == first and key.sequence == 0 else kinds.class_of(key.kind)
 
 
-def _parts(times: dict[str, Floats], reference: Floats, steps: Ints) -> PartSlowdowns:
+def _parts(times: dict[str, Float64], reference: Float64, steps: Int64) -> PartSlowdowns:
     ratios = {name: _ratios(step_times, reference) for name, step_times in times.items()}
     return PartSlowdowns(
         overall=_by_size({name: _ratio(step_times.mean(), reference.mean()) for name, step_times in times.items()}),
@@ -238,7 +237,7 @@ def _parts(times: dict[str, Floats], reference: Floats, steps: Ints) -> PartSlow
     )
 
 
-def _by_step(steps: Ints, values: Floats) -> dict[int, float]:
+def _by_step(steps: Int64, values: Float64) -> dict[int, float]:
     return dict(zip(steps.tolist(), values.tolist(), strict=True))
 
 
@@ -251,7 +250,7 @@ def _ratio(value: float, reference: float) -> float:
     return float(value / reference) if reference > 0.0 else 1.0
 
 
-def _ratios(values: Floats, references: Floats) -> Floats:
+def _ratios(values: Float64, references: Float64) -> Float64:
     is_defined = references > 0.0
-    ratios: Floats = np.where(is_defined, values, 1.0) / np.where(is_defined, references, 1.0)
+    ratios: Float64 = np.where(is_defined, values, 1.0) / np.where(is_defined, references, 1.0)
     return ratios

@@ -21,7 +21,8 @@ from megatrain_diagnostics.analysis.medians import median
 from megatrain_diagnostics.analysis.whatif import kinds
 from megatrain_diagnostics.analysis.whatif.dependencies import Dependencies, find_dependencies
 from megatrain_diagnostics.analysis.whatif.lanes import Lanes, OperationKey, make_lanes
-from megatrain_diagnostics.analysis.whatif.operations import Floats, JobShape, OperationTable
+from megatrain_diagnostics.analysis.whatif.operations import JobShape, OperationTable
+from megatrain_diagnostics.events.tables import Float64
 from megatrain_diagnostics.replay import evaluate_replicas
 
 CLOCK_TOLERANCE_S = 0.01
@@ -35,9 +36,9 @@ class ReplayModel:
     shape: JobShape
     lanes: Lanes
     dependencies: Dependencies
-    taken_s: Floats
-    ideal_s: Floats
-    late_s: Floats
+    taken_s: Float64
+    ideal_s: Float64
+    late_s: Float64
     """Delay between the end of all dependencies in the same rank and the start of an operation, due to the CPU."""
 
     @property
@@ -52,22 +53,22 @@ class ReplayModel:
     def num_steps(self) -> int:
         return int(self.taken_s.shape[2])
 
-    def measured_s(self) -> Floats:
+    def measured_s(self) -> Float64:
         """Return the measured duration of each step."""
-        ends: Floats = (self.lanes.start_s + self.lanes.duration_s).max(axis=(0, 1))
+        ends: Float64 = (self.lanes.start_s + self.lanes.duration_s).max(axis=(0, 1))
         return ends
 
-    def choose(self, is_measured: Callable[[OperationKey], bool]) -> Floats:
+    def choose(self, is_measured: Callable[[OperationKey], bool]) -> Float64:
         """Return the ends of all operations if the chosen ones take their measured, the others their ideal time."""
         chosen = [is_measured(key) for key in self.keys]
         return self._replay(lambda number: self.taken_s[number] if chosen[number] else self.ideal_s[number])
 
-    def choose_cells(self, is_measured: NDArray[np.bool_]) -> Floats:
+    def choose_cells(self, is_measured: NDArray[np.bool_]) -> Float64:
         """Return the ends if the chosen cells [dp rank, stage] take their measured, the others their ideal time."""
 
-        def durations(number: int) -> Floats | float:
+        def durations(number: int) -> Float64 | float:
             cells = is_measured[:, self.keys[number].stage]
-            taken: Floats = self.taken_s[number]
+            taken: Float64 = self.taken_s[number]
             ideal = float(self.ideal_s[number])
             if cells.all():
                 return taken
@@ -75,17 +76,17 @@ class ReplayModel:
 
         return self._replay(durations)
 
-    def with_lateness(self, is_late: Callable[[int], Floats | float]) -> Floats:
+    def with_lateness(self, is_late: Callable[[int], Float64 | float]) -> Float64:
         """Return the ends if operations take their measured durations and start with the given delays."""
         return evaluate_replicas(
             self.dependencies.graph, self.num_dp, self.num_steps, lambda number: self.taken_s[number], is_late
         )
 
-    def ideal_ends(self) -> Floats:
+    def ideal_ends(self) -> Float64:
         """Return the ends if everything is ideal. Shape: [operation, 1, 1], because all ranks and steps are equal."""
         return evaluate_replicas(self.dependencies.graph, 1, 1, lambda number: self.ideal_s[number])
 
-    def one_rank_ends(self) -> Floats:
+    def one_rank_ends(self) -> Float64:
         """Return the ends of one scenario per dp rank, in which this rank is as measured and the others are ideal.
 
         Shapes: [operation, 2, dp rank * step]. All ideal ranks are equal, so only one of them is simulated.
@@ -94,20 +95,20 @@ class ReplayModel:
         num_columns = self.num_dp * self.num_steps
         mixed = np.empty((num_replicas, num_columns))
 
-        def durations(number: int) -> Floats:
+        def durations(number: int) -> Float64:
             mixed[0] = self.taken_s[number].reshape(-1)
             mixed[1:] = self.ideal_s[number]
             return mixed
 
         return evaluate_replicas(self.dependencies.graph, num_replicas, num_columns, durations)
 
-    def last_ends(self, ends: Floats) -> Floats:
+    def last_ends(self, ends: Float64) -> Float64:
         """Return the end of the last optimizer, by step; without an optimizer, the end of the last operation."""
         numbers = [number for number, key in enumerate(self.keys) if key.kind == kinds.OPTIMIZER]
-        last: Floats = (ends[numbers] if numbers else ends).max(axis=(0, 1))
+        last: Float64 = (ends[numbers] if numbers else ends).max(axis=(0, 1))
         return last
 
-    def _replay(self, durations: Callable[[int], Floats | float]) -> Floats:
+    def _replay(self, durations: Callable[[int], Float64 | float]) -> Float64:
         return evaluate_replicas(self.dependencies.graph, self.num_dp, self.num_steps, durations)
 
 
@@ -121,7 +122,7 @@ def make_model(table: OperationTable, shape: JobShape) -> ReplayModel:
     return ReplayModel(shape, lanes, dependencies, taken_s, _ideal(lanes.keys, taken_s), _lateness(lanes, dependencies))
 
 
-def _taken(lanes: Lanes, dependencies: Dependencies) -> Floats:
+def _taken(lanes: Lanes, dependencies: Dependencies) -> Float64:
     """Return the durations of operations, without the time of waiting for other participants."""
     taken = lanes.duration_s.copy()
     members: dict[int, list[int]] = defaultdict(list)
@@ -141,10 +142,12 @@ def _taken(lanes: Lanes, dependencies: Dependencies) -> Floats:
     return taken
 
 
-def _lateness(lanes: Lanes, dependencies: Dependencies) -> Floats:
+def _lateness(lanes: Lanes, dependencies: Dependencies) -> Float64:
     late = lanes.start_s.copy()
-    for number, waits in enumerate(dependencies.waits):
-        if waits:
+    for node in dependencies.graph.nodes:
+        for number, waits in zip(node.operations, node.waits, strict=True):
+            if not waits:
+                continue
             ready = lanes.start_s[waits[0]] + lanes.duration_s[waits[0]]
             for wait in waits[1:]:
                 np.maximum(ready, lanes.start_s[wait] + lanes.duration_s[wait], out=ready)
@@ -153,7 +156,7 @@ def _lateness(lanes: Lanes, dependencies: Dependencies) -> Floats:
     return late
 
 
-def _ideal(keys: Collection[OperationKey], taken_s: Floats) -> Floats:
+def _ideal(keys: Collection[OperationKey], taken_s: Float64) -> Float64:
     ideal = np.empty(len(keys))
     numbers_of: dict[str, list[int]] = defaultdict(list)
     for number, key in enumerate(keys):

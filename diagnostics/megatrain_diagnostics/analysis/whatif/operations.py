@@ -9,10 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain.contracts.errors import DataError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
+from megatrain_diagnostics.events.tables import Float64, Int64
 
 PUBLIC_NAMES = {"num_chunks": "vpp_size"}
 """Field of JobShape -> name in the public format, if different."""
@@ -69,20 +66,20 @@ class OperationTable:
 
     kinds: tuple[str, ...]
     """Names that `kind` indexes."""
-    dp_rank: Ints
-    stage: Ints
-    rank: Ints
-    step: Ints
-    kind: Ints
-    start_s: Floats
-    duration_s: Floats
-    sequence: Ints
+    dp_rank: Int64
+    stage: Int64
+    rank: Int64
+    step: Int64
+    kind: Int64
+    start_s: Float64
+    duration_s: Float64
+    sequence: Int64
     """Index among the operations of this kind in this step of this rank, by start, from 0."""
-    chunk: Ints
+    chunk: Int64
     """Index of the chunk on its stage."""
-    model_chunk: Ints
+    model_chunk: Int64
     """Index of the chunk in the whole model."""
-    microbatch: Ints
+    microbatch: Int64
 
     @property
     def num_rows(self) -> int:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatrain_diagnostics.analysis.whatif import kinds
-from megatrain_diagnostics.analysis.whatif.operations import Ints
 from megatrain_diagnostics.analysis.whatif.span_rows import NUMBER_OF, Cells, SpanRows, latest_at
+from megatrain_diagnostics.events.rows import begins_run
+from megatrain_diagnostics.events.tables import Int64
 
 
 def add_missing_rows(rows: SpanRows, cells: Cells) -> SpanRows:
@@ -21,7 +22,7 @@ def add_missing_rows(rows: SpanRows, cells: Cells) -> SpanRows:
     return rows.and_also(*_empty_operations(rows, cells))
 
 
-def _chunks(rows: SpanRows, cells: Cells) -> Ints:
+def _chunks(rows: SpanRows, cells: Cells) -> Int64:
     """Assign the collectives of a cell to its chunks: gathers from the first on, reduce-scatters from the last."""
     chunk = rows.chunk.astype(np.int64)
     for kind, is_reversed in ((kinds.PARAMS_GATHER, False), (kinds.GRADS_SCATTER, True)):
@@ -68,7 +69,7 @@ def _in_order(rows: SpanRows, cells: Cells) -> SpanRows:
     # a receive without a sender begins with its compute, so the next receive, posted earlier, is moved to this time
     start = rows.start.copy()
     times, place = np.unique(start, return_inverse=True)
-    offset = np.cumsum(np.append(0, np.diff(line) != 0))[: len(line)] * len(times)
+    offset = np.cumsum(begins_run(line)) * len(times)
     lifted = times[np.maximum.accumulate(place + offset) - offset]
     start[is_message] = lifted[is_message]
     return replace(rows, start=start, end=np.maximum(rows.end, start))
@@ -92,20 +93,20 @@ def _empty_operations(rows: SpanRows, cells: Cells) -> list[SpanRows]:
     return made
 
 
-def _latest_of_ends(times: Ints, cells: Cells) -> Ints:
+def _latest_of_ends(times: Int64, cells: Cells) -> Int64:
     """Return for each cell the later time of the first and the last stage of its pipeline."""
     shaped = times.reshape(cells.layout.dp_size, cells.layout.pp_size, len(cells.steps))
     latest = shaped[:, [0, -1]].max(axis=1, keepdims=True)
     return np.broadcast_to(latest, shaped.shape).reshape(-1)
 
 
-def _latest_of_replicas(times: Ints, cells: Cells) -> Ints:
+def _latest_of_replicas(times: Int64, cells: Cells) -> Int64:
     """Return for each cell the latest time of all data-parallel ranks of its stage."""
     shaped = times.reshape(cells.layout.dp_size, cells.layout.pp_size, len(cells.steps))
     return np.broadcast_to(shaped.max(axis=0, keepdims=True), shaped.shape).reshape(-1)
 
 
-def _rows_at(kind: str, cell: Ints, start: Ints, end: Ints, chunk: int = -1) -> SpanRows:
+def _rows_at(kind: str, cell: Int64, start: Int64, end: Int64, chunk: int = -1) -> SpanRows:
     def every(value: int) -> NDArray[np.int64]:
         return np.full(len(cell), value, dtype=np.int64)
 
