@@ -36,7 +36,7 @@ def client_of(
     """Return a client that tries `first` first. Its calls have time to wait for another leader."""
     client = EtcdClient(EtcdSettings.of(servers.urls, attempt_s=attempt_s, call_s=call_s))
     ring = client.gateway.ring
-    for endpoint in ring.endpoints:
+    for endpoint in client.settings.endpoints:
         ring.succeeded(endpoint) if str(endpoint) == first.url else ring.failed(endpoint)
     return client
 

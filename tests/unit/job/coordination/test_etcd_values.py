@@ -128,7 +128,7 @@ def test_field_of_another_kind_is_malformed() -> None:
 
 
 def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
-    assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0, 0)
+    assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0)
     assert int_field({"a": str(2**63 - 1)}, "a") == 2**63 - 1
     assert TxnResponse.from_json({"header": {"revision": "3"}}, (), ()) == TxnResponse(3, False, ())
 
