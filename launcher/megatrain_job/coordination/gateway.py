@@ -129,11 +129,10 @@ class Gateway:
         *,
         what: str,
         key: str | None = None,
-        deadline_s: float | None = None,
     ) -> Answer:
         """Send one request to one endpoint, without retries. Raises: as `call`."""
         self._check_open(what, key)
-        deadline = Deadline(self.settings.attempt_s if deadline_s is None else deadline_s)
+        deadline = Deadline(self.settings.attempt_s)
         try:
             return self._attempt(endpoint, path, body, decode, what, key, deadline)
         except AttemptError as error:

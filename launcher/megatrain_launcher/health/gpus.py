@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.files.system_files import system_text
 from megatrain.contracts.records.record import decode
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
@@ -70,11 +71,7 @@ def judge_gpus(
 
 def kernel_module_version(proc: Path) -> str:
     """Return the version of the kernel's NVIDIA driver; empty if none is loaded."""
-    try:
-        text = (proc / "driver/nvidia/version").read_text()
-    except OSError:
-        return ""
-    found = re.search(r"Kernel Module\D*(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", text)
+    found = re.search(r"Kernel Module\D*(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", system_text(proc / "driver/nvidia/version"))
     return found[1] if found else ""
 
 

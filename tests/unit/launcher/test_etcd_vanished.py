@@ -186,14 +186,7 @@ def test_files_that_etcd_itself_replaces_are_no_loss(place: Path, program: Path)
         compact(client, client.put("key", "value"))
         pid = etcd.pid
         before = (place / "etcd" / "member" / "snap" / "db").stat().st_ino
-        client.gateway.call_at(
-            etcd.settings.endpoints[0],
-            "/v3/maintenance/defragment",
-            {},
-            bool,
-            what="defragmentation",
-            deadline_s=DEADLINE_S,
-        )
+        client.gateway.call("/v3/maintenance/defragment", {}, bool, what="defragmentation", deadline_s=DEADLINE_S)
         assert (place / "etcd" / "member" / "snap" / "db").stat().st_ino != before
         held = HeldFiles(place / "etcd")
         assert held.poll(pid) == ()
