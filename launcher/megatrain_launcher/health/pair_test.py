@@ -16,7 +16,6 @@ from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.pairs import PairResult
 
 NAME = "pair"
-_NOTHING: Mapping[str, float] = {}
 START_S = 60.0
 """Time to load torch, in addition to the time limit for the all-reduce."""
 
@@ -79,7 +78,7 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
         f"--prefix={task.prefix}",
         f"--timeout-s={task.timeout_s:g}",
     ]
-    parts: Mapping[str, float]
+    parts: Mapping[str, float] = {}
     try:
         end = probe(
             "pair_probe",
@@ -88,7 +87,7 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
             deadline_s=task.timeout_s + START_S,
         )
     except OSError as error:
-        parts, reason = _NOTHING, f"no process can be started: {error.strerror}"
+        reason = f"no process can be started: {error.strerror}"
     else:
         lines = [line for line in measurements(end.output) if line["part"] == NAME]
         parts, reason = _parts(lines, "" if end.is_complete else end.problem)

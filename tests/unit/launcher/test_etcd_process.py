@@ -20,7 +20,7 @@ import pytest
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_launcher.etcd import process
+from megatrain_launcher.etcd import server
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.etcd.program import find_etcd
 from tests.helpers.certificates import Authority
@@ -282,7 +282,7 @@ def test_a_taken_port_is_replaced_by_another(place: Path, program: Path, monkeyp
         taken.listen()
         port = taken.getsockname()[1]
         answers = [port, *free_ports(1)]
-        monkeypatch.setattr(process, "free_port", lambda address: answers.pop(0))
+        monkeypatch.setattr(server, "free_port", lambda address: answers.pop(0))
 
         with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd:
             assert etcd.settings.endpoints[0].port != port
@@ -345,11 +345,6 @@ def test_the_package_is_used_rather_than_its_script(tmp_path: Path, monkeypatch:
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_etcd().parent.name == "etcdbin"
-
-
-def test_etcd_for_other_hosts_needs_certificates(place: Path) -> None:
-    with pytest.raises(ConfigError, match="an address and TLS go together"):
-        EtcdProcess(place, OWN, address="192.0.2.1")
 
 
 def test_missing_certificate_package_is_named(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
