@@ -123,7 +123,7 @@ def test_etcds_of_two_jobs_are_two_clusters(tmp_path: Path, program: Path) -> No
 def test_it_has_its_password_before_anybody_can_connect(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restrict_users, moments = process.restrict_users, []
+    restrict_users, moments = server.restrict_users, []
 
     def admit(settings: EtcdSettings, credentials: Credentials) -> None:
         (endpoint,) = settings.endpoints
@@ -133,7 +133,7 @@ def test_it_has_its_password_before_anybody_can_connect(
         restrict_users(settings, credentials)
         moments.append("it has a password")
 
-    monkeypatch.setattr(process, "restrict_users", admit)
+    monkeypatch.setattr(server, "restrict_users", admit)
     etcd = EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program)
     with etcd:
         assert moments == ["it has a password"]
