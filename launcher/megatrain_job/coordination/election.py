@@ -125,7 +125,7 @@ class Leadership:
 
 
 class DeathChecks:
-    """When a waiting candidate asks whether the one before it is dead, and when that is proven. Not thread-safe."""
+    """Decides when a candidate asks whether the one before it is dead, and when the death is proven. Not thread-safe."""
 
     def __init__(self) -> None:
         self._asked_at_s = -math.inf

@@ -1,8 +1,8 @@
 """A job as stored in etcd at one revision: reads ranges of keys, and decodes their records.
 
-Records that cannot be decoded are left out, and `unreadable` names them, except verdicts and outcomes. Of rounds,
-halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large job stays small. Records
-that are older than the job's record belong to an earlier launch under the same name.
+Records that cannot be decoded are left out, and `unreadable` names them, unless they are verdicts or outcomes. Of
+rounds, halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large job stays small.
+Records that are older than the job's record belong to an earlier launch under the same name.
 """
 
 from __future__ import annotations

@@ -96,6 +96,7 @@ def base_command(program: Path, directory: Path) -> list[str]:
 
 
 def listening(url: str) -> list[str]:
+    """Return the options with the address for clients."""
     return ["--listen-client-urls", url, "--advertise-client-urls", url]
 
 

@@ -21,9 +21,10 @@ from megatrain_launcher.executor import host_checks
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health import gpus, kernel_log
 from megatrain_launcher.health.checks import Check, run_checks
-from megatrain_launcher.health.context import HealthContext, Places
+from megatrain_launcher.health.context import Places
 from megatrain_launcher.health.history import HealthHistory
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
+from tests.helpers.health_contexts import health_context
 from tests.helpers.single_rank import make_config
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
@@ -268,15 +269,10 @@ def test_nvml_that_cannot_start_has_its_error_or_none(nvml: ModuleType, monkeypa
 # the check with its probe
 
 
-def context(tmp_path: Path, **changes) -> HealthContext:
-    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 1, "history": tmp_path / "h.json"}
-    return HealthContext(**{**fields, "places": Places(proc=tmp_path, kernel_log=tmp_path / "kmsg"), **changes})
-
-
 def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(FAKE_NVML)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    findings = gpus.check_gpus(context(tmp_path, environment={"PYTHONPATH": path}), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, environment={"PYTHONPATH": path}), HealthHistory())
     assert [finding.outcome for finding in findings] == ["passed", "passed", "failed"]
     assert "GPU 1 (GPU-1): the remapping" in findings[2].detail
 
@@ -284,7 +280,7 @@ def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_driver_that_crashes_its_probe_fails(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("import os\nos.abort()\n")
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    findings = gpus.check_gpus(context(tmp_path, device="cuda", environment=environment), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, device="cuda", environment=environment), HealthHistory())
     assert [finding.outcome for finding in findings] == ["failed", "failed", "skipped"]
     assert "SIGABRT" in findings[0].detail
 
@@ -293,7 +289,7 @@ def test_cpu_runs_ask_no_gpu_driver(tmp_path: Path) -> None:
     def never(*arguments, **more):
         raise AssertionError("asked")
 
-    findings = gpus.check_gpus(context(tmp_path, device="cpu", probe=never), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, device="cpu", probe=never), HealthHistory())
     assert {finding.outcome for finding in findings} == {CheckOutcome.SKIPPED}
 
 
@@ -301,7 +297,7 @@ def test_probe_output_that_is_no_json_fails(tmp_path: Path) -> None:
     def probe(*arguments, **more):
         return SimpleNamespace(is_complete=True, output="what?", problem="")
 
-    findings = gpus.check_gpus(context(tmp_path, device="cuda", probe=probe), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, device="cuda", probe=probe), HealthHistory())
     assert findings[0].outcome is CheckOutcome.FAILED
     assert "not JSON" in findings[0].detail
 
@@ -330,7 +326,7 @@ def test_outcome_of_xid_messages() -> None:
 
 
 def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
-    one = context(tmp_path)
+    one = health_context(tmp_path)
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
     (tmp_path / "kmsg").write_bytes(record(79, time.clock_gettime(time.CLOCK_MONOTONIC)))

@@ -49,20 +49,6 @@ def test_repeated_grant_gives_one_lease(etcd: EtcdServers) -> None:
         client.revoke_lease(lease.lease_id)
 
 
-@pytest.mark.slow
-def test_keeper_renews_its_lease_beyond_the_first_end(client: EtcdClient, prefix: str) -> None:
-    with LeaseKeeper(client, ttl_s=3, period_s=0.5) as keeper:
-        client.put(prefix + "a", "", lease_id=keeper.lease_id)
-        started_with = keeper.valid_s
-        # Past its first end, so it must have been renewed.
-        assert not keeper.wait_until_lost(3.2)
-        assert keeper.state is LeaseState.HELD
-        assert 0.0 < keeper.valid_s <= keeper.lease.ttl_s
-        assert started_with <= keeper.lease.ttl_s
-    assert keeper.state is LeaseState.CLOSED
-    assert client.get(prefix + "a") is None
-
-
 def test_keeper_revokes_its_lease_unless_disabled(client: EtcdClient, prefix: str) -> None:
     with LeaseKeeper(client, ttl_s=30) as keeper:
         client.put(prefix + "a", "", lease_id=keeper.lease_id)

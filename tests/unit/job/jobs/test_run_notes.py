@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import threading
@@ -52,11 +51,11 @@ def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path
     assert reported(tmp_path) == []
     notes_writer.add(" learning rate lowered ", ADA, step=1200)
     notes_writer.add("switch 4 was replaced", BOB, at_unix_s=NOW_S - 60)
-    notes_writer.add("looks well", ADA)
+    notes_writer.add('looks "well" </script> \\', ADA)
     assert reported(tmp_path) == [
         ("ada", "learning rate lowered", 1200, None, False),
         ("bob@login", "switch 4 was replaced", None, NOW_S - 60, False),
-        ("ada", "looks well", None, NOW_S, False),
+        ("ada", 'looks "well" </script> \\', None, NOW_S, False),
     ]
     trail = read_actions(log_path(tmp_path))
     assert trail.problem == ""
@@ -259,9 +258,3 @@ def test_a_note_is_of_the_incident_in_whose_time_it_stands(notes_writer: Writer)
         assert notes_writer.add("a note", ADA, **place).is_of(incident, NOW_S) is is_of, place
     lasting = replace(incident, state=IncidentState.OPEN)
     assert notes_writer.add("still open", ADA, at_unix_s=NOW_S).is_of(lasting, NOW_S)
-
-
-def test_the_file_holds_no_text_that_breaks_its_lines(notes_writer: Writer, tmp_path: Path) -> None:
-    notes_writer.add('quotes " and </script> \\ stay text', ADA)
-    (line,) = log_path(tmp_path).read_bytes().splitlines()
-    assert json.loads(line)["reason"] == 'quotes " and </script> \\ stay text'
