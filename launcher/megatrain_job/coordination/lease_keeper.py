@@ -57,7 +57,8 @@ class LeaseKeeper(Closable):
         self._lock = threading.Lock()
         self._valid_until = asked_at + self.lease.ttl_s
         self._reported_state = LeaseState.HELD
-        self._lost_because = ""
+        self.lost_because = ""
+        """Why the lease is lost; empty if it is not."""
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._thread = RestartingThread(f"etcd lease {self.lease.lease_id:x}", self._run, self._closed)
@@ -80,10 +81,6 @@ class LeaseKeeper(Closable):
         """For how many seconds etcd still guarantees the lease, counted from the start of the last renewal."""
         with self._lock:
             return self._valid_until - time.monotonic()
-
-    @property
-    def lost_because(self) -> str:
-        return self._lost_because
 
     def wait_until_lost(self, timeout_s: float) -> bool:
         """Wait until the lease is lost; return whether it is."""
@@ -115,7 +112,7 @@ class LeaseKeeper(Closable):
         try:
             ttl_s = self._client.renew_lease(self.lease_id, deadline_s=self._period_s)
         except LeaseLostError as error:
-            self._lost_because = str(error)
+            self.lost_because = str(error)
             self._lost.set()
             self._report_change(LeaseState.LOST, str(error))
             return 0.0

@@ -150,9 +150,6 @@ class Health:
     def level(self) -> HealthLevel:
         return self.reasons[0].level if self.reasons else HealthLevel.GREEN
 
-    def has(self, *codes: ReasonCode) -> bool:
-        return any(reason.code in codes for reason in self.reasons)
-
 
 def health_of(reasons: Iterable[Reason]) -> Health:
     """Return the health that follows from reasons; reasons of one level keep their order."""

@@ -7,7 +7,6 @@ Records that are older than the job's record belong to an earlier launch under t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -263,16 +262,7 @@ def decode_all(
 
 
 def _leader(candidates: Sequence[KeyValue]) -> str:
-    """Return the name of the candidate that leads: the oldest.
-
-    The value of a candidate's key is its name, or a JSON object that has the name under "host".
-    """
+    """Return the name of the candidate that leads: the value of the oldest key."""
     if not candidates:
         return ""
-    value = min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace")
-    try:
-        leader = json.loads(value)
-    except (ValueError, RecursionError):
-        leader = None
-    name = leader.get("host", "") if isinstance(leader, dict) else value
-    return name if isinstance(name, str) and name else "unnamed"
+    return min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace") or "unnamed"
