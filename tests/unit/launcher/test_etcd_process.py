@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,14 @@ def shared(shared_place: Path, program: Path) -> Iterator[EtcdProcess]:
             patch.setenv("MEGATRAIN_ETCD_PASSWORD", "of another")
             etcd = stack.enter_context(EtcdProcess(shared_place, OWN, program=program))
         yield etcd
+
+
+def check_refused(
+    error: type[Exception], reason: str, place: Path, credentials: Credentials = OWN, **options: Any
+) -> None:
+    """Check that no etcd can be run in a place; `reason`: a pattern of the error."""
+    with pytest.raises(error, match=reason), EtcdProcess(place, credentials, **options):
+        pass
 
 
 def tls_in(directory: Path) -> TlsFiles:
@@ -230,11 +239,7 @@ def test_earlier_client_is_disconnected_by_the_password(tmp_path: Path, program:
 def test_data_with_another_password_are_refused(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program):
         pass
-    with (
-        pytest.raises(CoordinationError, match=r"has another password .*; remove .*own/etcd"),
-        EtcdProcess(place, Credentials("megatrain", "another"), program=program),
-    ):
-        pass
+    check_refused(CoordinationError, r"has another password .*; remove .*own/etcd", place, Credentials("megatrain", "another"), program=program)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +257,7 @@ def test_data_directory_of_another_user_is_refused(
 ) -> None:
     everybodys = everybodys_place(tmp_path)
     corrupt(everybodys / "own")
-    with (
-        pytest.raises(ConfigError, match=rf"{problem}.*set job\.run_directory"),
-        EtcdProcess(everybodys / "own", OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, rf"{problem}.*set job\.run_directory", everybodys / "own", program=program)
 
 
 def test_etcd_options_do_not_come_from_the_environment(shared: EtcdProcess) -> None:
@@ -267,11 +268,7 @@ def test_etcd_options_do_not_come_from_the_environment(shared: EtcdProcess) -> N
 def test_a_second_launch_in_the_same_directory_is_refused(
     shared: EtcdProcess, shared_place: Path, program: Path
 ) -> None:
-    with (
-        pytest.raises(ConfigError, match=f"process {os.getpid()} on .* still runs"),
-        EtcdProcess(shared_place, OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, f"process {os.getpid()} on .* still runs", shared_place, program=program)
     assert shared.pid is not None
 
 
@@ -292,21 +289,13 @@ def test_etcd_that_does_not_start_reports_its_log(tmp_path: Path, place: Path) -
     broken = tmp_path / "etcd"
     broken.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 3\n")
     broken.chmod(0o755)
-    with (
-        pytest.raises(CoordinationError, match=r"ended with exit code 3 before it served; .*\n.*the disk is on fire"),
-        EtcdProcess(place, OWN, program=broken),
-    ):
-        pass
+    check_refused(CoordinationError, r"ended with exit code 3 before it served; .*\n.*the disk is on fire", place, program=broken)
 
 
 def test_directory_in_place_of_the_log_is_named(place: Path, program: Path) -> None:
     (place / "etcd.log").mkdir(parents=True)
     place.chmod(0o700)
-    with (
-        pytest.raises(ConfigError, match=r"etcd\.log: Is a directory; set job\.run_directory"),
-        EtcdProcess(place, OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, r"etcd\.log: Is a directory; set job\.run_directory", place, program=program)
 
 
 def test_file_system_without_locks_is_no_other_launch(
@@ -316,19 +305,11 @@ def test_file_system_without_locks_is_no_other_launch(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with (
-        pytest.raises(ConfigError, match=r"Function not implemented.*; set job\.run_directory"),
-        EtcdProcess(place, OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, r"Function not implemented.*; set job\.run_directory", place, program=program)
 
 
 def test_address_of_another_machine_is_refused(place: Path, program: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="--local-addr an address of this host"),
-        EtcdProcess(place, OWN, address="192.0.2.1", tls=tls_in(place), program=program),
-    ):
-        pass
+    check_refused(ConfigError, "--local-addr an address of this host", place, address="192.0.2.1", tls=tls_in(place), program=program)
 
 
 def test_missing_etcd_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,8 +330,4 @@ def test_the_package_is_used_rather_than_its_script(tmp_path: Path, monkeypatch:
 
 def test_missing_certificate_package_is_named(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with (
-        pytest.raises(ConfigError, match=r"needs the package cryptography: pip install 'megatrain\[launcher\]'"),
-        EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program),
-    ):
-        pass
+    check_refused(ConfigError, r"needs the package cryptography: pip install 'megatrain\[launcher\]'", place, address="127.0.0.1", tls=tls_in(place), program=program)

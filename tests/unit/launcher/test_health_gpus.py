@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -94,50 +95,45 @@ def test_version_of_the_kernel_module(tmp_path: Path) -> None:
 
 # nvidia-smi
 
-
-def fake_program(directory: Path, script: str) -> Path:
-    path = directory / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
-
-
 GOOD_ROW = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 550.54.15, 0, [N/A], No, No"
 FROM_GOOD_ROW = GpuReading(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", 0, None, False, False)
 
 
-def test_readings_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DriverReading]:
+    """Returns the reading of a script in the place of nvidia-smi."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = tmp_path / "nvidia-smi"
+
+    def read(script: str, timeout_s: float = 5.0) -> DriverReading:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        reading = read_nvidia_smi(timeout_s)
+        assert reading is not None
+        return reading
+
+    return read
+
+
+def test_readings_of_nvidia_smi(smi: Callable[..., DriverReading]) -> None:
+    second = GpuReading(1, "GPU-bbbb", "H100", 2, True, True, None, error="Unknown Error")
+    mismatch = "Failed to initialize NVML: Driver/library version mismatch"
     for script, expected in [
-        (
-            f"echo '{GOOD_ROW}'",
-            DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW,)),
-        ),
+        (f"echo '{GOOD_ROW}'", DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW,))),
         (
             f"echo '{GOOD_ROW}'; echo '1, GPU-bbbb, H100, 550.54.15, 2, Yes, Yes, [Unknown Error]'",
-            DriverReading(
-                "nvidia-smi", "550.54.15", "",
-                (
-                    FROM_GOOD_ROW,
-                    GpuReading(1, "GPU-bbbb", "H100", 2, True, True, None, error="Unknown Error"),
-                ),
-            ),
+            DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW, second)),
         ),
         ("echo 'No devices were found'; exit 6", DriverReading("nvidia-smi")),
-        (
-            "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
-            DriverReading("nvidia-smi", error="Failed to initialize NVML: Driver/library version mismatch"),
-        ),
+        (f"echo '{mismatch}'; exit 18", DriverReading("nvidia-smi", error=mismatch)),
         ("exit 9", DriverReading("nvidia-smi", error="exit code 9")),
         ("true", DriverReading("nvidia-smi", error="it names no GPU")),
-    ]:  # fmt: skip
-        fake_program(tmp_path, script)
-        assert read_nvidia_smi(5.0) == expected, script
+    ]:
+        assert smi(script) == expected, script
 
 
-def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_program(
-        tmp_path,
+def test_an_older_nvidia_smi_is_asked_for_less(smi: Callable[..., DriverReading]) -> None:
+    reading = smi(
         """
         says() { echo "Field \\"$1\\" is not a valid field to query."; exit 2; }
         case "$*" in
@@ -145,33 +141,26 @@ def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pyte
             *remapped_rows.failure*) says remapped_rows.failure;;
             *) echo '0, GPU-aaaa, V100, 418.226.00, 0, Yes';;
         esac
-        """,
+        """
     )
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    reading = read_nvidia_smi(5.0)
     assert reading == DriverReading(
         "nvidia-smi", "418.226.00", "", (GpuReading(0, "GPU-aaaa", "V100", 0, is_page_retirement_pending=True),)
     )
 
 
-def test_lost_gpu_ends_the_list_with_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_ends_the_list_with_a_message(smi: Callable[..., DriverReading]) -> None:
     lost = "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost."
-    fake_program(tmp_path, f"echo '{GOOD_ROW}'; echo '{lost}'; exit 15")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    reading = read_nvidia_smi(5.0)
-    assert reading is not None
-    assert reading.error == lost
-    assert len(reading.gpus) == 1
+    reading = smi(f"echo '{GOOD_ROW}'; echo '{lost}'; exit 15")
+    assert (reading.error, len(reading.gpus)) == (lost, 1)
     assert judged(reading)[0].outcome is CheckOutcome.FAILED
 
 
-def test_nvidia_smi_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_nvidia_smi_that_hangs_or_is_not_there(
+    smi: Callable[..., DriverReading], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no answer from nvidia-smi within 0.2 s" in smi("exec /bin/sleep 60", 0.2).error
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert read_nvidia_smi(5.0) is None
-    fake_program(tmp_path, "exec /bin/sleep 60")
-    reading = read_nvidia_smi(0.2)
-    assert reading is not None
-    assert "no answer from nvidia-smi within 0.2 s" in reading.error
 
 
 # NVML
