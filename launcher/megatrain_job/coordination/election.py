@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
@@ -135,9 +135,8 @@ class Election:
         self._prefix = as_bytes(name) + b"/"
 
     def leader(self) -> KeyValue | None:
-        """Return the leader's key, the oldest one with a lease. Its create revision is the leader's token."""
-        items = self._client.read_all(KeyRange.prefix(self._prefix)).items
-        return min((item for item in items if item.lease_id), key=lambda item: item.create_revision, default=None)
+        """Return the leader's key, or None. Its create revision is the leader's token."""
+        return leading_key(self._client.read_all(KeyRange.prefix(self._prefix)).items)
 
     def campaign(
         self,
@@ -224,3 +223,8 @@ class Election:
                             return
                     case None:
                         pass
+
+
+def leading_key(candidates: Iterable[KeyValue]) -> KeyValue | None:
+    """Return the key that leads, or None: the oldest one with a lease."""
+    return min((item for item in candidates if item.lease_id), key=lambda item: item.create_revision, default=None)

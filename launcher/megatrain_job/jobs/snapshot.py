@@ -23,6 +23,7 @@ from megatrain.contracts.records.problem_reports import DriverReport, JobProblem
 from megatrain.contracts.records.record import RecordType, decode
 from megatrain.contracts.records.rounds import Cordon, Halt, JobEnd, JobRecord, Round
 from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import leading_key
 from megatrain_job.coordination.maintenance import alarms
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown
 
@@ -262,7 +263,6 @@ def decode_all(
 
 
 def _leader(candidates: Sequence[KeyValue]) -> str:
-    """Return the name of the candidate that leads: the value of the oldest key."""
-    if not candidates:
-        return ""
-    return min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace") or "unnamed"
+    """Return the name of the candidate that leads: the value of its key; empty if there is none."""
+    leading = leading_key(candidates)
+    return "" if leading is None else leading.value.decode(errors="replace") or "unnamed"

@@ -184,7 +184,7 @@ class _Etcd:
 
 @with_many_scribes
 def test_the_command_line_shows_any_record(scribe: Scribe) -> None:
-    election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 0)
+    election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1)
     client: Any = _Etcd((*scribe.items(), election))
     snapshot = read_job(client, KEYS)
     answer = assess(snapshot, NOW_S)
