@@ -34,7 +34,7 @@ def outcomes(report: CheckReport) -> dict[str, str]:
     return {result.name: str(result.outcome) for result in report.results}
 
 
-def test_a_stuck_check_does_not_hold_the_gate(tmp_path: Path) -> None:
+def test_stuck_check_fails_at_its_deadline(tmp_path: Path) -> None:
     release = threading.Event()
     ended: list[HealthContext] = []
 

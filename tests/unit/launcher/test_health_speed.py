@@ -74,7 +74,7 @@ def test_first_measurements_pass_and_are_remembered() -> None:
     assert history.usual(f"loopback/{CPU}/all-reduce") == 0.003  # the slower one of its ranks
 
 
-def test_slowness_against_the_own_history() -> None:
+def test_device_slower_than_its_history_fails() -> None:
     history = usual()
     assert outcomes(lines(0.029), history)[:2] == (["passed"] * 3, False)
     found, is_slow, detail = outcomes(lines(0.031), history)
@@ -84,7 +84,7 @@ def test_slowness_against_the_own_history() -> None:
     assert outcomes(lines(reduce_s=0.0048), history)[0] == ["passed"] * 3  # 1.6 times, but 1.8 ms are noise
 
 
-def test_others_on_the_processor_excuse_it_but_not_a_gpu() -> None:
+def test_cpu_load_excuses_slowness_of_a_cpu_only() -> None:
     history = usual()
     found, is_slow, detail = outcomes(lines(0.1, busy=0.5), history)
     assert (found, is_slow) == (["warning", "passed", "passed"], False)

@@ -1,4 +1,4 @@
-"""Leases: granted, renewed, lost; and a keeper that knows which of the three is true."""
+"""Leases that are granted, renewed and lost, and the state that their keeper reports."""
 
 from __future__ import annotations
 

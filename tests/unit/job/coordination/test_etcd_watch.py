@@ -226,8 +226,8 @@ def test_compaction_behind_a_broken_watch_gives_a_snapshot(own: EtcdServers) -> 
         assert watch.problem == ""
 
 
-def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All events are outside the range; yet the watch knows its revision when history is compacted."""
+def test_progress_notification_advances_an_idle_watch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All events are outside the range, and the history before the newest one is compacted."""
     often = ["--experimental-watch-progress-notify-interval", "100ms"]
     with (
         EtcdServers(tmp_path_factory.mktemp("progress"), arguments=often) as servers,
@@ -238,7 +238,7 @@ def test_signs_of_progress_spare_an_idle_watch_the_beginning(tmp_path_factory: p
     ):
         take_snapshot(watch)
         last = write_some(writer, "busy/", random.Random(6), 20)
-        wait_until(lambda: watch.next_revision == last + 1, "a sign of progress")
+        wait_until(lambda: watch.next_revision == last + 1, "a progress notification")
         compact(writer, last)
         proxy.cut()
         written = writer.put("idle/a", "")
@@ -279,7 +279,7 @@ def test_history_that_went_back_gives_a_snapshot(own: EtcdServers) -> None:
         assert snapshot.items == ()
 
 
-def test_stream_that_is_swallowed_is_replaced(own: EtcdServers) -> None:
+def test_stream_without_data_is_replaced(own: EtcdServers) -> None:
     """The proxy keeps the stream open and sends nothing, while new connections work: only a timeout detects this."""
     with (
         EtcdClient(EtcdSettings.of(own.urls)) as writer,
@@ -298,7 +298,7 @@ def test_stream_that_is_swallowed_is_replaced(own: EtcdServers) -> None:
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])
-def test_quiet_watch_of_a_dead_member_moves_on(
+def test_silent_watch_of_a_dead_member_is_moved(
     is_frozen: bool, tmp_path_factory: pytest.TempPathFactory, etcd: EtcdServers
 ) -> None:
     """Two proxies to one etcd; the one that the watch uses stops forwarding without an error."""

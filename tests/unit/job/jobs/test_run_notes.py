@@ -47,7 +47,7 @@ def reported(run: Path) -> list[tuple[str, str, int | None, float | None, bool]]
     ]
 
 
-def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path: Path) -> None:
+def test_note_has_a_step_or_a_time(notes_writer: Writer, tmp_path: Path) -> None:
     assert reported(tmp_path) == []
     notes_writer.add(" learning rate lowered ", ADA, step=1200)
     notes_writer.add("switch 4 was replaced", BOB, at_unix_s=NOW_S - 60)
@@ -133,7 +133,7 @@ def test_number_of_notes_of_a_run_is_limited(notes_writer: Writer, monkeypatch: 
         notes_writer.add("the third", ADA)
 
 
-def test_after_a_line_that_was_cut_short_notes_go_on(notes_writer: Writer, tmp_path: Path) -> None:
+def test_note_after_a_truncated_line_is_kept(notes_writer: Writer, tmp_path: Path) -> None:
     notes_writer.add("before", ADA)
     with log_path(tmp_path).open("ab") as file:
         file.write(b'{"schema_version":1,"at_unix_s":1.0,"stage":"res')
@@ -241,7 +241,7 @@ def test_foreign_file_is_no_note(notes_writer: Writer, tmp_path: Path) -> None:
     assert "\x1b" not in found[1].user + found[1].text
 
 
-def test_a_note_is_of_the_incident_in_whose_time_it_stands(notes_writer: Writer) -> None:
+def test_note_belongs_to_the_incident_of_its_time(notes_writer: Writer) -> None:
     incident = make_incident()  # began 703 s ago, was over 3 s later; from step 1234 back to 1230
     ended = incident.moments.first_step or 0.0
     cases = [
