@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.records.record import encode
 from megatrain_launcher.health.child import ProbeRunner, device_environment, run_probe
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.pairs import PairResult
@@ -22,7 +23,7 @@ START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PairTask:
-    """One host's parameters of an all-reduce with its partner."""
+    """One host's parameters of an all-reduce with its partner: the argument of the probe."""
 
     partner: str
     side: int
@@ -69,20 +70,11 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
     """
     began = time.monotonic()
     unit = ""
-    arguments = [
-        f"--device={task.device}",
-        f"--num-workers={task.num_workers}",
-        f"--side={task.side}",
-        f"--store-address={task.store_address}",
-        f"--store-port={task.store_port}",
-        f"--prefix={task.prefix}",
-        f"--timeout-s={task.timeout_s:g}",
-    ]
     parts: Mapping[str, float] = {}
     try:
         end = probe(
             "pair_probe",
-            arguments,
+            [encode(task).decode()],
             environment=device_environment(environment, task.network_interface),
             deadline_s=task.timeout_s + START_S,
         )

@@ -35,14 +35,9 @@ class SlurmPlatform:
         """Return the host's facts. Raises: ConfigError when a host has more than one task, or a variable is missing."""
         tasks = self._environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")
         if any(task.partition("(")[0] != "1" for task in tasks):
-            raise ConfigError(
-                [
-                    (
-                        f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: one executor per host starts all of its "
-                        "workers; use srun --ntasks-per-node=1 with --nproc-per-node"
-                    )
-                ]
-            )
+            rule = "one executor per host starts all of its workers"
+            problem = f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: {rule}"
+            raise ConfigError([f"{problem}; use srun --ntasks-per-node=1 with --nproc-per-node"])
         host = self._environment.get("SLURMD_NODENAME") or host_name()
         restarts = self._environment.get("SLURM_RESTART_COUNT", "0")
         return HostFacts(
