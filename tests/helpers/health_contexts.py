@@ -12,8 +12,8 @@ from megatrain_launcher.health.context import HealthContext, Places
 
 def health_context(root: Path, **changes: Any) -> HealthContext:
     """Return a context with everything below `root`, and with changes."""
-    fields = {
+    fields: dict[str, Any] = {
         "host": "h", "session": "s", "run_directory": root, "num_workers": 1, "history": root / "h.json",
         "places": Places(proc=root / "proc", sys=root / "sys", kernel_log=root / "kmsg"),
     }  # fmt: skip
-    return HealthContext(**{**fields, **changes})  # type: ignore[arg-type]
+    return HealthContext(**{**fields, **changes})

@@ -5,6 +5,8 @@ It starts on a unix socket in a directory of mode 0700, which no other user can 
 a job of one host it stays there. If other hosts must reach it, it is restarted on the host's address with TLS, and
 accepts only clients that have the job's key (ADR 0038). It is not a cluster: a job that must survive the loss of any
 host uses a separate etcd (--rdzv-endpoint).
+
+Files that are removed while etcd runs are restored (ADR 0043).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from megatrain_job.coordination.json_fields import bytes_field, int_field
 from megatrain_job.coordination.operation_responses import TxnResponse
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain_job.coordination.transport import EndpointRing
-from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Range
+from megatrain_job.coordination.wire import KeyRange, KeyValue, Range
 from tests.helpers.refusals import refusal
 from tests.helpers.waiting import wait_until
 
@@ -106,18 +106,6 @@ def test_prefix_range_holds_exactly_the_keys_that_begin_so(prefix: bytes, key: b
 def test_reads_are_linearizable() -> None:
     """A serializable read may be served by a member without a quorum, so it may be stale."""
     assert "serializable" not in Range(KeyRange.key("a")).to_json()
-
-
-def test_conditions_name_their_target() -> None:
-    assert Compare.is_absent("a").to_json() == {
-        "key": "YQ==", "target": "CREATE", "result": "EQUAL", "create_revision": "0",
-    }  # fmt: skip
-    assert Compare.is_present(b"a").to_json() == {
-        "key": "YQ==", "target": "CREATE", "result": "GREATER", "create_revision": "0",
-    }  # fmt: skip
-    assert Compare.mod_revision("a", 7).to_json() == {
-        "key": "YQ==", "target": "MOD", "result": "EQUAL", "mod_revision": "7",
-    }  # fmt: skip
 
 
 def test_field_of_another_kind_is_malformed() -> None:
