@@ -37,7 +37,7 @@ def check_gpus(context: HealthContext, history: HealthHistory) -> tuple[HealthFi
         except CoordinationError as error:
             reading = DriverReading("probe", error=str(error))
     else:
-        reading = DriverReading("probe", error=f"asking the driver failed ({end.problem})")
+        reading = DriverReading("probe", error=f"querying the driver failed ({end.problem})")
     return judge_gpus(
         reading,
         device=context.device,

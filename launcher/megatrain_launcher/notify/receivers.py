@@ -46,7 +46,7 @@ from megatrain_launcher.notify.plan import DeliveryMode, Rules
 
 _ALERTS_PATH = "/api/v2/alerts"
 Send = Callable[[Message, float], str]
-"""Delivers a message within this many seconds and returns the answer. Raises: DeliveryError, ConfigError."""
+"""Delivers a message within the given seconds, and returns the answer. Raises: DeliveryError, ConfigError."""
 Open = Callable[[str, Any, NotifyConfig], Send]
 """Reads the files that a receiver's named section refers to. Raises: ConfigError."""
 
