@@ -99,7 +99,7 @@ class LeaseKeeper(Closable):
 
     def _run(self) -> None:
         pause_s = self._period_s
-        while not self._closed.wait(min(self._jittered(pause_s), self._until_doubt_s())):
+        while not self._closed.wait(min(pause_s * random.uniform(1 - _JITTER, 1 + _JITTER), self._until_doubt_s())):
             if self._client.gateway.is_closed:
                 return
             pause_s = self._renew()
@@ -132,9 +132,6 @@ class LeaseKeeper(Closable):
         """Return the longest time until the next check, so that DOUBTFUL is reported when it begins."""
         valid_s = self.valid_s
         return valid_s if valid_s > 0 else self._period_s
-
-    def _jittered(self, seconds: float) -> float:
-        return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     def _report_change(self, state: LeaseState, reason: str) -> None:
         if state is self._reported_state or state is LeaseState.CLOSED:

@@ -113,7 +113,8 @@ def _of_incident(incident: Incident, *, is_of_newest_round: bool) -> Topic:
         return _closed(topic, _number(incident.notes.get(OVER_NOTE, "")) or moments.detected, "the hold is over")
     if incident.state is IncidentState.STOPPED:
         return _closed(topic, moments.halted or moments.detected, "the job ended with this incident")
-    return _closed(topic, moments.first_step or moments.detected, _trains_again(incident))
+    since = "" if incident.resumed_step is None else f" since step {incident.resumed_step:,}"
+    return _closed(topic, moments.first_step or moments.detected, f"the job trains again{since}")
 
 
 def _closed(topic: Topic, ended_unix_s: float, activity: str) -> Topic:
@@ -121,11 +122,6 @@ def _closed(topic: Topic, ended_unix_s: float, activity: str) -> Topic:
     return replace(
         topic, stage=Stage.CLOSED, ended_unix_s=ended_unix_s, ready_unix_s=0.0, activity=activity, action=action
     )
-
-
-def _trains_again(incident: Incident) -> str:
-    since = "" if incident.resumed_step is None else f" since step {incident.resumed_step:,}"
-    return f"the job trains again{since}"
 
 
 def _of_verdict(job: str, outcome: VerdictOutcome, verdict: HostVerdict) -> Topic:
