@@ -48,6 +48,7 @@ class HostAdapter(Protocol):
         Raises: CordonError.
         """
 
+
 def command_problem(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run a command for at most 30 s, and return why it failed; empty if it succeeded."""
     try:

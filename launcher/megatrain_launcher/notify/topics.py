@@ -116,4 +116,3 @@ def gone_topic(name: str, mark: str, now_s: float) -> Topic:
         activity=_GONE_TEXTS[event],
         action=NO_ACTION,
     )
-
