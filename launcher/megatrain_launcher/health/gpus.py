@@ -71,7 +71,8 @@ def judge_gpus(
 
 def kernel_module_version(proc: Path) -> str:
     """Return the version of the kernel's NVIDIA driver; empty if none is loaded."""
-    found = re.search(r"Kernel Module\D*(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", system_text(proc / "driver/nvidia/version"))
+    version = system_text(proc / "driver/nvidia/version")
+    found = re.search(r"Kernel Module\D*(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", version)
     return found[1] if found else ""
 
 

@@ -239,7 +239,8 @@ def test_earlier_client_is_disconnected_by_the_password(tmp_path: Path, program:
 def test_data_with_another_password_are_refused(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program):
         pass
-    check_refused(CoordinationError, r"has another password .*; remove .*own/etcd", place, Credentials("megatrain", "another"), program=program)
+    another = Credentials("megatrain", "another")
+    check_refused(CoordinationError, r"has another password .*; remove .*own/etcd", place, another, program=program)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,8 @@ def test_etcd_that_does_not_start_reports_its_log(tmp_path: Path, place: Path) -
     broken = tmp_path / "etcd"
     broken.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 3\n")
     broken.chmod(0o755)
-    check_refused(CoordinationError, r"ended with exit code 3 before it served; .*\n.*the disk is on fire", place, program=broken)
+    problem = r"ended with exit code 3 before it served; .*\n.*the disk is on fire"
+    check_refused(CoordinationError, problem, place, program=broken)
 
 
 def test_directory_in_place_of_the_log_is_named(place: Path, program: Path) -> None:
@@ -309,7 +311,8 @@ def test_file_system_without_locks_is_no_other_launch(
 
 
 def test_address_of_another_machine_is_refused(place: Path, program: Path) -> None:
-    check_refused(ConfigError, "--local-addr an address of this host", place, address="192.0.2.1", tls=tls_in(place), program=program)
+    problem, tls = "--local-addr an address of this host", tls_in(place)
+    check_refused(ConfigError, problem, place, address="192.0.2.1", tls=tls, program=program)
 
 
 def test_missing_etcd_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,4 +333,5 @@ def test_the_package_is_used_rather_than_its_script(tmp_path: Path, monkeypatch:
 
 def test_missing_certificate_package_is_named(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    check_refused(ConfigError, r"needs the package cryptography: pip install 'megatrain\[launcher\]'", place, address="127.0.0.1", tls=tls_in(place), program=program)
+    problem, tls = r"needs the package cryptography: pip install 'megatrain\[launcher\]'", tls_in(place)
+    check_refused(ConfigError, problem, place, address="127.0.0.1", tls=tls, program=program)

@@ -71,7 +71,8 @@ def test_candidates_lead_one_after_the_other(client: EtcdClient, prefix: str) ->
         for number, candidate in enumerate(candidates):
             leadership = candidate.won()
             tokens.append(leadership.token)
-            assert leader_of(Election(client, prefix + "driver")) == (leadership.key, f"host-{number}", leadership.token)
+            leader = leader_of(Election(client, prefix + "driver"))
+            assert leader == (leadership.key, f"host-{number}", leadership.token)
             assert all(later.leadership is None for later in candidates[number + 1 :])
             # one resigns, one loses its lease, one closes
             if number == 0:

@@ -108,7 +108,9 @@ def test_failing_consumer_loses_no_event(short_pauses: None, client: EtcdClient,
 
 
 @pytest.mark.slow
-def test_follower_whose_consumer_always_fails_receives_nothing(short_pauses: None, client: EtcdClient, prefix: str) -> None:
+def test_follower_whose_consumer_always_fails_receives_nothing(
+    short_pauses: None, client: EtcdClient, prefix: str
+) -> None:
     consumer = FollowingConsumer()
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
@@ -243,7 +245,9 @@ def test_program_error_ends_no_watch(mistaken: MistakenClient, prefix: str) -> N
         wait_until(lambda: watch.problem == "", "the problem to be over")
 
 
-def test_program_error_ends_no_lease(short_pauses: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_program_error_ends_no_lease(
+    short_pauses: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture
+) -> None:
     mistaken.mistakes = iter([ZeroDivisionError("a mistake")])
     with LeaseKeeper(mistaken, ttl_s=5, period_s=0.05) as keeper:
         assert mistaken.renewed.wait(DEADLINE_S)
