@@ -28,7 +28,7 @@ from megatrain.contracts.records.diag_records import DashboardRecord
 from megatrain.contracts.records.record import decode, encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd.process import free_port
+from megatrain_launcher.etcd.server import free_port
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.synthetic_run import LARGEST, NUM_STEPS, write_run
 from tests.helpers.waiting import wait_until

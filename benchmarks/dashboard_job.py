@@ -31,7 +31,7 @@ def write_job(client: EtcdClient, run_directory: str) -> None:
     )
     round_ = Round(1, NUM_HOSTS * _WORKERS, parts, _address(0), 29400, "the job begins", "host-0", now_s)
     client.put(KEYS.round(1), encode(round_))
-    client.put(f"{KEYS.election}/leader", b"host-0")
+    client.put(f"{KEYS.election}/leader", b"host-0", lease_id=client.grant_lease(24 * 3600).lease_id)
     for host in range(NUM_HOSTS):
         record_of_host = HostRecord(
             _name(host), f"s{host}", 100, _address(host), 29400, 29500, _WORKERS, "hash", "0.1.0", "8 GPUs", now_s, True

@@ -115,7 +115,7 @@ def _measure(side: str, num_hosts: int, seconds: float, recovery: RecoveryConfig
         before = _usage(etcd, client)
         sent_at = _send_commands(client, keys, seconds)
         after = _usage(etcd, client)
-        num_registered = client.read_all(KeyRange.prefix(keys.directory("hosts")), has_values=False).count
+        num_registered = len(client.read_all(KeyRange.prefix(keys.directory("hosts")), has_values=False).items)
         num_connections = _num_connections(etcd)
         num_vanished = registry.num_vanished
         findings = [_end_hosts(process) for process in processes]

@@ -30,7 +30,7 @@ from benchmarks.overlap_trace import ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.reader import read_black_box
-from megatrain_launcher.etcd.process import free_port
+from megatrain_launcher.etcd.server import free_port
 from tests.helpers.namespaces import HostNetwork
 
 NETWORK = "train"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from megatrain.contracts.records.incident import IncidentState, phase_seconds
 from megatrain.run_files.run_directory import own_box_paths
-from megatrain_launcher.etcd.process import free_port
+from megatrain_launcher.etcd.server import free_port
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.job_under_launch import LaunchedJob, LaunchedJobView, make_launched_job
 from tests.helpers.processes import descendants

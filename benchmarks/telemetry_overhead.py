@@ -31,7 +31,7 @@ from megatrain.contracts.process import HOST_VARIABLE
 from megatrain_diagnostics.launched import job_commands, streamer_command
 from megatrain_job.commands.etcd_flags import etcd_arguments
 from megatrain_job.coordination.settings import EtcdSettings
-from megatrain_launcher.etcd.process import free_port
+from megatrain_launcher.etcd.server import free_port
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.tiny_data import write_corpus
 

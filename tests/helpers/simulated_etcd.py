@@ -52,10 +52,10 @@ class SimulatedEtcd:
         for key, value, lease_id in changes:
             before = self.items.pop(key, None)
             if value is None:
-                reported.append(Change(ChangeKind.DELETE, KeyValue(key.encode(), b"", 0, self.revision, 0, 0)))
+                reported.append(Change(ChangeKind.DELETE, KeyValue(key.encode(), b"", 0, self.revision, 0)))
                 continue
             created = self.revision if before is None else before.create_revision
-            self.items[key] = KeyValue(key.encode(), value, created, self.revision, 1, lease_id)
+            self.items[key] = KeyValue(key.encode(), value, created, self.revision, lease_id)
             reported.append(Change(ChangeKind.PUT, self.items[key]))
         self.log.append(Changes(self.revision, tuple(reported)))
 

@@ -28,4 +28,9 @@ def fill(client: EtcdClient, keys: JobKeys, *, has_driver: bool = True, **change
     if snapshot.end is not None:
         client.put(keys.end, encode(snapshot.end))
     if has_driver:
-        client.put(f"{keys.election}/1", "host-1")
+        make_driver(client, keys, "host-1")
+
+
+def make_driver(client: EtcdClient, keys: JobKeys, host: str, name: str = "1") -> None:
+    """Write the key of a candidate for the driver; an existing key of this name stays the oldest."""
+    client.put(f"{keys.election}/{name}", host, lease_id=client.grant_lease(600).lease_id)

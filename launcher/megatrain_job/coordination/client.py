@@ -1,5 +1,6 @@
-"""The etcd client: reads, writes, deletions, transactions and leases. Objects that live longer have their own modules
-(keeper, watch, election, maintenance) and are created from a client.
+"""The etcd client: reads, writes, deletions, transactions and leases.
+
+Objects that use a client for longer have their own modules: lease keepers, watches and elections.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class EtcdClient(Closable):
             rest = KeyRange(items[-1].key + b"\0", keys.end)
             page = self.read(Range(rest, limit=page_keys, revision=first.revision, has_values=has_values))
             items += page.items
-        return RangeResponse(first.revision, tuple(items), len(items), has_more=False)
+        return RangeResponse(first.revision, tuple(items), has_more=False)
 
     def put(
         self,
@@ -141,17 +142,10 @@ class EtcdClient(Closable):
         was not answered.
         """
         request = Put(key, value, lease_id)
-        keys = KeyRange.key(key)
         response = self._call(
-            "/v3/kv/put",
-            request.to_json(),
-            PutResponse.from_json,
-            "put",
-            keys,
-            deadline_s,
-            is_write=True,
-            is_repeatable=is_repeatable,
-        )
+            "/v3/kv/put", request.to_json(), PutResponse.from_json, "put", KeyRange.key(key), deadline_s,
+            is_write=True, is_repeatable=is_repeatable,
+        )  # fmt: skip
         return response.revision
 
     def delete(self, keys: KeyRange | Text, *, is_repeatable: bool = True) -> DeleteResponse:
@@ -191,15 +185,9 @@ class EtcdClient(Closable):
         involved = [condition.key for condition in conditions] + [_first_key(operation) for operation in then]
         keys = KeyRange.key(involved[0]) if involved else None
         return self._call(
-            "/v3/kv/txn",
-            body,
-            decode,
-            "transaction on",
-            keys,
-            deadline_s,
-            is_write=bool(operations),
-            is_repeatable=is_repeatable,
-        )
+            "/v3/kv/txn", body, decode, "transaction on", keys, deadline_s,
+            is_write=bool(operations), is_repeatable=is_repeatable,
+        )  # fmt: skip
 
     def grant_lease(self, ttl_s: int) -> Lease:
         """Return a new lease. The client chooses the id, so that a repeated request does not grant a second one."""
@@ -216,7 +204,7 @@ class EtcdClient(Closable):
             return self._call("/v3/lease/grant", body, decode, "grant of a lease", None, None, is_write=True)
         except LeaseExistsError:
             # an earlier try was applied, and its response was lost
-            return Lease(lease_id, self.lease_ttl_s(lease_id, is_granted=True))
+            return Lease(lease_id, self.granted_ttl_s(lease_id))
 
     def renew_lease(self, lease_id: int, *, deadline_s: float | None = None) -> int:
         """Keep a lease alive and return its TTL in seconds. Raises: LeaseLostError when etcd has no such lease."""
@@ -230,17 +218,17 @@ class EtcdClient(Closable):
             raise LeaseLostError(f"etcd {what}: it has expired or was revoked; its keys are removed")
         return ttl_s
 
-    def lease_ttl_s(self, lease_id: int, *, is_granted: bool = False) -> int:
-        """Return the seconds that a lease has left or, with `is_granted`, its whole TTL. Raises: LeaseLostError."""
+    def granted_ttl_s(self, lease_id: int) -> int:
+        """Return the TTL with which a lease was granted, in seconds. Raises: LeaseLostError when it does not exist."""
 
         def decode(response: JsonObject) -> tuple[int, int]:
             return int_field(response, "TTL"), int_field(response, "grantedTTL")
 
-        what = f"time left of lease {lease_id:x}"
+        what = f"TTL of lease {lease_id:x}"
         left_s, granted_s = self._call("/v3/lease/timetolive", {"ID": str(lease_id)}, decode, what, None, None)
         if left_s < 0 or granted_s <= 0:
             raise LeaseLostError(f"etcd {what}: it has expired or was revoked; its keys are removed")
-        return granted_s if is_granted else left_s
+        return granted_s
 
     def revoke_lease(self, lease_id: int, *, deadline_s: float | None = None) -> bool:
         """End a lease and delete its keys. Return whether it existed."""
@@ -276,15 +264,9 @@ class EtcdClient(Closable):
         what = f"etcd {verb}" if keys is None else f"etcd {verb} {keys}"
         key = None if keys is None else shown(keys.start)
         return self.gateway.call(
-            path,
-            body,
-            decode,
-            what=what,
-            key=key,
-            deadline_s=deadline_s,
-            is_write=is_write,
-            is_repeatable=is_repeatable,
-        )
+            path, body, decode,
+            what=what, key=key, deadline_s=deadline_s, is_write=is_write, is_repeatable=is_repeatable,
+        )  # fmt: skip
 
 
 def _until_kept(read: Callable[[], Answer]) -> Answer:

@@ -15,9 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Iterable, Sequence
 
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
@@ -45,19 +43,6 @@ _ASK_S = 1.0
 """A waiting candidate calls `is_dead` for the candidate before it once in this many seconds."""
 _ASK_SOON_S = 0.25
 """The same interval while something points to that candidate's death: `is_suspected`, or `is_dead` returned True."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """The leader: the value that it campaigned with, and its token."""
-
-    key: bytes
-    value: bytes
-    token: int
-
-    @classmethod
-    def from_item(cls, item: KeyValue) -> Self:
-        return cls(item.key, item.value, item.create_revision)
 
 
 class Leadership:
@@ -125,7 +110,7 @@ class Leadership:
 
 
 class DeathChecks:
-    """When a waiting candidate asks whether the one before it is dead, and when that is proven. Not thread-safe."""
+    """Decides when a candidate asks whether the one before it is dead, and when this is proven. Not thread-safe."""
 
     def __init__(self) -> None:
         self._asked_at_s = -math.inf
@@ -149,10 +134,9 @@ class Election:
         self._client = client
         self._prefix = as_bytes(name) + b"/"
 
-    def leader(self) -> Leader | None:
-        """Return the current leader."""
-        first = _oldest_of(self._client.read_all(KeyRange.prefix(self._prefix)).items)
-        return None if first is None else Leader.from_item(first)
+    def leader(self) -> KeyValue | None:
+        """Return the leader's key, or None. Its create revision is the leader's token."""
+        return leading_key(self._client.read_all(KeyRange.prefix(self._prefix)).items)
 
     def campaign(
         self,
@@ -241,6 +225,6 @@ class Election:
                         pass
 
 
-def _oldest_of(items: Sequence[KeyValue]) -> KeyValue | None:
-    """Return the key that leads: the oldest one with a lease."""
-    return min((item for item in items if item.lease_id), key=lambda item: item.create_revision, default=None)
+def leading_key(candidates: Iterable[KeyValue]) -> KeyValue | None:
+    """Return the key that leads, or None: the oldest one with a lease."""
+    return min((item for item in candidates if item.lease_id), key=lambda item: item.create_revision, default=None)

@@ -40,8 +40,6 @@ class InvalidResponseError(Exception):
 class AttemptError(Exception):
     """One try failed at one endpoint; another endpoint may succeed. The client does not raise it to its callers."""
 
-    def __init__(self, reason: str, *, may_have_applied: bool, is_alive: bool) -> None:
+    def __init__(self, reason: str, *, may_have_applied: bool) -> None:
         super().__init__(reason)
         self.may_have_applied = may_have_applied
-        self.is_alive = is_alive
-        """Whether etcd itself answered: then its other connections still work."""

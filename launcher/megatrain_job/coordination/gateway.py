@@ -129,11 +129,10 @@ class Gateway:
         *,
         what: str,
         key: str | None = None,
-        deadline_s: float | None = None,
     ) -> Answer:
         """Send one request to one endpoint, without retries. Raises: as `call`."""
         self._check_open(what, key)
-        deadline = Deadline(self.settings.attempt_s if deadline_s is None else deadline_s)
+        deadline = Deadline(self.settings.attempt_s)
         try:
             return self._attempt(endpoint, path, body, decode, what, key, deadline)
         except AttemptError as error:
@@ -216,12 +215,10 @@ class Gateway:
                     self._record_success(endpoint)
                     raise error.typed(what, str(endpoint), key) from error
                 self.record_failure(endpoint, error.message, is_alive=True)
-                raise AttemptError(error.message, may_have_applied=error.may_have_applied, is_alive=True) from error
+                raise AttemptError(error.message, may_have_applied=error.may_have_applied) from error
             except (MalformedError, KeyError, TypeError, ValueError) as error:
                 self.record_failure(endpoint, f"an answer that is not etcd's: {error}")
-                raise AttemptError(
-                    f"an answer that is not etcd's: {error}", may_have_applied=True, is_alive=False
-                ) from error
+                raise AttemptError(f"an answer that is not etcd's: {error}", may_have_applied=True) from error
             # only after the response was decoded: an id in a malformed response must not be used
             with self._lock:
                 self._cluster_id = self._cluster_id or cluster_id
@@ -251,7 +248,7 @@ class Gateway:
             # a short timeout does not show that the member and its streams are frozen
             is_proof = not isinstance(error, TimeoutError) or deadline.seconds >= self._slow_after_s
             self.record_failure(endpoint, reason, is_alive=not is_proof)
-            raise AttemptError(reason, may_have_applied=was_sent, is_alive=False) from error
+            raise AttemptError(reason, may_have_applied=was_sent) from error
         finally:
             if connection is not None:
                 self._connections.give_back(connection, is_reusable=is_reusable)

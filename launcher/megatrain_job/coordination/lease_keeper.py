@@ -57,7 +57,8 @@ class LeaseKeeper(Closable):
         self._lock = threading.Lock()
         self._valid_until = asked_at + self.lease.ttl_s
         self._reported_state = LeaseState.HELD
-        self._lost_because = ""
+        self.lost_because = ""
+        """Why the lease is lost; empty if it is not."""
         self._lost = threading.Event()
         self._closed = threading.Event()
         self._thread = RestartingThread(f"etcd lease {self.lease.lease_id:x}", self._run, self._closed)
@@ -81,10 +82,6 @@ class LeaseKeeper(Closable):
         with self._lock:
             return self._valid_until - time.monotonic()
 
-    @property
-    def lost_because(self) -> str:
-        return self._lost_because
-
     def wait_until_lost(self, timeout_s: float) -> bool:
         """Wait until the lease is lost; return whether it is."""
         return self._lost.wait(timeout_s)
@@ -102,7 +99,7 @@ class LeaseKeeper(Closable):
 
     def _run(self) -> None:
         pause_s = self._period_s
-        while not self._closed.wait(min(self._jittered(pause_s), self._until_doubt_s())):
+        while not self._closed.wait(min(pause_s * random.uniform(1 - _JITTER, 1 + _JITTER), self._until_doubt_s())):
             if self._client.gateway.is_closed:
                 return
             pause_s = self._renew()
@@ -115,7 +112,7 @@ class LeaseKeeper(Closable):
         try:
             ttl_s = self._client.renew_lease(self.lease_id, deadline_s=self._period_s)
         except LeaseLostError as error:
-            self._lost_because = str(error)
+            self.lost_because = str(error)
             self._lost.set()
             self._report_change(LeaseState.LOST, str(error))
             return 0.0
@@ -135,9 +132,6 @@ class LeaseKeeper(Closable):
         """Return the longest time until the next check, so that DOUBTFUL is reported when it begins."""
         valid_s = self.valid_s
         return valid_s if valid_s > 0 else self._period_s
-
-    def _jittered(self, seconds: float) -> float:
-        return seconds * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     def _report_change(self, state: LeaseState, reason: str) -> None:
         if state is self._reported_state or state is LeaseState.CLOSED:

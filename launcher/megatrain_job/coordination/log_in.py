@@ -101,7 +101,7 @@ class LogIn:
         if left_s > 0:
             reason = f"no answer in time to the last log-in; the next is in {left_s:.1f} s"
             self._record_failure(endpoint, reason, is_alive=True)
-            raise AttemptError(reason, may_have_applied=False, is_alive=False)
+            raise AttemptError(reason, may_have_applied=False)
         body = {"name": credentials.user, "password": credentials.password}
         asked_at = self._clock()
         try:
@@ -109,19 +109,19 @@ class LogIn:
         except GatewayError as error:
             if error.is_passing:
                 self._record_failure(endpoint, error.message, is_alive=True)
-                raise AttemptError(error.message, may_have_applied=False, is_alive=True) from error
+                raise AttemptError(error.message, may_have_applied=False) from error
             raise error.typed(f"{what}: as user {credentials.user!r}", str(endpoint), None) from error
         except AttemptError as error:
             waited_s = self._clock() - asked_at
             if error.may_have_applied and isinstance(error.__cause__, TimeoutError) and waited_s >= self._slow_after_s:
                 self._pause(endpoint, last_pause_s, waited_s)
             # the call that needs the token was not sent, so it cannot have been applied
-            raise AttemptError(str(error), may_have_applied=False, is_alive=error.is_alive) from error
+            raise AttemptError(str(error), may_have_applied=False) from error
         self._pauses.clear()  # etcd answers log-ins again: earlier timeouts no longer count
         token = response.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             self._record_failure(endpoint, "no token in the answer")
-            raise AttemptError("no token in the answer", may_have_applied=False, is_alive=False)
+            raise AttemptError("no token in the answer", may_have_applied=False)
         return token
 
     def _pause(self, endpoint: Endpoint, last_pause_s: float, waited_s: float) -> None:
@@ -132,7 +132,7 @@ class LogIn:
     def _fetching(self, deadline: Deadline) -> Iterator[None]:
         """Let one thread at a time fetch a token. A thread waits for another one only until its own deadline."""
         if not self._fetch_lock.acquire(timeout=max(deadline.left_s, 0.0)):
-            raise AttemptError("no answer in time to a request for a token", may_have_applied=False, is_alive=False)
+            raise AttemptError("no answer in time to a request for a token", may_have_applied=False)
         try:
             yield
         finally:

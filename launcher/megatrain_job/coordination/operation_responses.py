@@ -14,11 +14,10 @@ from megatrain_job.coordination.wire import Delete, KeyValue, Operation, Put, Ra
 
 @dataclass(frozen=True, slots=True)
 class RangeResponse:
-    """The content of a range at `revision`. count: keys in the whole range; has_more: a limit left keys out."""
+    """The content of a range at `revision`. has_more: a limit left keys out."""
 
     revision: int
     items: tuple[KeyValue, ...]
-    count: int
     has_more: bool
 
     @classmethod
@@ -34,7 +33,7 @@ class RangeResponse:
             last = item.key
         if has_more and not items:
             raise MalformedError("the answer announces more keys but has none")
-        return cls(header_revision(response), items, int_field(response, "count"), has_more)
+        return cls(header_revision(response), items, has_more)
 
     def first(self) -> KeyValue:
         """Return the first item of a response that cannot be empty. Raises: CoordinationError when it is."""

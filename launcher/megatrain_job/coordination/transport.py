@@ -63,10 +63,6 @@ class EndpointRing:
     def __len__(self) -> int:
         return len(self._endpoints)
 
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return self._endpoints
-
     def best(self) -> Endpoint:
         """Return the endpoint for the next request."""
         with self._lock:

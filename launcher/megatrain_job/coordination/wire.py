@@ -30,7 +30,6 @@ class KeyValue:
     value: bytes
     create_revision: int
     mod_revision: int
-    version: int
     lease_id: int
 
     @classmethod
@@ -40,7 +39,6 @@ class KeyValue:
             bytes_field(raw, "value"),
             int_field(raw, "create_revision"),
             revision_field(raw, "mod_revision"),
-            int_field(raw, "version"),
             int_field(raw, "lease"),
         )
 

@@ -1,7 +1,7 @@
 """Judges the logs of several ranks of one job: one verdict, and the rank where the failure began.
 
-The evidence in order: first, a cause in a rank's own log. If all ranks only waited: the rank that sequence numbers,
-messages of other ranks, or its empty log point to (MegaScale sec. 5: the rank that hangs logs nothing).
+A cause in a rank's own log decides. If all ranks only waited, the failure began at the rank that sequence numbers,
+messages of other ranks, or its own empty log point to (MegaScale sec. 5: the rank that hangs logs nothing).
 """
 
 from __future__ import annotations

@@ -39,15 +39,15 @@ class Confidence(StrEnum):
     """The certainty of the suspects."""
 
     CERTAIN = "certain"
-    """A suspect is stopped or dead. Or it never entered a collective in which others wait, and no rank is silent."""
+    """A suspect is stopped or dead, or it never entered a collective in which others wait and no rank is silent."""
     LIKELY = "likely"
-    """The suspects are silent, and others wait for them. Or they left a collective before its end. Or they never
-    entered one, but a rank is silent. Or there are suspects only if busy ranks are assumed to wait for no rank."""
+    """The suspects are silent and others wait for them, or they left a collective before its end, or they never entered
+    one but a rank is silent, or they are suspects only if busy ranks are assumed to wait for no rank."""
     WEAK = "weak"
-    """All members are inside one collective: there is no suspect; the network, or a GPU, is broken. Or the suspects
+    """All members are inside one collective, so there is no suspect: the network, or a GPU, is broken. Or the suspects
     wait for one another in a circle, because they call collectives in different orders."""
     INSUFFICIENT = "insufficient"
-    """No rank waits in a collective: there is no suspect. Or no rank has data."""
+    """No rank waits in a collective, or no rank has data: there is no suspect."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,15 +127,12 @@ def rule(
     unless: str = "",
     culprit: str = "",
     action: FailureAction | None = None,
-    is_cascade: bool = False,
-    is_silencer: bool = False,
-    names_own_rank: bool = True,
-    is_at_start: bool = False,
-    is_fallback: bool = False,
-    is_family: bool = False,
-    is_context: bool = False,
+    **flags: bool,
 ) -> Rule:
-    """Return a rule. alternatives: words joined by ` & `. action: by default that of the label."""
+    """Return a rule.
+
+    alternatives: words joined by ` & `. action: by default that of the label. flags: the truth values of a `Rule`.
+    """
     return Rule(
         name=name,
         label=label,
@@ -144,14 +141,8 @@ def rule(
         pattern=_compiled(_small(pattern)),
         unless=_compiled(_small(unless)),
         culprit=_compiled(culprit or (pattern if "(?P<" in pattern else ""), re.IGNORECASE),
-        is_cascade=is_cascade,
         action=LABELS[label].action if action is None else action,
-        is_silencer=is_silencer,
-        names_own_rank=names_own_rank,
-        is_at_start=is_at_start,
-        is_fallback=is_fallback,
-        is_family=is_family,
-        is_context=is_context,
+        **flags,
     )
 
 

@@ -1,4 +1,5 @@
-"""Finds the rules that a line could match, by its shape: its letters in lower case, with all digits deleted.
+"""Finds the rules that a line could match, by its shape: its letters in lower case, without digits, and with a
+space for each other character.
 
 The lines of a log differ mostly in their numbers, so a line with a known shape costs one look-up. A new shape is split
 into runs of letters, and each new run is searched for the rules' anchors: one run of letters for each alternative of a

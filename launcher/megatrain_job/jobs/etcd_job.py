@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.host_records import CheckReport, HangEvidence
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.record import RecordType, decode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.watch import Watch
 from megatrain_job.coordination.watch_event import Changes, WatchEvent
-from megatrain_job.coordination.wire import KeyRange, Range, shown
+from megatrain_job.coordination.wire import KeyRange, Range
 from megatrain_job.jobs.assessment import Unreachable, assess
 from megatrain_job.jobs.health import Health, health_of
-from megatrain_job.jobs.snapshot import DecodedRecords, JobSnapshot, read_job
+from megatrain_job.jobs.snapshot import DecodedRecords, JobSnapshot, decode_all, read_job
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome, read_cases
 
 _logger = logging.getLogger(__name__)
@@ -32,13 +31,13 @@ MAX_PAUSE_S = 5.0
 _MIN_PAUSE_S = 0.5
 _POLL_S = 0.2
 _MAX_CHARACTERS = 300
-_PART_BUSY = 4.0
+_PAUSE_FACTOR = 4.0
 """The pause after a read is at least this multiple of its duration, because thousands of hosts write all the time. A
 failed read only waited and does not count: a long pause would delay the first read after an outage."""
 _WATCH_AGAIN_S = 30.0
 _ANSWER_S = 0.7
 """etcd must answer within this time, because a page that shows an old state must report that within two seconds."""
-_BESIDES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
+_OTHER_DIRECTORIES = frozenset({"verdicts", "outcomes", "checks", "evidence"})
 """Directories of keys that a JobSnapshot does not contain."""
 
 
@@ -95,7 +94,7 @@ class EtcdJob:
         self._reader = EtcdClient(replace(settings, attempt_s=min(settings.attempt_s, _ANSWER_S), call_s=_ANSWER_S))
         self._last_poll = EtcdPoll()
         self._decoded = DecodedRecords()
-        self._is_stale = self._has_news_besides = True
+        self._is_stale = self._other_records_changed = True
         self._watch: Watch | None = None
         self._next_watch_s = 0.0
         self._closed = threading.Event()
@@ -122,7 +121,7 @@ class EtcdJob:
                     self._read()
                     ended_s = time.monotonic()
                     busy_s = 0.0 if self._last_poll.problem else ended_s - began_s
-                    next_s = ended_s + max(_MIN_PAUSE_S, _PART_BUSY * busy_s)
+                    next_s = ended_s + max(_MIN_PAUSE_S, _PAUSE_FACTOR * busy_s)
                 self._listen(next_s + self._silence_limit_s - time.monotonic())
         finally:
             self._drop_watch()
@@ -138,9 +137,9 @@ class EtcdJob:
         try:
             snapshot = read_job(self._reader, self._keys, num_incidents=0, decoded=self._decoded)
             records = before.records
-            if self._has_news_besides or before.problem:
+            if self._other_records_changed or before.problem:
                 records = read_records(self._reader, self._keys)
-                self._has_news_besides = False
+                self._other_records_changed = False
             self._last_poll = EtcdPoll(snapshot, records, self._clock())
         except CoordinationError as error:
             self._last_poll = replace(before, problem=str(error).partition("\n")[0])
@@ -181,7 +180,7 @@ class EtcdJob:
         kinds: set[str] = set()
         if isinstance(event, Changes):
             kinds = {self._kind(change.item.key) for change in event.changes}
-        self._has_news_besides |= bool(kinds & _BESIDES) or not isinstance(event, Changes)
+        self._other_records_changed |= bool(kinds & _OTHER_DIRECTORIES) or not isinstance(event, Changes)
 
     def _kind(self, key: bytes) -> str:
         parts = self._keys.parts(key.decode(errors="replace"))
@@ -205,7 +204,7 @@ def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
     """Return etcd's records that are not in a JobSnapshot. Raises: CoordinationError."""
     cases, unreadable = read_cases(client, keys)
     checks: dict[str, CheckReport] = {}
-    for report in _decoded(client, KeyRange.prefix(keys.directory("checks")), CheckReport, unreadable):
+    for report in decode_all(CheckReport, client.read_all(KeyRange.prefix(keys.directory("checks"))).items, unreadable):
         before = checks.get(report.host)
         if before is None or before.at_unix_s <= report.at_unix_s:
             checks[report.host] = report
@@ -215,15 +214,5 @@ def read_records(client: EtcdClient, keys: JobKeys) -> EtcdRecords:
     ).items
     if newest:
         of_round, _, _ = newest[0].key.decode(errors="replace").rpartition("/")
-        evidence = _decoded(client, KeyRange.prefix(f"{of_round}/"), HangEvidence, unreadable)
+        evidence = decode_all(HangEvidence, client.read_all(KeyRange.prefix(f"{of_round}/")).items, unreadable)
     return EtcdRecords(tuple(cases), checks, tuple(evidence), tuple(unreadable[:20]))
-
-
-def _decoded(client: EtcdClient, where: KeyRange, kind: type[RecordType], unreadable: list[str]) -> list[RecordType]:
-    found: list[RecordType] = []
-    for item in client.read_all(where).items:
-        try:
-            found.append(decode(kind, item.value, shown(item.key)))
-        except CoordinationError as error:
-            unreadable.append(str(error))
-    return found

@@ -2,7 +2,7 @@
 
     red     the job does not train and does not recover in time, its checkpoints fail, the restart limit is reached,
             its coordination is lost, or one of its GPUs is broken
-    amber   the job recovers, a reason is about to become red, or telemetry is missing
+    amber   the job recovers, a limit that makes it red is near, or telemetry is missing
     green   none of these
 
 Each reason has a code that never changes its meaning: alerts and notes refer to it. docs/runbooks/health.md
@@ -36,7 +36,7 @@ class ReasonCode(StrEnum):
     FAILED = "failed"
     LATE = "late"
     RESTART_LIMIT = "brake"
-    """The value is a former name, which existing alerts use."""
+    """The glossary gives this reason its code."""
     SAVES_FAIL = "saves-fail"
     CHECKPOINT_OLD = "checkpoint-old"
     CHECKPOINT_DAMAGED = "checkpoint-damaged"
@@ -72,26 +72,7 @@ class ReasonCode(StrEnum):
     RECORD_UNREADABLE = "record-unreadable"
 
 
-_RED = frozenset(
-    {
-        ReasonCode.STUCK,
-        ReasonCode.BROKEN,
-        ReasonCode.HOST_LOST,
-        ReasonCode.NOT_RUNNING,
-        ReasonCode.FAILED,
-        ReasonCode.LATE,
-        ReasonCode.RESTART_LIMIT,
-        ReasonCode.SAVES_FAIL,
-        ReasonCode.CHECKPOINT_OLD,
-        ReasonCode.CHECKPOINT_DAMAGED,
-        ReasonCode.ETCD_ALARM,
-        ReasonCode.COORDINATION_LOST,
-        ReasonCode.GPU_FAILING,
-        ReasonCode.FILES_REMOVED,
-        ReasonCode.UNREACHABLE,
-    }
-)
-_RUNBOOK_OF: Mapping[ReasonCode, str] = {
+_RED_RUNBOOKS: Mapping[ReasonCode, str] = {
     ReasonCode.STUCK: "hang.md",
     ReasonCode.BROKEN: "worker-ended.md",
     ReasonCode.HOST_LOST: "host-evicted-or-cordoned.md",
@@ -107,6 +88,10 @@ _RUNBOOK_OF: Mapping[ReasonCode, str] = {
     ReasonCode.GPU_FAILING: "gpu-errors.md",
     ReasonCode.FILES_REMOVED: "files-removed.md",
     ReasonCode.UNREACHABLE: "etcd.md",
+}
+"""The reasons for red health. All other reasons are amber."""
+_RUNBOOK_OF: Mapping[ReasonCode, str] = {
+    **_RED_RUNBOOKS,
     ReasonCode.RECOVERING: "health.md#recovering",
     ReasonCode.REQUESTED: "health.md#recovering",
     ReasonCode.WAITING_FOR_HOSTS: "waits-for-hosts.md",
@@ -147,7 +132,7 @@ class Reason:
 
     @property
     def level(self) -> HealthLevel:
-        return HealthLevel.RED if self.code in _RED else HealthLevel.AMBER
+        return HealthLevel.RED if self.code in _RED_RUNBOOKS else HealthLevel.AMBER
 
     @property
     def runbook(self) -> str:
@@ -164,9 +149,6 @@ class Health:
     @property
     def level(self) -> HealthLevel:
         return self.reasons[0].level if self.reasons else HealthLevel.GREEN
-
-    def has(self, *codes: ReasonCode) -> bool:
-        return any(reason.code in codes for reason in self.reasons)
 
 
 def health_of(reasons: Iterable[Reason]) -> Health:

@@ -37,7 +37,6 @@ class HostState(StrEnum):
     """A host without workers, on which `megatrain driver` runs."""
 
 
-_STATE_OF_PHASE: Mapping[HostPhase, str] = {phase: str(phase) for phase in HostPhase}
 _NEEDS_HELP = (HostState.LOST, HostState.UNFIT, HostState.RETURNED)
 
 
@@ -151,7 +150,7 @@ def _state(
     if part is not None and part.session != record.session:
         return HostState.RETURNED
     if part is not None and not is_over:
-        return HostState.SILENT if status is None else _STATE_OF_PHASE[status.phase]
+        return HostState.SILENT if status is None else str(status.phase)
     if record.num_workers == 0:
         return HostState.DRIVES
     if is_cordoned:
@@ -159,7 +158,7 @@ def _state(
     if not record.is_fit:
         return HostState.UNFIT
     if status is not None and status.phase is not HostPhase.PARKED:
-        return _STATE_OF_PHASE[status.phase]
+        return str(status.phase)
     has_live_round = snapshot.newest_round is not None and not is_over
     return HostState.SPARE if has_live_round else HostState.WAITING
 

@@ -5,6 +5,8 @@ Phrases about the incident and the failures in it, and the pages of docs/runbook
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megatrain.contracts.exit_codes import end_text
 from megatrain.contracts.records.host_records import RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState, phase_seconds
@@ -63,11 +65,10 @@ def receipt_text(receipt: Receipt) -> str:
     return f"not notified {what}, after {count_text(receipt.num_failed, 'try', 'tries')}: {receipt.problem}"
 
 
-def where_text(incident: Incident) -> str:
-    """Return "host-2 (rank 3)"; empty if no culprit is named."""
-    ranks = ranks_text(incident.culprit_ranks)
-    hosts = names_text(incident.culprit_hosts, most=4)
-    return f"{hosts} ({ranks})" if hosts and ranks else hosts or ranks
+def where_text(hosts: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return "host-2 (rank 3)", without unknown parts."""
+    host_names, rank_names = names_text(hosts, most=4), ranks_text(ranks)
+    return f"{host_names} ({rank_names})" if hosts and ranks else host_names or rank_names
 
 
 def down_s(incident: Incident) -> float | None:

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -175,7 +175,12 @@ def notes_of(entries: Iterable[ActionEntry]) -> tuple[Note, ...]:
             if len(found) < MAX_NOTES:
                 found.setdefault(entry.action_id, _note(entry))
         elif entry.kind == RETRACTION and entry.target in found and not found[entry.target].is_retracted:
-            found[entry.target] = _retracted(found[entry.target], entry)
+            found[entry.target] = replace(
+                found[entry.target],
+                retracted_unix_s=entry.at_unix_s,
+                retracted_by=printable(entry.user),
+                retraction=printable(entry.reason),
+            )
     return tuple(found.values())
 
 
@@ -233,13 +238,6 @@ def _note(entry: ActionEntry) -> Note:
         step=None if match[1] is None else int(match[1]),
         at_unix_s=None if match[2] is None else float(match[2]),
     )
-
-
-def _retracted(note: Note, entry: ActionEntry) -> Note:
-    return Note(
-        note.note_id, note.written_unix_s, note.user, note.text, note.step, note.at_unix_s,
-        retracted_unix_s=entry.at_unix_s, retracted_by=printable(entry.user), retraction=printable(entry.reason),
-    )  # fmt: skip
 
 
 def _check_num_notes(past: ActionTrail, now_s: float) -> None:

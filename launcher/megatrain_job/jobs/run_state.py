@@ -1,7 +1,7 @@
 """The state of a run whose etcd does not answer, from its directory: ended, killed, unreachable, never started.
 
-The launch that starts a run's own etcd holds <run>/coordination/lock as long as it lives, and leaves
-<run>/coordination/exit-code when it ends. So a free lock without that file means a launch that was killed.
+The launch that starts a run's own etcd holds <run>/coordination/lock as long as it lives, and writes
+<run>/coordination/exit-code when it ends. So a free lock without that file means that the launch was killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_DIGITS = 3
 
 
 class RunKind(StrEnum):
-    """The state of a run."""
+    """Whether a run is running, is over, or cannot be reached."""
 
     RUNNING = "running"
     """Its etcd answers, and hosts are registered."""
@@ -105,7 +105,8 @@ _NOTHING_KNOWN = LastKnown()
 def run_state_of(facts: RunFacts, last: LastKnown = _NOTHING_KNOWN) -> RunState:
     """Return the state that a run's directory shows.
 
-    last: used if no launch on this machine recorded an end. Pure function.
+    last: decides if no launch on this machine recorded an end; the text about a failed run names its incident. Pure
+    function.
     """
     who = f" ({facts.holder})" if facts.holder else ""
     if not facts.is_run:
@@ -149,7 +150,7 @@ def read_facts(run: Path) -> RunFacts:
 
 
 def recorded_exit_code(run: Path) -> int | None:
-    """Return the exit code that the last launch left, None if there is none."""
+    """Return the exit code that the last launch recorded; None if there is none."""
     text = _text(run, EXIT_CODE_FILE)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 

@@ -1,17 +1,16 @@
 """A job as stored in etcd at one revision: reads ranges of keys, and decodes their records.
 
-Records that cannot be decoded are left out, and `unreadable` names them, except verdicts and outcomes. Of rounds,
-halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large job stays small. Records
-that are older than the job's record belong to an earlier launch under the same name.
+Records that cannot be decoded are left out, and `unreadable` names them, unless they are verdicts or outcomes. Of
+rounds, halts, incidents, verdicts and outcomes only the newest are read, so that the read of a large job stays small.
+Records that are older than the job's record belong to an earlier launch under the same name.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DaemonRecord, DaemonReport, DashboardRecord
@@ -21,13 +20,12 @@ from megatrain.contracts.records.incident import Incident
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.notices import ReceiverRecord
 from megatrain.contracts.records.problem_reports import DriverReport, JobProblem
-from megatrain.contracts.records.record import decode
+from megatrain.contracts.records.record import RecordType, decode
 from megatrain.contracts.records.rounds import Cordon, Halt, JobEnd, JobRecord, Round
 from megatrain_job.coordination.client import EtcdClient
+from megatrain_job.coordination.election import leading_key
 from megatrain_job.coordination.maintenance import alarms
 from megatrain_job.coordination.wire import KeyRange, KeyValue, Range, shown
-
-RecordType = TypeVar("RecordType")
 
 NUM_INCIDENTS = 100
 """More incidents than the restarts of one hour can cause."""
@@ -183,7 +181,7 @@ def snapshot_of(
 ) -> JobSnapshot:
     """Return the snapshot from the ranges of `read_job`, in their order."""
     decoded.begin()
-    read = partial(_read, decoded)
+    read = partial(decode_all, decoded=decoded)
     record, end, driver, report, hosts, statuses, rounds, halts, cordons, incidents, *others = parts
     verdicts, outcomes, page, daemon, daemon_report, problems, notices = others
     unreadable: list[str] = []
@@ -250,10 +248,12 @@ def _by_id(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     return tuple(sorted(incidents, key=lambda incident: incident.incident_id))
 
 
-def _read(
-    decoded: DecodedRecords, kind: type[RecordType], items: Iterable[KeyValue], unreadable: list[str]
+def decode_all(
+    kind: type[RecordType], items: Iterable[KeyValue], unreadable: list[str], decoded: DecodedRecords | None = None
 ) -> list[RecordType]:
-    found = []
+    """Return the records of keys. The problems of those that cannot be decoded are added to `unreadable`."""
+    decoded = decoded or DecodedRecords()
+    found: list[RecordType] = []
     for item in items:
         try:
             found.append(decoded.decode(kind, item))
@@ -263,16 +263,6 @@ def _read(
 
 
 def _leader(candidates: Sequence[KeyValue]) -> str:
-    """Return the name of the candidate that leads: the oldest.
-
-    The value of a candidate's key is its name, or a JSON object that has the name under "host".
-    """
-    if not candidates:
-        return ""
-    value = min(candidates, key=lambda item: item.create_revision).value.decode(errors="replace")
-    try:
-        leader = json.loads(value)
-    except (ValueError, RecursionError):
-        leader = None
-    name = leader.get("host", "") if isinstance(leader, dict) else value
-    return name if isinstance(name, str) and name else "unnamed"
+    """Return the name of the candidate that leads: the value of its key; empty if there is none."""
+    leading = leading_key(candidates)
+    return "" if leading is None else leading.value.decode(errors="replace") or "unnamed"

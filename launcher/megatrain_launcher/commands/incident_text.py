@@ -42,7 +42,7 @@ def _row(incident: Incident, now_s: float) -> tuple[str, ...]:
         age_text(incident.moments.began, now_s),
         str(incident.kind),
         str(incident.state),
-        where_text(incident) or "-",
+        where_text(incident.culprit_hosts, incident.culprit_ranks) or "-",
         incident.action,
         "-" if seconds is None else seconds_text(seconds),
         "-" if incident.steps_lost is None else f"{incident.steps_lost:,}",
@@ -100,7 +100,7 @@ def _facts(incident: Incident, now_s: float) -> list[tuple[str, str]]:
         ("when", f"{time_text(began)}, {age_text(began, now_s)} ago, in round {incident.round}"),
     ]
     confidence = f", {incident.confidence}" if incident.confidence else ""
-    where = where_text(incident)
+    where = where_text(incident.culprit_hosts, incident.culprit_ranks)
     found.append(("where", f"{where}{confidence}" if where else "no culprit is named"))
     did = incident.action
     if incident.next_round is not None:

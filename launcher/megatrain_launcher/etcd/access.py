@@ -87,7 +87,7 @@ def _remove_others(client: EtcdClient, names: Iterable[str]) -> None:
 
 
 def _call(client: EtcdClient, path: str, body: Mapping[str, str]) -> JsonObject:
-    return client.gateway.call(path, dict(body), dict, what=f"etcd {path}", key=None, is_write=True)
+    return client.gateway.call(path, dict(body), dict, what=f"etcd {path}", is_write=True)
 
 
 def make_certificate(files: TlsFiles, address: str) -> None:

@@ -100,6 +100,7 @@ def take_lock(directory: Path) -> io.FileIO:
 
 
 def why_not_started(directory: Path, error: OSError) -> str:
+    """Return why no etcd can be started in a directory, and what to do."""
     if error.errno == errno.EADDRNOTAVAIL:
         return "an etcd cannot listen there: give --local-addr an address of this host"
     path_text = f"{error.filename}: " if error.filename else ""

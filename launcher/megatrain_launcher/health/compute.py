@@ -9,9 +9,10 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from megatrain.contracts.files.system_files import system_text
 
 REPETITIONS = 7
 CPU_MATRIX_SIZE = 768
@@ -104,8 +105,7 @@ def _timed(work: Callable[[], Any], device: Any) -> float:
 
 
 def _processor() -> str:
-    with suppress(OSError):  # only Linux has it
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in system_text(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.machine()

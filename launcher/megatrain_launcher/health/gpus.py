@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megatrain.contracts.errors import CoordinationError
+from megatrain.contracts.files.system_files import system_text
 from megatrain.contracts.records.record import decode
 from megatrain_job.devices.gpu_readings import DriverReading, GpuReading
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
@@ -36,7 +37,7 @@ def check_gpus(context: HealthContext, history: HealthHistory) -> tuple[HealthFi
         except CoordinationError as error:
             reading = DriverReading("probe", error=str(error))
     else:
-        reading = DriverReading("probe", error=f"asking the driver failed ({end.problem})")
+        reading = DriverReading("probe", error=f"querying the driver failed ({end.problem})")
     return judge_gpus(
         reading,
         device=context.device,
@@ -70,11 +71,8 @@ def judge_gpus(
 
 def kernel_module_version(proc: Path) -> str:
     """Return the version of the kernel's NVIDIA driver; empty if none is loaded."""
-    try:
-        text = (proc / "driver/nvidia/version").read_text()
-    except OSError:
-        return ""
-    found = re.search(r"Kernel Module\D*(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", text)
+    version = system_text(proc / "driver/nvidia/version")
+    found = re.search(r"Kernel Module\D*(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", version)
     return found[1] if found else ""
 
 

@@ -57,7 +57,7 @@ def check_kernel_log(context: HealthContext, history: HealthHistory) -> tuple[He
 def read_kernel_log(path: Path) -> list[bytes]:
     """Return the lines of the kernel's log; path: the device, or a file with a copy of it. Raises: OSError.
 
-    Each read of the device returns one record. Of a file the last _MAX_BYTES are read.
+    Each read of the device returns one record. Of a file, only the last _MAX_BYTES are read.
     """
     parts: list[bytes] = []
     total = 0

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from megatrain.contracts.files.system_files import system_text
 from megatrain_launcher.health.context import HealthContext, HealthFinding, failed, passed, skipped, warning
 from megatrain_launcher.health.history import HealthHistory
 
@@ -36,11 +37,7 @@ def check_memory(context: HealthContext, history: HealthHistory) -> tuple[Health
 
 def read_sizes(meminfo: Path) -> tuple[int, int] | None:
     """Return the total and available bytes; None if the system does not report them."""
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    found = (_SIZE.fullmatch(line) for line in lines)
+    found = (_SIZE.fullmatch(line) for line in system_text(meminfo).splitlines())
     fields = {size[1]: int(size[2]) * 1024 for size in found if size is not None}
     if not {"MemTotal", "MemAvailable"} <= fields.keys():
         return None
@@ -77,8 +74,5 @@ def judge_errors(corrected: int, uncorrected: int, corrected_before: float | Non
 
 
 def _count(path: Path) -> int:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return 0
+    text = system_text(path)
     return int(text) if text.isdigit() else 0

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from megatrain.contracts.records.record import decode
 from megatrain_launcher.health.child import guard_probe
 from megatrain_launcher.health.forked import print_measurement, run_part
+from megatrain_launcher.health.pair_test import PairTask
 
 COMPUTE_S = 30.0
 """Time in addition to the all-reduce's time limit: for a rank's own computation, and to report a timeout."""
 
 
-def main(argv: list[str]) -> None:
+def main(task: PairTask) -> None:
     """Measure with one rank per device that workers use; on the CPU, with one rank."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--num-workers", type=int, required=True)
-    parser.add_argument("--side", type=int, choices=(0, 1), required=True)
-    parser.add_argument("--store-address", required=True)
-    parser.add_argument("--store-port", type=int, required=True)
-    parser.add_argument("--prefix", required=True)
-    parser.add_argument("--timeout-s", type=float, required=True)
-    args = parser.parse_args(argv)
     guard_probe()
     from megatrain_launcher.health.compute import resolve_device
 
     try:
-        device_type, num_devices = resolve_device(args.device)
+        device_type, num_devices = resolve_device(task.device)
     except RuntimeError as error:
         print_measurement(part="pair", error=str(error))
         sys.exit(1)
-    num_ranks = min(args.num_workers, num_devices)
-    ranks = [partial(_measure, args, device_type, num_ranks, number) for number in range(num_ranks)]
-    run_part("pair", ranks, args.timeout_s + COMPUTE_S)
+    num_ranks = min(task.num_workers, num_devices)
+    ranks = [partial(_measure, task, device_type, num_ranks, number) for number in range(num_ranks)]
+    run_part("pair", ranks, task.timeout_s + COMPUTE_S)
 
 
-def _measure(args: argparse.Namespace, device_type: str, num_ranks: int, number: int) -> dict[str, Any]:
+def _measure(task: PairTask, device_type: str, num_ranks: int, number: int) -> dict[str, Any]:
     from torch import distributed as dist
 
     from megatrain_launcher.health.compute import measure_matmul
@@ -47,16 +39,16 @@ def _measure(args: argparse.Namespace, device_type: str, num_ranks: int, number:
 
     def make_store() -> Any:
         store = dist.TCPStore(
-            args.store_address, args.store_port, is_master=False, timeout=timedelta(seconds=args.timeout_s)
+            task.store_address, task.store_port, is_master=False, timeout=timedelta(seconds=task.timeout_s)
         )
-        return dist.PrefixStore(args.prefix, store)
+        return dist.PrefixStore(task.prefix, store)
 
     # measured and printed before the all-reduce, so that it is known even if the partner never connects
     compute_s = measure_matmul(device_type, number)
     print_measurement(part="pair", number=number, device_type=device_type, compute_s=compute_s)
-    rank = args.side * num_ranks + number
-    return measure_all_reduce(device_type, number, rank, 2 * num_ranks, make_store, args.timeout_s)
+    rank = task.side * num_ranks + number
+    return measure_all_reduce(device_type, number, rank, 2 * num_ranks, make_store, task.timeout_s)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(decode(PairTask, sys.argv[1], "the pair task"))

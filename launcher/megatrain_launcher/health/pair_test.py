@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, CheckResult, HostRecord
+from megatrain.contracts.records.record import encode
 from megatrain_launcher.health.child import ProbeRunner, device_environment, run_probe
 from megatrain_launcher.health.forked import measurements
 from megatrain_launcher.health.pairs import PairResult
 
 NAME = "pair"
-_NOTHING: Mapping[str, float] = {}
 START_S = 60.0
 """Time to load torch, in addition to the time limit for the all-reduce."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairTask:
-    """One host's parameters of an all-reduce with its partner."""
+    """One host's parameters of an all-reduce with its partner: the argument of the probe."""
 
     partner: str
     side: int
@@ -70,25 +70,16 @@ def run_pair(task: PairTask, environment: Mapping[str, str], probe: ProbeRunner 
     """
     began = time.monotonic()
     unit = ""
-    arguments = [
-        f"--device={task.device}",
-        f"--num-workers={task.num_workers}",
-        f"--side={task.side}",
-        f"--store-address={task.store_address}",
-        f"--store-port={task.store_port}",
-        f"--prefix={task.prefix}",
-        f"--timeout-s={task.timeout_s:g}",
-    ]
-    parts: Mapping[str, float]
+    parts: Mapping[str, float] = {}
     try:
         end = probe(
             "pair_probe",
-            arguments,
+            [encode(task).decode()],
             environment=device_environment(environment, task.network_interface),
             deadline_s=task.timeout_s + START_S,
         )
     except OSError as error:
-        parts, reason = _NOTHING, f"no process can be started: {error.strerror}"
+        reason = f"no process can be started: {error.strerror}"
     else:
         lines = [line for line in measurements(end.output) if line["part"] == NAME]
         parts, reason = _parts(lines, "" if end.is_complete else end.problem)

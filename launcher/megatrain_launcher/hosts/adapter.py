@@ -1,12 +1,16 @@
-"""The interface between the launcher and the system that runs the hosts."""
+"""The interface between the launcher and the system that runs the hosts, and the call of that system's commands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from megatrain.contracts.errors import MegatrainError
+from megatrain.contracts.exit_codes import end_text
+
+_COMMAND_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +47,22 @@ class HostAdapter(Protocol):
 
         Raises: CordonError.
         """
+
+
+def command_problem(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Run a command for at most 30 s, and return why it failed; empty if it succeeded."""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_S,
+            check=False,
+            env=environment,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    return (done.stderr or done.stdout).strip() or f"{command[0]} {end_text(done.returncode)}"

@@ -21,14 +21,9 @@ def interface_address(interface: str) -> str:
         try:
             found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError as error:
-            raise ConfigError(
-                [
-                    (
-                        f'runtime.network_interface="{interface}": {error.strerror}; name one that `ip address` '
-                        "lists with an IPv4 address, or give --local-addr=ADDRESS"
-                    )
-                ]
-            ) from error
+            problem = f'runtime.network_interface="{interface}": {error.strerror}'
+            hint = "name one that `ip address` lists with an IPv4 address, or give --local-addr=ADDRESS"
+            raise ConfigError([f"{problem}; {hint}"]) from error
     return socket.inet_ntoa(found[20:24])
 
 
@@ -45,10 +40,8 @@ def address_towards(endpoint: Endpoint) -> str:
             probe.connect(target)
             address: str = probe.getsockname()[0]
     except OSError as error:
-        raise ConfigError(
-            [(f"--rdzv-endpoint: no route from here to {endpoint}: {error.strerror or error}; check the name, or give "
-             "--local-addr=ADDRESS")]
-        ) from error  # fmt: skip
+        problem = f"--rdzv-endpoint: no route from here to {endpoint}: {error.strerror or error}"
+        raise ConfigError([f"{problem}; check the name, or give --local-addr=ADDRESS"]) from error
     return address
 
 

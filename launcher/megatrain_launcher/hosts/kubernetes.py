@@ -11,18 +11,15 @@ import http.client
 import json
 import shutil
 import ssl
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from megatrain.contracts.exit_codes import end_text
-from megatrain_launcher.hosts.adapter import CordonError, HostFacts
+from megatrain_launcher.hosts.adapter import CordonError, HostFacts, command_problem
 from megatrain_launcher.hosts.local import host_name
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REASON_ANNOTATION = "megatrain/cordon-reason"
 _CALL_S = 10.0
-_COMMAND_S = 30.0
 
 
 def is_kubernetes_pod(environment: Mapping[str, str]) -> bool:
@@ -102,20 +99,8 @@ class KubernetesPlatform:
         return f"node {host} is cordoned"
 
     def _kubectl(self, host: str, command: list[str]) -> None:
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_COMMAND_S,
-                check=False,
-                env=dict(self._environment),
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CordonError(f"node {host} was not cordoned: {error}") from error
-        if done.returncode != 0:
-            problem = (done.stderr or done.stdout).strip() or f"{command[0]} {end_text(done.returncode)}"
+        problem = command_problem(command, self._environment)
+        if problem:
             raise CordonError(f"node {host} was not cordoned: {problem}")
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping
 
 from megatrain.contracts.errors import ConfigError
-from megatrain.contracts.exit_codes import end_text
-from megatrain_launcher.hosts.adapter import CordonError, HostFacts
+from megatrain_launcher.hosts.adapter import CordonError, HostFacts, command_problem
 from megatrain_launcher.hosts.local import host_name
-
-_COMMAND_S = 30.0
 
 
 def is_slurm_task(environment: Mapping[str, str]) -> bool:
-    """Return whether `srun` started this process, unlike a batch script or a shell of salloc."""
+    """Return whether `srun` started this process; false in a batch script or a shell of salloc."""
     return "SLURM_JOB_ID" in environment and "SLURM_PROCID" in environment and _step(environment) not in _NO_TASK
 
 
@@ -39,14 +35,9 @@ class SlurmPlatform:
         """Return the host's facts. Raises: ConfigError when a host has more than one task, or a variable is missing."""
         tasks = self._environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")
         if any(task.partition("(")[0] != "1" for task in tasks):
-            raise ConfigError(
-                [
-                    (
-                        f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: one executor per host starts all of its "
-                        "workers; use srun --ntasks-per-node=1 with --nproc-per-node"
-                    )
-                ]
-            )
+            rule = "one executor per host starts all of its workers"
+            problem = f"SLURM_STEP_TASKS_PER_NODE={','.join(tasks)}: {rule}"
+            raise ConfigError([f"{problem}; use srun --ntasks-per-node=1 with --nproc-per-node"])
         host = self._environment.get("SLURMD_NODENAME") or host_name()
         restarts = self._environment.get("SLURM_RESTART_COUNT", "0")
         return HostFacts(
@@ -63,15 +54,9 @@ class SlurmPlatform:
         program = shutil.which("scontrol", path=self._environment.get("PATH"))
         if program is None:
             raise CordonError(f"Slurm did not drain {host}: no scontrol on PATH; ask an operator to do it")
-        command = [program, "update", f"NodeName={host}", "State=DRAIN", f"Reason=megatrain: {reason}"[:200]]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_S, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CordonError(f"Slurm did not drain {host}: {error}; ask an operator to do it") from error
-        if done.returncode != 0:
-            problem = (done.stderr or done.stdout).strip() or f"scontrol {end_text(done.returncode)}"
+        node, cause = f"NodeName={host}", f"Reason=megatrain: {reason}"[:200]
+        problem = command_problem([program, "update", node, "State=DRAIN", cause], self._environment)
+        if problem:
             raise CordonError(f"Slurm did not drain {host}: {problem}; ask an operator to do it")
         return f"Slurm drains {host}"
 

@@ -83,13 +83,13 @@ class JobFiles:
     def published(self, etcd: EtcdProcess, job: str, launch_id: str) -> Iterator[None]:
         """Publish etcd's address in a file during the block. Raises: ConfigError when the file cannot be written."""
         try:
-            etcd.keep(self.endpoint, endpoint_text(etcd.settings, job, launch_id).encode())
+            etcd.files.keep(self.endpoint, endpoint_text(etcd.settings, job, launch_id).encode())
         except OSError as error:
             raise ConfigError([f"{self.endpoint}: {error.strerror}; set job.run_directory"]) from error
         try:
             yield
         finally:
-            etcd.drop(self.endpoint)
+            etcd.files.drop(self.endpoint)
 
     def wait_for_endpoint(self, launch_id: str, timeout_s: float) -> EtcdSettings:
         """Return the settings of the etcd that another host of this launch starts.

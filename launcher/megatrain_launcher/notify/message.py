@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from megatrain.formatting import age_text, count_text, time_text
 from megatrain_job.jobs.health import HealthLevel
-from megatrain_launcher.notify.topics import Stage, Topic, is_at_least
+from megatrain_launcher.notify.topics import Stage, Topic, worst_level
 
 _MAX_KEY_CHARS = 255
 """Characters of a deduplication key that PagerDuty accepts."""
@@ -58,11 +58,7 @@ class Message:
     @property
     def level(self) -> HealthLevel:
         """The worst level of the open topics; green if none is open."""
-        opened = [topic.level for topic in self.topics if topic.stage is not Stage.CLOSED]
-        worst = HealthLevel.GREEN
-        for level in opened:
-            worst = level if is_at_least(level, worst) else worst
-        return worst
+        return worst_level(topic for topic in self.topics if topic.stage is not Stage.CLOSED)
 
     @property
     def title(self) -> str:

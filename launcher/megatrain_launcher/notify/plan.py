@@ -13,7 +13,7 @@ from enum import StrEnum
 from megatrain.contracts.records.incident import TOPIC_PREFIX
 from megatrain.contracts.records.notices import Receipt, ReceiverRecord
 from megatrain_job.jobs.health import HealthLevel
-from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least
+from megatrain_launcher.notify.topics import Event, Stage, Topic, gone_topic, is_at_least, worst_level
 
 HOUR_S = 3600.0
 GIVE_UP_S = HOUR_S
@@ -118,7 +118,7 @@ def taken(record: ReceiverRecord, plan: Plan, now_s: float) -> ReceiverRecord:
     new = [topic for topic in plan.topics if _is_news(topic, record.notified.get(topic.name))]
     opened = dict(record.opened_unix_s)
     if new:
-        level = str(_worst(new))
+        level = str(worst_level(new))
         opened[level] = (*opened.get(level, ()), now_s)
     return replace(
         record,
@@ -227,10 +227,6 @@ def _outdated(sent: Sequence[Topic], record: ReceiverRecord, now_s: float) -> It
         level = known.partition(":")[2]
         if _stage(known) is not Stage.CLOSED and level in set(HealthLevel) and level != topic.level:
             yield replace(topic, level=HealthLevel(level), stage=Stage.CLOSED, ended_unix_s=now_s)
-
-
-def _worst(topics: Sequence[Topic]) -> HealthLevel:
-    return next(level for level in reversed(HealthLevel) if any(topic.level is level for topic in topics))
 
 
 def _stage(mark: str) -> Stage:

@@ -47,7 +47,7 @@ from megatrain_launcher.notify.plan import DeliveryMode, Rules
 
 _ALERTS_PATH = "/api/v2/alerts"
 Send = Callable[[Message, float], str]
-"""Delivers a message within this many seconds and returns the answer. Raises: DeliveryError, ConfigError."""
+"""Delivers a message within the given seconds, and returns the answer. Raises: DeliveryError, ConfigError."""
 Open = Callable[[str, Any, NotifyConfig], Send]
 """Reads the files that a receiver's named section refers to. Raises: ConfigError."""
 
@@ -81,7 +81,8 @@ class Receiver:
 
     def _open(self) -> Send:
         """Raises: ConfigError."""
-        return _OPENERS[receiver_kind(self.name)](self.name, self.section, self.common)
+        _, opened = _KINDS[receiver_kind(self.name)]
+        return opened(self.name, self.section, self.common)
 
 
 def receivers_of(config: Config) -> tuple[Receiver, ...]:
@@ -91,7 +92,7 @@ def receivers_of(config: Config) -> tuple[Receiver, ...]:
 
 def _receiver(config: Config, name: str) -> Receiver:
     section: ReceiverConfig = config.sections[name]
-    delivery_mode = _DELIVERY_MODES[receiver_kind(name)]
+    delivery_mode, _ = _KINDS[receiver_kind(name)]
     rules = Rules(delivery_mode, HealthLevel(section.level), frozenset(_listed(section.events)))
     return Receiver(name, rules, section, config.notify)
 
@@ -156,19 +157,12 @@ def _open_webhook(name: str, found: WebhookConfig, common: NotifyConfig) -> Send
     return send
 
 
-_DELIVERY_MODES = {
-    "slack": DeliveryMode.DIGEST,
-    "pagerduty": DeliveryMode.PAGE,
-    "email": DeliveryMode.DIGEST,
-    "alertmanager": DeliveryMode.STATE,
-    "webhook": DeliveryMode.DIGEST,
-}
-_OPENERS: Mapping[str, Open] = {
-    "slack": _open_slack,
-    "pagerduty": _open_pagerduty,
-    "email": _open_email,
-    "alertmanager": _open_alertmanager,
-    "webhook": _open_webhook,
+_KINDS: Mapping[str, tuple[DeliveryMode, Open]] = {
+    "slack": (DeliveryMode.DIGEST, _open_slack),
+    "pagerduty": (DeliveryMode.PAGE, _open_pagerduty),
+    "email": (DeliveryMode.DIGEST, _open_email),
+    "alertmanager": (DeliveryMode.STATE, _open_alertmanager),
+    "webhook": (DeliveryMode.DIGEST, _open_webhook),
 }
 _MIN_TIMEOUT_S = 0.001
 """The shortest timeout of a request when several share a deadline; the request then fails as for a late answer."""

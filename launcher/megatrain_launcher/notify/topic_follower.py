@@ -14,8 +14,9 @@ from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.jobs.assessment import assess
 from megatrain_job.jobs.health import ReasonCode
 from megatrain_job.jobs.snapshot import DecodedRecords, read_job
+from megatrain_launcher.notify.job_topics import topics_of
 from megatrain_launcher.notify.message import PageLinks
-from megatrain_launcher.notify.topics import Topic, topics_of
+from megatrain_launcher.notify.topics import Topic
 
 _PERIOD_S = 1.0
 _PART_BUSY = 5.0

@@ -52,7 +52,7 @@ def diag(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> Switch:
     config = {"diagnostics.sample_period": "7"}
     client.delete(KEYS.diag_settings)
     client.put(KEYS.record, encode(JobRecord("demo", "", "", config, 1, 1, 1, "run", "a", 0.0)))
-    endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
+    endpoint = f"--rdzv-endpoint={client.settings.endpoints[0]}"
 
     def run(*arguments: str) -> DiagSettings:
         assert main(["diag", *arguments, "demo", endpoint]) == 0
@@ -105,7 +105,7 @@ def test_unreadable_switch_is_replaced_only_on_request(
     diag: Switch, client: EtcdClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client.put(KEYS.diag_settings, b'{"schema_version": 1, "sample_period": "x"}')
-    assert main(["diag", "set", "demo", f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"]) != 0
+    assert main(["diag", "set", "demo", f"--rdzv-endpoint={client.settings.endpoints[0]}"]) != 0
     assert "sample_period" in capsys.readouterr().err
     assert diag("on").sample_period == 7
 
@@ -120,7 +120,7 @@ def test_two_requests_at_once_both_take_effect(
         if b"/v3/kv/txn" in request and others:
             client.put(KEYS.diag_settings, encode(others.pop()))
 
-    with EtcdProxy(client.gateway.ring.endpoints[0].port) as proxy:
+    with EtcdProxy(client.settings.endpoints[0].port) as proxy:
         proxy.before = interrupt
         assert main(["diag", "set", "--without=gc", "demo", f"--rdzv-endpoint={proxy.url}"]) == 0
     assert not others
@@ -143,7 +143,7 @@ def test_invalid_request_is_refused(arguments: list[str], message: str, capsys: 
 
 
 def test_unknown_job_is_reported(client: EtcdClient, capsys: pytest.CaptureFixture[str]) -> None:
-    endpoint = f"--rdzv-endpoint={client.gateway.ring.endpoints[0]}"
+    endpoint = f"--rdzv-endpoint={client.settings.endpoints[0]}"
     assert main(["diag", "on", "other", endpoint]) != 0
     assert "etcd has no job of this name" in capsys.readouterr().err
 

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatrain.contracts.errors import ConfigError, CoordinationError, CoordinationRefusedError
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import Credentials, EtcdSettings, TlsFiles
-from megatrain_launcher.etcd import process
+from megatrain_launcher.etcd import server
 from megatrain_launcher.etcd.process import EtcdProcess
 from megatrain_launcher.etcd.program import find_etcd
 from tests.helpers.certificates import Authority
@@ -60,6 +61,14 @@ def shared(shared_place: Path, program: Path) -> Iterator[EtcdProcess]:
             patch.setenv("MEGATRAIN_ETCD_PASSWORD", "of another")
             etcd = stack.enter_context(EtcdProcess(shared_place, OWN, program=program))
         yield etcd
+
+
+def check_refused(
+    error: type[Exception], reason: str, place: Path, credentials: Credentials = OWN, **options: Any
+) -> None:
+    """Check that no etcd can be run in a place; `reason`: a pattern of the error."""
+    with pytest.raises(error, match=reason), EtcdProcess(place, credentials, **options):
+        pass
 
 
 def tls_in(directory: Path) -> TlsFiles:
@@ -123,7 +132,7 @@ def test_etcds_of_two_jobs_are_two_clusters(tmp_path: Path, program: Path) -> No
 def test_it_has_its_password_before_anybody_can_connect(
     place: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restrict_users, moments = process.restrict_users, []
+    restrict_users, moments = server.restrict_users, []
 
     def admit(settings: EtcdSettings, credentials: Credentials) -> None:
         (endpoint,) = settings.endpoints
@@ -133,7 +142,7 @@ def test_it_has_its_password_before_anybody_can_connect(
         restrict_users(settings, credentials)
         moments.append("it has a password")
 
-    monkeypatch.setattr(process, "restrict_users", admit)
+    monkeypatch.setattr(server, "restrict_users", admit)
     etcd = EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program)
     with etcd:
         assert moments == ["it has a password"]
@@ -230,11 +239,8 @@ def test_earlier_client_is_disconnected_by_the_password(tmp_path: Path, program:
 def test_data_with_another_password_are_refused(place: Path, program: Path) -> None:
     with EtcdProcess(place, OWN, program=program):
         pass
-    with (
-        pytest.raises(CoordinationError, match=r"has another password .*; remove .*own/etcd"),
-        EtcdProcess(place, Credentials("megatrain", "another"), program=program),
-    ):
-        pass
+    another = Credentials("megatrain", "another")
+    check_refused(CoordinationError, r"has another password .*; remove .*own/etcd", place, another, program=program)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +258,7 @@ def test_data_directory_of_another_user_is_refused(
 ) -> None:
     everybodys = everybodys_place(tmp_path)
     corrupt(everybodys / "own")
-    with (
-        pytest.raises(ConfigError, match=rf"{problem}.*set job\.run_directory"),
-        EtcdProcess(everybodys / "own", OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, rf"{problem}.*set job\.run_directory", everybodys / "own", program=program)
 
 
 def test_etcd_options_do_not_come_from_the_environment(shared: EtcdProcess) -> None:
@@ -267,11 +269,7 @@ def test_etcd_options_do_not_come_from_the_environment(shared: EtcdProcess) -> N
 def test_a_second_launch_in_the_same_directory_is_refused(
     shared: EtcdProcess, shared_place: Path, program: Path
 ) -> None:
-    with (
-        pytest.raises(ConfigError, match=f"process {os.getpid()} on .* still runs"),
-        EtcdProcess(shared_place, OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, f"process {os.getpid()} on .* still runs", shared_place, program=program)
     assert shared.pid is not None
 
 
@@ -282,7 +280,7 @@ def test_a_taken_port_is_replaced_by_another(place: Path, program: Path, monkeyp
         taken.listen()
         port = taken.getsockname()[1]
         answers = [port, *free_ports(1)]
-        monkeypatch.setattr(process, "free_port", lambda address: answers.pop(0))
+        monkeypatch.setattr(server, "free_port", lambda address: answers.pop(0))
 
         with EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program) as etcd:
             assert etcd.settings.endpoints[0].port != port
@@ -292,21 +290,14 @@ def test_etcd_that_does_not_start_reports_its_log(tmp_path: Path, place: Path) -
     broken = tmp_path / "etcd"
     broken.write_text("#!/bin/sh\necho the disk is on fire >&2\nexit 3\n")
     broken.chmod(0o755)
-    with (
-        pytest.raises(CoordinationError, match=r"ended with exit code 3 before it served; .*\n.*the disk is on fire"),
-        EtcdProcess(place, OWN, program=broken),
-    ):
-        pass
+    problem = r"ended with exit code 3 before it served; .*\n.*the disk is on fire"
+    check_refused(CoordinationError, problem, place, program=broken)
 
 
 def test_directory_in_place_of_the_log_is_named(place: Path, program: Path) -> None:
     (place / "etcd.log").mkdir(parents=True)
     place.chmod(0o700)
-    with (
-        pytest.raises(ConfigError, match=r"etcd\.log: Is a directory; set job\.run_directory"),
-        EtcdProcess(place, OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, r"etcd\.log: Is a directory; set job\.run_directory", place, program=program)
 
 
 def test_file_system_without_locks_is_no_other_launch(
@@ -316,19 +307,12 @@ def test_file_system_without_locks_is_no_other_launch(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with (
-        pytest.raises(ConfigError, match=r"Function not implemented.*; set job\.run_directory"),
-        EtcdProcess(place, OWN, program=program),
-    ):
-        pass
+    check_refused(ConfigError, r"Function not implemented.*; set job\.run_directory", place, program=program)
 
 
 def test_address_of_another_machine_is_refused(place: Path, program: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="--local-addr an address of this host"),
-        EtcdProcess(place, OWN, address="192.0.2.1", tls=tls_in(place), program=program),
-    ):
-        pass
+    problem, tls = "--local-addr an address of this host", tls_in(place)
+    check_refused(ConfigError, problem, place, address="192.0.2.1", tls=tls, program=program)
 
 
 def test_missing_etcd_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,15 +331,7 @@ def test_the_package_is_used_rather_than_its_script(tmp_path: Path, monkeypatch:
     assert find_etcd().parent.name == "etcdbin"
 
 
-def test_etcd_for_other_hosts_needs_certificates(place: Path) -> None:
-    with pytest.raises(ConfigError, match="an address and TLS go together"):
-        EtcdProcess(place, OWN, address="192.0.2.1")
-
-
 def test_missing_certificate_package_is_named(place: Path, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with (
-        pytest.raises(ConfigError, match=r"needs the package cryptography: pip install 'megatrain\[launcher\]'"),
-        EtcdProcess(place, OWN, address="127.0.0.1", tls=tls_in(place), program=program),
-    ):
-        pass
+    problem, tls = r"needs the package cryptography: pip install 'megatrain\[launcher\]'", tls_in(place)
+    check_refused(ConfigError, problem, place, address="127.0.0.1", tls=tls, program=program)

@@ -186,14 +186,7 @@ def test_files_that_etcd_itself_replaces_are_no_loss(place: Path, program: Path)
         compact(client, client.put("key", "value"))
         pid = etcd.pid
         before = (place / "etcd" / "member" / "snap" / "db").stat().st_ino
-        client.gateway.call_at(
-            etcd.settings.endpoints[0],
-            "/v3/maintenance/defragment",
-            {},
-            bool,
-            what="defragmentation",
-            deadline_s=DEADLINE_S,
-        )
+        client.gateway.call("/v3/maintenance/defragment", {}, bool, what="defragmentation", deadline_s=DEADLINE_S)
         assert (place / "etcd" / "member" / "snap" / "db").stat().st_ino != before
         held = HeldFiles(place / "etcd")
         assert held.poll(pid) == ()
@@ -222,17 +215,14 @@ def test_etcd_with_lost_unlocked_files_does_not_start_afresh(
 
 WARNING = json.dumps({"level": "warn", "msg": "simple token is not cryptographically signed"})
 PANIC = json.dumps({"level": "panic", "msg": "failed to create WAL", "error": "no space left", "stacktrace": "raft.go"})
+NINE = "\n".join(json.dumps({"level": "error", "msg": f"problem {number}"}) for number in range(9))
 
 
-def test_the_complaint_is_found_before_the_stacks() -> None:
-    assert last_errors(f"{WARNING}\n{PANIC}\npanic: failed\n\ngoroutine 1 [running]:\n") == (
-        "failed to create WAL: no space left"
-    )
-
-
-def test_unknown_etcd_line_is_reported_unchanged() -> None:
+def test_last_errors_of_a_log_are_those_of_etcd() -> None:
     for text, expected in [
-        ("", "(it is empty)"),
+        (f"{WARNING}\n{PANIC}\npanic: failed\n\ngoroutine 1 [running]:\n", "failed to create WAL: no space left"),
+        (NINE, "problem 6\nproblem 7\nproblem 8"),
+        # without an error of etcd, the end of the log
         (f"{WARNING}\n", WARNING),
         ("{\n[1]\nan older etcd is on fire\n", "{\n[1]\nan older etcd is on fire"),
         (f"{PANIC[:-1]}\n", PANIC[:-1]),
@@ -241,17 +231,9 @@ def test_unknown_etcd_line_is_reported_unchanged() -> None:
         assert last_errors(text) == expected, (text, expected)
 
 
-def test_many_complaints_are_cut_to_the_last() -> None:
-    lines = [json.dumps({"level": "error", "msg": f"problem {number}"}) for number in range(9)]
-    assert last_errors("\n".join(lines)) == "problem 6\nproblem 7\nproblem 8"
-
-
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lack_of_space(tmp_path / "missing") == ""
     for free, expected in ((2**30, ""), (3 * 2**20, "its disk has 3.15 MB left, and etcd needs 67.1 MB to begin")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert lack_of_space(tmp_path).startswith(expected)
         assert bool(lack_of_space(tmp_path)) is bool(expected)
-
-
-def test_a_disk_that_is_away_is_not_judged(tmp_path: Path) -> None:
-    assert lack_of_space(tmp_path / "missing") == ""

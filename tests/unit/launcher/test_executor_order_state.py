@@ -35,7 +35,7 @@ def a_halt(number: int, *, is_saving: bool = False) -> Halt:
 
 
 def item(key: str, value: Any) -> KeyValue:
-    return KeyValue(key.encode(), value if isinstance(value, bytes) else encode(value), 1, 1, 1, 0)
+    return KeyValue(key.encode(), value if isinstance(value, bytes) else encode(value), 1, 1, 0)
 
 
 @pytest.fixture

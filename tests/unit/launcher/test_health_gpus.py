@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,9 +22,10 @@ from megatrain_launcher.executor import host_checks
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health import gpus, kernel_log
 from megatrain_launcher.health.checks import Check, run_checks
-from megatrain_launcher.health.context import HealthContext, Places
+from megatrain_launcher.health.context import Places
 from megatrain_launcher.health.history import HealthHistory
 from megatrain_launcher.health.nvidia_smi import read_nvidia_smi
+from tests.helpers.health_contexts import health_context
 from tests.helpers.single_rank import make_config
 
 GOOD = GpuReading(0, "GPU-aaaa", "H100", 0, False, False, False)
@@ -93,50 +95,45 @@ def test_version_of_the_kernel_module(tmp_path: Path) -> None:
 
 # nvidia-smi
 
-
-def fake_program(directory: Path, script: str) -> Path:
-    path = directory / "nvidia-smi"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
-
-
 GOOD_ROW = "0, GPU-aaaa, NVIDIA H100 80GB HBM3, 550.54.15, 0, [N/A], No, No"
 FROM_GOOD_ROW = GpuReading(0, "GPU-aaaa", "NVIDIA H100 80GB HBM3", 0, None, False, False)
 
 
-def test_readings_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DriverReading]:
+    """Returns the reading of a script in the place of nvidia-smi."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = tmp_path / "nvidia-smi"
+
+    def read(script: str, timeout_s: float = 5.0) -> DriverReading:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        reading = read_nvidia_smi(timeout_s)
+        assert reading is not None
+        return reading
+
+    return read
+
+
+def test_readings_of_nvidia_smi(smi: Callable[..., DriverReading]) -> None:
+    second = GpuReading(1, "GPU-bbbb", "H100", 2, True, True, None, error="Unknown Error")
+    mismatch = "Failed to initialize NVML: Driver/library version mismatch"
     for script, expected in [
-        (
-            f"echo '{GOOD_ROW}'",
-            DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW,)),
-        ),
+        (f"echo '{GOOD_ROW}'", DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW,))),
         (
             f"echo '{GOOD_ROW}'; echo '1, GPU-bbbb, H100, 550.54.15, 2, Yes, Yes, [Unknown Error]'",
-            DriverReading(
-                "nvidia-smi", "550.54.15", "",
-                (
-                    FROM_GOOD_ROW,
-                    GpuReading(1, "GPU-bbbb", "H100", 2, True, True, None, error="Unknown Error"),
-                ),
-            ),
+            DriverReading("nvidia-smi", "550.54.15", "", (FROM_GOOD_ROW, second)),
         ),
         ("echo 'No devices were found'; exit 6", DriverReading("nvidia-smi")),
-        (
-            "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18",
-            DriverReading("nvidia-smi", error="Failed to initialize NVML: Driver/library version mismatch"),
-        ),
+        (f"echo '{mismatch}'; exit 18", DriverReading("nvidia-smi", error=mismatch)),
         ("exit 9", DriverReading("nvidia-smi", error="exit code 9")),
         ("true", DriverReading("nvidia-smi", error="it names no GPU")),
-    ]:  # fmt: skip
-        fake_program(tmp_path, script)
-        assert read_nvidia_smi(5.0) == expected, script
+    ]:
+        assert smi(script) == expected, script
 
 
-def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_program(
-        tmp_path,
+def test_an_older_nvidia_smi_is_asked_for_less(smi: Callable[..., DriverReading]) -> None:
+    reading = smi(
         """
         says() { echo "Field \\"$1\\" is not a valid field to query."; exit 2; }
         case "$*" in
@@ -144,33 +141,26 @@ def test_an_older_nvidia_smi_is_asked_for_less(tmp_path: Path, monkeypatch: pyte
             *remapped_rows.failure*) says remapped_rows.failure;;
             *) echo '0, GPU-aaaa, V100, 418.226.00, 0, Yes';;
         esac
-        """,
+        """
     )
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    reading = read_nvidia_smi(5.0)
     assert reading == DriverReading(
         "nvidia-smi", "418.226.00", "", (GpuReading(0, "GPU-aaaa", "V100", 0, is_page_retirement_pending=True),)
     )
 
 
-def test_lost_gpu_ends_the_list_with_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_ends_the_list_with_a_message(smi: Callable[..., DriverReading]) -> None:
     lost = "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost."
-    fake_program(tmp_path, f"echo '{GOOD_ROW}'; echo '{lost}'; exit 15")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    reading = read_nvidia_smi(5.0)
-    assert reading is not None
-    assert reading.error == lost
-    assert len(reading.gpus) == 1
+    reading = smi(f"echo '{GOOD_ROW}'; echo '{lost}'; exit 15")
+    assert (reading.error, len(reading.gpus)) == (lost, 1)
     assert judged(reading)[0].outcome is CheckOutcome.FAILED
 
 
-def test_nvidia_smi_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_nvidia_smi_that_hangs_or_is_not_there(
+    smi: Callable[..., DriverReading], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no answer from nvidia-smi within 0.2 s" in smi("exec /bin/sleep 60", 0.2).error
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert read_nvidia_smi(5.0) is None
-    fake_program(tmp_path, "exec /bin/sleep 60")
-    reading = read_nvidia_smi(0.2)
-    assert reading is not None
-    assert "no answer from nvidia-smi within 0.2 s" in reading.error
 
 
 # NVML
@@ -268,15 +258,10 @@ def test_nvml_that_cannot_start_has_its_error_or_none(nvml: ModuleType, monkeypa
 # the check with its probe
 
 
-def context(tmp_path: Path, **changes) -> HealthContext:
-    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 1, "history": tmp_path / "h.json"}
-    return HealthContext(**{**fields, "places": Places(proc=tmp_path, kernel_log=tmp_path / "kmsg"), **changes})
-
-
 def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(FAKE_NVML)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    findings = gpus.check_gpus(context(tmp_path, environment={"PYTHONPATH": path}), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, environment={"PYTHONPATH": path}), HealthHistory())
     assert [finding.outcome for finding in findings] == ["passed", "passed", "failed"]
     assert "GPU 1 (GPU-1): the remapping" in findings[2].detail
 
@@ -284,7 +269,7 @@ def test_the_probe_asks_nvml_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_driver_that_crashes_its_probe_fails(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text("import os\nos.abort()\n")
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    findings = gpus.check_gpus(context(tmp_path, device="cuda", environment=environment), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, device="cuda", environment=environment), HealthHistory())
     assert [finding.outcome for finding in findings] == ["failed", "failed", "skipped"]
     assert "SIGABRT" in findings[0].detail
 
@@ -293,7 +278,7 @@ def test_cpu_runs_ask_no_gpu_driver(tmp_path: Path) -> None:
     def never(*arguments, **more):
         raise AssertionError("asked")
 
-    findings = gpus.check_gpus(context(tmp_path, device="cpu", probe=never), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, device="cpu", probe=never), HealthHistory())
     assert {finding.outcome for finding in findings} == {CheckOutcome.SKIPPED}
 
 
@@ -301,7 +286,7 @@ def test_probe_output_that_is_no_json_fails(tmp_path: Path) -> None:
     def probe(*arguments, **more):
         return SimpleNamespace(is_complete=True, output="what?", problem="")
 
-    findings = gpus.check_gpus(context(tmp_path, device="cuda", probe=probe), HealthHistory())
+    findings = gpus.check_gpus(health_context(tmp_path, device="cuda", probe=probe), HealthHistory())
     assert findings[0].outcome is CheckOutcome.FAILED
     assert "not JSON" in findings[0].detail
 
@@ -330,7 +315,7 @@ def test_outcome_of_xid_messages() -> None:
 
 
 def test_kernel_log_is_skipped_unless_it_can_be_read(tmp_path: Path) -> None:
-    one = context(tmp_path)
+    one = health_context(tmp_path)
     (finding,) = kernel_log.check_kernel_log(one, HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
     (tmp_path / "kmsg").write_bytes(record(79, time.clock_gettime(time.CLOCK_MONOTONIC)))

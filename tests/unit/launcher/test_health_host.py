@@ -18,19 +18,13 @@ from megatrain.contracts.records.host_records import CheckOutcome
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health import clock, limits, memory, network, storage
 from megatrain_launcher.health.child import ProbeEnd
-from megatrain_launcher.health.context import HealthContext, Places
 from megatrain_launcher.health.history import HealthHistory
 from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.health_contexts import health_context
 from tests.helpers.ports import free_ports
 
 GB, MIB, GIB = 10**9, 1 << 20, 1 << 30
 EMPTY = HealthHistory()
-
-
-def context(tmp_path: Path, **changes) -> HealthContext:
-    places = Places(proc=tmp_path / "proc", sys=tmp_path / "sys")
-    fields = {"host": "h", "session": "s", "run_directory": tmp_path, "num_workers": 1, "history": tmp_path / "h.json"}
-    return HealthContext(**{**fields, "places": places, **changes})
 
 
 def write_tree(root: Path, files: dict[str, str]) -> None:
@@ -60,7 +54,7 @@ def test_outcome_of_each_disk_reading() -> None:
 
 def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "new"
-    (finding,) = storage.check_disk(context(tmp_path, run_directory=directory), HealthHistory())
+    (finding,) = storage.check_disk(health_context(tmp_path, run_directory=directory), HealthHistory())
     assert finding.outcome in ("passed", "failed")  # with the space of this machine
     assert finding.value is not None
     assert list(directory.iterdir()) == []
@@ -68,7 +62,7 @@ def test_the_disk_is_written_and_left_as_it_was(tmp_path: Path) -> None:
 
 def test_run_directory_below_a_file_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    (finding,) = storage.check_disk(context(tmp_path, run_directory=tmp_path / "file" / "run"), HealthHistory())
+    (finding,) = storage.check_disk(health_context(tmp_path, run_directory=tmp_path / "file" / "run"), HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
     assert "Not a directory" in finding.detail
 
@@ -78,7 +72,7 @@ def test_disk_without_an_answer_fails(tmp_path: Path) -> None:
         assert (name, arguments) == ("disk_probe", [str(tmp_path)])
         return ProbeEnd(None, "", "", deadline_s)
 
-    (finding,) = storage.check_disk(context(tmp_path, probe=probe), HealthHistory())
+    (finding,) = storage.check_disk(health_context(tmp_path, probe=probe), HealthHistory())
     assert finding.outcome is CheckOutcome.FAILED
     assert "no end within 15 s" in finding.detail
 
@@ -100,7 +94,7 @@ def test_outcome_of_free_shared_memory() -> None:
 
 def test_shared_memory_of_this_machine(tmp_path: Path) -> None:
     def check(**changes) -> CheckOutcome:
-        return storage.check_shared_memory(context(tmp_path, **changes), HealthHistory())[0].outcome
+        return storage.check_shared_memory(health_context(tmp_path, **changes), HealthHistory())[0].outcome
 
     assert check() is CheckOutcome.SKIPPED
     assert check(shared_memory=tmp_path / "none") is CheckOutcome.FAILED
@@ -116,7 +110,7 @@ def test_lost_or_little_memory_is_found(tmp_path: Path) -> None:
         kib = 1 << 20
         meminfo = f"MemTotal: {total_gib * kib} kB\nMemFree: 1 kB\nMemAvailable: {available_gib * kib} kB"
         write_tree(tmp_path, {"proc/meminfo": meminfo})
-        return memory.check_memory(context(tmp_path), history)[0]
+        return memory.check_memory(health_context(tmp_path), history)[0]
 
     first = check(512, 400)
     assert first.outcome is CheckOutcome.PASSED
@@ -129,12 +123,12 @@ def test_lost_or_little_memory_is_found(tmp_path: Path) -> None:
     assert history.with_findings([lost]) == history
     assert check(512, 10).outcome is CheckOutcome.WARNING
     (tmp_path / "proc/meminfo").write_text("nonsense")
-    assert memory.check_memory(context(tmp_path), history)[0].outcome is CheckOutcome.SKIPPED
+    assert memory.check_memory(health_context(tmp_path), history)[0].outcome is CheckOutcome.SKIPPED
 
 
 def test_new_memory_errors_are_found(tmp_path: Path) -> None:
     def check(history: HealthHistory = EMPTY):
-        return memory.check_memory(context(tmp_path), history)[1]
+        return memory.check_memory(health_context(tmp_path), history)[1]
 
     assert check().outcome is CheckOutcome.SKIPPED
     mc = "sys/devices/system/edac/mc"
@@ -161,7 +155,7 @@ def test_outcome_of_the_limit_of_open_files() -> None:
 
 def test_outcome_of_the_limit_of_locked_memory(tmp_path: Path) -> None:
     # the limits of this process
-    findings = limits.check_limits(context(tmp_path), HealthHistory())
+    findings = limits.check_limits(health_context(tmp_path), HealthHistory())
     assert [finding.name for finding in findings] == list(limits.NAMES)
     for limit, has_rdma, outcome in [
         (65536, False, "skipped"),
@@ -193,7 +187,7 @@ def port(name: str, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)",
 
 def network_findings(tmp_path: Path, files: dict[str, str], history: HealthHistory, chosen: str = ""):
     write_tree(tmp_path, files)
-    return network.check_network(context(tmp_path, network_interface=chosen), history)
+    return network.check_network(health_context(tmp_path, network_interface=chosen), history)
 
 
 def test_host_without_network_passes_as_the_only_one(tmp_path: Path) -> None:
@@ -318,22 +312,22 @@ def test_outcome_of_clocks_against_etcd(tmp_path: Path) -> None:
     for off_s, outcome, detail in cases:
         with servers(*off_s) as some:
             etcd = EtcdSettings.of([server.url for server in some])
-            (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
+            (finding,) = clock.check_clock(health_context(tmp_path, etcd=etcd), HealthHistory())
             assert finding.outcome == outcome, off_s
             assert detail in finding.detail, off_s
             assert [server.num_asked for server in some] == [1] * len(some), "one answer is sufficient"
 
 
 def test_clock_without_an_answer_of_etcd_is_not_judged(tmp_path: Path) -> None:
-    (finding,) = clock.check_clock(context(tmp_path), HealthHistory())
+    (finding,) = clock.check_clock(health_context(tmp_path), HealthHistory())
     assert finding.outcome is CheckOutcome.SKIPPED
     etcd = EtcdSettings.of(f"127.0.0.1:{free_ports(1)[0]}")
-    (finding,) = clock.check_clock(context(tmp_path, etcd=etcd), HealthHistory())
+    (finding,) = clock.check_clock(health_context(tmp_path, etcd=etcd), HealthHistory())
     assert finding.outcome is CheckOutcome.WARNING
 
 
 def test_clock_of_a_real_etcd(etcd: EtcdServers, tmp_path: Path) -> None:
-    (finding,) = clock.check_clock(context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), HealthHistory())
+    (finding,) = clock.check_clock(health_context(tmp_path, etcd=EtcdSettings.of(etcd.urls)), HealthHistory())
     assert finding.outcome is CheckOutcome.PASSED
     assert finding.value is not None
     assert abs(finding.value) < 0.8

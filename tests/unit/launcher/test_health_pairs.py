@@ -142,13 +142,13 @@ def test_two_hosts_alone_prove_nothing() -> None:
     assert set(verdict.suspects) == {"host-0", "host-1"}
 
 
-def test_a_bad_link_is_no_hosts_fault() -> None:
+def test_bad_link_names_no_host() -> None:
     schedule = schedule_of(6)
     verdict = judge_pairs(schedule, results_of(schedule, links={("host-1", "host-2")}), 1.5)
     assert verdict == PairFindings(bad_links=(("host-1", "host-2"),))
 
 
-def test_all_pairs_bad_is_the_fabrics_fault() -> None:
+def test_all_bad_pairs_name_no_culprit() -> None:
     schedule = schedule_of(4)
     verdict = judge_pairs(schedule, results_of(schedule, broken=set(hosts_of(4))), 1.5)
     assert not verdict.culprits
@@ -163,7 +163,7 @@ def test_host_that_does_not_answer_is_at_fault() -> None:
     assert "host-2 did not answer" in verdict.culprits["host-2"]
 
 
-def test_slow_computing_is_the_hosts_own() -> None:
+def test_host_that_computes_slowly_is_named() -> None:
     """Its partners wait for it and measure the same all-reduce; only its own part identifies it."""
     schedule = schedule_of(2)
     results = results_of(schedule)

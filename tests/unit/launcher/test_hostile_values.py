@@ -89,7 +89,7 @@ class Scribe:
             parts = [self.random.choice(_OTHER_NAMES)]
         key = "/".join([f"{KEYS.prefix}{kind}", *parts]).encode(errors="replace")
         raw = self.random.choice(_NO_RECORDS) if self._is(0.05) else json.dumps(value).encode()
-        return KeyValue(key, raw, self._revision, self._revision, 1, 0)
+        return KeyValue(key, raw, self._revision, self._revision, 0)
 
     def _make_plausible(self, kind: str, value: dict[str, Any]) -> None:
         """Let some fields agree, so that the record passes the first checks."""
@@ -179,12 +179,12 @@ class _Etcd:
 
     def read_together(self, requests: Iterable[Range], **_: Any) -> list[RangeResponse]:
         found = [tuple(item for item in self.items if item.key in request.keys) for request in requests]
-        return [RangeResponse(100, items, len(items), has_more=False) for items in found]
+        return [RangeResponse(100, items, has_more=False) for items in found]
 
 
 @with_many_scribes
 def test_the_command_line_shows_any_record(scribe: Scribe) -> None:
-    election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1, 0)
+    election = KeyValue(f"{KEYS.election}/1".encode(), b"\xff\x1b[31m", 1, 1, 1)
     client: Any = _Etcd((*scribe.items(), election))
     snapshot = read_job(client, KEYS)
     answer = assess(snapshot, NOW_S)
@@ -209,7 +209,7 @@ def test_a_host_reads_its_orders_among_other_keys(scribe: Scribe) -> None:
 
 
 def _item(key: str, record: Any) -> KeyValue:
-    return KeyValue(key.encode(), encode(record), 1, 1, 1, 0)
+    return KeyValue(key.encode(), encode(record), 1, 1, 0)
 
 
 def test_request_under_a_foreign_key_is_not_answered() -> None:

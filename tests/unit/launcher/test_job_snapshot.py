@@ -10,7 +10,7 @@ from megatrain.contracts.records.record import encode
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.snapshot import DecodedRecords, read_job
 from tests.helpers.launched_job import make_incident, make_round, make_snapshot
-from tests.helpers.written_job import fill
+from tests.helpers.written_job import fill, make_driver
 
 
 def test_job_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
@@ -24,7 +24,7 @@ def test_job_is_read_at_one_revision(client: EtcdClient, keys: JobKeys) -> None:
     assert len(read_job(client, keys, num_incidents=0).incidents) == 105
     for number in range(3, 9):
         client.put(keys.round(number), encode(make_round(number)))
-    client.put(f"{keys.election}/0", "host-2")  # a later candidate
+    make_driver(client, keys, "host-2", "0")  # a later candidate
     report = DriverReport("host-1", "round 8 trains on 2 hosts", 7.0, ("etcd is out of space",))
     client.put(keys.report, encode(report))
     later = read_job(client, keys)
@@ -56,3 +56,11 @@ def test_problems_of_other_parts_are_read(client: EtcdClient, keys: JobKeys) -> 
     problem = JobProblem("etcd", "its data were removed", 7.0)
     client.put(keys.problem(problem.source), encode(problem))
     assert read_job(client, keys).problems == (problem,)
+
+
+def test_election_key_without_a_lease_is_no_driver(client: EtcdClient, keys: JobKeys) -> None:
+    fill(client, keys, has_driver=False)
+    client.put(f"{keys.election}/stray", "host-9")
+    assert read_job(client, keys).driver == ""
+    make_driver(client, keys, "host-1")
+    assert read_job(client, keys).driver == "host-1"

@@ -1,5 +1,5 @@
-"""The messages of each receiver, and their times: the difference between the job's state and what the receiver
-knows."""
+"""The messages of each receiver, and their times: the difference between the job's state and what the
+receiver got."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import OVER_NOTE, Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.jobs.health import Health, HealthLevel, Reason, ReasonCode
-from megatrain_launcher.notify.topics import JUDGED_S, SETTLED_S, Event, Stage, Topic, topics_of
+from megatrain_launcher.notify.job_topics import JUDGED_S, SETTLED_S, topics_of
+from megatrain_launcher.notify.topics import Event, Stage, Topic
 from tests.helpers.http_receiver import HttpReceiver, ReceiverReply
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import SMALL, write_secret

@@ -10,13 +10,14 @@ import pytest
 
 from megatrain.contracts.records.host_records import CheckOutcome, CheckReport, HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.record import encode
+from megatrain.contracts.records.record import decode, encode
 from megatrain.contracts.records.rounds import HostCommand
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.executor.host_checks import HostChecks
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.health.child import ProbeEnd
+from megatrain_launcher.health.pair_test import PairTask
 from tests.helpers.single_rank import make_config
 
 PASSED = '{"part": "pair", "number": 0, "compute_s": 0.5, "wait_s": 0.1, "reduce_s": 0.2}'
@@ -60,15 +61,8 @@ def test_probe_gets_the_limits_of_the_configuration(client: EtcdClient, keys: Jo
     report = check({"a": "b", "b": "a"})
     ((name, arguments, environment, deadline_s),) = calls
     assert name == "pair_probe"
-    assert set(arguments) == {
-        "--device=cpu",
-        "--num-workers=2",
-        "--side=0",
-        "--store-address=127.0.0.1",
-        "--store-port=1111",
-        "--prefix=pairs/5/a",
-        "--timeout-s=7",
-    }
+    task = PairTask("b", 0, "127.0.0.1", 1111, "pairs/5/a", 2, "cpu", "eth7", 7.0)
+    assert decode(PairTask, arguments[0], "the argument") == task
     assert deadline_s == 7.0 + 60.0, "the limit of the option, and a minute to load torch"
     assert (environment["LANG"], environment["GLOO_SOCKET_IFNAME"]) == ("C", "eth7")
     assert (report.host, report.session) == ("a", "session")

@@ -259,13 +259,13 @@ class TestWorkerLogs:
         assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 2 << 16
 
     def test_alarm_comes_while_the_worker_runs(self, tmp_path: Path) -> None:
-        heard: list[tuple[int, int, Verdict]] = []
-        with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *arguments: heard.append(arguments)) as logs:
+        received: list[tuple[int, int, Verdict]] = []
+        with WorkerLogs(tmp_path, tee="none", on_alarm=lambda *arguments: received.append(arguments)) as logs:
             fd = logs.open_rank(4, 9)
             write(fd, BROKEN_GPU)
-            wait_until(lambda: bool(heard), "the alarm")
+            wait_until(lambda: bool(received), "the alarm")
             os.close(fd)
-        assert [(number, rank, verdict.label) for number, rank, verdict in heard] == [(4, 9, Label.GPU_HARDWARE)]
+        assert [(number, rank, verdict.label) for number, rank, verdict in received] == [(4, 9, Label.GPU_HARDWARE)]
 
     def test_unwritable_directory_is_reported_and_workers_go_on(self, tmp_path: Path) -> None:
         (tmp_path / "logs").write_text("a file")

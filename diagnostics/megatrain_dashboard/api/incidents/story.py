@@ -110,7 +110,7 @@ _OUTCOMES = {"acted": "acted on", "waiting": "left to a person", "dry-run": "not
 def _moments(incident: Incident, *, has_verdict: bool) -> Iterator[HappenedDocument]:
     """Yield the moments that the driver recorded. `has_verdict`: the verdict already describes start and detection."""
     moments, rounds = incident.moments, f"round {incident.round}"
-    where = where_text(incident)
+    where = where_text(incident.culprit_hosts, incident.culprit_ranks)
     if incident.kind is IncidentKind.LAUNCH_LOST:
         yield _at(moments.began, "fault", "the last sign of life of the previous launch")
         yield _at(

@@ -1,6 +1,7 @@
 """Lines that are not a sign of a failure, but give context to later lines: frames of tracebacks, torch's table of
-failures, sequence numbers of NCCL's watchdog. Once a line with more weight than their rule has
-decided the verdict, they are ignored.
+failures, sequence numbers of NCCL's watchdog.
+
+They are ignored once a line with more weight than their rule has decided the verdict.
 """
 
 from __future__ import annotations

@@ -34,9 +34,10 @@ _SETTING = (
 _NAME = r"(?:error|exception|invalid|corrupted\w*|failure)\b"
 
 
-def _pairs(things: str, fates: str) -> tuple[str, ...]:
+def _pairs(subjects: str, events: str) -> tuple[str, ...]:
     """Return the alternatives of each subject with each event; both are comma-separated lists."""
-    return tuple(f"{thing} & {fate}" for thing, fate in itertools.product(things.split(", "), fates.split(", ")))
+    found = itertools.product(subjects.split(", "), events.split(", "))
+    return tuple(f"{subject} & {event}" for subject, event in found)
 
 
 _DATA_MODULES = (
@@ -60,16 +61,16 @@ def _of_modules(modules: tuple[str, ...]) -> str:
 RULES: tuple[Rule, ...] = (
     rule(
         "exception-of-a-data-library", Label.DATA, EXCEPTION + 1,
-        *(f"{module}. & {fate}" for module in _DATA_MODULES for fate in ("error", "exception", "invalid", "corrupted")),
+        *(f"{module}. & {name}" for module in _DATA_MODULES for name in ("error", "exception", "invalid", "corrupted")),
         pattern=_of_modules(_DATA_MODULES), is_at_start=True, is_family=True,
     ),
     rule(
         "exception-of-a-store", Label.STORAGE, EXCEPTION + 1,
-        *(f"{module}. & {fate}" for module in _STORE_MODULES for fate in ("error", "exception")),
+        *(f"{module}. & {name}" for module in _STORE_MODULES for name in ("error", "exception")),
         pattern=_of_modules(_STORE_MODULES), is_at_start=True, is_family=True,
     ),
     rule(
-        "gpu-memory-at-its-end", Label.CUDA_OOM, SPECIFIC,
+        "gpu-memory-exhausted", Label.CUDA_OOM, SPECIFIC,
         *_pairs("cuda, gpu, device, hbm, vram, npu, hip, xla, allocator", "out of memory, oom, outofmemory"),
         *_pairs("gpu, cuda, device, hbm", "failed to allocate, unable to allocate, exceed & memory"),
         "outofmemoryerror", "oom when allocating", "resource_exhausted & alloc",
@@ -79,14 +80,14 @@ RULES: tuple[Rule, ...] = (
         culprit=r"\b(?:gpu|device|cuda)[ :]*(?P<gpu>\d+)", is_family=True,
     ),
     rule(
-        "host-memory-at-its-end", Label.HOST_OOM, HOST,
+        "host-memory-exhausted", Label.HOST_OOM, HOST,
         *_pairs("memory pressure, out of memory, memory limit, memory usage, rss, oom", "killed, killing, terminated"),
         *_pairs("process", "terminated abruptly, died & memory"), "brokenprocesspool", "memory limit reached",
         "worker & exceeded & memory limit", "exceeds the memory & threshold",
         unless=r"oom_score|\b(?:cuda|gpu|hbm|device)\b|" + _HARMLESS, is_family=True,
     ),
     rule(
-        "collective-without-end", Label.COLLECTIVE_TIMEOUT, TIMEOUT,
+        "collective-stuck", Label.COLLECTIVE_TIMEOUT, TIMEOUT,
         *_pairs(
             "allreduce, all_reduce, all-reduce, allgather, all_gather, all-gather, reducescatter, reduce_scatter, "
             "reduce-scatter, alltoall, all_to_all, all-to-all, broadcast, barrier, worknccl, workgloo, workxccl, "
@@ -108,7 +109,7 @@ RULES: tuple[Rule, ...] = (
         names_own_rank=False, is_family=True,
     ),
     rule(
-        "path-in-the-transports-words", Label.NETWORK, LINK,
+        "transport-path-broken", Label.NETWORK, LINK,
         *_pairs("gloo/transport, nccl, ucx, gloo, mlx5, rdma, roce, infiniband, libfabric, psm",
                 "connection timed out, no route, unreachable, link flap, link is down, link down, not reachable, "
                 "unable to reach, connection failed, port down"),
@@ -191,7 +192,7 @@ RULES: tuple[Rule, ...] = (
         is_family=True,
     ),
     rule(
-        "machine-taken-away", Label.PREEMPTION, ENDED_BY_OTHERS,
+        "machine-withdrawn", Label.PREEMPTION, ENDED_BY_OTHERS,
         *_pairs("node, instance, host, machine, vm, allocation, reservation, pod, job",
                 "being drained, drained for, is draining, reclaimed, scheduled maintenance, going down, "
                 "will be terminated, being terminated, shutting down, deallocated, bumped by, ended by the scheduler, "
@@ -221,7 +222,7 @@ RULES: tuple[Rule, ...] = (
         is_family=True,
     ),
     rule(
-        "program-gave-up", Label.USER_CODE, EXCEPTION - 2,
+        "program-exited", Label.USER_CODE, EXCEPTION - 2,
         "panicked at", "panicexception", "unhandled exception", "uncaught exception", "exited with exit code 127",
         "no such option", "invalid value for", "unknown argument", "error: argument & invalid",
         "unrecognised option", "unrecognized option",

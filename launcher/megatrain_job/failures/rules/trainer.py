@@ -38,12 +38,12 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         "killed-without-save", Label.PREEMPTION, SIGNAL_FROM_OUTSIDE + 3,
-        "did not finish its step & runtime.save_grace_s", "came to no step boundary & runtime.save_grace_s",
-        names_own_rank=False,
+        "did not finish its step & runtime.save_grace_s", names_own_rank=False,
     ),
     rule(
         "saving-failed", Label.STORAGE, SPECIFIC,
-        "megatrain: error: & could not be written", "megatrain: error: & its snapshot is not in storage after",
+        "megatrain: error: & its snapshot is not in storage after",
+        "megatrain: error: the checkpoint of step & did not reach",
         unless=r"another rank waits for storage",
     ),
     rule(

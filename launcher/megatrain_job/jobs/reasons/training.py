@@ -20,8 +20,8 @@ from megatrain_job.jobs.snapshot import JobSnapshot
 _CHECKPOINT = Phase.CHECKPOINT.name.lower()
 """Phase of a rank in a snapshot. The copy takes seconds; a longer snapshot waits for storage."""
 _LATE_S = 30.0
-_LATE_STATUSES = 3.0
-"""No completed step for _LATE_S and this many median steps is a reason. Statuses come every few seconds."""
+_LATE_STEPS = 3.0
+"""A step is late after the longer of _LATE_S and this many median steps. A status may be some seconds old."""
 _PATIENCE_KEY = "recovery.join_timeout_s"
 _PATIENCE_S = 600.0
 """Time for hosts to register, if the job's record has no limit. Ranks have no limit here, because executors watch them
@@ -89,7 +89,7 @@ def _late_step(activity: JobActivity, now_s: float) -> Iterator[Reason]:
     if activity.state is not JobState.TRAINING or progress.last_step_unix_s is None:
         return
     is_training = all(view.state == HostPhase.RUNNING for view in activity.members)
-    limit_s = max(_LATE_S, _LATE_STATUSES * (progress.median_step_s or 0.0))
+    limit_s = max(_LATE_S, _LATE_STEPS * (progress.median_step_s or 0.0))
     if is_training and now_s - progress.last_step_unix_s > limit_s:
         text = f"no step was completed for {age_text(progress.last_step_unix_s, now_s)}"
         if progress.median_step_s is not None:

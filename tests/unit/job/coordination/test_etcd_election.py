@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.coordination.election import DeathChecks, Election, Leader, Leadership
+from megatrain_job.coordination.election import DeathChecks, Election, Leadership
 from megatrain_job.coordination.errors import LeadershipLostError, LeaseLostError, UnknownOutcomeError
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.settings import EtcdSettings
@@ -50,6 +50,13 @@ class ElectionCandidate:
         self.keeper.close()
 
 
+def leader_of(election: Election) -> tuple[bytes, str, int]:
+    """Return key, value and token of the leader."""
+    found = election.leader()
+    assert found is not None
+    return found.key, found.value.decode(), found.create_revision
+
+
 def wait_for_candidates(client: EtcdClient, prefix: str, count: int) -> None:
     wait_until(lambda: len(client.read_all(KeyRange.prefix(prefix)).items) == count, f"{count} candidates")
 
@@ -64,8 +71,8 @@ def test_candidates_lead_one_after_the_other(client: EtcdClient, prefix: str) ->
         for number, candidate in enumerate(candidates):
             leadership = candidate.won()
             tokens.append(leadership.token)
-            leader = Election(client, prefix + "driver").leader()
-            assert leader == Leader(leadership.key, f"host-{number}".encode(), leadership.token)
+            leader = leader_of(Election(client, prefix + "driver"))
+            assert leader == (leadership.key, f"host-{number}", leadership.token)
             assert all(later.leadership is None for later in candidates[number + 1 :])
             # one resigns, one loses its lease, one closes
             if number == 0:
@@ -141,7 +148,7 @@ def test_cancelled_campaigns_leave_no_key(client: EtcdClient, prefix: str) -> No
         again = election.campaign(first, "a2")
         assert again is not None
         assert again.token == leadership.token
-        assert election.leader() == Leader(leadership.key, b"a2", leadership.token)
+        assert leader_of(election) == (leadership.key, "a2", leadership.token)
 
 
 def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) -> None:
@@ -166,7 +173,7 @@ def test_guarded_transaction_is_a_leaders_only(client: EtcdClient, prefix: str) 
         item = client.get(key)
         assert item is not None
         assert item.value == b"3"
-        assert Election(client, prefix + "driver").leader() == Leader(new.key, b"new", new.token)
+        assert leader_of(Election(client, prefix + "driver")) == (new.key, "new", new.token)
         wait_until(lambda: not old.is_certain, "the old leader to notice")
 
 
@@ -202,7 +209,7 @@ def test_never_two_leaders_and_no_stale_write(etcd: EtcdServers, client: EtcdCli
     assert len(set(history)) == 12
     # etcd's own history of the key: tokens rise, and no write is stale
     item, written = client.get(key), []
-    while item is not None and item.version > 1:
+    while item is not None and item.mod_revision > item.create_revision:
         written.append(int(item.value))
         item = client.get(key, revision=item.mod_revision - 1)
     assert written[::-1] == sorted(history)

@@ -36,7 +36,7 @@ def client_of(
     """Return a client that tries `first` first. Its calls have time to wait for another leader."""
     client = EtcdClient(EtcdSettings.of(servers.urls, attempt_s=attempt_s, call_s=call_s))
     ring = client.gateway.ring
-    for endpoint in ring.endpoints:
+    for endpoint in client.settings.endpoints:
         ring.succeeded(endpoint) if str(endpoint) == first.url else ring.failed(endpoint)
     return client
 
@@ -106,10 +106,10 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
     """A member that lost contact with the others serves watches as if it were healthy; it cannot give the requested
     proof."""
     leader = cluster.leader()
-    lonely = next(member for member in cluster.members if member is not leader)
-    rest = [member for member in cluster.members if member is not lonely]
+    isolated = next(member for member in cluster.members if member is not leader)
+    rest = [member for member in cluster.members if member is not isolated]
     with (
-        client_of(cluster, lonely, attempt_s=0.7) as client,
+        client_of(cluster, isolated, attempt_s=0.7) as client,
         client_of(cluster, rest[0]) as writer,
         Watch(client, KeyRange.key("faults/c"), limits=WatchLimits(silence_s=0.3)) as watch,
     ):
@@ -122,7 +122,7 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
             wait_until(lambda: watch.problem != "", "the watch to ask for proof")
             assert watch.next(0.0) is None
         finally:
-            lonely.freeze()
+            isolated.freeze()
             for member in rest:
                 member.start()
         try:
@@ -132,7 +132,7 @@ def test_watch_at_a_member_without_majority_moves_to_the_others(cluster: EtcdSer
             # A put whose answer is late is repeated.
             assert event.revision <= written
         finally:
-            lonely.thaw()
+            isolated.thaw()
             cluster.wait_ready()
 
 
@@ -151,7 +151,7 @@ def proxied(etcd: EtcdServers) -> EtcdProxy:
         (Conduct.DRIP, "no answer"),
     ],
 )
-def test_bad_proxy_is_passed_over_or_named(etcd: EtcdServers, prefix: str, conduct: Conduct, reason: str) -> None:
+def test_faulty_endpoint_is_skipped_or_named(etcd: EtcdServers, prefix: str, conduct: Conduct, reason: str) -> None:
     limit_s = 0.1 if reason == "no answer" else DEADLINE_S
     with proxied(etcd) as bad, proxied(etcd) as good:
         bad.conduct = conduct
@@ -252,7 +252,7 @@ def test_repeatable_put_is_repeated(etcd: EtcdServers, prefix: str) -> None:
 
 
 def test_connection_closed_while_idle_fails_no_call(etcd: EtcdServers, prefix: str) -> None:
-    """The server may close an idle connection. The outcome of the next transaction is nevertheless known."""
+    """The server may close an idle connection. The next transaction has a known outcome even then."""
     with proxied(etcd) as proxy, EtcdClient(EtcdSettings.of(proxy.url)) as client:
         for number in range(5):
             key = f"{prefix}{number}"

@@ -144,7 +144,7 @@ def test_abandoned_write_does_not_come_after_a_later_one(etcd: EtcdServers) -> N
             own.put("/own/status", b"trains")
             proxy.keeps_back = lambda request: b"/v3/kv/txn" in request
             with pytest.raises(UnknownOutcomeError):
-                own.put("/own/status", b"stands still")
+                own.put("/own/status", b"is stuck")
             proxy.keeps_back = lambda request: False
             own.put("/own/status", f"trains again {number}".encode())
             proxy.deliver()
@@ -181,7 +181,7 @@ def test_a_second_writer_is_reported(etcd: EtcdServers) -> None:
 
 
 @pytest.mark.slow
-def test_signs_of_progress_are_no_proof_of_a_majority(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_progress_notification_proves_no_majority(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A member that lost contact with the others continues to send them: a watch that trusts them would never get
     events again."""
     often = ["--experimental-watch-progress-notify-interval", "100ms"]
@@ -219,7 +219,7 @@ def _expect_failure(client: EtcdClient, deadline_s: float, reason: str) -> None:
         client.get("a", deadline_s=deadline_s)
 
 
-def test_hasty_call_leaves_the_watches_alone(etcd: EtcdServers, prefix: str) -> None:
+def test_missed_short_deadline_interrupts_no_watch(etcd: EtcdServers, prefix: str) -> None:
     """A call with a short deadline that etcd missed proves nothing about the member."""
     with (
         EtcdProxy(etcd.members[0].client_port) as proxy,

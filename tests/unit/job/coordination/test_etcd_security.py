@@ -23,7 +23,7 @@ from megatrain_job.coordination.watch_event import Changes, Snapshot
 from megatrain_job.coordination.wire import KeyRange
 from tests.helpers.certificates import Authority, CertificateFiles
 from tests.helpers.etcd_proxy import EtcdProxy
-from tests.helpers.etcd_server import EtcdServers, enable_users, post
+from tests.helpers.etcd_server import EtcdMember, EtcdServers, enable_users, post
 from tests.helpers.waiting import DEADLINE_S
 
 PASSWORD = "correct horse"
@@ -136,6 +136,23 @@ def test_token_is_fetched_once(guarded: EtcdServers) -> None:
     assert paths == ["/v3/auth/authenticate", *["/v3/kv/put"] * 6, "/v3/auth/authenticate", "/v3/kv/put"]
 
 
+def check_through_restart(settings: EtcdSettings, member: EtcdMember) -> None:
+    """Use calls, a lease and a watch, with a value of several packets, while etcd is killed and started again."""
+    with EtcdClient(settings) as client, LeaseKeeper(client, period_s=0.1) as keeper:
+        first = client.put("jobs/a", "x" * 200_000, lease_id=keeper.lease_id)
+        with Watch(client, KeyRange.key("jobs/a"), start_revision=first) as watch:
+            event = watch.next(DEADLINE_S)
+            assert isinstance(event, Changes)
+            assert len(event.changes[0].item.value) == 200_000
+            member.kill()
+            assert f"{client.settings.endpoints[0]}: Connection refused" in refused(settings)
+            member.start()
+            client.put("jobs/a", "y", deadline_s=DEADLINE_S)
+            again = watch.next(DEADLINE_S)
+            assert isinstance(again, Changes)
+            assert again.changes[0].item.value == b"y"
+
+
 @pytest.mark.slow
 def test_everything_goes_through_a_unix_socket() -> None:
     """The directory has a short name: a socket's path has at most 107 characters."""
@@ -144,20 +161,7 @@ def test_everything_goes_through_a_unix_socket() -> None:
         enable_users(member.url, "root password", {"bob": PASSWORD}, "jobs/")
         endpoint = f"unix:{directory}/{member.name}:0"
         settings = EtcdSettings.of(endpoint, credentials=Credentials("bob", PASSWORD))
-        with EtcdClient(settings) as client, LeaseKeeper(client, period_s=0.1) as keeper:
-            first = client.put("jobs/a", "x" * 200_000, lease_id=keeper.lease_id)
-            with Watch(client, KeyRange.key("jobs/a"), start_revision=first) as watch:
-                event = watch.next(DEADLINE_S)
-                assert isinstance(event, Changes)
-                assert len(event.changes[0].item.value) == 200_000
-                member.kill()
-                with pytest.raises(CoordinationError, match=f"{endpoint}: Connection refused"):
-                    status(client, client.settings.endpoints[0])
-                member.start()
-                client.put("jobs/a", "y", deadline_s=DEADLINE_S)
-                again = watch.next(DEADLINE_S)
-                assert isinstance(again, Changes)
-                assert again.changes[0].item.value == b"y"
+        check_through_restart(settings, member)
 
 
 @pytest.fixture(scope="module")
@@ -183,18 +187,7 @@ def encrypted(authority: Authority, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_tls_both_ways(encrypted: EtcdServers, authority: Authority, own_files: CertificateFiles) -> None:
     tls = TlsFiles(authority.files.certificate, own_files.certificate, own_files.key)
-    with EtcdClient(EtcdSettings.of(encrypted.urls, tls=tls)) as client, LeaseKeeper(client, period_s=0.1) as keeper:
-        first = client.put("a", "x" * 200_000, lease_id=keeper.lease_id)
-        with Watch(client, KeyRange.key("a"), start_revision=first) as watch:
-            event = watch.next(DEADLINE_S)
-            assert isinstance(event, Changes)
-            assert len(event.changes[0].item.value) == 200_000
-            encrypted.members[0].kill()
-            encrypted.members[0].start()
-            client.put("a", "y")
-            again = watch.next(DEADLINE_S)
-            assert isinstance(again, Changes)
-            assert again.changes[0].item.value == b"y"
+    check_through_restart(EtcdSettings.of(encrypted.urls, tls=tls), encrypted.members[0])
 
 
 def test_connections_over_tls_are_kept_and_closed(

@@ -26,7 +26,7 @@ from megatrain_job.coordination.json_fields import bytes_field, int_field
 from megatrain_job.coordination.operation_responses import TxnResponse
 from megatrain_job.coordination.settings import Credentials, Endpoint, EtcdSettings, TlsFiles
 from megatrain_job.coordination.transport import EndpointRing
-from megatrain_job.coordination.wire import Compare, KeyRange, KeyValue, Range
+from megatrain_job.coordination.wire import KeyRange, KeyValue, Range
 from tests.helpers.refusals import refusal
 from tests.helpers.waiting import wait_until
 
@@ -108,18 +108,6 @@ def test_reads_are_linearizable() -> None:
     assert "serializable" not in Range(KeyRange.key("a")).to_json()
 
 
-def test_conditions_name_their_target() -> None:
-    assert Compare.is_absent("a").to_json() == {
-        "key": "YQ==", "target": "CREATE", "result": "EQUAL", "create_revision": "0",
-    }  # fmt: skip
-    assert Compare.is_present(b"a").to_json() == {
-        "key": "YQ==", "target": "CREATE", "result": "GREATER", "create_revision": "0",
-    }  # fmt: skip
-    assert Compare.mod_revision("a", 7).to_json() == {
-        "key": "YQ==", "target": "MOD", "result": "EQUAL", "mod_revision": "7",
-    }  # fmt: skip
-
-
 def test_field_of_another_kind_is_malformed() -> None:
     for raw in ({"key": 1}, {"key": "%%"}, {"key": "YQ==", "mod_revision": "x"}, {"key": "YQ==", "lease": True}):
         assert refusal(MalformedError, KeyValue.from_json, raw), raw
@@ -128,7 +116,7 @@ def test_field_of_another_kind_is_malformed() -> None:
 
 
 def test_absent_fields_are_zero_and_integers_may_be_text() -> None:
-    assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0, 0)
+    assert KeyValue.from_json({"key": "YQ==", "mod_revision": "1"}) == KeyValue(b"a", b"", 0, 1, 0)
     assert int_field({"a": str(2**63 - 1)}, "a") == 2**63 - 1
     assert TxnResponse.from_json({"header": {"revision": "3"}}, (), ()) == TxnResponse(3, False, ())
 

@@ -28,12 +28,12 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarting_thread, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(restarting_thread, "_WELL_S", 0.3)
 
 
-def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_thread_restarts_and_reports_it_once(short_pauses: None, caplog: pytest.LogCaptureFixture) -> None:
     closed, began, numbers = threading.Event(), threading.Event(), itertools.count()
 
     def run() -> None:
@@ -61,7 +61,7 @@ def test_failed_thread_restarts_and_reports_it_once(hasty: None, caplog: pytest.
     assert [bool(record.exc_info) for record in caplog.records] == [True, False], "the place of our error"
 
 
-def test_thread_of_an_ending_program_does_not_restart(hasty: None) -> None:
+def test_thread_of_an_ending_program_does_not_restart(short_pauses: None) -> None:
     closed = threading.Event()
 
     def run() -> None:
@@ -92,7 +92,7 @@ class FollowingConsumer:
         return any(item.key == key.encode() for event in self.seen for item in event.written)
 
 
-def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix: str) -> None:
+def test_failing_consumer_loses_no_event(short_pauses: None, client: EtcdClient, prefix: str) -> None:
     consumer = FollowingConsumer()
     consumer.fails = iter([False, True, True, *[False] * 100])
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
@@ -108,7 +108,9 @@ def test_failing_consumer_loses_no_event(hasty: None, client: EtcdClient, prefix
 
 
 @pytest.mark.slow
-def test_follower_whose_consumer_always_fails_receives_nothing(hasty: None, client: EtcdClient, prefix: str) -> None:
+def test_follower_whose_consumer_always_fails_receives_nothing(
+    short_pauses: None, client: EtcdClient, prefix: str
+) -> None:
     consumer = FollowingConsumer()
     consumer.fails = itertools.repeat(True)
     with Follower(client, KeyRange.prefix(prefix), consumer.take) as follower:
@@ -141,7 +143,7 @@ def test_event_that_is_never_processed_counts_as_not_received(client: EtcdClient
 
 
 @pytest.mark.slow
-def test_watch_that_only_ever_opens_receives_nothing(etcd: EtcdServers, prefix: str) -> None:
+def test_watch_that_fails_at_each_event_is_not_confirmed(etcd: EtcdServers, prefix: str) -> None:
     """Each stream is opened correctly and breaks at its first event: the problem lasts until an event gets through."""
     created = b'HTTP/1.1 200 OK\r\n\r\n{"result":{"created":true}}\n'
     broken = b'{"result":{"header":{"revision":"999999999"},"events":[7]}}\n'
@@ -243,7 +245,9 @@ def test_program_error_ends_no_watch(mistaken: MistakenClient, prefix: str) -> N
         wait_until(lambda: watch.problem == "", "the problem to be over")
 
 
-def test_program_error_ends_no_lease(hasty: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_program_error_ends_no_lease(
+    short_pauses: None, mistaken: MistakenClient, caplog: pytest.LogCaptureFixture
+) -> None:
     mistaken.mistakes = iter([ZeroDivisionError("a mistake")])
     with LeaseKeeper(mistaken, ttl_s=5, period_s=0.05) as keeper:
         assert mistaken.renewed.wait(DEADLINE_S)

@@ -219,19 +219,19 @@ def test_hostile_answer_to_a_watch_is_survived(etcd: EtcdServers) -> None:
             with Watch(client, KeyRange.prefix(prefix)) as watch:
                 wait_until(lambda: proxy.num_corrupted == 1, "the watch to be answered")
                 writer.put(prefix + "a", "reported")
-                heard: set[tuple[bytes, bytes]] = set()
+                received: set[tuple[bytes, bytes]] = set()
 
-                def is_heard() -> bool:
+                def is_received() -> bool:
                     event = watch.next(0.05)
                     if event is not None:
                         items = (
                             event.items if isinstance(event, Snapshot) else [change.item for change in event.changes]
                         )
-                        heard.update((item.key, item.value) for item in items)
-                    return bool(heard)
+                        received.update((item.key, item.value) for item in items)
+                    return bool(received)
 
-                wait_until(is_heard, "the written change to arrive")
-                assert heard == {(prefix.encode() + b"a", b"reported")}, "only what is in etcd"
+                wait_until(is_received, "the written change to arrive")
+                assert received == {(prefix.encode() + b"a", b"reported")}, "only what is in etcd"
 
     assert all_at_once(check, [*FRAMES, *MESSAGES]) == {}
 
@@ -256,9 +256,9 @@ def test_event_of_a_future_revision_gives_a_snapshot(etcd: EtcdServers, prefix: 
         assert "went back" in restarted.reason
         written = writer.put(key, "")
 
-        heard = watch.next(DEADLINE_S)
-        assert isinstance(heard, Changes)
-        assert heard.revision == written
+        received = watch.next(DEADLINE_S)
+        assert isinstance(received, Changes)
+        assert received.revision == written
 
 
 @pytest.mark.slow

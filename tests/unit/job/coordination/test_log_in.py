@@ -49,7 +49,7 @@ class SilentEtcd:
         try:
             raise TimeoutError
         except TimeoutError as error:
-            raise AttemptError("no answer in time", may_have_applied=True, is_alive=False) from error
+            raise AttemptError("no answer in time", may_have_applied=True) from error
 
 
 def test_pauses_double_up_to_a_minute() -> None:

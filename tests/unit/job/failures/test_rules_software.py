@@ -130,13 +130,20 @@ def test_lines_of_our_own_programs() -> None:
         "replicas on ranks 1, 3, 5 (train.checksum_interval=4, last found equal at step 4); check the memory and the "
         "network of their hosts, and resume from a save that is older than step 4"
     )
-    killed = "megatrain: rank 3 (process 4711) got SIGTERM, but {} within 60 s (runtime.save_grace_s=60)"
+    killed = (
+        "megatrain: rank 3 (process 4711) got SIGTERM, but did not finish its step within 60 s "
+        "(runtime.save_grace_s=60)"
+    )
+    unsaved = (
+        "megatrain: error: the checkpoint of step 20 did not reach /s/checkpoints/main: step 20: not saved: "
+        "/s/step-000000020: waited 600 s for the data files of host 1; see the writer's log there"
+    )
 
     assert classify(step.format("nan")).label == "benign"
     assert classify(skips).label == "numerics"
     assert (classify(differ).label, classify(differ).rule) == ("numerics", "replicas-differ")
-    assert classify(killed.format("did not finish its step")).label == "preemption"
-    assert classify(killed.format("came to no step boundary")).label == "preemption", "of an earlier version"
+    assert classify(killed).label == "preemption"
+    assert classify(unsaved).label == "storage"
     assert classify(group.format("something odd")).is_cascade
     assert classify(
         group.format("[unbound_buffer.cc:81] Timed out waiting 120000ms for recv operation to complete")

@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import threading
@@ -48,15 +47,15 @@ def reported(run: Path) -> list[tuple[str, str, int | None, float | None, bool]]
     ]
 
 
-def test_a_note_stands_at_a_step_at_a_time_or_now(notes_writer: Writer, tmp_path: Path) -> None:
+def test_note_has_a_step_or_a_time(notes_writer: Writer, tmp_path: Path) -> None:
     assert reported(tmp_path) == []
     notes_writer.add(" learning rate lowered ", ADA, step=1200)
     notes_writer.add("switch 4 was replaced", BOB, at_unix_s=NOW_S - 60)
-    notes_writer.add("looks well", ADA)
+    notes_writer.add('looks "well" </script> \\', ADA)
     assert reported(tmp_path) == [
         ("ada", "learning rate lowered", 1200, None, False),
         ("bob@login", "switch 4 was replaced", None, NOW_S - 60, False),
-        ("ada", "looks well", None, NOW_S, False),
+        ("ada", 'looks "well" </script> \\', None, NOW_S, False),
     ]
     trail = read_actions(log_path(tmp_path))
     assert trail.problem == ""
@@ -134,7 +133,7 @@ def test_number_of_notes_of_a_run_is_limited(notes_writer: Writer, monkeypatch: 
         notes_writer.add("the third", ADA)
 
 
-def test_after_a_line_that_was_cut_short_notes_go_on(notes_writer: Writer, tmp_path: Path) -> None:
+def test_note_after_a_truncated_line_is_kept(notes_writer: Writer, tmp_path: Path) -> None:
     notes_writer.add("before", ADA)
     with log_path(tmp_path).open("ab") as file:
         file.write(b'{"schema_version":1,"at_unix_s":1.0,"stage":"res')
@@ -242,7 +241,7 @@ def test_foreign_file_is_no_note(notes_writer: Writer, tmp_path: Path) -> None:
     assert "\x1b" not in found[1].user + found[1].text
 
 
-def test_a_note_is_of_the_incident_in_whose_time_it_stands(notes_writer: Writer) -> None:
+def test_note_belongs_to_the_incident_of_its_time(notes_writer: Writer) -> None:
     incident = make_incident()  # began 703 s ago, was over 3 s later; from step 1234 back to 1230
     ended = incident.moments.first_step or 0.0
     cases = [
@@ -259,9 +258,3 @@ def test_a_note_is_of_the_incident_in_whose_time_it_stands(notes_writer: Writer)
         assert notes_writer.add("a note", ADA, **place).is_of(incident, NOW_S) is is_of, place
     lasting = replace(incident, state=IncidentState.OPEN)
     assert notes_writer.add("still open", ADA, at_unix_s=NOW_S).is_of(lasting, NOW_S)
-
-
-def test_the_file_holds_no_text_that_breaks_its_lines(notes_writer: Writer, tmp_path: Path) -> None:
-    notes_writer.add('quotes " and </script> \\ stay text', ADA)
-    (line,) = log_path(tmp_path).read_bytes().splitlines()
-    assert json.loads(line)["reason"] == 'quotes " and </script> \\ stay text'

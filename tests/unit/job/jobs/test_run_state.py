@@ -29,7 +29,7 @@ from tests.helpers.waiting import DEADLINE_S
 HERE = f"process 17 on {socket.gethostname()}"
 
 
-STANDINGS = [
+STATES = [
         (RunFacts(is_run=False), RunKind.NEVER_STARTED, "no launch has written anything there"),
         (RunFacts(is_run=True, exit_code=0, has_launch=True), RunKind.ENDED, r"it finished \(exit code 0\)"),
         (RunFacts(is_run=True, exit_code=75), RunKind.ENDED, r"saved and stopped, .*\(exit code 75\)"),
@@ -48,7 +48,7 @@ STANDINGS = [
 
 def test_run_state_follows_from_the_facts() -> None:
     codes = {RunKind.KILLED: ReasonCode.NOT_RUNNING, RunKind.UNREACHABLE: ReasonCode.UNREACHABLE}
-    for facts, kind, headline in STANDINGS:
+    for facts, kind, headline in STATES:
         found = run_state_of(facts)
         assert found.kind is kind, facts
         assert found.exit_code == (facts.exit_code if kind is RunKind.ENDED else None), facts
@@ -114,7 +114,7 @@ def test_facts_are_read_from_a_run_directory(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["coordination/lock", "lock"])
-def test_holder_of_a_lock_lives(run: Path, name: str) -> None:
+def test_run_whose_lock_is_held_is_unreachable(run: Path, name: str) -> None:
     (run / name).touch()
     with (run / name).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

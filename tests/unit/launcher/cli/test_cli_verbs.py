@@ -36,7 +36,7 @@ from tests.helpers.launched_job import make_cordon, make_failure, make_incident,
 from tests.helpers.ports import free_ports
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S, wait_until
-from tests.helpers.written_job import fill
+from tests.helpers.written_job import fill, make_driver
 from tests.unit.launcher.cli.conftest import Run
 
 
@@ -76,7 +76,7 @@ def test_unreadable_records_are_reported_by_status(client: EtcdClient, keys: Job
     fill(client, keys)
     client.put(keys.host("host-8"), b"\x1b[2Jnonsense")
     client.put(keys.incident("0"), b'{"schema_version": 7}')
-    client.put(f"{keys.election}/1", json.dumps({"host": "host-2", "session": "s2"}))
+    make_driver(client, keys, "host-2")
 
     found = megatrain("status", "--json", code=StatusCode.AMBER)
     assert (found["state"], found["health"]["level"], found["driver"]) == ("training", "amber", "host-2")
