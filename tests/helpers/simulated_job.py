@@ -65,13 +65,12 @@ class SimulatedDriver:
             return
         self.mark = self.awaited = self.etcd.revision
         self.place = len(self.etcd.log)
-        self.state = fold(ClusterState(KEYS, self.name, now), self.etcd.snapshot(), now)
+        self.state = fold(ClusterState(KEYS, self.name, now), (self.etcd.snapshot(),), now)
 
     def read_log(self, count: int, now: float) -> None:
         if self.state is None:
             return
-        for changes in self.etcd.log[self.place : self.place + count]:
-            self.state = fold(self.state, changes, now)
+        self.state = fold(self.state, self.etcd.log[self.place : self.place + count], now)
         self.place = min(self.place + count, len(self.etcd.log))
 
     def decide(self, now: float, *, is_answer_lost: bool = False) -> Decision | None:

@@ -92,12 +92,7 @@ wrong key."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 
-def fold(state: ClusterState, event: WatchEvent, now: float) -> ClusterState:
-    """Return the state after an event that arrived at `now`."""
-    return fold_all(state, (event,), now)
-
-
-def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> ClusterState:
+def fold(state: ClusterState, events: Iterable[WatchEvent], now: float) -> ClusterState:
     """Return the state after events that arrived at `now`. Each changed table is copied only once."""
     draft = _Draft(state, now)
     for event in events:

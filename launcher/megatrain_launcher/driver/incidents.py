@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from megatrain.contracts.records.host_records import HostStatus
+from megatrain.contracts.records.host_records import HostStatus, RankFailure
 from megatrain.contracts.records.incident import TOPIC_PREFIX, Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.records.notices import Receipt
 from megatrain.contracts.records.rounds import Round
@@ -58,20 +58,28 @@ def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Inc
 
     Ordered by revision, because ids contain times of different drivers' clocks.
     """
-    end = state.revision + 1 if before is None else state.created(before)
-    found = [
-        (state.created(incident), incident)
+    found = (
+        incident
         for incident in state.incidents.values()
-        if state.is_of_this_launch(incident)
-    ]
-    found = [pair for pair in found if before is None or (pair[0] < end and pair[1].incident_id != before.incident_id)]
-    return tuple(incident for _, incident in sorted(found, key=lambda pair: (pair[0], pair[1].incident_id)))
+        if state.is_of_this_launch(incident) and (before is None or state.opened(incident) < state.opened(before))
+    )
+    return tuple(sorted(found, key=lambda incident: (state.opened(incident), incident.incident_id)))
 
 
 def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
     """Return the statuses that hosts reported for a round, including those of hosts that are gone."""
     found = (state.status_of(part, round_.number) for part in round_.hosts)
     return tuple(status for status in found if status is not None)
+
+
+def failures_of(
+    state: ClusterState, round_: Round, earlier: Iterable[RankFailure] = ()
+) -> tuple[RankFailure, ...]:
+    """Return the failures of a round's ranks, earliest first: the reported ones, and those of `earlier` reports."""
+    failures = {failure.rank: failure for failure in earlier}
+    failures.update(state.failures.get(round_.number, {}))
+    known = (failure for failure in failures.values() if 0 <= failure.rank < round_.world_size)
+    return tuple(sorted(known, key=lambda failure: failure.at_unix_s))
 
 
 def last_step(state: ClusterState, round_: Round) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.host_records import HostPhase, HostRecord
 from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
@@ -60,7 +60,7 @@ def asked_to_stop(state: ClusterState) -> JobRequest | None:
 def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverAction, ...]:
     """Return final answers to all requests of an ended job: all are refused, except a stop if the job ended well."""
     text = f"the job is over: {end.reason}"
-    is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+    is_good = end.exit_code in GOOD_ENDS
     return tuple(
         _answer(now, request, text, is_accepted=is_good and request.kind is RequestKind.STOP, is_done=True)
         for request in state.requests.values()
@@ -69,15 +69,10 @@ def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverActi
 
 def _by_age(state: ClusterState) -> list[JobRequest]:
     """Return the requests, oldest first. Ordered by revision, because clocks of machines differ."""
-
-    def revision(request_id: str) -> int:
-        found = state.seen.get(state.keys.request(request_id))
-        return state.revision if found is None else found.create_revision
-
-    return [
-        state.requests[request_id]
-        for request_id in sorted(state.requests, key=lambda request_id: (revision(request_id), request_id))
-    ]
+    return sorted(
+        state.requests.values(),
+        key=lambda request: (state.created(state.keys.request(request.request_id)), request.request_id),
+    )
 
 
 def _answer(

@@ -60,10 +60,6 @@ class Response:
     rollback: tuple[int, int, int] | None = None
     """The step to roll back to, and the first and last step whose batches are skipped."""
 
-    @property
-    def is_cordoned(self) -> bool:
-        return bool(self.cordoned)
-
 
 def exit_code_of(failure: RankFailure) -> int:
     """Return the exit code of a job that stops because of this failure."""

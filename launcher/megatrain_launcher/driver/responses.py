@@ -19,12 +19,6 @@ from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, step_of
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.recent_incidents import (
-    failure_counts,
-    incident_ids,
-    incidents_since,
-    names_with_counts,
-)
 from megatrain_launcher.driver.response import (
     EVICT,
     REQUEUE,
@@ -35,7 +29,14 @@ from megatrain_launcher.driver.response import (
     Response,
     exit_code_of,
 )
-from megatrain_launcher.driver.response_limits import evict_if_recurring, limit_restarts
+from megatrain_launcher.driver.response_limits import (
+    evict_if_recurring,
+    failure_counts,
+    incident_ids,
+    incidents_since,
+    limit_restarts,
+    names_with_counts,
+)
 
 _FATAL = {
     ExitCode.CONFIG: "the configuration or the layout is wrong",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS
 from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
 from megatrain_job.failures.culprit import first_of
 from megatrain_job.failures.verdict import Verdict
@@ -19,7 +19,6 @@ from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
-_CLEAN = (int(ExitCode.OK), int(ExitCode.SAVED_AND_STOPPED))
 _MAX_FAILURES = 64
 _MAX_LINE = 400
 _PEER = "peer "
@@ -48,7 +47,7 @@ class _RoundState:
 
     @property
     def failed(self) -> list[WorkerEnd]:
-        return sorted((end for end in self.ends.values() if end.exit_code not in _CLEAN), key=lambda end: end.at_unix_s)
+        return sorted((end for end in self.ends.values() if end.exit_code not in GOOD_ENDS), key=lambda end: end.at_unix_s)
 
     @property
     def is_done(self) -> bool:

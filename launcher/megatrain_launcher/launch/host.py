@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
@@ -50,7 +50,7 @@ def run_launch(
         launch_id = plan.flags.launch_id or plan.facts.launch_id
         settings = plan.executor_settings(etcd, environment, launch_id=launch_id, address=plan.address(etcd))
         code = execute(settings)
-        if code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
+        if code in GOOD_ENDS:
             if plan.platform.name == "slurm":
                 plan.files.write_exit_code(code)
             _remove_snapshots(plan, report)

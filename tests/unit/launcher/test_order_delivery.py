@@ -17,8 +17,8 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.watch import WatchLimits
 from megatrain_job.coordination.watch_event import Snapshot
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.driver.folding import fold_all
-from megatrain_launcher.driver.forming import Eligible, eligible
+from megatrain_launcher.driver.eligibility import Eligible, eligible
+from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
@@ -119,7 +119,7 @@ def eligible_now(client: EtcdClient) -> Eligible:
     """Return which hosts the driver would choose now: it folds the records in etcd."""
     answer = client.read_all(KeyRange.prefix(KEYS.prefix))
     began = ClusterState(keys=KEYS, observer="a", began=0.0)
-    state = fold_all(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
+    state = fold(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
     return eligible(1.0, state, Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts={1: 2, 2: 1}), None)
 
 
