@@ -30,7 +30,7 @@ from megatrain_launcher.driver.incidents import (
     CHECK_NOTE,
     EXIT_CODE_NOTE,
     PAIRS_NOTE,
-    as_ended,
+    end_all,
     failures_of,
     history_of,
     last_step,
@@ -256,5 +256,5 @@ def _end(
     open_ = {incident.incident_id: incident for incident in state.open_incidents()}
     if incident is not None and incident.incident_id in open_:
         open_[incident.incident_id] = incident
-    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=is_recovered)) for incident in open_.values())
+    closed = end_all(open_.values(), is_recovered=is_recovered)
     return Decision((*closed, EndJob(JobEnd(code, reason, now, round_.number))), reason)

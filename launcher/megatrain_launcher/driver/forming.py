@@ -18,7 +18,7 @@ from megatrain.formatting import count_text, names_text
 from megatrain_launcher.driver.actions import CordonHost, Decision, EndJob, UpdateIncident, WriteRound
 from megatrain_launcher.driver.eligibility import Eligible, eligible
 from megatrain_launcher.driver.evictions import EvictionReason
-from megatrain_launcher.driver.incidents import PAIRS_NOTE, as_ended, not_before
+from megatrain_launcher.driver.incidents import PAIRS_NOTE, end_all, not_before
 from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
 from megatrain_launcher.driver.policy import WAIT_FOR_MORE_S, Policy
 from megatrain_launcher.driver.ranks import choose, parts_of
@@ -77,9 +77,7 @@ def form(
         )
         why = f"{why}: {missing}" if missing else why
         number = previous.number if previous is not None else 0
-        closed = tuple(
-            UpdateIncident(as_ended(incident, is_recovered=False)) for incident in _open_with(state, incident)
-        )
+        closed = end_all(_open_with(state, incident))
         return Decision((*closed, EndJob(JobEnd(int(ExitCode.FAILURE), why, now, number))), why)
     return Decision((), text)
 
@@ -157,11 +155,8 @@ def _write_round(
         rollback=_rollback_of(incident, previous),
     )
     updates = tuple(UpdateIncident(_with_round(now, incident, number)) for incident in _open_with(state, incident))
-    abandoned = tuple(
-        UpdateIncident(as_ended(incident, is_recovered=False)) for incident in state.abandoned_incidents()
-    )
     return Decision(
-        (*updates, *abandoned, WriteRound(round_, vanished)),
+        (*updates, *end_all(state.abandoned_incidents()), WriteRound(round_, vanished)),
         f"round {number} with {count_text(count, 'host')}: {reason}",
     )
 

@@ -158,9 +158,10 @@ def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
     return replace(closed, effective_time_ratio=effective_time_ratio([*others, closed], begin, now))
 
 
-def as_ended(incident: Incident, *, is_recovered: bool) -> Incident:
-    """Return an open incident in its final state: recovered or stopped."""
-    return replace(incident, state=IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED)
+def end_all(incidents: Iterable[Incident], *, is_recovered: bool = False) -> tuple[UpdateIncident, ...]:
+    """Return updates that give open incidents their final state: recovered or stopped."""
+    final = IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED
+    return tuple(UpdateIncident(replace(incident, state=final)) for incident in incidents)
 
 
 def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> tuple[UpdateIncident, ...]:

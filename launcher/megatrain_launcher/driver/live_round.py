@@ -30,7 +30,7 @@ from megatrain_launcher.driver.absent_hosts import (
 from megatrain_launcher.driver.actions import Decision, DriverAction, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
 from megatrain_launcher.driver.eligibility import eligible
-from megatrain_launcher.driver.incidents import as_ended, failures_of, statuses_in
+from megatrain_launcher.driver.incidents import end_all, failures_of, statuses_in
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import respond_to_stall
 from megatrain_launcher.driver.state import ClusterState
@@ -110,7 +110,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
     is_saved = any(status.exit_code == ExitCode.SAVED_AND_STOPPED for status in found)
     code = ExitCode.SAVED_AND_STOPPED if is_saved else ExitCode.OK
     reason = "the workers were asked to stop, and saved" if is_saved else "training is done"
-    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=True)) for incident in state.open_incidents())
+    closed = end_all(state.open_incidents(), is_recovered=True)
     end = EndJob(JobEnd(int(code), reason, now, round_.number))
     return Decision((*closed, halt(now, round_, reason), end), reason)
 

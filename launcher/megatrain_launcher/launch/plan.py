@@ -13,7 +13,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-import megatrain
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
@@ -98,7 +97,6 @@ class LaunchPlan:
             preload=self.flags.preload,
             labels=self.facts.labels,
             hardware=hardware_text(environment),
-            version=megatrain.__version__,
             tee=self.flags.tee,
             is_driver_candidate=self.flags.is_driver_candidate,
             is_daemon_candidate=self.flags.is_daemon_candidate,

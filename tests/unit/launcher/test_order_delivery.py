@@ -23,7 +23,7 @@ from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
-from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
+from megatrain_launcher.executor.membership import FitnessCheck, Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.liveness import LivenessPort, OrderDelivery, unfit_after_s
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
@@ -101,7 +101,7 @@ def a_host() -> HostRecord:
 @contextmanager
 def executor(client: EtcdClient, bound_s: float) -> Iterator[Membership]:
     """The parts of an executor that check whether orders arrive: lease, orders and executor control."""
-    membership = Membership(client, KEYS, LeaseTimes(ttl_s=10, renew_s=0.1))
+    membership = Membership(client, KEYS, ttl_s=10, renew_s=0.1)
     membership.register(a_host())
     orders, liveness = OrderState(KEYS, "a", "1"), LivenessPort("1", "127.0.0.1")
     parts = ExecutorControlParts(
