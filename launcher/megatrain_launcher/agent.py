@@ -20,8 +20,9 @@ from typing import Final
 from megatrain.contracts.exit_codes import GOOD_ENDS, ExitCode
 from megatrain_launcher.interfaces import Assignment, Orders, WorkerEnd, WorkerListener
 from megatrain_launcher.logs.worker_logs import WorkerLogs
-from megatrain_launcher.standby.client import StandbyClient, StandbyError, WorkerExit
+from megatrain_launcher.standby.client import StandbyClient, StandbyError
 from megatrain_launcher.standby.messages import WorkerStart
+from megatrain_launcher.standby.server_keeper import WorkerExit
 from megatrain_launcher.worker_environment import worker_environment
 
 _logger = logging.getLogger(__name__)

@@ -74,10 +74,8 @@ class Membership:
         """The keeper of the lease under which the host's key was written; None before the first write."""
         self._gone_at: float | None = None
         """The time at which that lease was lost or had expired; None while the lease appears to be valid."""
-        self._problem = ""
-        self._replaced = ""
-        self._wake = threading.Event()
-        self._closed = threading.Event()
+        self._problem = self._replaced = ""
+        self._wake, self._closed = threading.Event(), threading.Event()
         self._thread: RestartingThread | None = None
         self._job_created = 0
         """The revision at which the job's record was created; 0 without a record."""
@@ -217,9 +215,9 @@ class Membership:
         if keeper.state is LeaseState.LOST:
             fresh = self._new_keeper()
             with self._lock:
-                self._keeper, self._is_registered, is_registered = fresh, False, False
+                self._keeper, self._is_registered = fresh, False
             keeper.close()
-        if is_registered:
+        elif is_registered:
             return
         holder = self._claim(record)
         if holder is not None:
