@@ -280,11 +280,12 @@ class Membership:
         found = decode(HostRecord, holder.value, key)
         is_alive = ask(found.address, found.liveness_port, found.session)[0] is Liveness.ALIVE
         if is_alive or time.monotonic() > deadline:
-            raise ConfigError([
+            problem = (
                 f"host {found.host!r}: job {self._keys.job!r} has a live executor of this name (process {found.pid} at "
                 f"{found.address}, key {key}); this is a second launch of a running job, or two hosts share one name: "
                 "stop the other executor, or give this host another --host-id"
-            ])
+            )
+            raise ConfigError([problem])
 
 
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
