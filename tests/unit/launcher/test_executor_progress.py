@@ -30,7 +30,7 @@ from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView
-from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
+from megatrain_launcher.executor.progress import HostProgress, RankWatch, RoundProgress, host_progress
 from megatrain_launcher.executor.round_follower import unfinished
 from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
@@ -105,23 +105,23 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first, second = boxes.open(2), boxes.open(3)
     round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
 
-    def progress() -> object:
+    def progress() -> HostProgress:
         return host_progress(round_progress.poll(), 2, 100.0)
 
     began = time.time()
     load(first)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     assert found.milestones.joined_unix_s is None  # The other rank has not reached that step.
     assert found.step_phase == "init"
     load(second)
     take_steps(first, 10, 11)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     assert found.milestones.joined_unix_s is not None
     assert began <= found.milestones.joined_unix_s <= time.time()
     assert (found.milestones.started_unix_s, found.milestones.loaded_unix_s) == (100.0, None)
     assert (found.min_step, found.max_step, found.resumed_step, found.has_stepped) == (None, 12, 10, False)
     take_steps(second, 10)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     milestones = found.milestones
     assert milestones.loaded_unix_s is not None
     assert milestones.first_step_unix_s is not None
@@ -129,15 +129,15 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     assert (found.min_step, found.max_step, found.has_stepped, found.step_phase) == (11, 12, True, "first-step")
     assert found.last_step_unix_s == pytest.approx(milestones.first_step_unix_s, abs=1.0)
     take_steps(second, 11, 12)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     assert (found.min_step, found.max_step, found.milestones) == (12, 13, milestones)
     assert (found.median_step_s is not None, found.save_interval_s) == (True, None)
     first.set_save_interval(900.0)
-    assert host_progress(round_progress.poll(), 2, 100.0).save_interval_s == 900.0
+    assert progress().save_interval_s == 900.0
     second.set_completed_command(5)
-    assert host_progress(round_progress.poll(), 2, 100.0).completed_command == 0
+    assert progress().completed_command == 0
     first.set_completed_command(7)
-    assert host_progress(round_progress.poll(), 2, 100.0).completed_command == 5
+    assert progress().completed_command == 5
     first.close()
     ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)

@@ -157,7 +157,7 @@ def test_mistakes_end_it_before_anything_is_started(tmp_path: Path, capsys: pyte
             "parallel.pp_size * tp_size = 2 * 1 = 2 must divide the world size of 5",
         ),
         (["--train.stepz=3"], 78, "train.stepz"),
-        (["--nnodes=2"], 78, "--nnodes=2:2 without --rdzv-endpoint"),
+        (["--nnodes=2"], 78, "--nnodes=2:2 without --rdzv-endpoint: hosts find each other through etcd"),
         (["--max-restarts=3"], 2, "torchrun's --max-restarts is not used here: the driver restarts"),
         (["--rdzv_endpont=x"], 2, "did you mean '--rdzv_endpoint'?"),
     ]:

@@ -334,9 +334,3 @@ def test_an_installed_daemon_runs_beside_the_job(
     assert len(ours) == 2
     assert not any(is_running(int(pid)) for pid in ours)
     assert reported == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
-
-
-def test_many_hosts_without_an_endpoint_get_a_hint(tmp_path: Path) -> None:
-    plan = make_plan(small_flags(tmp_path, min_hosts=2, max_hosts=2), {})
-    with pytest.raises(ConfigError, match=r"--nnodes=2:2 without --rdzv-endpoint: .* or add --standalone"):
-        run_launch(plan, {}, lambda _: 0, lambda _: None)
