@@ -90,7 +90,7 @@ def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
         )
     chosen = tuple(receiver for receiver in found if name in ("", receiver.name))
     if not chosen:
-        raise ConfigError([f"--receiver={name!r} is not configured; configured are: {names}"])
+        raise ConfigError([f"--receiver={name!r} is not configured; configured receivers: {names}"])
     return chosen
 
 

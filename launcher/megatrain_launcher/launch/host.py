@@ -1,4 +1,4 @@
-"""One host's part of a launch over several machines."""
+"""Runs one host's part of a launch: alone, with an etcd of the launch's own, or together with other machines."""
 
 from __future__ import annotations
 
