@@ -32,7 +32,7 @@ from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress, RankWatch, RoundProgress, host_progress
 from megatrain_launcher.executor.round_follower import unfinished
-from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.executor.worker_events import WorkerEvents
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
 UNUSED_PID = 2**22 + 1
@@ -246,7 +246,7 @@ def test_last_steps_are_reported_after_the_workers_end(boxes: Boxes, crash: Call
     parts = (RoundHost("host-1", "1", "127.0.0.1", 2, 2),)
     assignment = Assignment(Round(3, 4, parts, "127.0.0.1", 1, "a test", "d", 0.0), parts[0])
     state, recorders = HostStatusBuilder("host-1"), [boxes.open(2), boxes.open(3)]
-    events = WorkerEvents(EventParts("host-1", state, boxes.places, crash(), lambda: "1"))
+    events = WorkerEvents("host-1", state, crash(), lambda: "1")
     events.workers_started(assignment, {0: os.getpid(), 1: os.getpid()})
     events.worker_ended(assignment, WorkerEnd(0, 2, os.getpid(), -9, time.time(), None))
     events.workers_stopping(assignment)

@@ -16,7 +16,7 @@ from megatrain.contracts.records.host_records import (
     Stall,
 )
 from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
-from megatrain_launcher.executor.check_queue import JOIN_CHECK, CheckQueue, CheckQueueParts
+from megatrain_launcher.executor.check_queue import JOIN_CHECK, CheckQueue
 from megatrain_launcher.executor.executor_control import StopAction, StopProgress, next_stop_action
 from megatrain_launcher.executor.membership import FitnessCheck
 from megatrain_launcher.executor.order_state import needs_new_session
@@ -137,7 +137,7 @@ class Host:
 
 
 def queue_of(host: Any) -> CheckQueue:
-    return CheckQueue(CheckQueueParts(host, host, host.publish, lambda: host.is_training), again_s=0.02)
+    return CheckQueue(host, host, host.publish, lambda: host.is_training, again_s=0.02)
 
 
 def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:
