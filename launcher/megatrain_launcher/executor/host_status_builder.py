@@ -110,10 +110,10 @@ class HostStatusBuilder:
     def set_progress(self, number: int, progress: HostProgress) -> None:
         """Set the progress from a round's black boxes. It is published at once only if a milestone was reached."""
         with self._lock:
-            if self._round is None or self._round.number != number:
+            if (known := self._of(number)) is None:
                 return
-            before = self._round.progress
-            self._round.progress = progress = _with_steps(progress, before)
+            before = known.progress
+            known.progress = progress = _with_steps(progress, before)
         if before is None or (before.milestones, before.has_stepped) != (progress.milestones, progress.has_stepped):
             self._on_change()
 
@@ -123,8 +123,7 @@ class HostStatusBuilder:
         The previous reading may be a step old, and the limit on restarts without progress compares last steps.
         """
         with self._lock:
-            known = self._round
-            if known is None or known.number != number:
+            if (known := self._of(number)) is None:
                 return
             before = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
             resumed = progress.resumed_step if before.resumed_step is None else before.resumed_step
@@ -133,26 +132,26 @@ class HostStatusBuilder:
     def set_stall(self, number: int, stall: Stall | None) -> bool:
         """Set the stall of a round, None if it is over; return whether it changed."""
         with self._lock:
-            if self._round is None or self._round.number != number:
+            if (known := self._of(number)) is None:
                 return False
-            before = self._round.stall
+            before = known.stall
             if (before is None) == (stall is None) and (stall is None or before is None or before.ranks == stall.ranks):
                 return False
-            self._round.stall = stall
+            known.stall = stall
         self._on_change()
         return True
 
     def set_alarm(self, number: int, rank: int, verdict: Verdict) -> None:
         """Set the finding from the log of a rank that still runs."""
         with self._lock:
-            if self._round is not None and self._round.number == number:
-                self._round.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
+            if (known := self._of(number)) is not None:
+                known.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
         self._on_change()
 
     def set_fenced(self, number: int, reason: str) -> None:
         with self._lock:
-            if self._round is not None and self._round.number == number:
-                self._round.fenced = reason
+            if (known := self._of(number)) is not None:
+                known.fenced = reason
         self._on_change()
 
     def set_completed_command(self, number: int) -> None:
@@ -179,8 +178,8 @@ class HostStatusBuilder:
     def is_broken(self, number: int) -> bool:
         """Return whether a round did not end normally, so that its black boxes must be kept as evidence."""
         with self._lock:
-            known = self._round
-            return known is not None and known.number == number and not known.is_done
+            known = self._of(number)
+            return known is not None and not known.is_done
 
     def status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
         """Return this host's current status. `orders` must have been read before the call."""
@@ -231,11 +230,16 @@ class HostStatusBuilder:
             problem=problem,
         )
 
+    def _of(self, number: int) -> _RoundState | None:
+        """Return the state of a round; None if it is not the round of this host's latest workers."""
+        return self._round if self._round is not None and self._round.number == number else None
+
     def _at(self, assignment: Assignment) -> _RoundState:
         """Return the state of this round; create it if the round's workers were never started."""
-        if self._round is None or self._round.number != assignment.round.number:
-            self._round = _RoundState(assignment)
-        return self._round
+        known = self._of(assignment.round.number)
+        if known is None:
+            known = self._round = _RoundState(assignment)
+        return known
 
 
 def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> HostPhase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,13 +39,9 @@ class WorkerEvents:
         self._state.workers_stopping(assignment)
         if not self._state.is_broken(number) or not self._pids:
             return
-        progress = RoundProgress(self._paths(assignment), self._pids, time.time())
-        try:
+        with closing(RoundProgress(self._paths(assignment), self._pids, time.time())) as progress:
             progress.poll()
-            session = self._session()
-            found = hang_evidence(self._host, session, number, progress.watches, time.time())
-        finally:
-            progress.close()
+            found = hang_evidence(self._host, self._session(), number, progress.watches, time.time())
         self._crash.keep_positions(replace(found, is_after_halt=True))
 
     def workers_stopped(self, assignment: Assignment) -> None:
@@ -57,11 +54,8 @@ class WorkerEvents:
             self._crash.keep_boxes(assignment.round.number, self._paths(assignment))
 
     def _read_last_steps(self, assignment: Assignment) -> None:
-        progress = RoundProgress(self._paths(assignment), self._pids, time.time())
-        try:
+        with closing(RoundProgress(self._paths(assignment), self._pids, time.time())) as progress:
             found = host_progress(progress.poll(), assignment.part.num_workers, progress.started_unix_s)
-        finally:
-            progress.close()
         self._state.set_last_steps(assignment.round.number, found)
 
     def _paths(self, assignment: Assignment) -> dict[int, Path]:
