@@ -276,16 +276,12 @@ def _bitmap(local_ranks: list[int]) -> str:
 
 
 def _failure(end: WorkerEnd) -> RankFailure:
-    log_verdict = end.log_verdict
-    return RankFailure(
-        rank=end.rank,
-        exit_code=end.exit_code,
-        at_unix_s=end.at_unix_s,
-        label="" if log_verdict is None else log_verdict.label.value,
-        action="" if log_verdict is None else log_verdict.action.value,
-        is_cascade=log_verdict is not None and log_verdict.is_cascade,
-        culprit="" if log_verdict is None else log_verdict.culprit or "",
-        line=(end.line or ("" if log_verdict is None else log_verdict.line))[:_MAX_LINE],
+    failure = RankFailure(end.rank, end.exit_code, end.at_unix_s, line=end.line[:_MAX_LINE])
+    found = end.log_verdict
+    if found is None:
+        return failure
+    return replace(
+        failure, label=found.label.value, action=found.action.value, is_cascade=found.is_cascade, culprit=found.culprit or ""
     )
 
 

@@ -28,7 +28,8 @@ USER = Verdict(Label.USER_CODE, FailureAction.STOP_USER, False, None, line="Runt
 
 
 def end(local_rank: int, exit_code: int, at: float = 10.0, verdict: Verdict | None = None) -> WorkerEnd:
-    return WorkerEnd(local_rank, 4 + local_rank, 100 + local_rank, exit_code, at, verdict)
+    line = "" if verdict is None else verdict.line
+    return WorkerEnd(local_rank, 4 + local_rank, 100 + local_rank, exit_code, at, verdict, line)
 
 
 @pytest.fixture
