@@ -281,14 +281,17 @@ def _failure(end: WorkerEnd) -> RankFailure:
     if found is None:
         return failure
     return replace(
-        failure, label=found.label.value, action=found.action.value, is_cascade=found.is_cascade, culprit=found.culprit or ""
+        failure,
+        label=found.label.value,
+        action=found.action.value,
+        is_cascade=found.is_cascade,
+        culprit=found.culprit or "",
     )
 
 
 def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
     """Return the addresses of peers to which cascade victims lost the connection, according to the victims' logs."""
-    verdicts = [end.log_verdict for end in known.failed]
-    culprits = [verdict.culprit or "" for verdict in verdicts if verdict is not None and verdict.is_cascade]
+    culprits = [failure.culprit for failure in map(_failure, known.failed) if failure.is_cascade]
     return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))
 
 
