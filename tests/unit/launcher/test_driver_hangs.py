@@ -194,6 +194,6 @@ def test_hang_whose_suspect_is_unreachable_waits_for_the_lease() -> None:
     job.go_on(9.0)
     assert KEYS.halt(1) not in job.etcd.items
     job.hosts[first[1]].lose_lease()
-    # The silence limit has passed long ago, the reaction time has not.
+    # The silence limit passed long ago; the reaction time has not passed.
     assert job.go_on_until(job.goes_on(2), 3.0) > 1.5
     assert job.incidents()[0].kind is IncidentKind.HOST_LOST

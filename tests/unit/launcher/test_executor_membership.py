@@ -112,7 +112,7 @@ def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: 
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),
         (LeaseState.LOST, -2.0, 2.0),  # It expired before etcd reported it.
-        (LeaseState.LOST, 3.0, 0.0),  # It was revoked early, which is now at the earliest.
+        (LeaseState.LOST, 3.0, 0.0),  # It was revoked early: it counts as gone from now on.
     ]:
         membership: Any = Membership(client, keys, ttl_s=10, renew_s=0.2)
         membership._keeper = membership._keeper_of_key = SimpleNamespace(state=LeaseState.HELD, valid_s=3.0)

@@ -217,7 +217,7 @@ def test_evidence_of_a_group_of_thousands_is_small(boxes: Boxes) -> None:
     watch.poll()
     found = hang_evidence("a", "1", 3, {2: watch}, 50.0)
     assert dict(found.groups) == {"dp:2+10000x8": (2, 10_000, 8)}
-    assert len(encode(found)) < 1000  # Each host writes one file, and the driver keeps those of all.
+    assert len(encode(found)) < 1000  # Each host writes one record, and the driver keeps the records of all hosts.
     watch.close()
     recorder.close()
 

@@ -110,7 +110,7 @@ def test_waiting_job_names_present_and_uncounted_hosts() -> None:
     assert answer.headline == ("waiting for hosts: 1 of at least 2 can be used (host-1, host-2, host-3 and host-9)")
     assert states(answer) == {"host-1": "waiting", "host-2": "unfit", "host-3": "cordoned", "host-9": "drives"}
     assert "host-2 is unfit: GPU 3 has ECC errors" in texts(answer)
-    assert level(answer) == "red"  # for longer than hosts are allowed
+    assert level(answer) == "red"  # it has waited for longer than allowed
 
     enough = answer_of(rounds={}, halts={}, statuses={}, incidents=())
     assert enough.headline == "about to start: 3 hosts can be used, and the job needs 2"
