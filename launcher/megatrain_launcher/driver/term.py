@@ -182,9 +182,7 @@ class Term:
             began = time.monotonic()
             held_up_s = pace.begin_pass(began)
             if held_up_s and not is_first:
-                text = (
-                    "this driver was delayed by %.1f s, by etcd or its machine; it reads new events before it decides"
-                )
+                text = "this driver was delayed by %.1f s, by etcd or its machine; it reads new events, then decides"
                 _logger.warning(text, held_up_s)
             if not self._take(event, watch):
                 _logger.warning("etcd was restored to an older state; everything is read again")

@@ -61,8 +61,7 @@ class Membership:
         renew_s: float,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._client = client
-        self._keys = keys
+        self._client, self._keys = client, keys
         self._ttl_s, self._renew_s = ttl_s, renew_s
         self._on_change = on_change
         self._lock = threading.RLock()
@@ -161,8 +160,8 @@ class Membership:
             if self.unfit_reason(check) == reason:
                 return False
             self._unfit_reasons[check] = reason
-            reasons = [self._unfit_reasons[check] for check in FitnessCheck if self.unfit_reason(check)]
-            self._record = replace(self.record, is_fit=not reasons, unfit_reason="; ".join(reasons))
+            reasons = "; ".join(filter(None, map(self.unfit_reason, FitnessCheck)))
+            self._record = replace(self.record, is_fit=not reasons, unfit_reason=reasons)
             self._is_registered = False
         self._notify_change()
         return True
@@ -219,8 +218,7 @@ class Membership:
             keeper.close()
         elif is_registered:
             return
-        holder = self._claim(record)
-        if holder is not None:
+        if (holder := self._claim(record)) is not None:
             key = self._keys.host(record.host)
             found = decode(HostRecord, holder.value, key)
             if (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port):
