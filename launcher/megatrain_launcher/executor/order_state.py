@@ -220,8 +220,9 @@ class OrderState(Closable):
         """Apply an event of the watch of `keys`."""
         with self._changed:
             self._orders.apply(event, keys)
-            named = [number for number, round_ in self._orders.rounds.items() if self._part_in(round_) is not None]
-            self._named = max([self._named, *named])
+            newer = (round_ for number, round_ in self._orders.rounds.items() if number > self._named)
+            named = (round_.number for round_ in newer if self._part_in(round_) is not None)
+            self._named = max(named, default=self._named)
             self._changed.notify_all()
         self._on_change()
 
