@@ -21,8 +21,8 @@ _MAX_SENTENCES = 12
 _RANGE = 3
 """First rank, number of ranks, stride."""
 ERRORS_BEFORE_S = 60.0
-"""An error of a GPU counts if it occurred at most this long before the ranks' last sign of life, because the host's ranks
-continue until they need that GPU, which is within a step."""
+"""An error of a GPU counts if it occurred at most this long before the ranks' last sign of life: the host's ranks go on
+until they need that GPU, which is within a step."""
 _MAX_SILENCE_S = 3600.0
 
 

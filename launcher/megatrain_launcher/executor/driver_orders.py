@@ -40,7 +40,7 @@ class DriverOrders:
 
     @property
     def key_ranges(self) -> list[KeyRange]:
-        """The ranges of keys to watch: `rounds/`, `halts/`, and the adjacent `commands/`, `deadlines/`, `diag/`, `end`."""
+        """The keys to watch: `rounds/`, `halts/`, and the range of `commands/`, `deadlines/`, `diag/` and `end`."""
         directory = self._keys.directory
         rest = KeyRange(directory("commands").encode(), directory("evidence").encode())
         return [KeyRange.prefix(directory("rounds")), KeyRange.prefix(directory("halts")), rest]

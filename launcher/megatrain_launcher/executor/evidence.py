@@ -66,7 +66,7 @@ def hang_evidence(
 
 
 def _is_at_storage(progress: Progress, in_flight: str) -> bool:
-    """Return whether a rank has recently shown that it waits for storage: with a snapshot, or for the data of a step."""
+    """Return whether a rank has recently shown that it waits for storage, for a snapshot or for the data of a step."""
     is_recent = time.monotonic_ns() - progress.phase_since_ns < _RECENT_NS
     return is_recent and (progress.phase is Phase.CHECKPOINT or in_flight == Operation.DATA_WAIT)
 

@@ -47,7 +47,8 @@ class _RoundState:
 
     @property
     def failed(self) -> list[WorkerEnd]:
-        return sorted((end for end in self.ends.values() if end.exit_code not in GOOD_ENDS), key=lambda end: end.at_unix_s)
+        bad = (end for end in self.ends.values() if end.exit_code not in GOOD_ENDS)
+        return sorted(bad, key=lambda end: end.at_unix_s)
 
     @property
     def is_done(self) -> bool:
@@ -277,8 +278,7 @@ def _bitmap(local_ranks: list[int]) -> str:
 
 def _failure(end: WorkerEnd) -> RankFailure:
     failure = RankFailure(end.rank, end.exit_code, end.at_unix_s, line=end.line[:_MAX_LINE])
-    found = end.log_verdict
-    if found is None:
+    if (found := end.log_verdict) is None:
         return failure
     return replace(
         failure,

@@ -151,7 +151,10 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         help="this host never runs the job's daemon and web page: for jobs that have them elsewhere",
     )
     hosts.add_argument(
-        "--platform", choices=PLATFORMS, default="auto", help="system that runs the hosts (default: from the environment)"
+        "--platform",
+        choices=PLATFORMS,
+        default="auto",
+        help="system that runs the hosts (default: from the environment)",
     )
 
 

@@ -1,4 +1,4 @@
-"""The executor's client of the standby server: starts, signals and kills workers through it, and returns their exits."""
+"""The executor's client of the standby server: starts, signals and kills workers, and returns their exits."""
 
 from __future__ import annotations
 
