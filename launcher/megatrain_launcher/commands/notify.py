@@ -1,4 +1,4 @@
-"""`megatrain notify test RUN|CONFIG`: sends a test message to all configured receivers, prints their answers."""
+"""`megatrain notify test RUN|CONFIG`: sends a test message to all configured receivers and prints their answers."""
 
 from __future__ import annotations
 

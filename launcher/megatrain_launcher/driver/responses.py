@@ -205,7 +205,7 @@ def _for_network(
 
 
 def _subject(hosts: Sequence[str]) -> dict[str, str]:
-    """Return the facts of a sentence whose subject are these hosts."""
+    """Return the facts for a sentence about these hosts."""
     return {"hosts": names_text(hosts), "are": "is" if len(hosts) == 1 else "are"}
 
 
