@@ -300,9 +300,7 @@ def test_control_page_switches_recording_and_bursts_end(boxes: Boxes) -> None:
     assert recording(2) == recording(3) == (ALL_OPERATIONS, 7)
     pages.set_recording(DiagSettings(sample_period=2**40, off_operations=("gc", "no-such")))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
-    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), (
-        "texts too long for a page are cut"
-    )
+    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), "the page has 32 bits for it"
     pages.set_recording(DiagSettings(is_on=False))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
     assert recording(2) == recording(3) == (0, 10)
