@@ -72,9 +72,7 @@ def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
     return tuple(status for status in found if status is not None)
 
 
-def failures_of(
-    state: ClusterState, round_: Round, earlier: Iterable[RankFailure] = ()
-) -> tuple[RankFailure, ...]:
+def failures_of(state: ClusterState, round_: Round, earlier: Iterable[RankFailure] = ()) -> tuple[RankFailure, ...]:
     """Return the failures of a round's ranks, earliest first: the reported ones, and those of `earlier` reports."""
     failures = {failure.rank: failure for failure in earlier}
     failures.update(state.failures.get(round_.number, {}))
