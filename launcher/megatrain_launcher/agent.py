@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS, ExitCode
 from megatrain_launcher.interfaces import Assignment, Orders, WorkerEnd, WorkerListener
 from megatrain_launcher.logs.worker_logs import WorkerLogs
-from megatrain_launcher.standby.client import StandbyClient, StandbyError, WorkerExit
+from megatrain_launcher.standby.client import StandbyClient, StandbyError
 from megatrain_launcher.standby.messages import WorkerStart
+from megatrain_launcher.standby.server_keeper import WorkerExit
 from megatrain_launcher.worker_environment import worker_environment
 
 _logger = logging.getLogger(__name__)
 
-GOOD_ENDS: Final = frozenset({ExitCode.OK, ExitCode.SAVED_AND_STOPPED})
 MONITOR_INTERVAL_S: Final = 0.05
 """The longest time until a halt is noticed if `wake` is not called."""
 CAUSE_TIMEOUT_S: Final = 0.5

@@ -48,6 +48,10 @@ class ExitCode(IntEnum):
     """The configuration or the layout is wrong. Restarting does not help."""
 
 
+GOOD_ENDS = frozenset({ExitCode.OK, ExitCode.SAVED_AND_STOPPED})
+"""The exit codes of programs that did their work, or that saved it because they were asked to stop."""
+
+
 def exit_text(exit_code: int) -> str:
     """Return "by SIGKILL (9)" for a negative code (killed by a signal); else "with exit code 66 (checkpoint)"."""
     if exit_code < 0:

@@ -46,8 +46,8 @@ class DriverCandidate:
         clock = SteadyClock()
         make_notifier = None if config is None else notifier_of(config, self.client, KEYS, clock)
         self.driver = Driver(
-            self.client, KEYS, lambda: self.keeper, name, POLICY,
-            incidents_directory=incidents, clock=clock, make_notifier=make_notifier,
+            self.client, KEYS, lambda: self.keeper, name, POLICY, leading=threading.Event(), clock=clock,
+            incidents_directory=incidents, make_notifier=make_notifier,
         )  # fmt: skip
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self.driver.run, args=(self.stop,))

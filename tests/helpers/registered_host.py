@@ -8,9 +8,6 @@ from dataclasses import replace
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.rounds import JobRecord
-from megatrain_launcher.executor.membership import LeaseTimes
-
-TIMES = LeaseTimes(ttl_s=10, renew_s=0.2)
 
 
 def a_host(host: str = "a", session: str = "1", **more: object) -> HostRecord:

@@ -39,7 +39,7 @@ class SimulatedDriver:
     etcd: SimulatedEtcd
     policy: Policy
     token: int = 0
-    mark: int = 0
+    leadership_revision: int = 0
     awaited: int = 0
     place: int = 0
     state: ClusterState | None = None
@@ -58,26 +58,25 @@ class SimulatedDriver:
         self.reread(now)
 
     def reread(self, now: float) -> None:
-        """Renew the mark, and only then read: no abandoned transaction can be applied any more."""
+        """Renew the leadership revision, and only then read: after that no abandoned transaction can be applied."""
         if not self.etcd.txn(
             (Compare.create_revision(self.key, self.token),), (Put(self.key, b"", is_lease_kept=True),)
         ):
             return
-        self.mark = self.awaited = self.etcd.revision
+        self.leadership_revision = self.awaited = self.etcd.revision
         self.place = len(self.etcd.log)
-        self.state = fold(ClusterState(KEYS, self.name, now), self.etcd.snapshot(), now)
+        self.state = fold(ClusterState(KEYS, self.name, now), (self.etcd.snapshot(),), now)
 
     def read_log(self, count: int, now: float) -> None:
         if self.state is None:
             return
-        for changes in self.etcd.log[self.place : self.place + count]:
-            self.state = fold(self.state, changes, now)
+        self.state = fold(self.state, self.etcd.log[self.place : self.place + count], now)
         self.place = min(self.place + count, len(self.etcd.log))
 
     def decide(self, now: float, *, is_answer_lost: bool = False) -> Decision | None:
         """Decide and write, if everything earlier was seen; a lost answer leaves the transaction in flight.
 
-        After that nothing is decided until the mark is renewed, at the next call.
+        After that nothing is decided until the leadership revision is renewed, at the next call.
         """
         if self.state is None:
             self.reread(now)
@@ -89,7 +88,7 @@ class SimulatedDriver:
             return decision
         guards = (
             Compare.create_revision(self.key, self.token),
-            Compare.mod_revision(self.key, self.mark),
+            Compare.mod_revision(self.key, self.leadership_revision),
             *writes.conditions,
         )
         operations = (*writes.operations, Put(self.key, b"", is_lease_kept=True))
@@ -97,7 +96,7 @@ class SimulatedDriver:
             self.late.append((guards, operations))
             self.state = None
         elif self.etcd.txn(guards, operations):
-            self.mark = self.awaited = self.etcd.revision
+            self.leadership_revision = self.awaited = self.etcd.revision
         else:
             self.reread(now)
         return decision

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatrain_launcher.standby.client import StandbyClient, WorkerExit
+from megatrain_launcher.standby.client import StandbyClient
 from megatrain_launcher.standby.messages import WorkerStart
+from megatrain_launcher.standby.server_keeper import WorkerExit
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 

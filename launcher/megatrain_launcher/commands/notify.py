@@ -1,4 +1,4 @@
-"""`megatrain notify test RUN|CONFIG`: sends a test message to all configured receivers, prints their answers."""
+"""`megatrain notify test RUN|CONFIG`: sends a test message to all configured receivers and prints their answers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _chosen(config: Config, name: str) -> tuple[Receiver, ...]:
         )
     chosen = tuple(receiver for receiver in found if name in ("", receiver.name))
     if not chosen:
-        raise ConfigError([f"--receiver={name!r} is not configured; configured are: {names}"])
+        raise ConfigError([f"--receiver={name!r} is not configured; configured receivers: {names}"])
     return chosen
 
 

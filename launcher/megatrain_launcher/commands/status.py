@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--watch", action="store_true", dest="is_watching",
                       help="redraw at each change, until the job is over")  # fmt: skip
     parser.add_argument("--all", action="store_true", dest="is_all", help="show all hosts and all reasons; "
-                        f"without it a job of more than {MANY_HOSTS} hosts shows only those that are not in order, "
+                        f"without it a job of more than {MANY_HOSTS} hosts shows only those with a problem, "
                         f"and at most {MANY_REASONS} reasons")  # fmt: skip
     parser.epilog = (
         "Exit codes: 0 green, 3 amber, 4 red, 5 the job is over, 6 its launch was killed, 7 it was never started, "

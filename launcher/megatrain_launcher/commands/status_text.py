@@ -80,7 +80,7 @@ def status_lines(snapshot: JobSnapshot, answer: Assessment, now_s: float, *, is_
     if shown:
         lines += ["", *host_lines(shown, now_s)]
     if len(shown) < len(answer.hosts):
-        lines.append(f"and {len(answer.hosts) - len(shown):,} hosts in order (--all shows them)")
+        lines.append(f"and {len(answer.hosts) - len(shown):,} hosts without a problem (--all shows them)")
     return lines
 
 

@@ -9,15 +9,13 @@ from contextlib import closing
 
 from megatrain.commands.argument_types import add_json
 from megatrain.commands.printing import print_json, print_lines, print_note
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS, ExitCode
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.rounds import JobEnd
 from megatrain_job.commands.job_location import OpenJob
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.jobs.send_request import UNREACHABLE_S, EtcdUnreachable, RefusedError, checked, request_events
-
-_GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 
 
 def wait_for_answer(
@@ -43,7 +41,7 @@ def wait_for_answer(
                 print_note(event.text)
             elif isinstance(event, JobEnd):
                 text = f"the job has ended with exit code {event.exit_code}: {event.reason}"
-                if request.kind is not RequestKind.STOP or event.exit_code not in _GOOD_ENDS:
+                if request.kind is not RequestKind.STOP or event.exit_code not in GOOD_ENDS:
                     raise RefusedError(text)
                 return Answer(request.request_id, True, True, text, event.created_unix_s)
             elif isinstance(event, EtcdUnreachable):

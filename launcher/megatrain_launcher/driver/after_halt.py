@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatrain.contracts.exit_codes import ExitCode, end_text
+from megatrain.contracts.exit_codes import GOOD_ENDS, ExitCode, end_text
 from megatrain.contracts.records.host_records import HostPhase, RankFailure
 from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.contracts.records.rounds import Cordon, Halt, HostCommand, JobEnd, Rollback, Round
@@ -23,13 +23,15 @@ from megatrain_launcher.driver.actions import (
     WriteRound,
 )
 from megatrain_launcher.driver.breaking import most_informative, probes_for
-from megatrain_launcher.driver.forming import eligible, form
+from megatrain_launcher.driver.eligibility import eligible
+from megatrain_launcher.driver.forming import form
 from megatrain_launcher.driver.hangs import gpu_faults
 from megatrain_launcher.driver.incidents import (
     CHECK_NOTE,
     EXIT_CODE_NOTE,
     PAIRS_NOTE,
-    as_ended,
+    end_all,
+    failures_of,
     history_of,
     last_step,
     not_before,
@@ -89,17 +91,18 @@ def _respond(
     since: float,
 ) -> Decision:
     """Return the decision with the response to the incident. Called after all reports about it have arrived."""
-    failures = _failures_of(state, round_, incident)
+    failures = failures_of(state, round_, incident.failures)
     incident = _completed(now, state, round_, incident)
     if incident.kind is IncidentKind.NUMERICS and incident.action == STOP:
         return _end(now, state, incident, int(ExitCode.NON_FINITE), incident.reason, round_)
     if incident.kind in (IncidentKind.REQUEST, IncidentKind.STRAGGLER, IncidentKind.NUMERICS):
         if incident.action == STOP:
-            unsaved = _unsaved(failures)
+            unsaved = [failure for failure in failures if failure.exit_code not in GOOD_ENDS]
             if unsaved:
-                reason = f"{incident.reason}, but not all workers saved: {unsaved[0]}"
-                incident = replace(incident, reason=reason, evidence=(*incident.evidence, *unsaved)[:16])
-            return _end(now, state, incident, _code_of_saving(state, round_, incident), incident.reason, round_)
+                sentences = _sentences_on(unsaved)
+                reason = f"{incident.reason}, but not all workers saved: {sentences[0]}"
+                incident = replace(incident, reason=reason, evidence=(*incident.evidence, *sentences)[:16])
+            return _end(now, state, incident, _code_of_saving(incident, unsaved), incident.reason, round_)
         return _form(now, state, policy, round_, stopping, incident, since, (UpdateIncident(incident),))
     host_of = {rank: part.host for part in round_.hosts for rank in part.ranks}
     fit = eligible(now, state, policy, round_).available
@@ -126,7 +129,7 @@ def _respond(
     if response.action in (STOP, REQUEUE):
         return _end(now, state, incident, response.exit_code, response.reason, round_)
     actions: tuple[DriverAction, ...] = ()
-    if response.is_cordoned:
+    if response.cordoned:
         cordons = [Cordon(host, response.reason, "driver", now, incident.incident_id) for host in response.cordoned]
         actions += tuple(map(CordonHost, cordons))
         state = replace(state, cordons={**state.cordons, **{cordon.host: cordon for cordon in cordons}})
@@ -166,14 +169,6 @@ def _form(
     return Decision((*kept, *formed.actions), formed.reason)
 
 
-def _failures_of(state: ClusterState, round_: Round, incident: Incident) -> tuple[RankFailure, ...]:
-    """Return the failures of a round's ranks, earliest first, including those reported while it was stopping."""
-    failures = {failure.rank: failure for failure in incident.failures}
-    failures.update(state.failures.get(round_.number, {}))
-    known = (failure for failure in failures.values() if 0 <= failure.rank < round_.world_size)
-    return tuple(sorted(known, key=lambda failure: failure.at_unix_s))
-
-
 def _completed(now: float, state: ClusterState, round_: Round, incident: Incident) -> Incident:
     """Return the incident with the reports that arrived while the round was stopping.
 
@@ -184,7 +179,7 @@ def _completed(now: float, state: ClusterState, round_: Round, incident: Inciden
     steps = [step for step in (incident.last_step, last_step(state, round_)) if step is not None]
     return replace(
         incident,
-        failures=most_informative(_failures_of(state, round_, incident)),
+        failures=most_informative(failures_of(state, round_, incident.failures)),
         last_step=max(steps, default=None),
         moments=replace(incident.moments, halted=not_before(now, incident.moments)),
     )
@@ -231,24 +226,21 @@ def _answered(incident: Incident, response: Response, stopping: Stopping, num_fa
     )
 
 
-def _unsaved(failures: Sequence[RankFailure]) -> tuple[str, ...]:
+def _sentences_on(unsaved: Sequence[RankFailure]) -> tuple[str, ...]:
     """Return sentences on the workers that were asked to save and failed instead, the likely cause first."""
-    bad = [failure for failure in failures if failure.exit_code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
-    ordered = sorted(bad, key=lambda failure: (is_victim(failure), failure.at_unix_s, failure.rank))
+    ordered = sorted(unsaved, key=lambda failure: (is_victim(failure), failure.at_unix_s, failure.rank))
     return tuple(
         f"rank {failure.rank} {end_text(failure.exit_code)}{f': {failure.line.strip()}' if failure.line else ''}"
         for failure in ordered
     )
 
 
-def _code_of_saving(state: ClusterState, round_: Round, incident: Incident) -> int:
+def _code_of_saving(incident: Incident, unsaved: Sequence[RankFailure]) -> int:
     """Return the exit code of a job that was asked to stop: the requested code, or that of a failed worker."""
-    codes = [failure.exit_code for failure in state.failures.get(round_.number, {}).values()]
-    bad = [code for code in codes if code not in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)]
-    if not bad:
+    if not unsaved:
         asked = incident.notes.get(EXIT_CODE_NOTE, "")
         return int(asked) if asked.isdigit() else int(ExitCode.OK)
-    return next((code for code in bad if code > 0), int(ExitCode.FAILURE))
+    return next((failure.exit_code for failure in unsaved if failure.exit_code > 0), int(ExitCode.FAILURE))
 
 
 def _end(
@@ -264,5 +256,5 @@ def _end(
     open_ = {incident.incident_id: incident for incident in state.open_incidents()}
     if incident is not None and incident.incident_id in open_:
         open_[incident.incident_id] = incident
-    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=is_recovered)) for incident in open_.values())
+    closed = end_all(open_.values(), is_recovered=is_recovered)
     return Decision((*closed, EndJob(JobEnd(code, reason, now, round_.number))), reason)

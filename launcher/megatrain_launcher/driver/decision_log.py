@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from megatrain_job.coordination.maintenance import EtcdAlarm
 from megatrain_launcher.driver.actions import Alarm, Decision, EndJob, HaltRound, OpenIncident, SkipRound, WriteRound
 
+_logger = logging.getLogger(__name__)
 _LASTING_S = 1.0
 # a number that counts or measures, but not a number in a host's name
 _NUMBER = re.compile(r"(?<![\w.-])\d+(\.\d+)?(?![\w-])")
@@ -36,9 +37,6 @@ class DecisionLog:
             return ""
         self._logged = gist
         return decision.reason
-
-
-_logger = logging.getLogger(__name__)
 
 
 class CurrentAlarms:

@@ -63,12 +63,12 @@ class Driver:
         host: str,
         policy: Policy,
         *,
+        leading: threading.Event,
+        clock: Callable[[], float],
         incidents_directory: Path | None = None,
         watched: Mapping[Path, str] | None = None,
         checkpoints: Path | None = None,
-        leading: threading.Event | None = None,
         is_suspected: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] | None = None,
         make_notifier: MakeNotifier | None = None,
     ) -> None:
         self._client = client
@@ -80,10 +80,10 @@ class Driver:
         self._incidents_directory = incidents_directory
         self._run_watch = RunWatch(watched or {}, self._write_again, lambda: self.is_leading)
         self._resume_point_watch = ResumePointWatch(checkpoints, lambda: self.is_leading)
-        self._clock = clock or SteadyClock()
+        self._clock = clock
         self._make_notifier = make_notifier
         self._liveness = LivenessReader()
-        self._is_leading = leading or threading.Event()
+        self._is_leading = leading
         self._is_suspected = is_suspected
         self._reason = ""
 

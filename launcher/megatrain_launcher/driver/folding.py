@@ -7,7 +7,7 @@ reports is used if it is plausible by this driver's clock; otherwise the time at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatrain.contracts.errors import CoordinationError
@@ -52,52 +52,42 @@ def _pair(parts: tuple[str, ...]) -> Any:
     return first, second
 
 
-_TABLES: Mapping[str, tuple[str, type[Any], Callable[[tuple[str, ...]], Any]]] = {
-    "hosts": ("hosts", HostRecord, _text),
-    "status": ("statuses", HostStatus, _text),
-    "rounds": ("rounds", Round, _number),
-    "halts": ("halts", Halt, _number),
-    "deadlines": ("deadlines", RoundDeadlines, _number),
-    "evidence": ("evidence", HangEvidence, _number_and_host),
-    "commands": ("commands", HostCommand, _number),
-    "requests": ("requests", JobRequest, _text),
-    "answers": ("answers", Answer, _text),
-    "checks": ("checks", CheckReport, _pair),
-    "cordons": ("cordons", Cordon, _text),
-    "incidents": ("incidents", Incident, _text),
-    "verdicts": ("verdicts", HostVerdict, _text),
-    "outcomes": ("outcomes", VerdictOutcome, _text),
-    "notices": ("receivers", ReceiverRecord, _text),
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """How the keys of one directory become entries of a mapping of the state."""
+
+    name: str
+    """The attribute of the state."""
+    record_type: type[Any]
+    entry_of: Callable[[tuple[str, ...]], Any]
+    """Returns the index of an entry from the parts of its key after the directory."""
+    own_names: tuple[str, ...] = ()
+    """The fields of a record that repeat its key. A mismatch is an error, because an answer or halt would be written to
+    the wrong key."""
+
+
+_TABLES: Mapping[str, _Table] = {
+    "hosts": _Table("hosts", HostRecord, _text, ("host",)),
+    "status": _Table("statuses", HostStatus, _text, ("host",)),
+    "rounds": _Table("rounds", Round, _number, ("number",)),
+    "halts": _Table("halts", Halt, _number, ("number",)),
+    "deadlines": _Table("deadlines", RoundDeadlines, _number, ("number",)),
+    "evidence": _Table("evidence", HangEvidence, _number_and_host, ("round", "host")),
+    "commands": _Table("commands", HostCommand, _number, ("number",)),
+    "requests": _Table("requests", JobRequest, _text, ("request_id",)),
+    "answers": _Table("answers", Answer, _text, ("request_id",)),
+    "checks": _Table("checks", CheckReport, _pair),
+    "cordons": _Table("cordons", Cordon, _text, ("host",)),
+    "incidents": _Table("incidents", Incident, _text, ("incident_id",)),
+    "verdicts": _Table("verdicts", HostVerdict, _text, ("verdict_id",)),
+    "outcomes": _Table("outcomes", VerdictOutcome, _text, ("verdict_id",)),
+    "notices": _Table("receivers", ReceiverRecord, _text, ("receiver",)),
 }
-"""By the first part of a key: the attribute of the state, the record class, and a function that returns, from the other
-parts of the key, the index of the entry in that attribute."""
-_OWN_NAMES: Mapping[str, tuple[str, ...]] = {
-    "hosts": ("host",),
-    "status": ("host",),
-    "rounds": ("number",),
-    "halts": ("number",),
-    "deadlines": ("number",),
-    "evidence": ("round", "host"),
-    "commands": ("number",),
-    "requests": ("request_id",),
-    "answers": ("request_id",),
-    "cordons": ("host",),
-    "incidents": ("incident_id",),
-    "verdicts": ("verdict_id",),
-    "outcomes": ("verdict_id",),
-    "notices": ("receiver",),
-}
-"""The fields of a record that repeat its key. A mismatch is an error, because an answer or halt would be written to the
-wrong key."""
+"""By the first part of a key."""
 _SINGLE: Mapping[str, type[Any]] = {"job": JobRecord, "end": JobEnd}
 
 
-def fold(state: ClusterState, event: WatchEvent, now: float) -> ClusterState:
-    """Return the state after an event that arrived at `now`."""
-    return fold_all(state, (event,), now)
-
-
-def fold_all(state: ClusterState, events: Iterable[WatchEvent], now: float) -> ClusterState:
+def fold(state: ClusterState, events: Iterable[WatchEvent], now: float) -> ClusterState:
     """Return the state after events that arrived at `now`. Each changed table is copied only once."""
     draft = _Draft(state, now)
     for event in events:
@@ -183,15 +173,14 @@ class _Draft:
             self._drop(kind, tuple(rest))
 
     def _enter(self, kind: str, rest: tuple[str, ...], value: bytes, key: str) -> None:
-        name, record_type, entry_of = _TABLES[kind]
-        entry = entry_of(rest)
-        record = decode(record_type, value, key)
-        names = _OWN_NAMES.get(kind, ())
-        own = tuple(getattr(record, name) for name in names)
-        if names and own != (entry if isinstance(entry, tuple) else (entry,)):
-            found = ", ".join(f"{part}={value!r}" for part, value in zip(names, own, strict=True))
+        columns = _TABLES[kind]
+        entry = columns.entry_of(rest)
+        record = decode(columns.record_type, value, key)
+        own = tuple(getattr(record, name) for name in columns.own_names)
+        if own and own != (entry if isinstance(entry, tuple) else (entry,)):
+            found = ", ".join(f"{part}={value!r}" for part, value in zip(columns.own_names, own, strict=True))
             raise CoordinationError(f"{key}: {found}; expected {entry!r}")
-        table = self._table(name)
+        table = self._table(columns.name)
         before = table.get(entry)
         if isinstance(record, HostRecord):
             if before is not None and before.session != record.session:
@@ -205,12 +194,11 @@ class _Draft:
     def _drop(self, kind: str, rest: tuple[str, ...]) -> None:
         if kind not in _TABLES or kind == "deadlines":  # hosts may still use the earlier deadlines
             return
-        name, _, entry_of = _TABLES[kind]
         try:
-            entry = entry_of(rest)
+            entry = _TABLES[kind].entry_of(rest)
         except ValueError:
             return
-        record = self._table(name).pop(entry, None)
+        record = self._table(_TABLES[kind].name).pop(entry, None)
         if isinstance(record, HostRecord):
             self._table("departed")[entry] = Departed(record, self._now)
 

@@ -1,8 +1,8 @@
 """Finds the ranks that hold up a stuck round, from the evidence of all hosts. Pure functions: no I/O and no clock.
 
 The rules are in megatrain_job.failures.hang: a stopped or dead process is the strongest evidence; without one, the last
-sequence numbers of collectives decide. Ranks of a host without evidence count as silent, as without a black box. What
-errors of GPUs add is in megatrain_job.failures.gpu_faults.
+sequence numbers of collectives decide. Ranks of a host without evidence count as silent, as without a black box.
+megatrain_job.failures.gpu_faults adds the errors of GPUs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from megatrain_job.failures.hang_activity import reported_positions
 
 _MAX_SENTENCES = 12
 _RANGE = 3
-"""First rank, number of ranks, stride."""
+"""The numbers that describe a range of ranks: the first rank, the number of ranks, the stride."""
 ERRORS_BEFORE_S = 60.0
-"""An error of a GPU counts if it came at most so long before the ranks' last sign of life. The ranks of the host may
-go on until they need that GPU, which is within a step."""
+"""An error of a GPU counts if it occurred at most this long before the ranks' last sign of life: the host's ranks go on
+until they need that GPU, which is within a step."""
 _MAX_SILENCE_S = 3600.0
 
 
@@ -83,9 +83,9 @@ def find_culprit(round_: Round, evidence: Mapping[str, HangEvidence], stalls: It
 
 
 def gpu_faults(evidence: Mapping[str, HangEvidence]) -> dict[str, GpuFault]:
-    """Return for each host the worst error of its GPUs in the time of the hang; hosts without an error are left out.
+    """Return the worst GPU error of each host during the hang; hosts without an error are left out.
 
-    Each host's clock measures only its own ages, so clocks that differ change nothing.
+    Ages are measured by each host's own clock, so differing clocks have no effect.
     """
     silences = [
         host_evidence.at_unix_s - rank.newest_unix_s

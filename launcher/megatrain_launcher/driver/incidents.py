@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from megatrain.contracts.records.host_records import HostStatus
+from megatrain.contracts.records.host_records import HostStatus, RankFailure
 from megatrain.contracts.records.incident import TOPIC_PREFIX, Incident, IncidentKind, IncidentState, Moments
 from megatrain.contracts.records.notices import Receipt
 from megatrain.contracts.records.rounds import Round
@@ -58,20 +58,26 @@ def history_of(state: ClusterState, before: Incident | None = None) -> tuple[Inc
 
     Ordered by revision, because ids contain times of different drivers' clocks.
     """
-    end = state.revision + 1 if before is None else state.created(before)
-    found = [
-        (state.created(incident), incident)
+    found = (
+        incident
         for incident in state.incidents.values()
-        if state.is_of_this_launch(incident)
-    ]
-    found = [pair for pair in found if before is None or (pair[0] < end and pair[1].incident_id != before.incident_id)]
-    return tuple(incident for _, incident in sorted(found, key=lambda pair: (pair[0], pair[1].incident_id)))
+        if state.is_of_this_launch(incident) and (before is None or state.opened(incident) < state.opened(before))
+    )
+    return tuple(sorted(found, key=lambda incident: (state.opened(incident), incident.incident_id)))
 
 
 def statuses_in(state: ClusterState, round_: Round) -> tuple[HostStatus, ...]:
     """Return the statuses that hosts reported for a round, including those of hosts that are gone."""
     found = (state.status_of(part, round_.number) for part in round_.hosts)
     return tuple(status for status in found if status is not None)
+
+
+def failures_of(state: ClusterState, round_: Round, earlier: Iterable[RankFailure] = ()) -> tuple[RankFailure, ...]:
+    """Return the failures of a round's ranks, earliest first: the reported ones, and those of `earlier` reports."""
+    failures = {failure.rank: failure for failure in earlier}
+    failures.update(state.failures.get(round_.number, {}))
+    known = (failure for failure in failures.values() if 0 <= failure.rank < round_.world_size)
+    return tuple(sorted(known, key=lambda failure: failure.at_unix_s))
 
 
 def last_step(state: ClusterState, round_: Round) -> int | None:
@@ -150,9 +156,10 @@ def _closed(now: float, state: ClusterState, incident: Incident) -> Incident:
     return replace(closed, effective_time_ratio=effective_time_ratio([*others, closed], begin, now))
 
 
-def as_ended(incident: Incident, *, is_recovered: bool) -> Incident:
-    """Return an open incident in its final state: recovered or stopped."""
-    return replace(incident, state=IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED)
+def end_all(incidents: Iterable[Incident], *, is_recovered: bool = False) -> tuple[UpdateIncident, ...]:
+    """Return updates that give open incidents their final state: recovered or stopped."""
+    final = IncidentState.RECOVERED if is_recovered else IncidentState.STOPPED
+    return tuple(UpdateIncident(replace(incident, state=final)) for incident in incidents)
 
 
 def kept_receipts(state: ClusterState, actions: Iterable[DriverAction] = ()) -> tuple[UpdateIncident, ...]:

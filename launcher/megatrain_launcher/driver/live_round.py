@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS, ExitCode
 from megatrain.contracts.records.host_records import HostPhase, RankFailure
 from megatrain.contracts.records.incident import OVER_NOTE, IncidentKind
 from megatrain.contracts.records.rounds import JobEnd, Round
@@ -29,14 +29,13 @@ from megatrain_launcher.driver.absent_hosts import (
 )
 from megatrain_launcher.driver.actions import Decision, DriverAction, EndJob, UpdateIncident
 from megatrain_launcher.driver.breaking import break_round, broken_incident, halt, probes_for, stalled_hosts
-from megatrain_launcher.driver.forming import eligible
-from megatrain_launcher.driver.incidents import as_ended, statuses_in
+from megatrain_launcher.driver.eligibility import eligible
+from megatrain_launcher.driver.incidents import end_all, failures_of, statuses_in
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy
 from megatrain_launcher.driver.stalls import respond_to_stall
 from megatrain_launcher.driver.state import ClusterState
 
 _BROKEN_PHASES = (HostPhase.FAILED, HostPhase.STOPPED, HostPhase.PARKED)
-_GOOD_ENDS = (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
 
 
 def unsaved(state: ClusterState, round_: Round) -> str:
@@ -70,17 +69,6 @@ def decide_live_round(now: float, state: ClusterState, policy: Policy, round_: R
     return _steady(now, state, policy, round_)
 
 
-def failures_of(state: ClusterState, round_: Round) -> tuple[RankFailure, ...]:
-    """Return the failures of a round's ranks, earliest first."""
-    found = state.failures.get(round_.number, {}).values()
-    return tuple(
-        sorted(
-            (failure for failure in found if 0 <= failure.rank < round_.world_size),
-            key=lambda failure: failure.at_unix_s,
-        )
-    )
-
-
 def _is_left_over(state: ClusterState, round_: Round) -> bool:
     """Return whether a round is of an earlier launch, and none of its hosts is registered any more."""
     return state.is_of_older_launch(round_) and not any(state.is_registered(part) for part in round_.hosts)
@@ -93,7 +81,7 @@ def _broken(now: float, state: ClusterState, round_: Round) -> Decision | None:
         status.host: status.last_error or "its workers are gone"
         for status in statuses_in(state, round_)
         if status.phase in _BROKEN_PHASES
-        or (status.phase is HostPhase.DONE and (status.exit_code or 0) not in _GOOD_ENDS)
+        or (status.phase is HostPhase.DONE and (status.exit_code or 0) not in GOOD_ENDS)
     }
     if not failures and not idle:
         return None
@@ -122,7 +110,7 @@ def _over(now: float, state: ClusterState, round_: Round) -> Decision | None:
     is_saved = any(status.exit_code == ExitCode.SAVED_AND_STOPPED for status in found)
     code = ExitCode.SAVED_AND_STOPPED if is_saved else ExitCode.OK
     reason = "the workers were asked to stop, and saved" if is_saved else "training is done"
-    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=True)) for incident in state.open_incidents())
+    closed = end_all(state.open_incidents(), is_recovered=True)
     end = EndJob(JobEnd(int(code), reason, now, round_.number))
     return Decision((*closed, halt(now, round_, reason), end), reason)
 

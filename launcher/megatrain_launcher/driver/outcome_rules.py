@@ -15,12 +15,13 @@ from megatrain.contracts.records.incident import Incident, IncidentKind
 from megatrain.contracts.records.rounds import MAX_SKIPPED_STEPS, Round
 from megatrain.formatting import count_text, names_text, seconds_text
 from megatrain_job.jobs.restart_budget import HOUR_S
+from megatrain_launcher.driver.eligibility import eligible
 from megatrain_launcher.driver.eviction_balance import balance_of
 from megatrain_launcher.driver.evictions import EvictionReason
-from megatrain_launcher.driver.forming import eligible
 from megatrain_launcher.driver.incidents import last_step
 from megatrain_launcher.driver.live_round import unsaved
 from megatrain_launcher.driver.policy import Policy
+from megatrain_launcher.driver.response_limits import incidents_since
 from megatrain_launcher.driver.responses import rollbacks_since
 from megatrain_launcher.driver.state import ClusterState
 
@@ -83,7 +84,7 @@ def incident_of_hang(state: ClusterState, verdict: HostVerdict) -> Incident | No
         for incident in state.incidents.values()
         if incident.kind is IncidentKind.HANG and incident.round == verdict.round
     ]
-    return max(found, key=state.created, default=None)
+    return max(found, key=state.opened, default=None)
 
 
 def _declined(reason: str) -> Judgement:
@@ -160,7 +161,8 @@ def _of_straggler(
         return Judgement(
             OutcomeKind.DECLINED, f"the gain is less than the cost: {balance.text}", balance.gain_s, balance.cost_s
         )
-    evicted = sum(len(incident.culprit_hosts) for incident in _evictions_since(state, now - HOUR_S))
+    evictions = [incident for incident in state.incidents.values() if incident.kind is IncidentKind.STRAGGLER]
+    evicted = sum(len(incident.culprit_hosts) for incident in incidents_since(evictions, now - HOUR_S))
     if evicted + len(hosts) > policy.evictions_per_hour:
         reason = (
             f"{evicted} of {count_text(policy.evictions_per_hour, 'host')} were evicted as stragglers within an "
@@ -200,11 +202,6 @@ def _spares(now: float, state: ClusterState, policy: Policy, round_: Round) -> t
 
 def _spares_text(spares: Sequence[str]) -> str:
     return f"spare: {names_text(spares)}" if spares else "no spare is available"
-
-
-def _evictions_since(state: ClusterState, moment: float) -> list[Incident]:
-    found = (incident for incident in state.incidents.values() if incident.kind is IncidentKind.STRAGGLER)
-    return [incident for incident in found if incident.moments.detected >= moment]
 
 
 def _of_numerics(

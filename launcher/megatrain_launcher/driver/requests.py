@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS
 from megatrain.contracts.natural_order import natural_order
-from megatrain.contracts.records.host_records import HostPhase, HostRecord
-from megatrain.contracts.records.incident import Incident, IncidentKind, IncidentState
+from megatrain.contracts.records.host_records import HostPhase
+from megatrain.contracts.records.incident import IncidentKind
 from megatrain.contracts.records.job_requests import Answer, JobRequest, RequestKind
 from megatrain.contracts.records.rounds import Cordon, HostCommand, JobEnd, Round
 from megatrain.formatting import count_text, names_text
@@ -24,15 +24,14 @@ from megatrain_launcher.driver.actions import (
     EndJob,
     OpenIncident,
     SendCommand,
-    UpdateIncident,
 )
 from megatrain_launcher.driver.breaking import halt
 from megatrain_launcher.driver.evictions import EvictionReason
-from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, as_ended, new_incident, statuses_in
+from megatrain_launcher.driver.incidents import EXIT_CODE_NOTE, REQUEST_NOTE, end_all, new_incident, statuses_in
 from megatrain_launcher.driver.live_round import unsaved
-from megatrain_launcher.driver.pair_checks import PairCheck, findings_text, follow_pairs
+from megatrain_launcher.driver.pair_checks import follow_pairs
 from megatrain_launcher.driver.policy import REQUEST_TIMEOUT_S, Policy
-from megatrain_launcher.driver.ranks import topology_key
+from megatrain_launcher.driver.request_results import command_result, hosts_to_pair, incident_result, pairs_result
 from megatrain_launcher.driver.response import EVICT, RESTART, STOP
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.driver.verdicts import decided_by_person
@@ -60,7 +59,7 @@ def asked_to_stop(state: ClusterState) -> JobRequest | None:
 def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverAction, ...]:
     """Return final answers to all requests of an ended job: all are refused, except a stop if the job ended well."""
     text = f"the job is over: {end.reason}"
-    is_good = end.exit_code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+    is_good = end.exit_code in GOOD_ENDS
     return tuple(
         _answer(now, request, text, is_accepted=is_good and request.kind is RequestKind.STOP, is_done=True)
         for request in state.requests.values()
@@ -69,15 +68,10 @@ def answer_all(now: float, state: ClusterState, end: JobEnd) -> tuple[DriverActi
 
 def _by_age(state: ClusterState) -> list[JobRequest]:
     """Return the requests, oldest first. Ordered by revision, because clocks of machines differ."""
-
-    def revision(request_id: str) -> int:
-        found = state.seen.get(state.keys.request(request_id))
-        return state.revision if found is None else found.create_revision
-
-    return [
-        state.requests[request_id]
-        for request_id in sorted(state.requests, key=lambda request_id: (revision(request_id), request_id))
-    ]
+    return sorted(
+        state.requests.values(),
+        key=lambda request: (state.created(state.keys.request(request.request_id)), request.request_id),
+    )
 
 
 def _answer(
@@ -99,18 +93,17 @@ def _follow(
         (incident for incident in state.incidents.values() if incident.notes.get(REQUEST_NOTE) == request.request_id),
         None,
     )
-    if command is None and incident is None:
-        return None
     if command is not None:
-        text = _command_result(state, request, command)
+        text = command_result(state, request, command)
+        if text and request.kind is RequestKind.CHECK and policy.has_pair_checks:
+            tests = follow_pairs(now, state, policy, request.request_id, hosts_to_pair(state, request))
+            if tests.waiting and not _is_overdue(now, state, request):
+                return tests.actions if is_quiet else ()
+            text = f"{text}; {pairs_result(tests)}"
+    elif incident is not None:
+        text = incident_result(incident)
     else:
-        assert incident is not None
-        text = _incident_result(incident)
-    if text and command is not None and request.kind is RequestKind.CHECK and policy.has_pair_checks:
-        tests = follow_pairs(now, state, policy, request.request_id, _paired(state, request))
-        if tests.waiting and not _is_overdue(now, state, request):
-            return tests.actions if is_quiet else ()
-        text = f"{text}; {_pairs_result(tests)}"
+        return None
     if text:
         return (_answer(now, request, text, is_done=True),)
     if _is_overdue(now, state, request):
@@ -118,61 +111,8 @@ def _follow(
     return ()
 
 
-def _paired(state: ClusterState, request: JobRequest) -> list[HostRecord]:
-    """Return the hosts for the pair tests of a check: all idle hosts, or the checked host and its two neighbours."""
-    live = state.round if state.round is not None and state.round.number not in state.halts else None
-    training = {part.host for part in live.hosts} if live is not None else set()
-    idle = sorted((host_record for host, host_record in state.hosts.items() if host not in training), key=topology_key)
-    names = [record.host for record in idle]
-    if not request.host:
-        return idle
-    if request.host not in names:
-        return []
-    index = names.index(request.host)
-    near = {(index + step) % len(idle) for step in (-1, 0, 1)}
-    return [record for number, record in enumerate(idle) if number in near]
-
-
-def _pairs_result(tests: PairCheck) -> str:
-    if tests.waiting:
-        return f"pair tests did not finish: {tests.waiting}"
-    if not tests.num_pairs:
-        return "no pair tests: fewer than two hosts are idle"
-    return findings_text(tests.findings) or f"{count_text(tests.num_pairs, 'pair')} of idle hosts passed"
-
-
 def _is_overdue(now: float, state: ClusterState, request: JobRequest) -> bool:
     return now - state.since(state.keys.request(request.request_id), now) > REQUEST_TIMEOUT_S
-
-
-def _command_result(state: ClusterState, request: JobRequest, command: HostCommand) -> str:
-    """Return the result of a command; empty while hosts still carry it out."""
-    if request.kind is RequestKind.CHECK:
-        reports = {host: state.checks.get((request.request_id, host)) for host in command.hosts}
-        if any(report is None for host, report in reports.items() if host in state.hosts):
-            return ""
-        failed = [
-            f"{host}: {report.failed[0].name}: {report.failed[0].detail}"
-            for host, report in reports.items()
-            if report and report.failed
-        ]
-        gone = [f"{host} left the job" for host, report in reports.items() if report is None]
-        return "; ".join((*failed, *gone)) or f"all checks passed on {names_text(command.hosts, most=8)}"
-    waiting = [
-        host
-        for host in command.hosts
-        if host in state.hosts
-        and ((status := state.statuses.get(host)) is None or status.completed_command < command.number)
-    ]
-    return "" if waiting else "the workers will save at the next step that all agree on"
-
-
-def _incident_result(incident: Incident) -> str:
-    if incident.state is IncidentState.OPEN:
-        return ""
-    if incident.state is IncidentState.RECOVERED:
-        return f"done: round {incident.next_round} trains; see incident {incident.incident_id}"
-    return "the job is over"
 
 
 def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest) -> tuple[DriverAction, ...]:
@@ -206,15 +146,14 @@ def _begin(now: float, state: ClusterState, policy: Policy, request: JobRequest)
 def _without_round(now: float, state: ClusterState, request: JobRequest) -> tuple[DriverAction, ...]:
     if request.kind is not RequestKind.STOP:
         return _refuse(now, request, "no round is running: there is nothing to save or to restart")
-    closed = tuple(UpdateIncident(as_ended(incident, is_recovered=False)) for incident in state.open_incidents())
     end = EndJob(JobEnd(request.exit_code, f"{request.by} stopped the job", now, 0))
-    return (*closed, end, _answer(now, request, "the job is over; no round was running", is_done=True))
+    done = _answer(now, request, "the job is over; no round was running", is_done=True)
+    return (*end_all(state.open_incidents()), end, done)
 
 
 def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_: Round) -> tuple[DriverAction, ...]:
     """Answer a request that arrives while its round is being stopped."""
-    number, is_saving = round_.number, state.halts[round_.number].is_saving
-    doing = "saves and stops" if is_saving else "is being stopped"
+    number, is_saving, doing = round_.number, state.halts[round_.number].is_saving, _stopping_text(state, round_)
     match request.kind:
         case RequestKind.RESTART:
             return _answer_waiting(now, state, request, f"round {number} {doing} already; then a new one begins")
@@ -226,6 +165,10 @@ def _while_stopping(now: float, state: ClusterState, request: JobRequest, round_
         case _:
             text = f"round {number} is being stopped: there is nothing to save before the next round trains"
             return _refuse(now, request, text)
+
+
+def _stopping_text(state: ClusterState, round_: Round) -> str:
+    return "saves and stops" if state.halts[round_.number].is_saving else "is being stopped"
 
 
 def _answer_waiting(now: float, state: ClusterState, request: JobRequest, text: str) -> tuple[DriverAction, ...]:
@@ -280,7 +223,7 @@ def _evict(now: float, state: ClusterState, request: JobRequest) -> tuple[Driver
             text = f"done: {host} is cordoned, and round {round_.number} began without it"
         return (*cordon, _answer(now, request, text, is_done=True))
     if round_.number in state.halts:
-        doing = "saves and stops" if state.halts[round_.number].is_saving else "is being stopped"
+        doing = _stopping_text(state, round_)
         text = f"{host} is cordoned; round {round_.number} {doing} already, and the next one begins without it"
         return (*cordon, *_answer_waiting(now, state, request, text))
     at_risk = unsaved(state, round_)
@@ -304,9 +247,7 @@ def _halt_for(
     why = f": {request.reason}" if request.reason else ""
     host = f" {request.host}" if request.host else ""
     reason = f"{request.by} requested {request.kind}{host}{why}"
-    incident = new_incident(
-        now, state, IncidentKind.REQUEST, round_=live, began=now, reason=reason, action=action
-    )  # fmt: skip
+    incident = new_incident(now, state, IncidentKind.REQUEST, round_=live, began=now, reason=reason, action=action)
     hosts = (request.host,) if action == EVICT else ()
     notes = {REQUEST_NOTE: request.request_id, EXIT_CODE_NOTE: str(request.exit_code)}
     incident = replace(incident, culprit_hosts=hosts, notes={**incident.notes, **notes})

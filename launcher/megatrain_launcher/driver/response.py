@@ -37,7 +37,7 @@ class Facts:
     fit: frozenset[str] = frozenset()
     """Hosts that may take part in the next round, before this response excludes any."""
     gpu_faults: Mapping[str, GpuFault] = field(default_factory=dict)
-    """By host: the worst error of its GPUs in the time of a hang."""
+    """By host: the worst error of its GPUs during a hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,6 @@ class Response:
     kind: IncidentKind = IncidentKind.FAILURE
     rollback: tuple[int, int, int] | None = None
     """The step to roll back to, and the first and last step whose batches are skipped."""
-
-    @property
-    def is_cordoned(self) -> bool:
-        return bool(self.cordoned)
 
 
 def exit_code_of(failure: RankFailure) -> int:

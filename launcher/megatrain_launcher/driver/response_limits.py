@@ -1,24 +1,21 @@
-"""Limits on restarts: a response may become an eviction of a host that fails too often, or a stop of the job."""
+"""Limits on restarts: a response may become an eviction of a host that fails too often, or a stop of the job.
+
+Pure functions: no I/O and no clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.contracts.records.incident import Incident, IncidentKind
+from megatrain.formatting import names_text
 from megatrain_job.failures.culprit import root_of
 from megatrain_job.failures.verdict import label_row
 from megatrain_job.jobs.restart_budget import HOUR_S, restart_budget
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.recent_incidents import (
-    failure_counts,
-    incident_ids,
-    incidents_since,
-    names_with_counts,
-    ordinal,
-)
 from megatrain_launcher.driver.response import EVICT, STOP, Facts, Response, exit_code_of
 
 
@@ -73,7 +70,7 @@ def limit_restarts(
     code = int(ExitCode.FAILURE) if root is None else exit_code_of(root)
     if len(budget.recent) >= policy.restarts_per_hour:
         reason = (
-            f"{response.reason}; the {ordinal(len(budget.recent) + 1)} failure within an hour, "
+            f"{response.reason}; the {_ordinal(len(budget.recent) + 1)} failure within an hour, "
             f"recovery.restarts_per_hour={policy.restarts_per_hour} ({incident_ids(budget.recent)})"
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)
@@ -85,3 +82,32 @@ def limit_restarts(
         )
         return replace(response, action=STOP, reason=reason, exit_code=code)
     return response
+
+
+def incidents_since(incidents: Sequence[Incident], moment: float) -> list[Incident]:
+    """Return the incidents since `moment`, by the time at which a driver detected each; host clocks may be wrong."""
+    return [incident for incident in incidents if incident.moments.detected >= moment]
+
+
+def failure_counts(hosts: Sequence[str], alike: Sequence[Incident]) -> dict[str, int]:
+    """Return how often each host has failed, including this time."""
+    return {host: 1 + sum(1 for incident in alike if host in incident.culprit_hosts) for host in hosts}
+
+
+def names_with_counts(hosts: Sequence[str], times: Mapping[str, int]) -> str:
+    """Return "host-1 for the 3rd time and host-2 for the 4th time"; at most four hosts are named."""
+    return names_text([f"{host} for the {_ordinal(times[host])} time" for host in hosts], 4)
+
+
+def incident_ids(incidents: Sequence[Incident]) -> str:
+    """Return the ids of up to the last five incidents, then the number of earlier ones."""
+    shown = [incident.incident_id for incident in incidents[-5:]]
+    more = len(incidents) - len(shown)
+    return ", ".join(shown) + (f" and {more} before" if more else "")
+
+
+def _ordinal(number: int) -> str:
+    """Return "1st", "2nd" and so on."""
+    if 10 <= number % 100 <= 20:
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"

@@ -19,12 +19,6 @@ from megatrain_job.jobs.incident_phrases import rank_and_end
 from megatrain_job.jobs.restart_budget import HOUR_S, is_automatic, step_of
 from megatrain_launcher.driver.evictions import EvictionReason
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.recent_incidents import (
-    failure_counts,
-    incident_ids,
-    incidents_since,
-    names_with_counts,
-)
 from megatrain_launcher.driver.response import (
     EVICT,
     REQUEUE,
@@ -35,7 +29,14 @@ from megatrain_launcher.driver.response import (
     Response,
     exit_code_of,
 )
-from megatrain_launcher.driver.response_limits import evict_if_recurring, limit_restarts
+from megatrain_launcher.driver.response_limits import (
+    evict_if_recurring,
+    failure_counts,
+    incident_ids,
+    incidents_since,
+    limit_restarts,
+    names_with_counts,
+)
 
 _FATAL = {
     ExitCode.CONFIG: "the configuration or the layout is wrong",
@@ -204,7 +205,7 @@ def _for_network(
 
 
 def _subject(hosts: Sequence[str]) -> dict[str, str]:
-    """Return the facts of a sentence whose subject are these hosts."""
+    """Return the facts for a sentence about these hosts."""
     return {"hosts": names_text(hosts), "are": "is" if len(hosts) == 1 else "are"}
 
 

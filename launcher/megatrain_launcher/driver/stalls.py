@@ -34,8 +34,8 @@ def respond_to_stall(
         return Decision(actions, f"no progress on {names_text(stalled)}: waiting for evidence")
     found = find_culprit(round_, evidence, (stall_sentence(state, host) for host in stalled[:4]))
     if found.waits_for_storage:
-        # the wait has its own limit, after which the rank fails with the reason: runtime.checkpoint_timeout_s, or for
-        # data that of a read from object storage, or of a request to producers
+        # the wait has a time limit of its own, after which the rank fails and names the reason: for a snapshot
+        # runtime.checkpoint_timeout_s; for data that of a read from object storage, or of a request to a producer
         return Decision(actions, f"no progress on {names_text(stalled)}: {found.waits_for_storage}")
     silent = {part.host for part in without_evidence}
     if found.hosts and silent.issuperset(found.hosts):

@@ -123,10 +123,17 @@ class ClusterState:
         job, own = self.seen.get(self.keys.record), self.seen.get(self.keys.round(round_.number))
         return job is not None and own is not None and own.create_revision < job.mod_revision
 
-    def created(self, incident: Incident) -> int:
-        """Return the revision at which an incident was opened. Revisions order events without relying on clocks."""
-        found = self.seen.get(self.keys.incident(incident.incident_id))
+    def created(self, key: str) -> int:
+        """Return the revision at which a key was created; for an absent key, the next revision.
+
+        Revisions order events without relying on clocks.
+        """
+        found = self.seen.get(key)
         return self.revision + 1 if found is None else found.create_revision
+
+    def opened(self, incident: Incident) -> int:
+        """Return the revision at which an incident was opened."""
+        return self.created(self.keys.incident(incident.incident_id))
 
     def is_of_this_launch(self, incident: Incident) -> bool:
         """Return whether an incident was opened in the current launch of the job.
@@ -134,7 +141,7 @@ class ClusterState:
         Compares revisions of etcd, because clocks of hosts differ.
         """
         job = self.seen.get(self.keys.record)
-        return job is None or self.created(incident) > job.mod_revision
+        return job is None or self.opened(incident) > job.mod_revision
 
     def since(self, key: str, default: float | None = None) -> float:
         """Return when this driver first saw a key; for an absent key, `default`, or when this driver began to watch."""

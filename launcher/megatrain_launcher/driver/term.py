@@ -35,7 +35,7 @@ from megatrain_launcher.driver.actions import (
 )
 from megatrain_launcher.driver.decide import decide
 from megatrain_launcher.driver.decision_log import CurrentAlarms, DecisionLog
-from megatrain_launcher.driver.folding import fold_all
+from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.incident_files import IncidentFiles
 from megatrain_launcher.driver.incidents import kept_receipts
 from megatrain_launcher.driver.policy import Policy
@@ -56,8 +56,9 @@ _MAINTENANCE_S = 60.0
 _MAX_EVENTS = 4096
 """The most watch events that are applied to the state before a decision."""
 _HELD_UP_S = 1.0
+"""A pass of the loop that begins later than this after the one before counts as delayed."""
 _SETTLE_S = 0.5
-"""After a delay, how long the watch reads the waiting events before the driver decides."""
+"""After a delay, the watch reads waiting events for this time before the driver decides."""
 _PAUSE_FACTOR = 4
 """The pause after a decision, as a multiple of the time it took to compute. Events of a pause are handled together."""
 _MAX_PAUSE_S = 0.1
@@ -149,7 +150,7 @@ class Term:
             notices = self._client.read_all(KeyRange.prefix(self._keys.directory("notices")))
             incidents = self._client.read_all(KeyRange.prefix(self._keys.directory("incidents")))
             found = Snapshot(incidents.revision, (*notices.items, *incidents.items), "the job is over")
-            updates = kept_receipts(fold_all(ClusterState(self._keys, self._host, now), (found,), now))
+            updates = kept_receipts(fold(ClusterState(self._keys, self._host, now), (found,), now))
             if updates and self._transact(writes_of(updates, self._keys).operations):
                 for update in updates:
                     self._files.write(update.incident)
@@ -181,9 +182,7 @@ class Term:
             began = time.monotonic()
             held_up_s = pace.begin_pass(began)
             if held_up_s and not is_first:
-                text = (
-                    "this driver was delayed by %.1f s, by etcd or its machine; it reads new events before it decides"
-                )
+                text = "this driver was delayed by %.1f s, by etcd or its machine; it reads new events, then decides"
                 _logger.warning(text, held_up_s)
             if not self._take(event, watch):
                 _logger.warning("etcd was restored to an older state; everything is read again")
@@ -216,7 +215,7 @@ class Term:
             events.append(event)
             event = watch.next(0.0) if len(events) < _MAX_EVENTS else None
         if events:
-            self._state = fold_all(self._state, events, self._clock())
+            self._state = fold(self._state, events, self._clock())
             self._prober.reach_new_hosts(self._state.hosts.values())
         results = self._prober.take()
         if results:

@@ -11,7 +11,7 @@ from megatrain.contracts.records.rounds import Cordon, Rollback, Round
 from megatrain_job.failures.verdict import Label
 from megatrain_launcher.driver.actions import CordonHost, DriverAction, DropKey, OpenIncident, UpdateIncident
 from megatrain_launcher.driver.breaking import halt
-from megatrain_launcher.driver.forming import eligible
+from megatrain_launcher.driver.eligibility import eligible
 from megatrain_launcher.driver.incidents import HOSTS_NOTE, REQUEST_NOTE, new_incident
 from megatrain_launcher.driver.outcome_rules import Judgement, incident_of_hang
 from megatrain_launcher.driver.policy import GROW_AFTER_S, Policy

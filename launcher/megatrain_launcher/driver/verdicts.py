@@ -47,9 +47,10 @@ def answer_verdicts(now: float, state: ClusterState, policy: Policy, *, is_quiet
         if judged.kind is None or judged.kind is state_of(state, verdict.verdict_id):
             continue  # undecided, or its outcome is already recorded
         if judged.kind is not OutcomeKind.ACTED:
-            actions.append(_outcome(now, state, verdict, judged))
+            recorded = _outcome(now, state, verdict, judged)
+            actions.append(recorded)
             # later outcomes depend on this one: a verdict equal to an earlier one is declined
-            state = _with_outcome(state, actions[-1])
+            state = replace(state, outcomes={**state.outcomes, verdict.verdict_id: recorded.outcome})
         elif is_quiet:
             return (*actions, *_act(now, state, policy, verdict, judged, None))
     return tuple(actions)
@@ -109,16 +110,14 @@ def _judge(now: float, state: ClusterState, policy: Policy, verdict: HostVerdict
 
 def _unanswered(state: ClusterState) -> list[HostVerdict]:
     """Return the verdicts without a final outcome, oldest first. Ordered by revision, because clocks differ."""
-
-    def revision(verdict_id: str) -> int:
-        found = state.seen.get(state.keys.verdict(verdict_id))
-        return state.revision if found is None else found.create_revision
-
-    open_ = [verdict_id for verdict_id in state.verdicts if state_of(state, verdict_id) in (None, OutcomeKind.WAITING)]
-    return [
-        state.verdicts[verdict_id]
-        for verdict_id in sorted(open_, key=lambda verdict_id: (revision(verdict_id), verdict_id))
-    ]
+    open_ = (
+        verdict
+        for verdict in state.verdicts.values()
+        if state_of(state, verdict.verdict_id) in (None, OutcomeKind.WAITING)
+    )
+    return sorted(
+        open_, key=lambda verdict: (state.created(state.keys.verdict(verdict.verdict_id)), verdict.verdict_id)
+    )
 
 
 def _unreadable(now: float, state: ClusterState) -> list[DriverAction]:
@@ -143,11 +142,12 @@ def _act(
         incident, actions = keep_as_evidence(state, verdict)
     else:
         incident, actions = actions_on(now, state, policy, verdict, judged, request)
-    outcome = _outcome(now, state, verdict, judged, "" if request is None else request.by).outcome
-    return (*actions, RecordOutcome(replace(outcome, incident=incident)))
+    return (*actions, _outcome(now, state, verdict, judged, "" if request is None else request.by, incident))
 
 
-def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judgement, by: str = "") -> RecordOutcome:
+def _outcome(
+    now: float, state: ClusterState, verdict: HostVerdict, judged: Judgement, by: str = "", incident: str = ""
+) -> RecordOutcome:
     assert judged.kind is not None
     return RecordOutcome(
         VerdictOutcome(
@@ -159,10 +159,6 @@ def _outcome(now: float, state: ClusterState, verdict: HostVerdict, judged: Judg
             by=by,
             gain_s=judged.gain_s,
             cost_s=judged.cost_s,
+            incident=incident,
         )
     )
-
-
-def _with_outcome(state: ClusterState, action: DriverAction) -> ClusterState:
-    assert isinstance(action, RecordOutcome)
-    return replace(state, outcomes={**state.outcomes, action.outcome.verdict_id: action.outcome})

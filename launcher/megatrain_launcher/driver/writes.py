@@ -28,7 +28,7 @@ from megatrain_launcher.driver.state import Seen
 _MAX_OPERATIONS = 100
 """etcd allows 128 operations in a transaction by default."""
 _NUM_ROUNDS, _NUM_INCIDENTS, _NUM_VERDICTS = 50, 500, 500
-"""The number of each that are kept in etcd."""
+"""The numbers of rounds, incidents and verdicts that are kept in etcd."""
 _FIRST = (HaltRound, WriteRound, SkipRound, EndJob, OpenIncident, SendCommand)
 """Actions that must not wait for the next transaction if this one is full."""
 _SECOND = (UpdateIncident, CordonHost, RecordOutcome)

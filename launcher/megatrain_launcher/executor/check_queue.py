@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -32,20 +31,25 @@ class HealthChecks(Protocol):
         """Run the timed all-reduce with the partner that the command names."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckQueueParts:
-    checks: HealthChecks
-    membership: Membership
-    publish: Callable[[str, CheckReport], None]
-    """Publishes a report under a report id."""
-    is_training: Callable[[], bool]
-
-
 class CheckQueue:
-    """Runs the requested checks, in order, until `close`."""
+    """Runs the requested checks, in order, until `close`.
 
-    def __init__(self, parts: CheckQueueParts, *, again_s: float = _AGAIN_S) -> None:
-        self._parts = parts
+    `publish` publishes a report under a report id; `is_training` returns whether this host trains.
+    """
+
+    def __init__(
+        self,
+        checks: HealthChecks,
+        membership: Membership,
+        publish: Callable[[str, CheckReport], None],
+        is_training: Callable[[], bool],
+        *,
+        again_s: float = _AGAIN_S,
+    ) -> None:
+        self._checks = checks
+        self._membership = membership
+        self._publish = publish
+        self._is_training = is_training
         self._again_s = again_s
         self._jobs: queue.SimpleQueue[tuple[HostCommand | None, Callable[[], None]] | None] = queue.SimpleQueue()
         # a daemon thread that is not joined: a check that hangs must not delay the executor's exit
@@ -67,7 +71,7 @@ class CheckQueue:
         while (job := self._next()) is not None:
             command, on_done = job
             if command is not None and command.partners:
-                self._parts.publish(command.request, self._report(partial(self._pair, command)))
+                self._publish(command.request, self._report(partial(self._pair, command)))
             else:
                 self._check(JOIN_CHECK if command is None else command.request)
             on_done()
@@ -78,14 +82,14 @@ class CheckQueue:
             try:
                 return self._jobs.get(timeout=self._again_s)
             except queue.Empty:
-                if self._parts.membership.unfit_reason(FitnessCheck.HEALTH) and not self._parts.is_training():
+                if self._membership.unfit_reason(FitnessCheck.HEALTH) and not self._is_training():
                     return None, lambda: None
 
     def _pair(self, command: HostCommand) -> CheckReport:
-        return self._parts.checks.check_pair(self._parts.membership.session, command)
+        return self._checks.check_pair(self._membership.session, command)
 
     def _all(self) -> CheckReport:
-        return self._parts.checks.check(self._parts.membership.session, self._parts.is_training())
+        return self._checks.check(self._membership.session, self._is_training())
 
     def _report(self, check: Callable[[], CheckReport]) -> CheckReport:
         """Return the report of checks. If they raise an error, the report has a failed check."""
@@ -100,14 +104,14 @@ class CheckQueue:
                 f"could not be run: {type(error).__name__}: {error}",
                 time.time() - began,
             )
-            record = self._parts.membership.record
+            record = self._membership.record
             return CheckReport(record.host, record.session, began, (result,))
 
     def _check(self, check_id: str) -> None:
         report = self._report(self._all)
-        self._parts.publish(check_id, report)
+        self._publish(check_id, report)
         reason = "; ".join(f"{result.name}: {result.detail}" for result in report.failed)
-        if self._parts.membership.set_unfit_reason(FitnessCheck.HEALTH, reason):
+        if self._membership.set_unfit_reason(FitnessCheck.HEALTH, reason):
             if reason:
                 _logger.error("this host is not fit to take part: %s", reason)
             else:

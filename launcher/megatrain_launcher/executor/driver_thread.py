@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from megatrain.config.config import Config
 from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_job.coordination.restarting_thread import RestartingThread
@@ -39,14 +41,35 @@ def driver_of(
         num_workers=settings.num_workers,
         feasible_counts=settings.feasible_hosts,
     )
-    run, clock = settings.run_directory, SteadyClock()
-    driver = Driver(
-        client, keys, keeper, settings.host, policy, incidents_directory=run.incidents,
-        watched=watched_directories(settings.config, run), checkpoints=local_checkpoints(settings.config, run),
-        leading=leading, is_suspected=is_suspected, clock=clock,
-        make_notifier=notifier_of(settings.config, client, keys, clock),
+    return new_driver(
+        settings.config, settings.run_directory, client, keys, keeper, settings.host, policy, leading, is_suspected
+    ).run
+
+
+def new_driver(
+    config: Config,
+    run: RunDirectory | None,
+    client: EtcdClient,
+    keys: JobKeys,
+    keeper: Callable[[], LeaseKeeper],
+    name: str,
+    policy: Policy,
+    leading: threading.Event,
+    is_suspected: Callable[[], bool] = lambda: False,
+) -> Driver:
+    """Return a driver of a job with this configuration. `run`: the run directory; None: this machine cannot access it.
+
+    `name`: the name with which the driver campaigns; the other parameters are those of Driver.
+    """
+    clock = SteadyClock()
+    return Driver(
+        client, keys, keeper, name, policy, leading=leading, clock=clock,
+        incidents_directory=None if run is None else run.incidents,
+        watched={} if run is None else watched_directories(config, run),
+        checkpoints=None if run is None else local_checkpoints(config, run),
+        is_suspected=is_suspected,
+        make_notifier=notifier_of(config, client, keys, clock),
     )  # fmt: skip
-    return driver.run
 
 
 class DriverThread:

@@ -44,7 +44,7 @@ def hang_evidence(
 ) -> HangEvidence:
     """Return the current evidence of this host's ranks. Ranks without a readable black box are listed as silent.
 
-    gpu_errors: the recent errors in the kernel's log.
+    `gpu_errors`: the recent errors in the kernel's log.
     """
     members: dict[str, tuple[int, ...]] = {}
     found: list[RankEvidence] = []
@@ -66,7 +66,7 @@ def hang_evidence(
 
 
 def _is_at_storage(progress: Progress, in_flight: str) -> bool:
-    """Return whether a rank has shown lately that it waits for storage: with a snapshot, or for the data of a step."""
+    """Return whether a rank has recently shown that it waits for storage, for a snapshot or for the data of a step."""
     is_recent = time.monotonic_ns() - progress.phase_since_ns < _RECENT_NS
     return is_recent and (progress.phase is Phase.CHECKPOINT or in_flight == Operation.DATA_WAIT)
 

@@ -24,7 +24,7 @@ from megatrain.programs.stop_signals import StopSignals
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper
 from megatrain_launcher.agent import AgentSettings, RoundAgent
-from megatrain_launcher.executor.check_queue import CheckQueue, CheckQueueParts, HealthChecks
+from megatrain_launcher.executor.check_queue import CheckQueue, HealthChecks
 from megatrain_launcher.executor.crash_evidence import CrashEvidence
 from megatrain_launcher.executor.driver_thread import DriverThread, RunDriver, driver_of
 from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
@@ -40,7 +40,7 @@ from megatrain_launcher.executor.round_follower import FollowerParts, RoundFollo
 from megatrain_launcher.executor.settings import ExecutorSettings
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.executor.storage_watch import StorageWatch
-from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.executor.worker_events import WorkerEvents
 from megatrain_launcher.health.kernel_log import recent_gpu_errors
 from megatrain_launcher.liveness import OrderDelivery, unfit_after_s
 
@@ -114,11 +114,10 @@ def _run_parts(
         closing.callback(check_queue.close)
         follower = _start_follower(settings, joined, writer, check_queue)
         closing.callback(follower.close)
-        events = EventParts(settings.host, local.state, local.crash.box_paths, local.crash, lambda: membership.session)
         rounds = RoundAgent(
             _agent_settings(settings, local, client.gateway.cluster_id),
             orders,
-            WorkerEvents(events),
+            WorkerEvents(settings.host, local.state, local.crash, lambda: membership.session),
             local.standby,
             local.logs,
         )
@@ -191,9 +190,7 @@ def _start_check_queue(
 ) -> CheckQueue:
     state = joined.local.state
     checks = parts.make_checks(settings, client, joined.keys)
-    check_queue = CheckQueue(
-        CheckQueueParts(checks, joined.membership, writer.add_report, lambda: state.running() is not None)
-    )
+    check_queue = CheckQueue(checks, joined.membership, writer.add_report, lambda: state.running() is not None)
     if settings.config.recovery.has_health_checks:
         check_queue.check_before_joining()
     return check_queue

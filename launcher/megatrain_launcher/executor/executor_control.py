@@ -31,6 +31,9 @@ from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.settings import new_session
 from megatrain_launcher.liveness import LivenessPort, OrderDelivery
 
+_logger = logging.getLogger(__name__)
+_POLL_S = 0.5
+_ASK_S = 5.0
 HALT_S = 10.0
 """The time that the driver may take to halt the round after the request."""
 END_S = 20.0
@@ -46,38 +49,33 @@ class StopAction(Enum):
     LEAVE = "leave"
 
 
-@dataclass(frozen=True, slots=True)
-class StopView:
-    """The progress of a stop. Times are seconds since the stop was requested; None: not yet."""
+@dataclass(slots=True)
+class StopProgress:
+    """The progress of a requested stop. Times are of the monotonic clock, in seconds; None: not yet."""
 
-    is_training: bool
-    """Whether a round has workers on this host, or is about to start them."""
     has_trained: bool
     """Whether there have been workers since the stop was requested."""
-    is_halted: bool
-    asked_at_s: float | None
-    saved_here_at_s: float | None
-    idle_since_s: float | None
-    now_s: float
+    asked_at_s: float | None = None
+    saved_here_at_s: float | None = None
+    idle_since_s: float | None = None
 
 
-def next_stop_action(view: StopView) -> StopAction:
-    """Return the next action of a stop. Pure function: it reads no clock."""
-    if not view.is_training:
-        waited_s = 0.0 if view.idle_since_s is None else view.now_s - view.idle_since_s
-        if not view.has_trained or view.saved_here_at_s is not None or waited_s > END_S:
+def next_stop_action(now_s: float, stop: StopProgress, *, is_training: bool, is_halted: bool) -> StopAction:
+    """Return the next action of a stop. Pure function: it reads no clock.
+
+    `is_training`: whether a round has workers on this host, or is about to start them; `is_halted`: whether that round
+    is halted.
+    """
+    if not is_training:
+        waited_s = 0.0 if stop.idle_since_s is None else now_s - stop.idle_since_s
+        if not stop.has_trained or stop.saved_here_at_s is not None or waited_s > END_S:
             return StopAction.LEAVE
         return StopAction.WAIT
-    if view.is_halted or view.saved_here_at_s is not None:
+    if is_halted or stop.saved_here_at_s is not None:
         return StopAction.WAIT
-    if view.asked_at_s is None:
+    if stop.asked_at_s is None:
         return StopAction.ASK_DRIVER
-    return StopAction.SAVE_HERE if view.now_s - view.asked_at_s > HALT_S else StopAction.WAIT
-
-
-_logger = logging.getLogger(__name__)
-_POLL_S = 0.5
-_ASK_S = 5.0
+    return StopAction.SAVE_HERE if now_s - stop.asked_at_s > HALT_S else StopAction.WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +92,6 @@ class ExecutorControlParts:
     """Called when there is a new order for the workers."""
 
 
-@dataclass(slots=True)
-class _Stop:
-    """A requested stop, and its progress. Times are monotonic."""
-
-    reason: str
-    began: float
-    has_trained: bool
-    asked: float | None = None
-    saved_here: float | None = None
-    idle_since: float | None = None
-
-
 class ExecutorControl:
     """Runs until `close`. `stop` and `kill` may be called from a signal handler."""
 
@@ -113,7 +99,7 @@ class ExecutorControl:
         self._parts = parts
         self._stop_reason = ""
         self._kill_reason = ""
-        self._stop: _Stop | None = None
+        self._stop: StopProgress | None = None
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread = RestartingThread("executor control", self._run, self._closed)
@@ -182,53 +168,40 @@ class ExecutorControl:
         view, now = self._parts.orders.view(), time.monotonic()
         if self._stop is None:
             _logger.warning("host %s stops: %s", self._parts.host, self._stop_reason)
-            self._stop = _Stop(self._stop_reason, now, has_trained=bool(view.taken_round))
+            self._stop = StopProgress(has_trained=bool(view.taken_round))
         stop = self._stop
         if view.taken_round:
-            stop.has_trained, stop.idle_since = True, None
-        elif stop.idle_since is None:
-            stop.idle_since = now
-
-        def since(moment: float | None) -> float | None:
-            return None if moment is None else moment - stop.began
-
-        action = next_stop_action(
-            StopView(
-                is_training=bool(view.taken_round),
-                has_trained=stop.has_trained,
-                is_halted=self._parts.orders.is_halted(view.taken_round),
-                asked_at_s=since(stop.asked),
-                saved_here_at_s=since(stop.saved_here),
-                idle_since_s=since(stop.idle_since),
-                now_s=now - stop.began,
-            )
-        )
-        match action:
+            stop.has_trained, stop.idle_since_s = True, None
+        elif stop.idle_since_s is None:
+            stop.idle_since_s = now
+        is_halted = self._parts.orders.is_halted(view.taken_round)
+        match next_stop_action(now, stop, is_training=bool(view.taken_round), is_halted=is_halted):
             case StopAction.ASK_DRIVER:
-                stop.asked = now
+                stop.asked_at_s = now
                 self._ask_driver(stop)
             case StopAction.SAVE_HERE:
-                stop.saved_here = now
-                self._parts.orders.save_and_stop(f"{stop.reason}, and no driver responds")
-                self._parts.on_stop()
+                self._save_here(stop, "no driver responds")
             case StopAction.LEAVE:
-                self._parts.orders.leave(stop.reason)
+                self._parts.orders.leave(self._stop_reason)
             case StopAction.WAIT:
                 pass
 
-    def _ask_driver(self, stop: _Stop) -> None:
+    def _ask_driver(self, stop: StopProgress) -> None:
         request_id = f"stop-{self._parts.host}-{secrets.token_hex(4)}"
         request = JobRequest(
             request_id,
             RequestKind.STOP,
             by=f"executor@{self._parts.host}",
-            reason=stop.reason,
+            reason=self._stop_reason,
             exit_code=ExitCode.SAVED_AND_STOPPED,
         )
         try:
             self._parts.client.put(self._parts.keys.request(request_id), encode(request), deadline_s=_ASK_S)
         except CoordinationError as error:
             _logger.warning("the request to stop the job cannot be sent: %s", error)
-            self._parts.orders.save_and_stop(f"{stop.reason}, and etcd cannot be reached")
-            stop.saved_here = time.monotonic()
-            self._parts.on_stop()
+            self._save_here(stop, "etcd cannot be reached")
+
+    def _save_here(self, stop: StopProgress, why: str) -> None:
+        stop.saved_here_at_s = time.monotonic()
+        self._parts.orders.save_and_stop(f"{self._stop_reason}, and {why}")
+        self._parts.on_stop()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS
 from megatrain.contracts.records.host_records import HostPhase, HostStatus, Milestones, RankFailure, Stall
 from megatrain_job.failures.culprit import first_of
 from megatrain_job.failures.verdict import Verdict
@@ -19,7 +19,6 @@ from megatrain_launcher.executor.order_state import OrdersView
 from megatrain_launcher.executor.progress import HostProgress
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
-_CLEAN = (int(ExitCode.OK), int(ExitCode.SAVED_AND_STOPPED))
 _MAX_FAILURES = 64
 _MAX_LINE = 400
 _PEER = "peer "
@@ -48,7 +47,8 @@ class _RoundState:
 
     @property
     def failed(self) -> list[WorkerEnd]:
-        return sorted((end for end in self.ends.values() if end.exit_code not in _CLEAN), key=lambda end: end.at_unix_s)
+        bad = (end for end in self.ends.values() if end.exit_code not in GOOD_ENDS)
+        return sorted(bad, key=lambda end: end.at_unix_s)
 
     @property
     def is_done(self) -> bool:
@@ -111,10 +111,10 @@ class HostStatusBuilder:
     def set_progress(self, number: int, progress: HostProgress) -> None:
         """Set the progress from a round's black boxes. It is published at once only if a milestone was reached."""
         with self._lock:
-            if self._round is None or self._round.number != number:
+            if (known := self._of(number)) is None:
                 return
-            before = self._round.progress
-            self._round.progress = progress = _with_steps(progress, before)
+            before = known.progress
+            known.progress = progress = _with_steps(progress, before)
         if before is None or (before.milestones, before.has_stepped) != (progress.milestones, progress.has_stepped):
             self._on_change()
 
@@ -124,8 +124,7 @@ class HostStatusBuilder:
         The previous reading may be a step old, and the limit on restarts without progress compares last steps.
         """
         with self._lock:
-            known = self._round
-            if known is None or known.number != number:
+            if (known := self._of(number)) is None:
                 return
             before = known.progress or HostProgress(Milestones(started_unix_s=known.started_unix_s))
             resumed = progress.resumed_step if before.resumed_step is None else before.resumed_step
@@ -134,26 +133,26 @@ class HostStatusBuilder:
     def set_stall(self, number: int, stall: Stall | None) -> bool:
         """Set the stall of a round, None if it is over; return whether it changed."""
         with self._lock:
-            if self._round is None or self._round.number != number:
+            if (known := self._of(number)) is None:
                 return False
-            before = self._round.stall
+            before = known.stall
             if (before is None) == (stall is None) and (stall is None or before is None or before.ranks == stall.ranks):
                 return False
-            self._round.stall = stall
+            known.stall = stall
         self._on_change()
         return True
 
     def set_alarm(self, number: int, rank: int, verdict: Verdict) -> None:
         """Set the finding from the log of a rank that still runs."""
         with self._lock:
-            if self._round is not None and self._round.number == number:
-                self._round.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
+            if (known := self._of(number)) is not None:
+                known.alarm = f"rank {rank}: {verdict.line}"[:_MAX_LINE]
         self._on_change()
 
     def set_fenced(self, number: int, reason: str) -> None:
         with self._lock:
-            if self._round is not None and self._round.number == number:
-                self._round.fenced = reason
+            if (known := self._of(number)) is not None:
+                known.fenced = reason
         self._on_change()
 
     def set_completed_command(self, number: int) -> None:
@@ -180,8 +179,8 @@ class HostStatusBuilder:
     def is_broken(self, number: int) -> bool:
         """Return whether a round did not end normally, so that its black boxes must be kept as evidence."""
         with self._lock:
-            known = self._round
-            return known is not None and known.number == number and not known.is_done
+            known = self._of(number)
+            return known is not None and not known.is_done
 
     def status(self, session: str, orders: OrdersView, problem: str) -> HostStatus:
         """Return this host's current status. `orders` must have been read before the call."""
@@ -232,11 +231,16 @@ class HostStatusBuilder:
             problem=problem,
         )
 
+    def _of(self, number: int) -> _RoundState | None:
+        """Return the state of a round; None if it is not the round of this host's latest workers."""
+        return self._round if self._round is not None and self._round.number == number else None
+
     def _at(self, assignment: Assignment) -> _RoundState:
         """Return the state of this round; create it if the round's workers were never started."""
-        if self._round is None or self._round.number != assignment.round.number:
-            self._round = _RoundState(assignment)
-        return self._round
+        known = self._of(assignment.round.number)
+        if known is None:
+            known = self._round = _RoundState(assignment)
+        return known
 
 
 def _phase(known: _RoundState, progress: HostProgress, *, is_halted: bool) -> HostPhase:
@@ -273,23 +277,21 @@ def _bitmap(local_ranks: list[int]) -> str:
 
 
 def _failure(end: WorkerEnd) -> RankFailure:
-    log_verdict = end.log_verdict
-    return RankFailure(
-        rank=end.rank,
-        exit_code=end.exit_code,
-        at_unix_s=end.at_unix_s,
-        label="" if log_verdict is None else log_verdict.label.value,
-        action="" if log_verdict is None else log_verdict.action.value,
-        is_cascade=log_verdict is not None and log_verdict.is_cascade,
-        culprit="" if log_verdict is None else log_verdict.culprit or "",
-        line=(end.line or ("" if log_verdict is None else log_verdict.line))[:_MAX_LINE],
+    failure = RankFailure(end.rank, end.exit_code, end.at_unix_s, line=end.line[:_MAX_LINE])
+    if (found := end.log_verdict) is None:
+        return failure
+    return replace(
+        failure,
+        label=found.label.value,
+        action=found.action.value,
+        is_cascade=found.is_cascade,
+        culprit=found.culprit or "",
     )
 
 
 def _lost_hosts(known: _RoundState) -> tuple[str, ...]:
     """Return the addresses of peers to which cascade victims lost the connection, according to the victims' logs."""
-    verdicts = [end.log_verdict for end in known.failed]
-    culprits = [verdict.culprit or "" for verdict in verdicts if verdict is not None and verdict.is_cascade]
+    culprits = [failure.culprit for failure in map(_failure, known.failed) if failure.is_cascade]
     return tuple(dict.fromkeys(text.removeprefix(_PEER) for text in culprits if text.startswith(_PEER)))
 
 

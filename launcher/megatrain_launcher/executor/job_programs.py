@@ -3,7 +3,7 @@
 A distribution declares an entry point in the group `megatrain.job_programs`: a function with the keywords `config`,
 `run` and `etcd` (command-line flags) that returns commands by name. One host of the job runs the programs. Training
 does not depend on them: a program that cannot be started, or that exits, is reported and started again after a pause,
-unless a restart cannot help. Each program has a supervisor thread, so that they do not affect each other.
+unless a restart cannot help. Each program has a supervisor thread, so that no program affects another.
 
 The address of the web page is reported when the page is first served, and whenever the address changes.
 """

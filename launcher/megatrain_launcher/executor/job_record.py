@@ -7,13 +7,13 @@ numbers continue, so that files and keys of old rounds cannot be confused with t
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from megatrain.config.serialize import config_values
 from megatrain.contracts.errors import ConfigError, CoordinationError
 from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
@@ -55,7 +55,7 @@ def record_of(settings: ExecutorSettings) -> JobRecord:
         job=config.job.name,
         launch_id=settings.launch_id,
         config_hash=settings.config_hash,
-        config=settings.config_values(),
+        config=config_values(config),
         min_hosts=settings.min_hosts,
         max_hosts=settings.max_hosts,
         num_workers=settings.num_workers,
@@ -91,9 +91,8 @@ def claim_job(
         view = read_job(client, keys)
         waited_s = time.monotonic() - began
         if view.record is None or (view.end is not None and not view.hosts):
-            _write_record(
-                client, keys, view, mine, find_lost_launch
-            )  # then read the record again: another host may have written it first
+            # read the record again after this: another host may have written it first
+            _write_record(client, keys, view, mine, find_lost_launch)
         elif view.end is not None and mine.launch_id and view.record.launch_id == mine.launch_id:
             return view.record  # this launch has already ended, so this host leaves like the others
         elif (
@@ -107,7 +106,7 @@ def claim_job(
             if view.hosts or waited_s > _ABANDONED_S:
                 raise ConfigError(problems)
             time.sleep(_POLL_S)
-        elif view.hosts and (waited_s > patience_s or (view.end is None and _is_any_alive(view.hosts))):
+        elif view.hosts and (waited_s > patience_s or (view.end is None and Liveness.ALIVE in _probe_some(view.hosts))):
             raise ConfigError([_another_launch(view.record, view, mine)])
         elif view.end is None and not view.hosts and waited_s > _ABANDONED_S:
             _write_record(client, keys, view, mine, find_lost_launch)
@@ -153,13 +152,9 @@ def _only(items: tuple[KeyValue, ...]) -> KeyValue | None:
     return items[0] if items else None
 
 
-def _is_any_alive(hosts: Iterable[HostRecord]) -> bool:
-    """Probe a few of the registered hosts; one live host proves that their launch runs."""
-    few = itertools.islice(hosts, _MAX_ASKED)
-    return any(
-        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Liveness.ALIVE
-        for host_record in few
-    )
+def _probe_some(hosts: Sequence[HostRecord]) -> Iterator[Liveness]:
+    """Probe a few of a launch's registered hosts, one after another; one live host proves that the launch runs."""
+    return (ask(host.address, host.liveness_port, host.session)[0] for host in hosts[:_MAX_ASKED])
 
 
 def _is_same_launch(record: JobRecord, mine: JobRecord) -> bool:
@@ -174,11 +169,7 @@ def _has_no_live_host(view: JobView, mine: JobRecord) -> bool:
     """
     if mine.launch_id or not view.has_begun:
         return False
-    asked = itertools.islice(view.hosts, _MAX_ASKED)
-    return all(
-        ask(host_record.address, host_record.liveness_port, host_record.session)[0] is Liveness.DEAD
-        for host_record in asked
-    )
+    return all(liveness is Liveness.DEAD for liveness in _probe_some(view.hosts))
 
 
 def _write_record(

@@ -24,7 +24,7 @@ from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_record import claim_job, record_of
 from megatrain_launcher.executor.lost_launch import find_lost_launch
-from megatrain_launcher.executor.membership import LeaseTimes, Membership
+from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.program_runner import leave_mark
 from megatrain_launcher.executor.settings import ExecutorSettings, new_session
@@ -121,8 +121,9 @@ def _register(
     settings: ExecutorSettings, client: EtcdClient, record: JobRecord, local: LocalParts, closing: ExitStack
 ) -> JoinedHost:
     recovery, session, keys = settings.config.recovery, local.liveness.session, JobKeys(record.job)
-    times = LeaseTimes(recovery.lease_ttl_s, recovery.lease_renew_s)
-    membership = Membership(client, keys, times, local.wakers.wake)
+    membership = Membership(
+        client, keys, ttl_s=recovery.lease_ttl_s, renew_s=recovery.lease_renew_s, on_change=local.wakers.wake
+    )
     seen_command = _newest_command(client, keys)
     membership.register(_host_record(settings, local))
     closing.callback(membership.close)
@@ -145,7 +146,7 @@ def _host_record(settings: ExecutorSettings, local: LocalParts) -> HostRecord:
         liveness_port=local.liveness.port,
         num_workers=settings.num_workers,
         config_hash=settings.config_hash,
-        version=settings.version or __version__,
+        version=__version__,
         hardware=settings.hardware,
         joined_unix_s=time.time(),
         is_fit=not has_checks,

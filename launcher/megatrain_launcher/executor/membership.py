@@ -13,7 +13,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from enum import Enum, auto
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
@@ -34,12 +35,6 @@ _AGAIN_S = 0.5
 """The pause between attempts to register again."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    ttl_s: int
-    renew_s: float
-
-
 class FitnessCheck(Enum):
     """The checks of this host's fitness. The host is fit if all of them pass."""
 
@@ -52,17 +47,22 @@ class ReplacedError(CoordinationError):
 
 
 class Membership:
-    """Keeps this host registered from `register` to `close`. Thread-safe.
+    """Keeps this host registered from `register` to `close`: renews a lease of `ttl_s` every `renew_s`. Thread-safe.
 
     `on_change`: called when the lease or the registration changed; must be quick and must not raise.
     """
 
     def __init__(
-        self, client: EtcdClient, keys: JobKeys, times: LeaseTimes, on_change: Callable[[], None] = lambda: None
+        self,
+        client: EtcdClient,
+        keys: JobKeys,
+        *,
+        ttl_s: int,
+        renew_s: float,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._client = client
-        self._keys = keys
-        self._times = times
+        self._client, self._keys = client, keys
+        self._ttl_s, self._renew_s = ttl_s, renew_s
         self._on_change = on_change
         self._lock = threading.RLock()
         self._record: HostRecord | None = None
@@ -73,10 +73,8 @@ class Membership:
         """The keeper of the lease under which the host's key was written; None before the first write."""
         self._gone_at: float | None = None
         """The time at which that lease was lost or had expired; None while the lease appears to be valid."""
-        self._problem = ""
-        self._replaced = ""
-        self._wake = threading.Event()
-        self._closed = threading.Event()
+        self._problem = self._replaced = ""
+        self._wake, self._closed = threading.Event(), threading.Event()
         self._thread: RestartingThread | None = None
         self._job_created = 0
         """The revision at which the job's record was created; 0 without a record."""
@@ -86,7 +84,7 @@ class Membership:
 
         Raises: ConfigError when another executor has the host's name; CoordinationError.
         """
-        deadline = time.monotonic() + self._times.ttl_s + 2.0
+        deadline = time.monotonic() + self._ttl_s + 2.0
         self._keeper = self._new_keeper()
         self._record = record
         self._unfit_reasons[FitnessCheck.HEALTH] = "" if record.is_fit else record.unfit_reason
@@ -162,8 +160,8 @@ class Membership:
             if self.unfit_reason(check) == reason:
                 return False
             self._unfit_reasons[check] = reason
-            reasons = [self._unfit_reasons[check] for check in FitnessCheck if self.unfit_reason(check)]
-            self._record = replace(self.record, is_fit=not reasons, unfit_reason="; ".join(reasons))
+            reasons = "; ".join(filter(None, map(self.unfit_reason, FitnessCheck)))
+            self._record = replace(self.record, is_fit=not reasons, unfit_reason=reasons)
             self._is_registered = False
         self._notify_change()
         return True
@@ -187,10 +185,9 @@ class Membership:
         self._on_change()
 
     def _new_keeper(self) -> LeaseKeeper:
-        def lease_changed(state: LeaseState) -> None:
-            self._notify_change()
-
-        return LeaseKeeper(self._client, ttl_s=self._times.ttl_s, period_s=self._times.renew_s, on_change=lease_changed)
+        return LeaseKeeper(
+            self._client, ttl_s=self._ttl_s, period_s=self._renew_s, on_change=lambda state: self._notify_change()
+        )
 
     def _run(self) -> None:
         """Register again whenever necessary, and retry until that succeeds."""
@@ -217,22 +214,20 @@ class Membership:
         if keeper.state is LeaseState.LOST:
             fresh = self._new_keeper()
             with self._lock:
-                self._keeper, self._is_registered, is_registered = fresh, False, False
+                self._keeper, self._is_registered = fresh, False
             keeper.close()
-        if is_registered:
+        elif is_registered:
             return
-        holder = self._claim(record)
-        if holder is not None:
-            found = decode(HostRecord, holder.value, self._keys.host(record.host))
-            if _is_same_executor(found, record):
-                # this executor's earlier key, under a lease that etcd is about to end
-                raise CoordinationError(
-                    "this host's key still exists under the lost lease", key=self._keys.host(record.host)
-                )
+        if (holder := self._claim(record)) is not None:
+            key = self._keys.host(record.host)
+            found = decode(HostRecord, holder.value, key)
+            if (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port):
+                # this executor's own key, under a lease that etcd is about to end
+                raise CoordinationError("this host's key still exists under the lost lease", key=key)
             raise ReplacedError(
                 f"host {record.host}: another executor (process {found.pid} at {found.address}) registered under this "
                 "name while this executor was not registered; this executor leaves the job",
-                key=self._keys.host(record.host),
+                key=key,
             )
         with self._lock:
             # the record may have changed during the write; then write it again
@@ -291,11 +286,6 @@ class Membership:
             raise ConfigError([problem])
 
 
-def _is_same_executor(found: HostRecord, record: HostRecord) -> bool:
-    """Return whether two records are of the same executor, by process, address and port; sessions may differ."""
-    return (found.pid, found.address, found.liveness_port) == (record.pid, record.address, record.liveness_port)
-
-
 def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
     """Return whether an executor is proven dead: it ran on this machine, and its port refuses connections."""
     if found.address != record.address and found.address not in _own_addresses():
@@ -304,8 +294,7 @@ def _is_dead_here(found: HostRecord, record: HostRecord) -> bool:
 
 
 def _own_addresses() -> Sequence[str]:
-    try:
-        found = socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        found = []
-    return ["127.0.0.1", "localhost", "::1", *(str(entry[4][0]) for entry in found)]
+    found = ["127.0.0.1", "localhost", "::1"]
+    with suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None)]
+    return found

@@ -1,34 +1,29 @@
-"""The orders for this host: the driver's rounds, halts and commands, and the end of the job.
+"""The orders for this host: those that etcd has, and those of its own executor.
 
-Three watches update one state under one lock: one of `rounds/`, one of `halts/`, and one of the adjacent keys
-`commands/`, `deadlines/`, `diag/` and `end`. The agent waits in `next_assignment` for a round. The returned round
-counts as taken until the next call, so that a host never reports STOPPED for a round that it is about to start. This
-host also adds orders of its own when it is fenced, or when its executor is being stopped.
+Three watches of etcd update one state under one lock. The agent waits in `next_assignment` for a round. The returned
+round counts as taken until the next call, so that a host never reports STOPPED for a round that it is about to start.
+The executor adds its own orders when the host is fenced, or when the executor is being stopped.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
 from megatrain.contracts.closable import Closable
-from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.records.diag_records import DiagSettings
-from megatrain.contracts.records.job_keys import JobKeys, key_number
-from megatrain.contracts.records.record import decode
-from megatrain.contracts.records.rounds import Halt, HostCommand, JobEnd, Round, RoundDeadlines
+from megatrain.contracts.records.job_keys import JobKeys
+from megatrain.contracts.records.rounds import HostCommand, JobEnd, Round, RoundDeadlines, RoundHost
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.follower import Follower
-from megatrain_job.coordination.watch_event import Change, ChangeKind, Changes, Snapshot, WatchEvent
-from megatrain_job.coordination.wire import KeyRange, KeyValue
+from megatrain_job.coordination.watch_event import WatchEvent
+from megatrain_job.coordination.wire import KeyRange
+from megatrain_launcher.executor.driver_orders import DriverOrders
 from megatrain_launcher.interfaces import Assignment
 
-_logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 """The interval at which a waiting thread checks whether orders are confirmed; a confirmation does not wake it."""
 
@@ -72,33 +67,25 @@ class OrderState(Closable):
         *,
         max_unconfirmed_s: float = math.inf,
     ) -> None:
-        self._keys = keys
         self._host = host
         self._session = session
         self._on_change = on_change
         self._max_unconfirmed_s = max_unconfirmed_s
         self._changed = threading.Condition()
-        self._rounds: dict[int, Round] = {}
-        self._halts: dict[int, Halt] = {}
-        self._deadlines: dict[int, RoundDeadlines] = {}
-        self._commands: dict[int, HostCommand] = {}
-        self._end: JobEnd | None = None
-        self._diag_settings: DiagSettings | None = None
+        self._orders = DriverOrders(keys)
         self._named = 0
         """The newest round that has included this session; 0: none."""
         self._taken = 0
         self._leave_reason = ""
         self._local_stop = _LocalStop()
         self._save_reason = ""
-        self._closed = threading.Event()
         self._followers: list[Follower] = []
 
     def follow(self, client: EtcdClient) -> None:
         """Start to follow the orders in etcd."""
-        keys = self._keys
-        rest = KeyRange(keys.directory("commands").encode(), keys.directory("evidence").encode())
-        ranges = [KeyRange.prefix(keys.directory("rounds")), KeyRange.prefix(keys.directory("halts")), rest]
-        self._followers = [Follower(client, key_range, partial(self.take, keys=key_range)) for key_range in ranges]
+        self._followers = [
+            Follower(client, key_range, partial(self.take, keys=key_range)) for key_range in self._orders.key_ranges
+        ]
 
     def close(self) -> None:
         """Stop following; a thread that waits in `next_assignment` returns."""
@@ -124,7 +111,7 @@ class OrderState(Closable):
         self._on_change()
         with self._changed:
             while True:
-                if self._end is not None or self._leave_reason:
+                if self._orders.end is not None or self._leave_reason:
                     return None
                 assignment = self._offered(after)
                 if assignment is None:
@@ -140,14 +127,13 @@ class OrderState(Closable):
     def stop_reason(self, number: int) -> str:
         """Return why the workers of a round must be stopped now; empty while they may run."""
         with self._changed:
-            halt = self._halts.get(number)
-            newest = max(self._rounds, default=0)
+            halt, end, newest = self._orders.halts.get(number), self._orders.end, self._orders.newest_number
             if self._local_stop.number == number:
                 return self._local_stop.reason
             if halt is not None:
                 return halt.reason or f"round {number} was halted"
-            if self._end is not None:
-                return f"the job is over: {self._end.reason}"
+            if end is not None:
+                return f"the job is over: {end.reason}"
             if newest > number:
                 return f"round {newest} has begun"
             return self._leave_reason or self._save_reason
@@ -158,9 +144,9 @@ class OrderState(Closable):
         False after a halt without a save, or when a newer round exists: the other hosts do not wait for a save either.
         """
         with self._changed:
-            if self._end is not None or self._leave_reason or max(self._rounds, default=0) > number:
+            if self._orders.end is not None or self._leave_reason or self._orders.newest_number > number:
                 return False
-            halt = self._halts.get(number)
+            halt = self._orders.halts.get(number)
             if halt is not None and not halt.is_saving:
                 return False
             if self._local_stop.number == number:
@@ -169,17 +155,17 @@ class OrderState(Closable):
 
     def view(self) -> OrdersView:
         with self._changed:
-            newest = self._rounds[max(self._rounds)] if self._rounds else None
-            return OrdersView(self._taken, newest, max(self._halts, default=0), self._named, self._end)
+            newest_halt = max(self._orders.halts, default=0)
+            return OrdersView(self._taken, self._orders.newest_round, newest_halt, self._named, self._orders.end)
 
     def is_halted(self, number: int) -> bool:
         with self._changed:
-            return number in self._halts
+            return number in self._orders.halts
 
     def commands_after(self, number: int) -> tuple[HostCommand, ...]:
         """Return the commands to this host with numbers above `number`, in order."""
         with self._changed:
-            found = [command for command in self._commands.values() if command.number > number]
+            found = [command for command in self._orders.commands.values() if command.number > number]
         mine = [command for command in found if not command.hosts or self._host in command.hosts]
         return tuple(sorted(mine, key=lambda command: command.number))
 
@@ -189,7 +175,7 @@ class OrderState(Closable):
         Return whether the session was changed. If so, only rounds that include the new session apply to this host.
         """
         with self._changed:
-            newest = self._rounds[max(self._rounds)] if self._rounds else None
+            newest = self._orders.newest_round
             if self._taken or not needs_new_session(self._host, self._session, self._named, newest):
                 return False
             self._session, self._named = session, 0
@@ -198,12 +184,12 @@ class OrderState(Closable):
     def diag_settings(self) -> DiagSettings | None:
         """Return the settings for the ranks' recording; None if etcd has none."""
         with self._changed:
-            return self._diag_settings
+            return self._orders.diag_settings
 
     def published_deadlines(self, number: int) -> RoundDeadlines:
         """Return the published deadlines of a round, between steps and for a stop; zeros if there are none."""
         with self._changed:
-            return self._deadlines.get(number, RoundDeadlines(number))
+            return self._orders.deadlines.get(number, RoundDeadlines(number))
 
     def stop_round(self, number: int, reason: str, *, is_saving: bool = False) -> None:
         """Order the workers of one round to be killed, or to save and stop, for a reason on this host."""
@@ -231,90 +217,26 @@ class OrderState(Closable):
             return self._changed.wait_for(lambda: is_met(self.view()), timeout_s)
 
     def take(self, event: WatchEvent, keys: KeyRange) -> None:
-        """Apply an event of the watch of `keys`. Unreadable values are logged and skipped."""
+        """Apply an event of the watch of `keys`."""
         with self._changed:
-            match event:
-                case Snapshot(items=items):
-                    self._forget(keys)
-                    for item in items:
-                        self._put(item)
-                case Changes(changes=changes):
-                    for change in changes:
-                        self._change(change)
+            self._orders.apply(event, keys)
+            newer = (round_ for number, round_ in self._orders.rounds.items() if number > self._named)
+            named = (round_.number for round_ in newer if self._part_in(round_) is not None)
+            self._named = max(named, default=self._named)
             self._changed.notify_all()
         self._on_change()
 
     def _offered(self, after: int) -> Assignment | None:
-        number = max(self._rounds, default=0)
-        if number <= after or number in self._halts or self._local_stop.number == number or self._save_reason:
+        newest = self._orders.newest_round
+        if newest is None or newest.number <= after or newest.number in self._orders.halts:
             return None
-        part = self._rounds[number].part_of(self._host, self._session)
-        return None if part is None else Assignment(self._rounds[number], part)
+        if self._local_stop.number == newest.number or self._save_reason:
+            return None
+        part = self._part_in(newest)
+        return None if part is None else Assignment(newest, part)
 
-    def _change(self, change: Change) -> None:
-        if change.kind is ChangeKind.PUT:
-            self._put(change.item)
-            return
-        match self._keys.parts(change.item.key.decode(errors="replace")):
-            case (name, text) if (number := key_number(text)) is not None and name in self._tables():
-                self._tables()[name].pop(number, None)
-            case ("end",):
-                self._end = None
-            case ("diag", "settings"):
-                self._diag_settings = None
-
-    def _put(self, item: KeyValue) -> None:
-        key = item.key.decode(errors="replace")
-        try:
-            match self._keys.parts(key):
-                case ("rounds", text):
-                    found = _of_its_key(decode(Round, item.value, key), text, key)
-                    self._rounds[found.number] = found
-                    if found.part_of(self._host, self._session) is not None:
-                        self._named = max(self._named, found.number)
-                case ("halts", text):
-                    halt = _of_its_key(decode(Halt, item.value, key), text, key)
-                    self._halts[halt.number] = halt
-                case ("deadlines", text):
-                    deadlines = _of_its_key(decode(RoundDeadlines, item.value, key), text, key)
-                    self._deadlines[deadlines.number] = deadlines
-                case ("commands", text):
-                    command = _of_its_key(decode(HostCommand, item.value, key), text, key)
-                    self._commands[command.number] = command
-                case ("end",):
-                    self._end = decode(JobEnd, item.value, key)
-                case ("diag", "settings"):
-                    self._diag_settings = decode(DiagSettings, item.value, key)
-        except CoordinationError as error:
-            _logger.error("an order cannot be read: %s", error)
-
-    def _forget(self, keys: KeyRange) -> None:
-        """Remove the orders in the range `keys`, because a snapshot replaces them."""
-        for name, table in self._tables().items():
-            if keys.start <= self._keys.directory(name).encode() < keys.end:
-                table.clear()
-        if keys.start <= self._keys.end.encode() < keys.end:
-            self._end = None
-        if keys.start <= self._keys.diag_settings.encode() < keys.end:
-            self._diag_settings = None
-
-    def _tables(self) -> dict[str, dict[int, Any]]:
-        return {
-            "rounds": self._rounds,
-            "halts": self._halts,
-            "deadlines": self._deadlines,
-            "commands": self._commands,
-        }
-
-
-_Numbered = TypeVar("_Numbered", Round, Halt, RoundDeadlines, HostCommand)
-
-
-def _of_its_key(record: _Numbered, text: str, key: str) -> _Numbered:
-    """Return the record. Raises: CoordinationError if its number differs from the number in its key."""
-    if record.number != key_number(text):
-        raise CoordinationError(f"{key}: number={record.number}; expected the number in the key")
-    return record
+    def _part_in(self, round_: Round) -> RoundHost | None:
+        return round_.part_of(self._host, self._session)
 
 
 def needs_new_session(host: str, session: str, named_in: int, newest: Round | None) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatrain.config.config import Config
-from megatrain.config.serialize import config_hash, config_values
+from megatrain.config.serialize import config_hash
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.health.context import Places
@@ -44,7 +44,6 @@ class ExecutorSettings:
     """Modules that the standby server imports before workers are forked."""
     labels: Mapping[str, str] = field(default_factory=dict)
     hardware: str = ""
-    version: str = ""
     tee: TeeChoice = "first"
     """The ranks whose output the executor also prints: none, first (rank 0 of the job), or all."""
     places: Places = field(default_factory=Places)
@@ -65,7 +64,3 @@ class ExecutorSettings:
     @property
     def config_hash(self) -> str:
         return config_hash(self.config)
-
-    def config_values(self) -> dict[str, str]:
-        """Return the value of each configuration key as text, by section.key."""
-        return config_values(self.config)

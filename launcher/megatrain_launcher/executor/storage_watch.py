@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 from megatrain.arena.plans import WriterStatus
 from megatrain.config.config import Config
 from megatrain.contracts.errors import CheckpointError
 from megatrain.contracts.records.host_records import DiskSpace, HostSaves
-from megatrain.run_files.run_directory import RunDirectory, safe_name
+from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.restarting_thread import RestartingThread
+from megatrain_launcher.driver.resume_point_watch import local_checkpoints
 from megatrain_launcher.leftovers import find_snapshots
 
 _POLL_S = 0.5
@@ -74,17 +74,16 @@ class StorageWatch:
     def _saves(self) -> HostSaves | None:
         """Return the state of checkpoints from the newest writer status in this host's arenas."""
         found: list[WriterStatus] = []
-        for arena in find_snapshots(self._config, self._run):
-            if arena.root.name.endswith(f".{safe_name(self._host)}"):
-                with suppress(CheckpointError):
-                    found.append(WriterStatus.read(arena.writer_status))
+        for arena in find_snapshots(self._config, self._run, self._host):
+            with suppress(CheckpointError):
+                found.append(WriterStatus.read(arena.writer_status))
         newest = max(found, key=lambda status: status.round, default=None)
         return None if newest is None else saves_of(newest)
 
     def _disks(self) -> tuple[DiskSpace, ...]:
-        directories = [self._run.root, *self._checkpoints()]
+        checkpoints = local_checkpoints(self._config, self._run)
         found: dict[int, DiskSpace] = {}
-        for directory in directories:
+        for directory in (self._run.root, *([] if checkpoints is None else [checkpoints])):
             with suppress(OSError):
                 device, file_system = os.stat(directory).st_dev, os.statvfs(directory)
                 if device not in found:
@@ -94,10 +93,6 @@ class StorageWatch:
                     total_bytes = file_system.f_blocks * file_system.f_frsize
                     found[device] = DiskSpace(str(directory), free_bytes, total_bytes, full_in_s(samples))
         return tuple(found.values())
-
-    def _checkpoints(self) -> list[Path]:
-        directory = self._config.checkpoint.directory
-        return [] if not directory or "://" in directory else [Path(directory)]
 
 
 def saves_of(status: WriterStatus) -> HostSaves:

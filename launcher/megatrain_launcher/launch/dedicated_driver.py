@@ -22,17 +22,14 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.restarting_thread import RestartingThread
-from megatrain_launcher.driver.driver import Driver, SteadyClock
 from megatrain_launcher.driver.policy import Policy
-from megatrain_launcher.driver.resume_point_watch import local_checkpoints
-from megatrain_launcher.driver.run_watch import watched_directories
+from megatrain_launcher.executor.driver_thread import new_driver
 from megatrain_launcher.executor.job_programs import ProgramSettings
 from megatrain_launcher.executor.program_runner import start_program_runner
 from megatrain_launcher.hosts.adapter import HostAdapter
 from megatrain_launcher.hosts.local import host_name
 from megatrain_launcher.launch.cordons import CordonWatch
 from megatrain_launcher.launch.plan import count_hosts
-from megatrain_launcher.notify.notifier import notifier_of
 
 _POLL_S = 0.5
 
@@ -82,15 +79,10 @@ def run_dedicated_driver(
         keeper = closing.enter_context(RenewedLease(client, recovery.lease_ttl_s, recovery.lease_renew_s))
         if platform.name != "local":
             closing.enter_context(CordonWatch(client, keys, name, platform))
-        leading, is_run_here, clock = threading.Event(), run.root.is_dir(), SteadyClock()
-        driver = Driver(
-            client, keys, keeper, name, policy_of(record, config), leading=leading,
-            incidents_directory=run.incidents if is_run_here else None,
-            watched=watched_directories(config, run) if is_run_here else {},
-            checkpoints=local_checkpoints(config, run) if is_run_here else None,
-            clock=clock,
-            make_notifier=notifier_of(config, client, keys, clock),
-        )  # fmt: skip
+        leading, is_run_here = threading.Event(), run.root.is_dir()
+        driver = new_driver(
+            config, run if is_run_here else None, client, keys, keeper, name, policy_of(record, config), leading
+        )
         programs = ProgramSettings(config, run.root, client.settings, os.environ)
         diagnosis = start_program_runner(programs, name, client, record, leading) if is_run_here else None
         if diagnosis is not None:

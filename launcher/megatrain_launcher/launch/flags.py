@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from megatrain.commands.argument_types import spellings
 from megatrain.contracts.errors import ConfigError, FlagError
 from megatrain_job.commands.etcd_flags import EtcdFlags, add_etcd_arguments, etcd_flags
 from megatrain_launcher.launch.torchrun_flags import add_refusals
+from megatrain_launcher.logs.tee import TeeChoice
 
 DEFAULT_MODULE = "megatrain.train"
 DEFAULT_PRELOAD = "megatrain.training.worker"
@@ -22,8 +22,7 @@ _MAX_HOSTS = 100_000
 _RANGE = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
 _NODE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-Tee = Literal["none", "first", "all"]
-_TEES: Mapping[str, Tee] = {"none": "none", "first": "first", "all": "all", "0": "none", "3": "all"}
+_TEES: Mapping[str, TeeChoice] = {"none": "none", "first": "first", "all": "all", "0": "none", "3": "all"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class LaunchFlags:
     local_addr: str = ""
     kernel_log: str = ""
     log_dir: str = ""
-    tee: Tee = "first"
+    tee: TeeChoice = "first"
     is_driver_candidate: bool = True
     is_daemon_candidate: bool = True
     platform: str = "auto"
@@ -60,7 +59,7 @@ class LaunchFlags:
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that `launch_flags` reads."""
-    add_config_argument(parser)
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; see `megatrain config reference`")
     parser.add_argument(
         "--from-hf",
         default="",
@@ -83,7 +82,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_host_arguments(parser)
     add_etcd_arguments(parser)
-    add_job_argument(parser)
+    parser.add_argument(*spellings("--rdzv-id"), default="", metavar="NAME", help="the same as --job.name=NAME")
     _add_output_arguments(parser)
     parser.add_argument(*spellings("--rdzv-backend"), default="megatrain", help=argparse.SUPPRESS)
     add_refusals(parser)
@@ -91,8 +90,16 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("hosts and workers")
-    add_hosts_argument(hosts)
-    add_workers_argument(hosts)
+    hosts.add_argument(
+        "--nnodes",
+        default="",
+        metavar="MIN[:MAX]",
+        help="hosts that train: MAX, or fewer if hosts are missing, but at least MIN; one number means both "
+        "(default: 1, or those of the Slurm step)",
+    )
+    hosts.add_argument(
+        *spellings("--nproc-per-node"), default="1", metavar="N|auto|gpu|cpu", help="workers per host (default: 1)"
+    )
     hosts.add_argument(
         "--spares",
         type=int,
@@ -144,7 +151,10 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         help="this host never runs the job's daemon and web page: for jobs that have them elsewhere",
     )
     hosts.add_argument(
-        "--platform", choices=PLATFORMS, default="auto", help="what runs the hosts (default: from the environment)"
+        "--platform",
+        choices=PLATFORMS,
+        default="auto",
+        help="system that runs the hosts (default: from the environment)",
     )
 
 
@@ -156,7 +166,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         "--tee",
         default="first",
         metavar="none|first|all",
-        help="ranks whose lines are shown too (default: first)",
+        help="ranks whose output is also shown (default: first)",
     )
     output.add_argument(
         *spellings("--write-template"),
@@ -176,30 +186,6 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_config_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="TOML file; see `megatrain config reference`")
-
-
-def add_hosts_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--nnodes",
-        default="",
-        metavar="MIN[:MAX]",
-        help="hosts that train: MAX, or fewer if hosts are missing, but at least MIN; one number means both "
-        "(default: 1, or those of the Slurm step)",
-    )
-
-
-def add_workers_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        *spellings("--nproc-per-node"), default="1", metavar="N|auto|gpu|cpu", help="workers per host (default: 1)"
-    )
-
-
-def add_job_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(*spellings("--rdzv-id"), default="", metavar="NAME", help="the same as --job.name=NAME")
-
-
 def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     """Return the flags of the command line. Raises: FlagError with all problems."""
     problems: list[str] = []
@@ -208,7 +194,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     overrides = tuple(args.overrides)
     if args.rdzv_id:
         overrides += _job_name(args.rdzv_id, overrides, problems)
-    smallest, largest = parse_hosts(args.nnodes, problems)
+    smallest, largest = _parse_hosts(args.nnodes, problems)
     if not 0 <= args.spares <= _MAX_HOSTS:
         problems.append(f"--spares={args.spares}: expected a number of hosts")
     if args.host_id:
@@ -222,7 +208,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     except ConfigError as error:
         problems.extend(error.problems)
     if args.standalone and etcd.endpoints:
-        problems.append("--standalone brings its own etcd, and --rdzv-endpoint names another; give one of them")
+        problems.append("--standalone starts its own etcd, and --rdzv-endpoint names another; give one of them")
     labels = _labels(args.label, problems)
     nodes = _nodes(args.node, args.template, problems)
     if problems or tee is None:
@@ -255,7 +241,7 @@ def launch_flags(args: argparse.Namespace) -> LaunchFlags:
     )
 
 
-def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]:
+def _parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]:
     """Return MIN and MAX of --nnodes; None for both if the text is empty, or wrong, which adds a problem."""
     if not text:
         return None, None
@@ -271,7 +257,7 @@ def parse_hosts(text: str, problems: list[str]) -> tuple[int | None, int | None]
 def check_name(option: str, name: str, problems: list[str]) -> None:
     """Add a problem if the name cannot be part of an etcd key or of a file name."""
     if not _NAME.fullmatch(name):
-        problems.append(f"{option}={name!r}: expected letters, digits, and - _ . after the first of them")
+        problems.append(f"{option}={name!r}: expected letters, digits, - _ . and a letter or digit first")
 
 
 def _job_name(name: str, overrides: Sequence[str], problems: list[str]) -> tuple[str, ...]:
@@ -284,7 +270,7 @@ def _job_name(name: str, overrides: Sequence[str], problems: list[str]) -> tuple
 
 def _nodes(names: Sequence[str], template: str, problems: list[str]) -> tuple[str, ...]:
     if names and template != "jobset":
-        problems.append("--node does nothing without --write-template jobset, whose pods it binds to these nodes")
+        problems.append("--node is only for --write-template jobset, whose pods it binds to nodes; leave it out")
     problems += [f"--node={name!r}: expected the name of a node" for name in names if not _NODE.fullmatch(name)]
     problems += [f"--node={name} is given twice" for name in sorted(set(names)) if names.count(name) > 1]
     return tuple(names)
@@ -295,7 +281,7 @@ def _labels(texts: Sequence[str], problems: list[str]) -> dict[str, str]:
     for text in (part.strip() for whole in texts for part in whole.split(",")):
         name, _, value = text.partition("=")
         if not name or not value:
-            problems.append(f"--label {text}: expected NAME=VALUE, switch=s1 for instance")
+            problems.append(f"--label {text}: expected NAME=VALUE, for example switch=s1")
         elif labels.get(name, value) != value:
             problems.append(f"--label {name} has two values, {labels[name]} and {value}; give one of them")
         labels[name] = value

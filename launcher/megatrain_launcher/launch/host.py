@@ -1,4 +1,4 @@
-"""One host's part of a launch over several machines."""
+"""Runs one host's part of a launch: alone, with an etcd of the launch's own, or together with other machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from megatrain.contracts.errors import ConfigError, CoordinationError
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_job.coordination.client import EtcdClient
@@ -50,7 +50,7 @@ def run_launch(
         launch_id = plan.flags.launch_id or plan.facts.launch_id
         settings = plan.executor_settings(etcd, environment, launch_id=launch_id, address=plan.address(etcd))
         code = execute(settings)
-        if code in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED):
+        if code in GOOD_ENDS:
             if plan.platform.name == "slurm":
                 plan.files.write_exit_code(code)
             _remove_snapshots(plan, report)
@@ -72,7 +72,7 @@ def _check_logs(plan: LaunchPlan) -> None:
     if why_not:
         option, hint = f"--log-dir={log_dir}", "name another directory"
         if not log_dir:
-            option, hint = f"{directory}", "set job.run_directory to a place where you may write"
+            option, hint = f"{directory}", "set job.run_directory to a directory that you may write to"
         raise ConfigError([f"{option}: {why_not}, and the ranks' logs go there; {hint}"])
 
 
@@ -83,14 +83,11 @@ def _check_kernel_log(path: str) -> None:
     try:
         read_kernel_log(Path(path))
     except OSError as error:
-        raise ConfigError(
-            [
-                (
-                    f"--kernel-log={path}: cannot be read ({error.strerror}), and errors of GPUs are read there; "
-                    "mount the host's /dev/kmsg or a copy at this path, or leave the option out"
-                )
-            ]
-        ) from None
+        problem = (
+            f"--kernel-log={path}: cannot be read ({error.strerror}), and errors of GPUs are read there; mount the "
+            "host's /dev/kmsg or a copy at this path, or leave the option out"
+        )
+        raise ConfigError([problem]) from None
 
 
 def _ignoring_closed_output(report: Callable[[str], None]) -> Callable[[str], None]:
@@ -113,15 +110,11 @@ def _reached_etcd(plan: LaunchPlan, environment: Mapping[str, str]) -> Iterator[
         yield plan.flags.etcd.settings(environment)
         return
     if plan.platform.name != "slurm":
-        raise ConfigError(
-            [
-                (
-                    f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts find each other "
-                    "through etcd; name its members with --rdzv-endpoint=HOST:PORT, or add --standalone to have all "
-                    "hosts on this machine"
-                )
-            ]
+        problem = (
+            f"--nnodes={plan.min_hosts}:{plan.max_hosts} without --rdzv-endpoint: hosts find each other through etcd; "
+            "name its members with --rdzv-endpoint=HOST:PORT, or add --standalone to have all hosts on this machine"
         )
+        raise ConfigError([problem])
     launch_id = plan.flags.launch_id or plan.facts.launch_id
     if plan.facts.index != 0:
         yield plan.files.wait_for_endpoint(launch_id, plan.config.recovery.join_timeout_s)

@@ -32,11 +32,6 @@ def num_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> in
     return min(count, present)
 
 
-def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def num_workers(text: str, device: str, environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
     """Return the number of workers that --nproc-per-node means here; `device` is runtime.device.
 
@@ -46,7 +41,7 @@ def num_workers(text: str, device: str, environment: Mapping[str, str], devices:
         return int(text)
     gpus = 0 if device == "cpu" else num_gpus(environment, devices)
     if text == "cpu" or (text == "auto" and gpus == 0):
-        return num_cores()
+        return len(os.sched_getaffinity(0))
     if text in ("gpu", "auto"):
         if gpus == 0:
             why = 'runtime.device is "cpu"' if device == "cpu" else "this host has none that workers can see"
@@ -57,7 +52,7 @@ def num_workers(text: str, device: str, environment: Mapping[str, str], devices:
 
 def hardware_text(environment: Mapping[str, str], proc: Path = Path("/proc"), devices: Path = Path("/dev")) -> str:
     """Return the hardware as text, for example "8 x NVIDIA H100 80GB HBM3, 96 cores"."""
-    gpus, cores = num_gpus(environment, devices), num_cores()
+    gpus, cores = num_gpus(environment, devices), len(os.sched_getaffinity(0))
     parts = [count_text(cores, "core")]
     if gpus:
         models = set()

@@ -13,7 +13,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-import megatrain
 from megatrain.config.checks import check
 from megatrain.config.config import Config
 from megatrain.config.load import load_config
@@ -98,7 +97,6 @@ class LaunchPlan:
             preload=self.flags.preload,
             labels=self.facts.labels,
             hardware=hardware_text(environment),
-            version=megatrain.__version__,
             tee=self.flags.tee,
             is_driver_candidate=self.flags.is_driver_candidate,
             is_daemon_candidate=self.flags.is_daemon_candidate,
@@ -185,18 +183,12 @@ def count_hosts(
 def _host_range(flags: LaunchFlags, facts: HostFacts) -> tuple[int, int]:
     if flags.min_hosts is not None and flags.max_hosts is not None:
         if facts.num_hosts and facts.num_hosts < flags.min_hosts:
-            raise ConfigError(
-                [
-                    (
-                        f"--nnodes={flags.min_hosts}:{flags.max_hosts}, but this launch has {facts.num_hosts} hosts; "
-                        "ask for more"
-                    )
-                ]
-            )
+            asked = f"--nnodes={flags.min_hosts}:{flags.max_hosts}"
+            raise ConfigError([f"{asked}, but this launch has {facts.num_hosts} hosts; request more hosts"])
         return flags.min_hosts, flags.max_hosts
     if facts.num_hosts <= flags.spares and facts.num_hosts:
         raise ConfigError(
-            [f"--spares={flags.spares} of {facts.num_hosts} hosts leave none to train; ask for more hosts"]
+            [f"--spares={flags.spares} of {facts.num_hosts} hosts leave none to train; request more hosts"]
         )
     count = facts.num_hosts - flags.spares if facts.num_hosts else 1
     return count, count

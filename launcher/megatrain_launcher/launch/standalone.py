@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from megatrain.contracts.errors import CoordinationError
-from megatrain.contracts.exit_codes import ExitCode
+from megatrain.contracts.exit_codes import GOOD_ENDS, ExitCode
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import decode
 from megatrain.contracts.records.rounds import JobEnd
@@ -127,7 +127,7 @@ def _without_leftovers(plan: LaunchPlan, report: Callable[[str], None]) -> Itera
         yield record_code
     finally:
         if run.holder() is None:  # else a job with another etcd trains in this run, and kept this launch out
-            is_saved = bool(codes) and codes[0] in (ExitCode.OK, ExitCode.SAVED_AND_STOPPED)
+            is_saved = bool(codes) and codes[0] in GOOD_ENDS
             _remove_leftovers(plan, run, report, is_saved=is_saved)
 
 

@@ -127,7 +127,7 @@ def _blanks(flags: LaunchFlags, config: Config, max_hosts: int, location: str, *
         "gpus": f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
         "output": f"slurm-{config.job.name}-%j.out",
         "exit_code_file": shlex.quote(f"{location}/{EXIT_CODE_FILE}"),
-        "token": _slurm_token(f"{location}/{_TOKEN_NAME}") if has_page else "",
+        "token": _TOKEN_SCRIPT.format(file=shlex.quote(f"{location}/{_TOKEN_NAME}")) if has_page else "",
         "secret_note": _SECRET_NOTE.format(name=name) if has_page else "",
         "secret_mount": _indented(_SECRET_MOUNT, 20) if has_page else "",
         "secret": _indented(_SECRET_VOLUME, 16).format(name=name) if has_page else "",
@@ -142,10 +142,6 @@ def _blanks(flags: LaunchFlags, config: Config, max_hosts: int, location: str, *
         "node_affinity": _node_affinity(flags.nodes),
         "resources": _resources(flags.template, gpus),
     }
-
-
-def _slurm_token(file: str) -> str:
-    return _TOKEN_SCRIPT.format(file=shlex.quote(file))
 
 
 def _indented(text: str, spaces: int) -> str:
@@ -203,7 +199,7 @@ def _node_affinity(nodes: Sequence[str]) -> str:
         "    nodeSelectorTerms:",
         *(line for node in nodes for line in _node_term(node)),
     ]
-    return "".join(" " * 16 + line + "\n" for line in lines)
+    return _indented("\n".join(lines), 16)
 
 
 def _node_term(node: str) -> tuple[str, ...]:
@@ -220,5 +216,4 @@ def _resources(template: str, gpus: str) -> str:
     if not gpus:
         return ""
     key, indent = ("resources", 18) if template == "jobset" else ("resourcesPerNode", 4)
-    lines = [f"{key}:", "  limits:", f'    nvidia.com/gpu: "{gpus}"']
-    return "".join(" " * indent + line + "\n" for line in lines)
+    return _indented(f'{key}:\n  limits:\n    nvidia.com/gpu: "{gpus}"', indent)

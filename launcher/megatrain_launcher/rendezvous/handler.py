@@ -8,11 +8,8 @@ keys of an earlier round there.
 from __future__ import annotations
 
 import atexit
-import importlib.metadata
 import logging
 import os
-import platform
-import secrets
 import socket
 import time
 from datetime import timedelta
@@ -29,14 +26,13 @@ from torch.distributed.elastic.rendezvous import (
 
 from megatrain.contracts.errors import CoordinationError
 from megatrain.contracts.process import ROUND_COUNTER_VARIABLE, ROUND_VARIABLE
-from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.rounds import Round
 from megatrain_job.commands.etcd_flags import PASSWORD_VARIABLE
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_launcher.rendezvous.leader import RendezvousLeader
-from megatrain_launcher.rendezvous.membership import NNODES_LABEL, RendezvousMembership
+from megatrain_launcher.rendezvous.membership import RendezvousMembership, own_record
 from megatrain_launcher.rendezvous.rule import still_stopping
-from megatrain_launcher.rendezvous.settings import RendezvousSettings, own_address, read_settings
+from megatrain_launcher.rendezvous.settings import RendezvousSettings, read_settings
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)
@@ -164,7 +160,7 @@ class MegatrainRendezvous(RendezvousHandler):  # type: ignore[misc]
     def _join(self) -> RendezvousMembership:
         if self._membership is None:
             client = self._client = EtcdClient(self._settings.etcd)
-            membership = RendezvousMembership(client, self._settings, _describe(self._settings))
+            membership = RendezvousMembership(client, self._settings, own_record(self._settings))
             membership.open()
             self._membership = membership
             self._leader = RendezvousLeader(membership)
@@ -284,23 +280,3 @@ def _connect(found: Round, deadline: float) -> TCPStore | None:
     store = TCPStore(found.store_address, found.store_port, is_master=False, wait_for_workers=False, timeout=timeout)
     store.set_timeout(timedelta(seconds=_STORE_S))
     return store
-
-
-def _describe(settings: RendezvousSettings) -> HostRecord:
-    session = secrets.token_hex(8)
-    return HostRecord(
-        # a machine may have several agents
-        host=f"{socket.gethostname()}-{os.getpid()}-{session[:4]}",
-        session=session,
-        pid=os.getpid(),
-        address=settings.address or own_address(settings.etcd.endpoints),
-        store_port=0,
-        liveness_port=0,
-        num_workers=1,
-        config_hash="",
-        version=importlib.metadata.version("megatrain"),
-        hardware=platform.machine(),
-        joined_unix_s=time.time(),
-        is_fit=True,
-        labels={NNODES_LABEL: settings.host_range},
-    )

@@ -20,7 +20,7 @@ from megatrain_job.coordination.lease_keeper import LeaseKeeper, LeaseState
 from megatrain_job.coordination.maintenance import HistoryTrimmer
 from megatrain_job.coordination.wire import Compare, Delete, KeyRange, Operation, Put
 from megatrain_launcher.rendezvous.membership import RendezvousMembership
-from megatrain_launcher.rendezvous.rule import BeginRound, EndRound, RendezvousLimits, Since, decide
+from megatrain_launcher.rendezvous.rule import BeginRound, EndRound, Since, decide
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)
@@ -37,12 +37,7 @@ class RendezvousLeader:
     def __init__(self, membership: RendezvousMembership) -> None:
         self._membership = membership
         self._keys = membership.keys
-        settings = membership.settings
-        self._limits = RendezvousLimits(
-            settings.min_hosts, settings.max_hosts, settings.last_call_s, settings.stop_timeout_s
-        )
-        # how long other agents have to register again after etcd may have lost all leases
-        self._hold_s = settings.ttl_s
+        self._settings = membership.settings
         self._doubt_s = -math.inf
         self._trimmer = HistoryTrimmer(membership.client)
         self._is_closed = threading.Event()
@@ -96,7 +91,7 @@ class RendezvousLeader:
         view, since = self._membership.view, Since()
         while not self._is_over:
             decision, since = decide(
-                time.monotonic(), view, self._limits, since, is_absence_certain=self._is_absence_certain()
+                time.monotonic(), view, self._settings, since, is_absence_certain=self._is_absence_certain()
             )
             if decision is not None:
                 written = self._write(leadership, view, decision)
@@ -115,7 +110,7 @@ class RendezvousLeader:
         keeper, now_s = self._membership.keeper, time.monotonic()
         if keeper is None or keeper.state is not LeaseState.HELD:
             self._doubt_s = now_s
-        return now_s - max(self._doubt_s, self._membership.lost_s) > self._hold_s
+        return now_s - max(self._doubt_s, self._membership.lost_s) > self._settings.ttl_s
 
     def _write(self, leadership: Leadership, view: View, decision: EndRound | BeginRound) -> int:
         """Write a decision; return the revision at which the view shows whether the write was applied."""

@@ -6,8 +6,13 @@ round gets the error, but a running round continues.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import math
+import os
+import platform
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +29,11 @@ from megatrain_job.coordination.restarting_thread import RestartingThread
 from megatrain_job.coordination.watch import Watch
 from megatrain_job.coordination.watch_event import Snapshot, WatchEvent
 from megatrain_job.coordination.wire import KeyRange, Operation, Put
-from megatrain_launcher.rendezvous.settings import RendezvousSettings
+from megatrain_launcher.rendezvous.settings import RendezvousSettings, own_address
 from megatrain_launcher.rendezvous.view import View
 
 _logger = logging.getLogger(__name__)
-NNODES_LABEL = "nnodes"
+_NNODES_LABEL = "nnodes"
 _POLL_S = 0.1
 _RETRY_S = 0.5
 _END_S = 2.0
@@ -182,9 +187,9 @@ class RendezvousMembership:
 
     def _check_others(self) -> None:
         """Raises: ConfigError if a host that registered earlier has another --nnodes."""
-        own, view = self._record.labels[NNODES_LABEL], self.view
+        own, view = self._record.labels[_NNODES_LABEL], self.view
         for host, record in sorted(view.records.items()):
-            other = record.labels.get(NNODES_LABEL, own)
+            other = record.labels.get(_NNODES_LABEL, own)
             # by revisions: clocks of hosts differ
             if other != own and view.since[host] < view.since.get(self.host, view.revision):
                 problem = f"--nnodes={own} on this host, {other} on {host} (key {self.keys.host(host)!r})"
@@ -229,3 +234,24 @@ class RendezvousMembership:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+
+
+def own_record(settings: RendezvousSettings) -> HostRecord:
+    """Return the record of a new agent on this machine."""
+    session = secrets.token_hex(8)
+    return HostRecord(
+        # a machine may have several agents
+        host=f"{socket.gethostname()}-{os.getpid()}-{session[:4]}",
+        session=session,
+        pid=os.getpid(),
+        address=settings.address or own_address(settings.etcd.endpoints),
+        store_port=0,
+        liveness_port=0,
+        num_workers=1,
+        config_hash="",
+        version=importlib.metadata.version("megatrain"),
+        hardware=platform.machine(),
+        joined_unix_s=time.time(),
+        is_fit=True,
+        labels={_NNODES_LABEL: settings.host_range},
+    )

@@ -11,17 +11,8 @@ from dataclasses import dataclass
 
 from megatrain.contracts.natural_order import natural_order
 from megatrain.contracts.records.rounds import Round
+from megatrain_launcher.rendezvous.settings import RendezvousSettings
 from megatrain_launcher.rendezvous.view import View
-
-
-@dataclass(frozen=True, slots=True)
-class RendezvousLimits:
-    """The limits of RendezvousSettings that the rules use."""
-
-    min_hosts: int
-    max_hosts: int
-    last_call_s: float
-    stop_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +46,7 @@ Decision = EndRound | BeginRound | None
 
 
 def decide(
-    now_s: float, view: View, limits: RendezvousLimits, since: Since, *, is_absence_certain: bool = True
+    now_s: float, view: View, settings: RendezvousSettings, since: Since, *, is_absence_certain: bool = True
 ) -> tuple[Decision, Since]:
     """Return the decision, None to wait, and the state for the next call.
 
@@ -63,24 +54,24 @@ def decide(
     """
     live = view.live_round
     if live is not None:
-        reason = _why_over(view, live, limits, is_absence_certain)
+        reason = _why_over(view, live, settings, is_absence_certain)
         return (EndRound(live.number, reason) if reason else None), Since()
     waiting = sorted((host for host in view.records if view.is_waiting(host)), key=natural_order)
-    is_enough = len(waiting) >= limits.min_hosts
+    is_enough = len(waiting) >= settings.min_hosts
     since = Since(
         halted=now_s if since.halted is None else since.halted,
         enough=(now_s if since.enough is None else since.enough) if is_enough else None,
     )
     if not is_enough or since.halted is None or since.enough is None:
         return None, since
-    if still_stopping(view) and now_s - since.halted < limits.stop_timeout_s:
+    if still_stopping(view) and now_s - since.halted < settings.stop_timeout_s:
         return None, since
     last = view.newest_round
     is_complete = last is not None and all(view.is_waiting(part.host) for part in last.hosts)
-    is_last_call_over = now_s - since.enough >= limits.last_call_s
-    if len(waiting) < limits.max_hosts and not is_complete and not is_last_call_over:
+    is_last_call_over = now_s - since.enough >= settings.last_call_s
+    if len(waiting) < settings.max_hosts and not is_complete and not is_last_call_over:
         return None, since
-    hosts = in_rank_order(waiting, last, view, limits.max_hosts)
+    hosts = in_rank_order(waiting, last, view, settings.max_hosts)
     return BeginRound(view.next_number, hosts, _why_begun(view, last)), Since()
 
 
@@ -109,7 +100,7 @@ def in_rank_order(waiting: list[str], last: Round | None, view: View, max_hosts:
     return tuple(places[rank] if rank in places else next(others) for rank in range(len(chosen)))
 
 
-def _why_over(view: View, live: Round, limits: RendezvousLimits, is_absence_certain: bool) -> str:
+def _why_over(view: View, live: Round, settings: RendezvousSettings, is_absence_certain: bool) -> str:
     names = {part.host for part in live.hosts}
     for part in live.hosts:
         status = view.statuses.get(part.host)
@@ -118,7 +109,7 @@ def _why_over(view: View, live: Round, limits: RendezvousLimits, is_absence_cert
                 return f"{part.host} is gone: its lease ended"
         elif view.is_waiting(part.host) and status is not None and status.round >= live.number:
             return f"{part.host} restarts its workers"
-    if len(live.hosts) < limits.max_hosts:
+    if len(live.hosts) < settings.max_hosts:
         for host in sorted(view.records, key=natural_order):
             if host not in names and view.is_waiting(host):
                 return f"{host} joins"

@@ -72,7 +72,7 @@ def send_message(channel: socket.socket, message: Message, descriptor: int | Non
     if descriptor is None:
         channel.sendall(length + payload)
         return
-    # the kernel sends so few bytes completely or not at all
+    # the kernel sends a message of this few bytes completely or not at all
     socket.send_fds(channel, [length], [descriptor])
     channel.sendall(payload)
 

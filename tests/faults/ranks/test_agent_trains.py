@@ -39,7 +39,8 @@ def store() -> Iterator[socket.socket]:
 @pytest.fixture(scope="module")
 def standby(store: socket.socket) -> Iterator[StandbyClient]:
     environment = server_environment({**os.environ, "OMP_NUM_THREADS": "1"}, 2)
-    with StandbyClient(environment=environment, directory=ROOT, store=store) as client:
+    preload = ("megatrain.training.worker",)
+    with StandbyClient(preload=preload, environment=environment, directory=ROOT, store=store) as client:
         assert client.wait_ready(DEADLINE_S)
         assert client.problem == ""
         yield client

@@ -12,8 +12,7 @@ from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.executor.membership import LeaseTimes, Membership
-from tests.helpers.registered_host import TIMES
+from megatrain_launcher.executor.membership import Membership
 
 _numbers = itertools.count()
 
@@ -31,8 +30,8 @@ def member(client: EtcdClient, keys: JobKeys) -> Iterator[Callable[..., Membersh
     """Return a function that registers hosts; they leave after the test."""
     opened: list[Membership] = []
 
-    def make(record: HostRecord, times: LeaseTimes = TIMES) -> Membership:
-        one = Membership(client, keys, times)
+    def make(record: HostRecord, ttl_s: int = 10) -> Membership:
+        one = Membership(client, keys, ttl_s=ttl_s, renew_s=0.2)
         one.register(record)
         opened.append(one)
         return one

@@ -40,7 +40,7 @@ def test_host_that_left_a_later_round_is_not_awaited() -> None:
     job.etcd.put(KEYS.round(2), JUNK)
     job.hosts["host-0"].fail(job.now, is_cascade=False)
     job.drive()
-    for host in job.hosts.values():  # as executors report it that have seen the halts of 1 and of 2
+    for host in job.hosts.values():  # as executors report after they have received the halts of rounds 1 and 2
         host.read_log(1000)
         host.running, host.phase, host.status_round = 0, HostPhase.PARKED, 2
         host.write_status(job.now)

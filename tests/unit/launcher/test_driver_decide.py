@@ -130,7 +130,7 @@ def test_vanished_lease_and_a_stall_is_a_lost_host() -> None:
     job.cut_off(first[1])
     job.stall(first[0])
     stalled_at = job.now
-    # The silence limit that the host obeys is nearly over already; then the reaction time follows.
+    # The host's silence limit is nearly over; then its reaction time follows.
     assert job.go_on_until(job.goes_on(2), 4.0) > 1.5
     assert first[1] not in job.members(2)
     # The steps stopped 5 s before a host reported it.
@@ -200,7 +200,7 @@ def test_host_that_does_not_stop_is_left_out_and_fenced() -> None:
     stuck = job.hosts[first[1]]
     stuck.is_connected = False  # Its lease is valid, and probes get no answer.
     job.hosts[first[0]].fail(job.now, is_cascade=False)
-    # Its orders may not arrive: it may not detect this for so long, and then obeys its deadlines.
+    # Its orders may not arrive: it may detect this only after this time, and then obeys its deadlines.
     job.go_on(orders_lost_within_s(POLICY.lease_ttl_s))
     assert list(job.rounds()) == [1]
     job.go_on_until(lambda: 2 in job.rounds(), 3.0)

@@ -142,7 +142,7 @@ def test_old_keys_are_trimmed() -> None:
     names += [KEYS.command(n) for n in range(1, 53)]
     # The driver of the newest records had a slow clock: their ids come first.
     names += [KEYS.incident(f"2026-{n:05d}") for n in range(505)] + [KEYS.incident(f"1970-{n}") for n in range(2)]
-    # names that are not ours, and would be the newest
+    # foreign names, which would be the newest
     names += [f"{KEYS.directory('rounds')}zz{n}" for n in range(60)] + [f"{KEYS.directory('commands')}9"]
     present = {name: Seen(revision, revision, 0.0, 0.0) for revision, name in enumerate(names, 1)}
     deleted = {trim.keys.start.decode() for trim in trims_of(KEYS, present)}

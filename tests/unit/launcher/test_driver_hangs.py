@@ -36,21 +36,15 @@ def test_rank_that_never_entered_a_collective_is_named() -> None:
     assert "a complains" in found.sentences
 
 
-def test_stopped_process_is_named_before_a_late_rank() -> None:
-    found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, 4, 4, "T"), rank(3, 4, 4))})
-    assert (found.ranks, found.hosts, found.confidence) == ((2,), ("b",), "certain")
-    assert found.sentences[:2] == (
-        "rank 2 is stopped (T); ranks 0-1 wait for it in collective 5 of dp:0+4x1",
-        "rank 2 is at step 7 in dp-all-reduce",
-    )
-
-
-def test_a_stopped_process_leaves_the_network_unnamed() -> None:
-    reported = {"a": WAITING, "b": evidence("b", rank(2, 5, 4, "T"), rank(3, 5, 4))}
-    found = find_culprit(ROUND, reported)
-    assert (found.ranks, found.confidence) == ((2,), "certain")
-    assert not any("network" in sentence or "GPU" in sentence for sentence in found.sentences)
-    assert found.sentences[0] == "rank 2 is stopped (T); ranks 0-1, 3 wait for it in collective 5 of dp:0+4x1"
+def test_stopped_process_is_the_only_culprit() -> None:
+    for entered, waiting in [(4, "0-1"), (5, "0-1, 3")]:  # rank 3 is late too, or waits
+        found = find_culprit(ROUND, {"a": WAITING, "b": evidence("b", rank(2, entered, 4, "T"), rank(3, entered, 4))})
+        assert (found.ranks, found.hosts, found.confidence) == ((2,), ("b",), "certain")
+        assert found.sentences[:2] == (
+            f"rank 2 is stopped (T); ranks {waiting} wait for it in collective 5 of dp:0+4x1",
+            "rank 2 is at step 7 in dp-all-reduce",
+        )
+        assert not any("network" in sentence or "GPU" in sentence for sentence in found.sentences)
 
 
 def test_a_silent_host_is_likely_and_named() -> None:
@@ -200,6 +194,6 @@ def test_hang_whose_suspect_is_unreachable_waits_for_the_lease() -> None:
     job.go_on(9.0)
     assert KEYS.halt(1) not in job.etcd.items
     job.hosts[first[1]].lose_lease()
-    # The silence limit has passed long ago, the reaction time has not.
+    # The silence limit passed long ago; the reaction time has not passed.
     assert job.go_on_until(job.goes_on(2), 3.0) > 1.5
     assert job.incidents()[0].kind is IncidentKind.HOST_LOST

@@ -23,8 +23,9 @@ def record(name: str, switch: str = "") -> HostRecord:
     return HostRecord(name, f"{name}-1", 1, name, 1, 2, 2, "", "", "", 0.0, is_fit=True, labels=labels)
 
 
-def records(*names: str) -> dict[str, HostRecord]:
-    return {name: record(*name.split("@")) for name in names}
+def records(*texts: str) -> dict[str, HostRecord]:
+    """Return the records of hosts by name, from texts "name" or "name@switch"."""
+    return {one.host: one for one in (record(*text.split("@")) for text in texts)}
 
 
 def round_of(*hosts: HostRecord) -> Round:
@@ -41,26 +42,16 @@ def test_first_placement_follows_switches_then_names() -> None:
     assert [part.first_rank for part in parts_of(found, 2)] == [0, 2, 4, 6]
 
 
-def test_spare_takes_the_place_of_the_lost_host() -> None:
-    before = round_of(record("a"), record("b"), record("c"))
-    assert names(choose(records("spare", "c", "a"), before, 3)) == ["a", "spare", "c"]
-
-
-def test_members_come_before_spares_of_the_same_switch() -> None:
-    before = round_of(record("a", "s1"), record("b", "s1"), record("c", "s1"))
-    assert names(choose(records("x@s2", "y@s1", "a@s1", "b@s1"), before, 3)) == ["a", "b", "y"]
-    assert names(choose(records("x@s2", "y@s1", "a@s1", "b@s1", "c@s1"), before, 3)) == ["a", "b", "c"]
-
-
-def test_shrinking_and_growing_move_the_fewest_hosts() -> None:
-    before = round_of(record("a"), record("b"), record("c"), record("d"))
-    assert names(choose(records("a", "c", "d"), before, 3)) == ["a", "d", "c"]
-    assert names(choose(records("a", "b", "c", "d", "e"), round_of(record("b"), record("a")), 4)) == [
-        "b",
-        "a",
-        "c",
-        "d",
-    ]
+def test_members_keep_their_ranks_and_the_nearest_spare_joins() -> None:
+    for available, previous, count, chosen in [
+        ("spare c a", "a b c", 3, "a spare c"),
+        ("x@s2 y@s1 a@s1 b@s1", "a@s1 b@s1 c@s1", 3, "a b y"),
+        ("x@s2 y@s1 a@s1 b@s1 c@s1", "a@s1 b@s1 c@s1", 3, "a b c"),
+        ("a c d", "a b c d", 3, "a d c"),
+        ("a b c d e", "b a", 4, "b a c d"),
+    ]:
+        before = round_of(*records(*previous.split()).values())
+        assert names(choose(records(*available.split()), before, count)) == chosen.split(), (available, previous)
 
 
 @settings(max_examples=60, derandomize=True)

@@ -175,7 +175,7 @@ STORY = Policy(
 
 
 class PairedJob(DriverStory):
-    """A job whose idle hosts carry out "pairs" commands, and answer as the test says."""
+    """A job whose idle hosts carry out "pairs" commands, and answer as the test defines."""
 
     def __init__(self, num_hosts: int, result: Answer, policy: Policy = STORY) -> None:
         super().__init__(policy, num_hosts)
@@ -187,7 +187,7 @@ class PairedJob(DriverStory):
         return self.records_of(HostCommand, "commands")
 
     def has_seen(self, *numbers: int) -> Callable[[], bool]:
-        """Return a condition: whether these are the rounds of which the driver knows."""
+        """Return a condition: whether the driver knows exactly these rounds."""
         return lambda: sorted(self.state().rounds) == [*numbers]
 
     def obey(self) -> None:

@@ -142,19 +142,21 @@ def logged(*decisions: tuple[float, str, tuple[DriverAction, ...]]) -> list[str]
     return [line for line in lines if line]
 
 
-def test_retried_action_is_logged_once() -> None:
-    assert logged((0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))) == ["a rank died"]
-
-
-def test_lasting_states_are_logged_once_and_short_ones_never() -> None:
+def test_only_news_is_logged() -> None:
     waits = "round 1 is halted: waiting for host-1 to stop"
-    assert logged((0, waits, ()), (0.9, waits, ())) == []
-    assert logged((0, waits, ()), (1, waits, ()), (2, waits, ()), (60, waits, ())) == [waits]
-
-
-def test_changed_numbers_are_not_logged_again() -> None:
     texts = [f"round 2 begins: {number} of 1000 hosts train" for number in range(5)]
-    assert logged(*((float(now), text, (MILESTONE,)) for now, text in enumerate(texts))) == [texts[1]]
+    cases: dict[str, tuple[list[tuple[float, str, tuple[DriverAction, ...]]], list[str]]] = {
+        "a retried action": ([(0, "a rank died", (HALT,)), (0.1, "a rank died", (HALT,))], ["a rank died"]),
+        "a short state": ([(0, waits, ()), (0.9, waits, ())], []),
+        "a lasting state": ([(now, waits, ()) for now in (0, 1, 2, 60)], [waits]),
+        "changed numbers": ([(now, text, (MILESTONE,)) for now, text in enumerate(texts)], [texts[1]]),
+        "a wait after an action": (
+            [(0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ())],
+            [waits, "round 2", waits],
+        ),
+    }
+    for name, (decisions, lines) in cases.items():
+        assert logged(*decisions) == lines, name
 
 
 def test_changed_host_or_word_is_logged() -> None:
@@ -165,9 +167,3 @@ def test_changed_host_or_word_is_logged() -> None:
     ]:
         reported = logged((0, first, ()), (1, first, ()), (2, second, ()), (3, second, ()))
         assert reported == [first, second]
-
-
-def test_same_wait_is_logged_again_after_an_action() -> None:
-    waits = "waiting for 1 of 2 hosts"
-    reported = logged((0, waits, ()), (1, waits, ()), (2, "round 2", (HALT,)), (3, waits, ()), (4, waits, ()))
-    assert reported == [waits, "round 2", waits]

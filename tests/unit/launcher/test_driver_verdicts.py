@@ -358,7 +358,7 @@ def test_a_flood_is_answered_in_turns_and_kept_bounded() -> None:
     assert all(job.has_outcome(name) for name in names)
     trims = trims_of(KEYS, job.state().seen, num_verdicts=140)
     gone = [trim.keys.start.decode() for trim in trims]
-    # Each verdict is recorded before its outcome: alone it would be judged again.
+    # Each verdict is deleted before its outcome; a verdict without an outcome would be judged again.
     assert gone == [key for name in names[:10] for key in (KEYS.verdict(name), KEYS.outcome(name))]
     job.etcd.delete([KEYS.verdict(names[20])])
     job.drive()

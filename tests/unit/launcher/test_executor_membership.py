@@ -24,13 +24,13 @@ from megatrain_job.coordination.settings import Credentials, EtcdSettings
 from megatrain_job.coordination.wire import KeyRange, Put
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.job_record import claim_job, read_job
-from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
+from megatrain_launcher.executor.membership import FitnessCheck, Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.executor.status_writer import StatusWriter
 from megatrain_launcher.liveness import LivenessPort
 from tests.helpers.etcd_server import EtcdServers, enable_users
 from tests.helpers.ports import free_ports
-from tests.helpers.registered_host import TIMES, a_host, a_job
+from tests.helpers.registered_host import a_host, a_job
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 
@@ -112,9 +112,9 @@ def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: 
         (LeaseState.HELD, 3.0, -3.0),
         (LeaseState.DOUBTFUL, -2.0, 2.0),
         (LeaseState.LOST, -2.0, 2.0),  # It expired before etcd reported it.
-        (LeaseState.LOST, 3.0, 0.0),  # It was revoked early, which is now at the earliest.
+        (LeaseState.LOST, 3.0, 0.0),  # It was revoked early: it counts as gone from now on.
     ]:
-        membership: Any = Membership(client, keys, TIMES)
+        membership: Any = Membership(client, keys, ttl_s=10, renew_s=0.2)
         membership._keeper = membership._keeper_of_key = SimpleNamespace(state=LeaseState.HELD, valid_s=3.0)
         assert membership.lease().gone_s == -3.0, (state, valid_s, gone_s)
         membership._keeper.state, membership._keeper.valid_s = state, valid_s
@@ -124,7 +124,7 @@ def test_a_lease_is_gone_since_it_ran_out_or_was_lost(client: EtcdClient, keys: 
 @pytest.mark.slow
 def test_an_etcd_that_comes_back_finds_the_host_as_it_was(tmp_path: Path, keys: JobKeys) -> None:
     with EtcdServers(tmp_path) as servers, EtcdClient(EtcdSettings.of(servers.urls)) as one:
-        membership = Membership(one, keys, LeaseTimes(2, 0.2))
+        membership = Membership(one, keys, ttl_s=2, renew_s=0.2)
         membership.register(a_host())
         servers.members[0].kill()
         wait_until(lambda: membership.lease().is_gone, "the lease to be in doubt")
@@ -140,7 +140,7 @@ def test_a_second_executor_of_the_same_name_is_refused(keys: JobKeys, member: Ca
     member(a_host(liveness_port=port.port))
     with pytest.raises(ConfigError, match=r"host 'a': job .* has a live executor .*hosts/a.* --host-id") as error:
         # The first keeps its lease, and the second does not wait for its end.
-        member(a_host(session="2", liveness_port=1, pid=1), LeaseTimes(3600, 0.2))
+        member(a_host(session="2", liveness_port=1, pid=1), ttl_s=3600)
     assert str(os.getpid()) in str(error.value)
     port.close()
 

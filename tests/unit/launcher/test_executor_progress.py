@@ -30,9 +30,9 @@ from megatrain_launcher.executor.crash_evidence import BoxPaths, CrashEvidence
 from megatrain_launcher.executor.evidence import hang_evidence
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
 from megatrain_launcher.executor.order_state import OrdersView
-from megatrain_launcher.executor.progress import RankWatch, RoundProgress, host_progress
+from megatrain_launcher.executor.progress import HostProgress, RankWatch, RoundProgress, host_progress
 from megatrain_launcher.executor.round_follower import unfinished
-from megatrain_launcher.executor.worker_events import EventParts, WorkerEvents
+from megatrain_launcher.executor.worker_events import WorkerEvents
 from megatrain_launcher.interfaces import Assignment, WorkerEnd
 
 UNUSED_PID = 2**22 + 1
@@ -105,23 +105,23 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     first, second = boxes.open(2), boxes.open(3)
     round_progress = RoundProgress(boxes.paths(), {2: os.getpid(), 3: os.getpid()}, 100.0)
 
-    def progress() -> object:
+    def progress() -> HostProgress:
         return host_progress(round_progress.poll(), 2, 100.0)
 
     began = time.time()
     load(first)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     assert found.milestones.joined_unix_s is None  # The other rank has not reached that step.
     assert found.step_phase == "init"
     load(second)
     take_steps(first, 10, 11)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     assert found.milestones.joined_unix_s is not None
     assert began <= found.milestones.joined_unix_s <= time.time()
     assert (found.milestones.started_unix_s, found.milestones.loaded_unix_s) == (100.0, None)
     assert (found.min_step, found.max_step, found.resumed_step, found.has_stepped) == (None, 12, 10, False)
     take_steps(second, 10)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     milestones = found.milestones
     assert milestones.loaded_unix_s is not None
     assert milestones.first_step_unix_s is not None
@@ -129,15 +129,15 @@ def test_slowest_rank_decides_progress_and_milestones(boxes: Boxes) -> None:
     assert (found.min_step, found.max_step, found.has_stepped, found.step_phase) == (11, 12, True, "first-step")
     assert found.last_step_unix_s == pytest.approx(milestones.first_step_unix_s, abs=1.0)
     take_steps(second, 11, 12)
-    found = host_progress(round_progress.poll(), 2, 100.0)
+    found = progress()
     assert (found.min_step, found.max_step, found.milestones) == (12, 13, milestones)
     assert (found.median_step_s is not None, found.save_interval_s) == (True, None)
     first.set_save_interval(900.0)
-    assert host_progress(round_progress.poll(), 2, 100.0).save_interval_s == 900.0
+    assert progress().save_interval_s == 900.0
     second.set_completed_command(5)
-    assert host_progress(round_progress.poll(), 2, 100.0).completed_command == 0
+    assert progress().completed_command == 0
     first.set_completed_command(7)
-    assert host_progress(round_progress.poll(), 2, 100.0).completed_command == 5
+    assert progress().completed_command == 5
     first.close()
     ended = round_progress.poll()
     assert (ended[2].is_closed, ended[3].is_closed) == (True, False)
@@ -217,7 +217,7 @@ def test_evidence_of_a_group_of_thousands_is_small(boxes: Boxes) -> None:
     watch.poll()
     found = hang_evidence("a", "1", 3, {2: watch}, 50.0)
     assert dict(found.groups) == {"dp:2+10000x8": (2, 10_000, 8)}
-    assert len(encode(found)) < 1000  # Each host writes one file, and the driver keeps those of all.
+    assert len(encode(found)) < 1000  # Each host writes one record, and the driver keeps the records of all hosts.
     watch.close()
     recorder.close()
 
@@ -246,7 +246,7 @@ def test_last_steps_are_reported_after_the_workers_end(boxes: Boxes, crash: Call
     parts = (RoundHost("host-1", "1", "127.0.0.1", 2, 2),)
     assignment = Assignment(Round(3, 4, parts, "127.0.0.1", 1, "a test", "d", 0.0), parts[0])
     state, recorders = HostStatusBuilder("host-1"), [boxes.open(2), boxes.open(3)]
-    events = WorkerEvents(EventParts("host-1", state, boxes.places, crash(), lambda: "1"))
+    events = WorkerEvents("host-1", state, crash(), lambda: "1")
     events.workers_started(assignment, {0: os.getpid(), 1: os.getpid()})
     events.worker_ended(assignment, WorkerEnd(0, 2, os.getpid(), -9, time.time(), None))
     events.workers_stopping(assignment)
@@ -300,9 +300,7 @@ def test_control_page_switches_recording_and_bursts_end(boxes: Boxes) -> None:
     assert recording(2) == recording(3) == (ALL_OPERATIONS, 7)
     pages.set_recording(DiagSettings(sample_period=2**40, off_operations=("gc", "no-such")))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
-    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), (
-        "texts too long for a page are cut"
-    )
+    assert recording(2) == (ALL_OPERATIONS & ~(1 << Operation.GC.number), 2**31 - 1), "the page has 32 bits for it"
     pages.set_recording(DiagSettings(is_on=False))
     pages.write(paths, 10 * 10**9, NOW_S + 6)
     assert recording(2) == recording(3) == (0, 10)

@@ -16,8 +16,8 @@ from megatrain.contracts.records.host_records import (
     Stall,
 )
 from megatrain.contracts.records.rounds import HostCommand, Round, RoundHost
-from megatrain_launcher.executor.check_queue import JOIN_CHECK, CheckQueue, CheckQueueParts
-from megatrain_launcher.executor.executor_control import StopAction, StopView, next_stop_action
+from megatrain_launcher.executor.check_queue import JOIN_CHECK, CheckQueue
+from megatrain_launcher.executor.executor_control import StopAction, StopProgress, next_stop_action
 from megatrain_launcher.executor.membership import FitnessCheck
 from megatrain_launcher.executor.order_state import needs_new_session
 from megatrain_launcher.executor.round_follower import CommandTracker
@@ -46,31 +46,24 @@ def test_new_session_begins_when_the_job_went_on_without() -> None:
         assert needs_new_session("a", "1", named_in, newest) == is_needed, (named_in, newest, is_needed)
 
 
-TRAINS = StopView(
-    is_training=True,
-    has_trained=True,
-    is_halted=False,
-    asked_at_s=None,
-    saved_here_at_s=None,
-    idle_since_s=None,
-    now_s=0.0,
-)
-IDLE = replace(TRAINS, is_training=False, idle_since_s=0.0)
-
-
 def test_signal_stops_the_job_with_or_without_a_driver() -> None:
-    for view, action in [
-        (replace(IDLE, has_trained=False), StopAction.LEAVE),
-        (TRAINS, StopAction.ASK_DRIVER),
-        (replace(TRAINS, asked_at_s=0.0, now_s=9.0), StopAction.WAIT),
-        (replace(TRAINS, asked_at_s=0.0, now_s=11.0), StopAction.SAVE_HERE),
-        (replace(TRAINS, asked_at_s=0.0, now_s=99.0, is_halted=True), StopAction.WAIT),
-        (replace(TRAINS, asked_at_s=0.0, saved_here_at_s=11.0, now_s=99.0), StopAction.WAIT),
-        (replace(IDLE, asked_at_s=0.0, now_s=19.0), StopAction.WAIT),  # for the job's end, which has the exit code
-        (replace(IDLE, asked_at_s=0.0, now_s=21.0), StopAction.LEAVE),
-        (replace(IDLE, asked_at_s=0.0, saved_here_at_s=11.0, now_s=12.0), StopAction.LEAVE),
+    begun, asked = StopProgress(has_trained=True), StopProgress(has_trained=True, asked_at_s=0.0)
+    for now_s, stop, is_halted, action in [
+        (0.0, begun, False, StopAction.ASK_DRIVER),
+        (9.0, asked, False, StopAction.WAIT),
+        (11.0, asked, False, StopAction.SAVE_HERE),
+        (99.0, asked, True, StopAction.WAIT),
+        (99.0, replace(asked, saved_here_at_s=11.0), False, StopAction.WAIT),
     ]:
-        assert next_stop_action(view) is action, view
+        assert next_stop_action(now_s, stop, is_training=True, is_halted=is_halted) is action, (now_s, stop)
+    idle = replace(asked, idle_since_s=0.0)
+    for now_s, stop, action in [
+        (0.0, StopProgress(has_trained=False, idle_since_s=0.0), StopAction.LEAVE),
+        (19.0, idle, StopAction.WAIT),  # for the job's end, which has the exit code
+        (21.0, idle, StopAction.LEAVE),
+        (12.0, replace(idle, saved_here_at_s=11.0), StopAction.LEAVE),
+    ]:
+        assert next_stop_action(now_s, stop, is_training=False, is_halted=False) is action, (now_s, stop)
 
 
 def test_commands_count_as_completed_in_their_order() -> None:
@@ -144,7 +137,7 @@ class Host:
 
 
 def queue_of(host: Any) -> CheckQueue:
-    return CheckQueue(CheckQueueParts(host, host, host.publish, lambda: host.is_training), again_s=0.02)
+    return CheckQueue(host, host, host.publish, lambda: host.is_training, again_s=0.02)
 
 
 def test_a_host_that_is_not_fit_is_checked_again_until_it_is() -> None:

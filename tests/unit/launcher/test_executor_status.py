@@ -28,7 +28,8 @@ USER = Verdict(Label.USER_CODE, FailureAction.STOP_USER, False, None, line="Runt
 
 
 def end(local_rank: int, exit_code: int, at: float = 10.0, verdict: Verdict | None = None) -> WorkerEnd:
-    return WorkerEnd(local_rank, 4 + local_rank, 100 + local_rank, exit_code, at, verdict)
+    line = "" if verdict is None else verdict.line
+    return WorkerEnd(local_rank, 4 + local_rank, 100 + local_rank, exit_code, at, verdict, line)
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_halt_stops_workers(state: HostStatusBuilder, say: Callable[..., HostS
 def test_a_host_that_fenced_itself_failed(state: HostStatusBuilder, say: Callable[..., HostStatus]) -> None:
     start(state)
     state.set_fenced(3, "fenced")
-    # They may be saving: the driver takes STOPPING for killed workers.
+    # They may be saving: STOPPING is the phase of a host that has killed its workers.
     assert (say().phase, say().last_error) == (HostPhase.STARTING, "fenced")
     state.workers_stopping(ASSIGNMENT)
     assert say().phase is HostPhase.STOPPING

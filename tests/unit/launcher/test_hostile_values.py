@@ -156,7 +156,7 @@ def with_many_scribes(act: Callable[[Scribe], None]) -> Callable[[], None]:
 @with_many_scribes
 def test_the_driver_decides_for_any_keys(scribe: Scribe) -> None:
     now = NOW_S
-    state = fold(ClusterState(KEYS, "host-1", now), Snapshot(100, scribe.items(), "asked"), now)
+    state = fold(ClusterState(KEYS, "host-1", now), (Snapshot(100, scribe.items(), "asked"),), now)
     for revision in range(101, 106):
         writes = writes_of(decide(now, state, POLICY).actions, KEYS, answer_lease_id=1)
         puts = [as_bytes(operation.key) for operation in writes.operations if isinstance(operation, Put)]
@@ -164,7 +164,7 @@ def test_the_driver_decides_for_any_keys(scribe: Scribe) -> None:
         trimmed = [as_bytes(trim.keys.start) for trim in trims_of(KEYS, state.seen)]
         assert all(key.startswith(KEYS.prefix.encode()) for key in (*puts, *trimmed)), "only keys of the job"
         now += scribe.random.choice((0.1, 5.0, 700.0))
-        state = fold(state, scribe.changes(revision), now)
+        state = fold(state, (scribe.changes(revision),), now)
 
 
 class _Etcd:
@@ -216,7 +216,7 @@ def test_request_under_a_foreign_key_is_not_answered() -> None:
     """Its answer would remove another key, and so be given repeatedly."""
     request = JobRequest("b", RequestKind.CHECKPOINT, "ops")
     item = _item(KEYS.request("a"), request)
-    state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)
+    state = fold(ClusterState(KEYS, "host-1", NOW_S), (Snapshot(1, (item,), "asked"),), NOW_S)
     assert state.requests == {}
     assert state.damaged == {KEYS.request("a"): "/megatrain/j/requests/a: request_id='b'; expected 'a'"}
 
@@ -225,7 +225,7 @@ def test_round_under_another_number_or_form_of_it_is_ignored() -> None:
     one = Round(1, 0, (), "127.0.0.1", 1, "a test", "d", NOW_S)
     for name in ("\xb2", "9" * 5000, "+1", "1_0", "00000002", "1", "001", "0000000001"):
         item = _item(f"{KEYS.directory('rounds')}{name}", one)
-        state = fold(ClusterState(KEYS, "host-1", NOW_S), Snapshot(1, (item,), "asked"), NOW_S)
+        state = fold(ClusterState(KEYS, "host-1", NOW_S), (Snapshot(1, (item,), "asked"),), NOW_S)
         assert (dict(state.rounds), len(state.damaged)) == ({}, 1), name
         orders = OrderState(KEYS, "host-1", "s1")
         orders.take(Snapshot(1, (item,), "asked"), ALL)

@@ -17,7 +17,7 @@ from megatrain_launcher.executor.job_record import claim_job, read_job
 from megatrain_launcher.executor.membership import Membership
 from megatrain_launcher.liveness import LivenessPort
 from tests.helpers.ports import free_ports
-from tests.helpers.registered_host import TIMES, a_host, a_job
+from tests.helpers.registered_host import a_host, a_job
 from tests.helpers.waiting import DEADLINE_S
 
 
@@ -166,7 +166,7 @@ def test_concurrent_launches_give_one_the_name(client: EtcdClient, keys: JobKeys
     def launch(host: str) -> None:
         try:
             records.append(claim_job(client, keys, a_job(keys, host, f"launch of {host}"), 1.0))
-            membership = Membership(client, keys, TIMES)
+            membership = Membership(client, keys, ttl_s=10, renew_s=0.2)
             membership.register(a_host(host))
             memberships.append(membership)
         except ConfigError as error:

@@ -65,9 +65,9 @@ def end_with(monkeypatch: pytest.MonkeyPatch, *program: str, end: JobEnd | None 
     monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
 
 
-def test_end_of_the_previous_launch_does_not_count(plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    end_with(monkeypatch, "", end=JobEnd(0, "training is done", 0.0))
-    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 0
+def test_only_the_recorded_end_of_this_launch_counts(plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_with(monkeypatch, "raise SystemExit(68)", end=JobEnd(75, "asked to", 0.0))
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 75
 
     end_with(monkeypatch, "raise SystemExit(78)")
     assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 78

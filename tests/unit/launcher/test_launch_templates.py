@@ -15,6 +15,7 @@ import pytest
 
 from megatrain.config.load import load_config
 from megatrain.contracts.errors import ConfigError
+from megatrain.contracts.exit_codes import ExitCode
 from megatrain_job.commands.etcd_flags import EtcdFlags
 from megatrain_launcher.launch.templates import write_template
 from tests.helpers.launch_cases import small_flags
@@ -239,10 +240,10 @@ def test_a_jobset_goes_on_after_75_and_ends_after_other_codes(tmp_path: Path) ->
     reason_of = {"FailJob": "PodFailurePolicy", "FailIndex": "MaxFailedIndexesExceeded"}
 
     assert reactions[reason_of[by_code[75]]] == "RestartJobSetAndIgnoreMaxRestarts"
-    for code in (1, 2, 65, 66, 67, 77, 78):
-        assert reactions[reason_of[by_code[code]]] == "FailJobSet"
-    # etcd out of reach, and signals: the pod is started again
-    assert not {68, 137, 139, 143} & by_code.keys()
+    # etcd out of reach, and signals (128 and more): the pod is started again
+    ends = set(ExitCode) - {ExitCode.OK, ExitCode.COORDINATION, ExitCode.SAVED_AND_STOPPED}
+    assert by_code.keys() == {*ends, ExitCode.SAVED_AND_STOPPED}
+    assert {reactions[reason_of[by_code[code]]] for code in ends} == {"FailJobSet"}
     assert job["maxFailedIndexes"] == 0
 
 

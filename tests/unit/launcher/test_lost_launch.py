@@ -28,36 +28,27 @@ LAUNCHED = ActivitySign(1000.0, "it was launched by host-0")
 
 
 class TestFound:
-    def test_the_newest_sign_counts_and_the_slowest_rank(self) -> None:
-        signs = [
-            LAUNCHED,
-            ActivitySign(1900.0, "metrics of step 40", 40),
-            ActivitySign(2000.0, "rank 0", 52),
-            ActivitySign(1999.9, "rank 1", 51),
-        ]
-        found = lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-0")
-        assert (found.last_sign_unix_s, found.last_step, found.cause) == (2000.0, 51, "launcher-lost")
+    def test_signs_give_the_last_sign_the_step_and_the_cause(self) -> None:
+        at_40 = ActivitySign(2000.0, "metrics of step 40", 40)
+        on_host_1 = ActivitySign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")
+        ranks = [ActivitySign(2000.0, "rank 0", 52), ActivitySign(1999.9, "rank 1", 51)]
+        other_times = [ActivitySign(900.0, "metrics of step 99", 99), ActivitySign(9000.0, "rank 0", 7)]
+        cases: dict[str, tuple[list[ActivitySign], float | None, str, float, int | None, str]] = {
+            "the newest sign, the slowest rank": (ranks, 500.0, "host-0", 2000.0, 51, "launcher-lost"),
+            "the machine was restarted": ([at_40], 4000.0, "host-0", 2000.0, 40, "machine-restarted"),
+            "another host": ([], 500.0, "host-1", 1000.0, None, ""),
+            "a black box of this machine": ([on_host_1], 500.0, "host-1", 2000.0, 25, "launcher-lost"),
+            "a black box of another machine": ([on_host_1], 500.0, "host-2", 2000.0, 25, ""),
+            "signs of other times": (other_times, None, "host-1", 1000.0, None, ""),
+        }
+        for name, (signs, booted, host, last_sign, step, cause) in cases.items():
+            found = lost_launch_of(RECORD, [LAUNCHED, *signs], 5000.0, booted, host)
+            assert (found.last_sign_unix_s, found.last_step, found.cause) == (last_sign, step, cause), name
+
+    def test_evidence_has_the_last_sign_and_the_restart(self) -> None:
+        found = lost_launch_of(RECORD, [LAUNCHED, ActivitySign(2000.0, "rank 0", 52)], 5000.0, 4000.0, "host-0")
         assert found.evidence[0].endswith("UTC: rank 0")
-
-    def test_a_machine_that_was_started_since_is_the_cause(self) -> None:
-        found = lost_launch_of(
-            RECORD, [LAUNCHED, ActivitySign(2000.0, "metrics of step 40", 40)], 5000.0, 4000.0, "host-0"
-        )
-        assert found.cause == "machine-restarted"
         assert "the machine of host-0 was restarted after that" in found.evidence[1]
-
-    def test_another_host_finds_no_cause(self) -> None:
-        assert lost_launch_of(RECORD, [LAUNCHED], 5000.0, 500.0, "host-1").cause == ""
-
-    def test_black_box_proves_that_its_machine_was_not_restarted(self) -> None:
-        signs = [LAUNCHED, ActivitySign(2000.0, "rank 3 on host-1 in its step 25", 25, "host-1")]
-        assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-1").cause == "launcher-lost"
-        assert lost_launch_of(RECORD, signs, 5000.0, 500.0, "host-2").cause == ""
-
-    def test_black_boxes_of_other_times_do_not_count(self) -> None:
-        signs = [LAUNCHED, ActivitySign(900.0, "metrics of step 99", 99), ActivitySign(9000.0, "rank 0", 7)]
-        found = lost_launch_of(RECORD, signs, 5000.0, None, "host-1")
-        assert (found.last_sign_unix_s, found.last_step) == (1000.0, None)
 
     def test_metrics_with_half_a_line_at_their_end(self, tmp_path: Path) -> None:
         run = RunDirectory(tmp_path)

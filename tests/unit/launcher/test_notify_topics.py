@@ -188,7 +188,7 @@ def test_receiver_is_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["notify", "test", str(tmp_path), "--receiver", "webhook"]) == 0
         assert [one.path for one in receiver.posted] == ["/hook"]
         assert main(["notify", "test", str(path), "--receiver", "slack"]) == 78
-    assert "configured are: pagerduty, alertmanager, webhook" in capsys.readouterr().err
+    assert "configured receivers: pagerduty, alertmanager, webhook" in capsys.readouterr().err
 
 
 def test_notify_without_receivers_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from megatrain.contracts.records.host_records import HostRecord
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain.contracts.records.record import encode
 from megatrain.contracts.records.rounds import Halt, JobEnd, Round, RoundHost
@@ -17,17 +16,18 @@ from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_job.coordination.watch import WatchLimits
 from megatrain_job.coordination.watch_event import Snapshot
 from megatrain_job.coordination.wire import KeyRange
-from megatrain_launcher.driver.folding import fold_all
-from megatrain_launcher.driver.forming import Eligible, eligible
+from megatrain_launcher.driver.eligibility import Eligible, eligible
+from megatrain_launcher.driver.folding import fold
 from megatrain_launcher.driver.policy import Policy
 from megatrain_launcher.driver.state import ClusterState
 from megatrain_launcher.executor.executor_control import ExecutorControl, ExecutorControlParts
 from megatrain_launcher.executor.host_status_builder import HostStatusBuilder
-from megatrain_launcher.executor.membership import FitnessCheck, LeaseTimes, Membership
+from megatrain_launcher.executor.membership import FitnessCheck, Membership
 from megatrain_launcher.executor.order_state import OrderState
 from megatrain_launcher.liveness import LivenessPort, OrderDelivery, unfit_after_s
 from tests.helpers.etcd_proxy import LONG_LENGTH, Conduct, EtcdProxy, FirstWatches, is_watch_of
 from tests.helpers.etcd_server import EtcdServers
+from tests.helpers.registered_host import a_host
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 KEYS = JobKeys("orders")
@@ -94,15 +94,11 @@ def test_round_with_a_possibly_missed_halt_is_not_started(etcd: EtcdServers, dri
         assert taken == [1]
 
 
-def a_host() -> HostRecord:
-    return HostRecord("a", "1", 1, "127.0.0.1", 1, 1, 1, "", "", "", 0.0, is_fit=True)
-
-
 @contextmanager
 def executor(client: EtcdClient, bound_s: float) -> Iterator[Membership]:
     """The parts of an executor that check whether orders arrive: lease, orders and executor control."""
-    membership = Membership(client, KEYS, LeaseTimes(ttl_s=10, renew_s=0.1))
-    membership.register(a_host())
+    membership = Membership(client, KEYS, ttl_s=10, renew_s=0.1)
+    membership.register(a_host(num_workers=1))
     orders, liveness = OrderState(KEYS, "a", "1"), LivenessPort("1", "127.0.0.1")
     parts = ExecutorControlParts(
         client=client, keys=KEYS, host="a", orders=orders, membership=membership, liveness=liveness,
@@ -119,7 +115,7 @@ def eligible_now(client: EtcdClient) -> Eligible:
     """Return which hosts the driver would choose now: it folds the records in etcd."""
     answer = client.read_all(KeyRange.prefix(KEYS.prefix))
     began = ClusterState(keys=KEYS, observer="a", began=0.0)
-    state = fold_all(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
+    state = fold(began, [Snapshot(answer.revision, answer.items, "a test")], 1.0)
     return eligible(1.0, state, Policy(min_hosts=1, max_hosts=2, num_workers=1, feasible_counts={1: 2, 2: 1}), None)
 
 

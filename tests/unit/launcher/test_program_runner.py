@@ -136,7 +136,7 @@ def test_programs_run_on_the_drivers_host(client: EtcdClient) -> None:
 def test_outage_of_etcd_ends_no_program(tmp_path: Path) -> None:
     with EtcdServers(tmp_path, 1) as servers:
         settings = EtcdSettings.of(servers.urls)
-        # It stops its attempts soon, even if etcd answers: late information has no effect.
+        # Its calls have short time limits: information that arrives later has no effect.
         impatient = replace(settings, attempt_s=0.2, call_s=0.2)
         with EtcdClient(settings) as client, EtcdClient(impatient) as other, keeping(client, other) as kept:
             kept.elect("host-0")

@@ -296,7 +296,7 @@ def test_unreadable_keys_are_reported_and_skipped(
         one = job.new()
         job.meet(one)
         assert os.environ[ROUND_VARIABLE] == "2"
-        client.put(keys.halt(2), "garbage")  # by anyone who knows its cause
+        client.put(keys.halt(2), "garbage")
         wait_until(is_over(one), "the end of the round")
         job.meet(one)
         assert os.environ[ROUND_VARIABLE] == "3"

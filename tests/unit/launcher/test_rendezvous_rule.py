@@ -11,19 +11,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from megatrain.contracts.records.host_records import HostPhase, HostRecord, HostStatus
 from megatrain.contracts.records.rounds import Halt, Round, RoundHost
+from megatrain_job.coordination.settings import EtcdSettings
 from megatrain_launcher.rendezvous.rule import (
     BeginRound,
     Decision,
     EndRound,
-    RendezvousLimits,
     Since,
     decide,
     in_rank_order,
     still_stopping,
 )
+from megatrain_launcher.rendezvous.settings import RendezvousSettings
 from megatrain_launcher.rendezvous.view import View
 
-LIMITS = RendezvousLimits(min_hosts=2, max_hosts=3, last_call_s=2.0, stop_timeout_s=60.0)
+SETTINGS = RendezvousSettings("a-run", EtcdSettings.of(["e:1"]), 2, 3, last_call_s=2.0, stop_timeout_s=60.0)
 PARKED, RUNNING = HostPhase.PARKED, HostPhase.RUNNING
 
 
@@ -47,25 +48,25 @@ def a_view(
 
 
 def decided(view: View, now_s: float = 0.0, since: Since = Since(), **more: bool) -> Decision:  # noqa: B008
-    return decide(now_s, view, LIMITS, since, **more)[0]
+    return decide(now_s, view, SETTINGS, since, **more)[0]
 
 
 def test_too_few_hosts_wait() -> None:
-    assert decide(5.0, a_view({"a": (PARKED, 0)}), LIMITS, Since()) == (None, Since(halted=5.0))
+    assert decide(5.0, a_view({"a": (PARKED, 0)}), SETTINGS, Since()) == (None, Since(halted=5.0))
 
 
 def test_enough_hosts_wait_for_a_last_call() -> None:
     view = a_view({"a": (PARKED, 0), "b": (PARKED, 0)})
-    decision, since = decide(5.0, view, LIMITS, Since())
+    decision, since = decide(5.0, view, SETTINGS, Since())
     assert (decision, since) == (None, Since(5.0, 5.0))
-    assert decide(6.9, view, LIMITS, since) == (None, since)
-    assert decide(7.0, view, LIMITS, since) == (BeginRound(1, ("a", "b"), "the first round"), Since())
+    assert decide(6.9, view, SETTINGS, since) == (None, since)
+    assert decide(7.0, view, SETTINGS, since) == (BeginRound(1, ("a", "b"), "the first round"), Since())
 
 
 def test_last_call_starts_over_when_a_host_leaves() -> None:
-    _, since = decide(5.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), LIMITS, Since())
-    _, since = decide(6.0, a_view({"a": (PARKED, 0)}), LIMITS, since)
-    assert decide(8.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), LIMITS, since)[0] is None
+    _, since = decide(5.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), SETTINGS, Since())
+    _, since = decide(6.0, a_view({"a": (PARKED, 0)}), SETTINGS, since)
+    assert decide(8.0, a_view({"a": (PARKED, 0), "b": (PARKED, 0)}), SETTINGS, since)[0] is None
 
 
 def test_maximum_of_hosts_begins_at_once() -> None:
@@ -142,7 +143,7 @@ class Agents(RuleBasedStateMachine):
         self.view = replace(self.view, statuses={**self.view.statuses, host: status})
 
     def decide(self) -> None:
-        decision, self.since = decide(self.now_s, self.view, LIMITS, self.since)
+        decision, self.since = decide(self.now_s, self.view, SETTINGS, self.since)
         if isinstance(decision, EndRound):
             halt = Halt(decision.number, decision.reason, is_saving=False, created_unix_s=self.now_s)
             assert decision.number not in self.view.halts
@@ -151,10 +152,10 @@ class Agents(RuleBasedStateMachine):
         elif isinstance(decision, BeginRound):
             assert self.view.live_round is None
             assert decision.number == self.view.newest_number + 1
-            assert LIMITS.min_hosts <= len(decision.hosts) <= LIMITS.max_hosts
+            assert SETTINGS.min_hosts <= len(decision.hosts) <= SETTINGS.max_hosts
             assert len(set(decision.hosts)) == len(decision.hosts)
             # No host has workers left, unless the time to stop them is over.
-            assert not self.workers or self.now_s - self.halted_s >= LIMITS.stop_timeout_s
+            assert not self.workers or self.now_s - self.halted_s >= SETTINGS.stop_timeout_s
             parts = tuple(
                 RoundHost(host, self.view.records[host].session, "a", rank, 1)
                 for rank, host in enumerate(decision.hosts)
@@ -247,9 +248,9 @@ class Agents(RuleBasedStateMachine):
             self.decide()
         live = self.view.live_round
         num_hosts = len(self.view.records)
-        assert (live is not None) == (num_hosts >= LIMITS.min_hosts)
+        assert (live is not None) == (num_hosts >= SETTINGS.min_hosts)
         if live is not None:
-            assert live.world_size == min(num_hosts, LIMITS.max_hosts)
+            assert live.world_size == min(num_hosts, SETTINGS.max_hosts)
             assert {host for host, number in self.workers.items() if number == live.number} == {
                 part.host for part in live.hosts
             }

@@ -19,13 +19,10 @@ import pytest
 from megatrain.contracts.errors import ConfigError
 from megatrain.contracts.files.own_files import make_own_directory
 from megatrain.contracts.records.job_keys import JobKeys
-from megatrain.contracts.records.record import encode
-from megatrain.contracts.records.rounds import JobEnd
 from megatrain.programs.stop_signals import StopSignals, record_only
 from megatrain.run_files.run_directory import RunDirectory, black_box_path
 from megatrain_job.commands.etcd_flags import etcd_arguments
 from megatrain_job.coordination.client import EtcdClient
-from megatrain_job.jobs.own_etcd import read_own_etcd
 from megatrain_launcher.commands.launch import StoppedEarly, stop_early
 from megatrain_launcher.executor import job_programs
 from megatrain_launcher.executor.settings import ExecutorSettings
@@ -269,11 +266,7 @@ def test_hosts_die_with_the_launch(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_running(pid) for pid in pids), "the executors to die")
 
 
-@pytest.mark.slow(kept=["False"])
-@pytest.mark.parametrize("has_end", [True, False])
-def test_several_hosts_end_as_the_driver_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_end: bool
-) -> None:
+def test_several_hosts_get_the_address_of_the_jobs_etcd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(small_flags(tmp_path, is_standalone=True, min_hosts=2, max_hosts=2, spares=1), {})
     started: list[Sequence[str]] = []
 
@@ -282,17 +275,8 @@ def test_several_hosts_end_as_the_driver_decided(
             started.append(arguments)
             super().__init__(arguments, count, environment, tell, [sys.executable, "-S", "-c", "raise SystemExit(68)"])
 
-        def wait(self) -> list[int]:
-            codes = super().wait()
-            if has_end:
-                with EtcdClient(read_own_etcd(plan.files.run).settings) as client:
-                    client.put(JobKeys("small").end, encode(JobEnd(75, "asked to", 0.0)))
-            return codes
-
     monkeypatch.setattr("megatrain_launcher.launch.standalone.LocalHosts", Hosts)
-
-    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == (75 if has_end else 68)
-
+    assert run_launch(plan, {}, lambda _: 1, lambda _: None) == 68
     (arguments,) = started
     password = f"--etcd-password-file={plan.files.password}"
     assert arguments[0].startswith("--rdzv-endpoint=unix:/")
@@ -334,9 +318,3 @@ def test_an_installed_daemon_runs_beside_the_job(
     assert len(ours) == 2
     assert not any(is_running(int(pid)) for pid in ours)
     assert reported == ["broken cannot be started: ImportError: no duckdb; the job runs without it"]
-
-
-def test_many_hosts_without_an_endpoint_get_a_hint(tmp_path: Path) -> None:
-    plan = make_plan(small_flags(tmp_path, min_hosts=2, max_hosts=2), {})
-    with pytest.raises(ConfigError, match=r"--nnodes=2:2 without --rdzv-endpoint: .* or add --standalone"):
-        run_launch(plan, {}, lambda _: 0, lambda _: None)

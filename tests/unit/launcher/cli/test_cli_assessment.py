@@ -110,7 +110,7 @@ def test_waiting_job_names_present_and_uncounted_hosts() -> None:
     assert answer.headline == ("waiting for hosts: 1 of at least 2 can be used (host-1, host-2, host-3 and host-9)")
     assert states(answer) == {"host-1": "waiting", "host-2": "unfit", "host-3": "cordoned", "host-9": "drives"}
     assert "host-2 is unfit: GPU 3 has ECC errors" in texts(answer)
-    assert level(answer) == "red"  # for longer than hosts are allowed
+    assert level(answer) == "red"  # it has waited for longer than allowed
 
     enough = answer_of(rounds={}, halts={}, statuses={}, incidents=())
     assert enough.headline == "about to start: 3 hosts can be used, and the job needs 2"
@@ -307,7 +307,7 @@ def test_large_job_shows_only_notable_hosts() -> None:
 
     assert len(lines) < 15
     assert lines[1] == "  !! host-lost: host-700 (ranks 1398-1399) is lost: its lease is gone"
-    assert lines[-1] == "and 1,249 hosts in order (--all shows them)"
+    assert lines[-1] == "and 1,249 hosts without a problem (--all shows them)"
     assert len(status_lines(snapshot, assess(snapshot, NOW_S), NOW_S, is_all=True)) > 1250
 
 
