@@ -116,11 +116,6 @@ class RunFiles:
         return is_new
 
 
-def recorded_config(run: RunDirectory) -> Config | None:
-    """Return the configuration in a run directory; None where there is none that this program can read."""
-    return read_config(run)[0]
-
-
 def read_config(run: RunDirectory) -> tuple[Config | None, str]:
     """Return the configuration in a run directory, and why it cannot be read; (None, "") where the run has none."""
     tables, problem = read_tables(run.root)

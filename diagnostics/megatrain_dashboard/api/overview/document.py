@@ -75,7 +75,7 @@ class OverviewDocument(Document):
     level: Level
     """The health of the job, as `megatrain status` and /metrics report it."""
     reasons: tuple[ReasonDocument, ...]
-    """The reason why it is not green; the red reasons come first."""
+    """The reasons why it is not green, the red ones first."""
     headline: str
     since_unix_s: float | None
     round: int | None
