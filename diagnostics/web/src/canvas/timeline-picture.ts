@@ -59,10 +59,6 @@ export interface IdealPicture {
   replayedS: Float64Array;
 }
 
-function texts(value: unknown): string[] {
-  return Array.isArray(value) ? value.map(String) : [];
-}
-
 export function timelinePicture(arrays: Arrays): TimelinePicture {
   const fields = arrays.fields;
   const begin = arrays.doubles("begin");
@@ -74,11 +70,11 @@ export function timelinePicture(arrays: Arrays): TimelinePicture {
     firstStep: Number(fields["first_step"]),
     lastStep: Number(fields["last_step"]),
     endNs: Number(fields["end_ns"]),
-    lanes: texts(fields["lanes"]),
+    lanes: arrays.texts("lanes"),
     operations: fields["operations"] as Record<string, string>,
-    hosts: texts(fields["hosts"]),
-    leftOut: texts(fields["left_out"]),
-    notes: texts(fields["notes"]),
+    hosts: arrays.texts("hosts"),
+    leftOut: arrays.texts("left_out"),
+    notes: arrays.texts("notes"),
     numSlices: begin.length,
     begin,
     length: arrays.doubles("length"),
@@ -111,7 +107,7 @@ export function idealPicture(arrays: Arrays): IdealPicture {
   return {
     problem: String(fields["problem"] ?? ""),
     idealS: typeof ideal === "number" ? ideal : null,
-    notes: texts(fields["notes"]),
+    notes: arrays.texts("notes"),
     begin: arrays.doubles("begin"),
     length: arrays.doubles("length"),
     isCritical: arrays.bytes("is_critical"),

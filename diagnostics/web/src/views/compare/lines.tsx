@@ -37,7 +37,7 @@ interface LinesProps {
   onZoom: (first: number | null, last: number | null) => void;
 }
 
-interface Look {
+interface LineOptions {
   isLog: boolean;
   fromZero: boolean;
   text: (value: number) => string;
@@ -45,21 +45,21 @@ interface Look {
   onZoom: LinesProps["onZoom"];
 }
 
-function range(look: Look): uPlot.Scale.Range {
+function range(options: LineOptions): uPlot.Scale.Range {
   return (_plot, min, max) => {
     if (min === null || max === null) {
-      return [look.isLog ? 0.1 : 0, 1];
+      return [options.isLog ? 0.1 : 0, 1];
     }
-    if (look.isLog) {
+    if (options.isLog) {
       return [min / 1.05, max * 1.05];
     }
-    const low = look.fromZero ? Math.min(0, min) : min;
+    const low = options.fromZero ? Math.min(0, min) : min;
     const room = (max - low || Math.abs(max) || 1) * 0.08;
-    return [look.fromZero ? low : min - room, max + room];
+    return [options.fromZero ? low : min - room, max + room];
   };
 }
 
-function optionsOf(box: HTMLElement, names: readonly string[], look: Look): uPlot.Options {
+function optionsOf(box: HTMLElement, names: readonly string[], options: LineOptions): uPlot.Options {
   const rem = rootFontSize();
   const font = `${rem * LABEL_REM}px ${getComputedStyle(document.documentElement).getPropertyValue("--font").trim()}`;
   const axis = { stroke: token("--ink-faint"), font, ticks: { show: false } };
@@ -69,7 +69,7 @@ function optionsOf(box: HTMLElement, names: readonly string[], look: Look): uPlo
     padding: [rem / 2, rem / 2, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: SYNC, setSeries: false }, drag: { x: true, y: false, setScale: false }, points: { size: 7 } },
-    scales: { x: { time: false }, y: { distr: look.isLog ? 3 : 1, range: range(look) } },
+    scales: { x: { time: false }, y: { distr: options.isLog ? 3 : 1, range: range(options) } },
     axes: [
       { ...axis, size: 1.5 * rem, gap: 0.25 * rem, space: 4.5 * rem, grid: { show: false }, values: (_plot, at) => at.map(countText) },
       {
@@ -78,7 +78,7 @@ function optionsOf(box: HTMLElement, names: readonly string[], look: Look): uPlo
         gap: 0.4 * rem,
         space: 2.1 * rem,
         grid: { stroke: token("--chart-grid"), width: 1 },
-        values: (_plot, at) => at.map((value: number | null) => (value === null ? "" : look.text(value))),
+        values: (_plot, at) => at.map((value: number | null) => (value === null ? "" : options.text(value))),
       },
     ],
     series: [
@@ -93,14 +93,14 @@ function optionsOf(box: HTMLElement, names: readonly string[], look: Look): uPlo
       })),
     ],
     hooks: {
-      setCursor: [(plot) => look.onCursor(plot.cursor.idx ?? null)],
+      setCursor: [(plot) => options.onCursor(plot.cursor.idx ?? null)],
       setSelect: [
         (plot) => {
           const { left, width } = plot.select;
           if (width >= 4) {
             const [first, last] = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")].map(Math.round);
             plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-            look.onZoom(first ?? null, last ?? null);
+            options.onZoom(first ?? null, last ?? null);
           }
         },
       ],
@@ -126,8 +126,8 @@ export function Lines(props: LinesProps): JSX.Element {
     if (element === null) {
       return undefined;
     }
-    const look = { isLog, fromZero, text, onCursor: setCursor, onZoom };
-    const made = new uPlot(optionsOf(element, names, look), newest.current, element);
+    const options = { isLog, fromZero, text, onCursor: setCursor, onZoom };
+    const made = new uPlot(optionsOf(element, names, options), newest.current, element);
     made.over.addEventListener("dblclick", () => onZoom(null, null));
     plot.current = made;
     const observer = new ResizeObserver(() => made.setSize({ width: Math.max(120, element.clientWidth), height: element.clientHeight }));
