@@ -348,5 +348,7 @@ def test_incomparable_runs_are_refused(many: ServedJobs) -> None:
 
 
 def test_differences_are_of_configurations_that_are_known() -> None:
-    found = differences([{"a": "1", "b": "2"}, None, {"a": "1", "b": "3", "c": "4"}])
+    found, num_same = differences([{"a": "1", "b": "2"}, None, {"a": "1", "b": "3", "c": "4"}])
     assert [(one.key, one.values) for one in found] == [("b", ("2", None, "3")), ("c", (None, None, "4"))]
+    assert num_same == 1
+    assert differences([{"a": "1"}, None]) == ((), 0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.config.config import Config
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
@@ -22,9 +22,6 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.incidents.document import StoryDocument
 from megatrain_dashboard.api.incidents.log_view import LogPlaces, incident_logs
 from megatrain_dashboard.api.incidents.story import offered_actions, story_document
-from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
@@ -33,9 +30,8 @@ from megatrain_job.jobs.incident_phrases import runbooks_of
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import config_with
-from tests.helpers.served_run import PATIENT_LIMITS
+from tests.helpers.served_run import PATIENT_LIMITS, RecordedPage
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 
 BEGAN_S = make_incident().moments.began
@@ -299,19 +295,11 @@ def test_a_damaged_record_is_reported_with_its_reason(tmp_path: Path) -> None:
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
     for name in (b"20270115-0002.json", b"\xff.json"):  # the second one is not UTF-8
         (run.incidents / os.fsdecode(name)).write_bytes(b'{"schema_version": 1, "incident_id": ')
-    source = RecordedJob(run)
-    try:
-        wait_until(source.has_polled, "the run to be read")
-        client = TestClient(
-            make_app(source, DashboardSettings(port=0, limits=PATIENT_LIMITS)).app, base_url="http://127.0.0.1:8777"
-        )
-        listed = client.get("/api/v1/incidents").json()
+    with closing(RecordedPage(run)) as page:
+        listed = page.ask("incidents")
         damaged = [one["incident_id"] for one in listed["damaged"]]
         assert damaged == ["\\udcff", "20270115-0002"]
         for path in ("", "/story", "/logs"):
             for name in damaged:
-                response = client.get(f"/api/v1/incidents/{quote(name)}{path}")
-                assert (response.status_code, "its record is damaged" in response.json()["text"]) == (404, True)
-            assert client.get(f"/api/v1/incidents/20270115-0001{path}").status_code == 200
-    finally:
-        source.close()
+                assert "its record is damaged" in page.ask(f"incidents/{quote(name)}{path}", 404)["text"]
+            page.ask(f"incidents/20270115-0001{path}")
