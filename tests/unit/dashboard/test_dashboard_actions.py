@@ -43,12 +43,8 @@ def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> N
     harness.backend.before = lambda: stages.append([entry.stage for entry in read_actions(harness.path).entries])
     stages: list[list[str]] = []
     reported = harness.take("evict", "host-2")
-    assert (reported.is_accepted, reported.is_done, reported.text, reported.is_dry_run) == (
-        True,
-        False,
-        "being done",
-        False,
-    )
+    expected = (True, False, "being done", False)
+    assert (reported.is_accepted, reported.is_done, reported.text, reported.is_dry_run) == expected
     assert stages == [[INTENT]]
     assert [(asked.kind, asked.target, by) for asked, by in harness.backend.done] == [
         ("evict", "host-2", "ada via dashboard")
@@ -57,13 +53,8 @@ def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> N
     assert trail.problem == ""
     first, last = trail.entries
     assert (first.stage, last.stage) == (INTENT, RESULT)
-    assert (last.user, last.role, last.address, last.kind, last.target) == (
-        "ada",
-        "operator",
-        "10.0.0.7",
-        "evict",
-        "host-2",
-    )
+    audited = ("ada", "operator", "10.0.0.7", "evict", "host-2")
+    assert (last.user, last.role, last.address, last.kind, last.target) == audited
     assert (last.reason, last.text, last.is_accepted) == ("before maintenance", "being done", True)
     assert first.action_id == last.action_id == reported.action_id
     assert last.prev_hash == first.entry_hash != ""

@@ -121,12 +121,8 @@ def test_page_shows_both_audits_and_what_is_missing(tmp_path: Path) -> None:
         reported = server.ask("/api/v1/audit")
         assert server.ask("/api/v1/audit", {"If-None-Match": reported.headers["etag"]}).status == 304
         first, second = reported.json["entries"]
-        assert (first["source"], first["actor"], first["action"], first["result"]) == (
-            "dashboard",
-            "ada",
-            "restart",
-            "being done",
-        )
+        expected = ("dashboard", "ada", "restart", "being done")
+        assert (first["source"], first["actor"], first["action"], first["result"]) == expected
         assert len(first["entry_hash"]) == 64
         assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@login", "host-2")
         assert reported.json["chain_problem"] == ""

@@ -75,11 +75,8 @@ def test_hang_response_equals_that_of_the_command(
     assert main(["diag", "hang", str(run.root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (found["round"], found["source"]) == (ROUND, printed["source"])
-    assert (found["confidence"], found["reason"], found["suspects"]) == (
-        printed["confidence"],
-        printed["reason"],
-        printed["suspects"],
-    )
+    expected = (printed["confidence"], printed["reason"], printed["suspects"])
+    assert (found["confidence"], found["reason"], found["suspects"]) == expected
     assert [one["rank"] for one in found["suspects"]] == [LATE]
     assert [one["waiting"] for one in found["missing"]] == [one["waiting"] for one in printed["missing"]] == [[0, 1, 2]]
     assert [one["num_ranks"] for one in found["stack_clusters"]] == [3, 1]
@@ -88,11 +85,8 @@ def test_hang_response_equals_that_of_the_command(
 
 def test_a_rank_has_its_last_position(hung: RecordedPage) -> None:
     waits, late = hung.ask(f"ranks/{WAITS}"), hung.ask(f"ranks/{LATE}")
-    assert (waits["operation"], waits["step"], waits["positions"]) == (
-        "dp-all-reduce",
-        120,
-        [{"group": "dp:0+4x1", "entered": 1, "left": 0}],
-    )
+    expected = ("dp-all-reduce", 120, [{"group": "dp:0+4x1", "entered": 1, "left": 0}])
+    assert (waits["operation"], waits["step"], waits["positions"]) == expected
     assert late["operation"] == "forward-compute"
     assert any("never entered collective 1" in text for text in late["findings"])
     assert waits["findings"] == []

@@ -234,11 +234,8 @@ def test_the_cause_of_a_failure_comes_before_what_followed(page: RecordedPage, c
     assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
     assert main(["logs", "classify", str(page.run.root), "--round", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (found["label"], found["root_rank"], found["reason"]) == (
-        printed["label"],
-        printed["root_rank"],
-        printed["reason"],
-    )
+    expected = (printed["label"], printed["root_rank"], printed["reason"])
+    assert (found["label"], found["root_rank"], found["reason"]) == expected
 
 
 def test_stragglers_equal_those_of_the_command(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -344,11 +344,8 @@ def test_the_program_of_a_recorded_run(tmp_path: Path) -> None:
         url = line_with(process, "dashboard of job old at ").split()[-1]
         port = int(url.rpartition(":")[2].strip("/"))
         reported = ask(port, "/api/v1/job").json
-        assert (reported["is_recorded"], reported["can_act"], "recorded run" in reported["why_not_act"]) == (
-            True,
-            False,
-            True,
-        )
+        expected = (True, False, True)
+        assert (reported["is_recorded"], reported["can_act"], "recorded run" in reported["why_not_act"]) == expected
         ended_well(process)
     finally:
         process.kill()

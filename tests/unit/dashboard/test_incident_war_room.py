@@ -57,10 +57,7 @@ def test_each_kind_but_a_request_has_a_runbook() -> None:
 
 RUNBOOKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("worker-ended.md",)),
-    (
-        {"label": "gpu_hardware", "action": "evict"},
-        ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md"),
-    ),
+    ({"label": "gpu_hardware", "action": "evict"}, ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md")),
     ({"label": "no label of this version"}, ("worker-ended.md",)),
     ({"state": IncidentState.STOPPED}, ("stopped-by-the-brake.md", "worker-ended.md")),
     ({"kind": IncidentKind.REQUEST, "state": IncidentState.STOPPED}, ()),
