@@ -94,7 +94,7 @@ def dashboard(tmp_path: Path) -> Iterator[Served]:
         yield server
 
 
-def test_another_port_gets_the_cookie_and_can_do_nothing_with_it(dashboard: Served, pages) -> None:
+def test_another_port_gets_the_cookie_without_access(dashboard: Served, pages) -> None:
     pages.expected.append("401")
     page = pages.open(f"http://127.0.0.1:{dashboard.port}/#/incidents")
     page.get_by_label("Token").fill(OPERATOR_TOKEN)

@@ -39,7 +39,7 @@ def harness(tmp_path: Path) -> ActionHarness:
     return ActionHarness(tmp_path / "diagnosis" / ACTIONS_NAME)
 
 
-def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> None:
+def test_action_is_audited_before_and_after_it(harness: ActionHarness) -> None:
     harness.backend.before = lambda: stages.append([entry.stage for entry in read_actions(harness.path).entries])
     stages: list[list[str]] = []
     reported = harness.take("evict", "host-2")
@@ -259,7 +259,7 @@ def fill(client: EtcdClient, keys: JobKeys) -> None:
     client.put(keys.round(2), encode(make_round()))
 
 
-def test_the_driver_is_asked_as_the_command_line_asks_it(client: EtcdClient, tmp_path: Path) -> None:
+def test_driver_gets_the_request_of_the_command_line(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
     handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))

@@ -134,7 +134,7 @@ def page(sample_run: RunDirectory) -> Iterator[RecordedPage]:
 
 @pytest.mark.slow(kept=["killed"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_place_names_the_culprit_of_the_incident(
+def test_all_views_name_the_culprit_of_the_incident(
     sample_run: RunDirectory, page: RecordedPage, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     round_number, rank, host = FAULTS[fault]
@@ -155,14 +155,14 @@ def test_lines_of_victims_are_listed_as_consequences(page: RecordedPage, fault: 
         assert victim["rank"] in [line["rank"] for line in found["lines"]]
 
 
-def test_host_of_victims_lists_the_incident_as_suffered(page: RecordedPage) -> None:
+def test_host_of_victims_lists_the_incident(page: RecordedPage) -> None:
     host = page.ask("hosts/host-0")
     assert host["incident_ids"] == []
     assert len(host["victim_incident_ids"]) == 1
 
 
 @pytest.mark.slow
-def test_the_score_of_a_host_is_the_same_wherever_it_is_shown(
+def test_score_of_a_host_is_the_same_in_all_views(
     sample_run: RunDirectory, page: RecordedPage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hosts, stragglers = (page.ask(view) for view in ("hosts", "stragglers"))

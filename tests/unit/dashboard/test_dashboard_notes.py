@@ -171,7 +171,7 @@ def test_markup_in_a_note_stays_text(shared: NotesPage) -> None:
     assert made.headers["content-type"] == "application/json"
 
 
-def test_a_recorded_run_takes_no_note_and_no_action(tmp_path: Path) -> None:
+def test_recorded_run_accepts_no_note_and_no_action(tmp_path: Path) -> None:
     recorded = MadeUpJob(RunDirectory(tmp_path), is_recorded=True)
     with served(tmp_path, replace(SETTINGS, enable_actions=True), source=recorded) as server:
         NotesPage(recorded.run, server).note().assert_refused(403, "history of a run")

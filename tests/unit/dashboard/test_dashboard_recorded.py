@@ -265,11 +265,11 @@ def test_a_rank_has_its_place_its_peers_and_its_stacks(page: RecordedPage) -> No
     page.ask("ranks/x", 400)
 
 
-def test_whatif_without_a_fully_recorded_step_is_an_error(page: RecordedPage) -> None:
+def test_whatif_without_a_full_step_is_an_error(page: RecordedPage) -> None:
     assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
 
 
-def test_the_daemons_last_verdict_stays_with_the_run(annotated: RecordedPage) -> None:
+def test_last_state_of_the_daemon_is_shown(annotated: RecordedPage) -> None:
     rank = annotated.ask("ranks/1")
     silent = annotated.ask("overview")["diagnosis"]
     slow = annotated.ask("ranks/3")

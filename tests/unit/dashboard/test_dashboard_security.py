@@ -60,7 +60,7 @@ def test_an_open_page_is_for_viewers(page: Served) -> None:
     act.assert_refused(403, "actions are off")
 
 
-def test_without_a_token_nothing_is_reported(locked: Served) -> None:
+def test_request_without_a_token_is_refused(locked: Served) -> None:
     for name, headers in {
         "none": {},
         "guessed": bearer("guessed-guessed-guessed"),
@@ -88,7 +88,7 @@ def test_a_token_is_refused_even_beside_a_session(locked: Served) -> None:
     locked.ask(JOB_PATH, session | bearer("guessed")).assert_refused(401)
 
 
-def test_the_cookie_alone_reads_and_does_nothing(locked: Served) -> None:
+def test_cookie_alone_is_refused(locked: Served) -> None:
     """A browser sends the cookie to all servers of this host. One of them replays it with forged headers."""
     session = session_headers(locked.log_in(OPERATOR_TOKEN))
     other = locked.log_in(OPERATOR_TOKEN)
@@ -171,7 +171,7 @@ def test_another_page_changes_nothing(page: Served) -> None:
         assert_others_are_served(server)
 
 
-def test_own_page_reaches_the_action(locked: Served) -> None:
+def test_request_of_the_own_page_is_accepted(locked: Served) -> None:
     """The counterpart of the test above: with all headers right, the refusal is about the job."""
     headers = locked.from_page() | session_headers(locked.log_in(OPERATOR_TOKEN))
     reply = locked.ask("/api/v1/actions", headers, method="POST", body=action())

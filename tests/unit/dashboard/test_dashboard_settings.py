@@ -135,7 +135,7 @@ def test_a_token_file_readable_by_others_is_refused(
         with_token(OPEN, run)
 
 
-def test_a_token_that_another_user_laid_out_is_refused(tmp_path: Path) -> None:
+def test_token_file_of_another_user_is_refused(tmp_path: Path) -> None:
     run = RunDirectory(everybodys_place(tmp_path))
     run.diagnosis.mkdir()
     run.diagnosis.chmod(0o777)
@@ -198,7 +198,7 @@ def test_disabled_page_is_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["duckdb", "fastapi"])
-def test_a_page_that_cannot_run_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
+def test_page_without_its_packages_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
     assert job_commands(config=CONFIG, run=tmp_path, etcd=ETCD) == {}

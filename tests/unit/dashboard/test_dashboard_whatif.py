@@ -55,7 +55,7 @@ def page(run: RunDirectory) -> Iterator[RecordedPage]:
         yield found
 
 
-def test_the_figures_are_those_of_the_verb(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatif_figures_equal_those_of_the_command(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("whatif")
     assert main(["diag", "whatif", str(page.source.run.root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -117,7 +117,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recorded_run(tmp_path_factory.mktemp("window") / "run").run.root
 
 
-def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
+def test_old_minutes_are_shown_step_by_step(made: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
     builder = SeriesBuilder(capacity=16)  # as in a run of weeks: old data are coarser
@@ -135,7 +135,7 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     assert detail.part(whole, rounds, 90, 99).column("loss")[SPIKE_STEP - 90] == 100.0
 
 
-def test_forgotten_steps_are_replaced_by_coarse_ones(made: Path, tmp_path: Path) -> None:
+def test_expired_steps_are_shown_merged(made: Path, tmp_path: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
     builder = SeriesBuilder(capacity=16)
@@ -193,7 +193,7 @@ def test_every_view_shows_the_requested_range(page: RecordedPage) -> None:
     assert page.ask("series", 400, **{"from": "yesterday"})["error"] == "bad-request"
 
 
-def test_marks_stand_at_their_step_and_at_their_time(page: RecordedPage) -> None:
+def test_marks_have_their_step_and_their_time(page: RecordedPage) -> None:
     found = page.ask("marks")
     marks = {one["kind"]: one for one in found["marks"]}
     assert set(marks) == {"incident", "note", "config", "checkpoint", "round", "bad"}
@@ -216,7 +216,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: RecordedPage) -> None
     assert within["changes"] == []
 
 
-def test_a_replayed_run_shows_notes_and_takes_none(page: RecordedPage) -> None:
+def test_recorded_run_shows_notes_and_accepts_none(page: RecordedPage) -> None:
     found = page.ask("notes")
     assert [one["text"] for one in found["notes"]] == ["a cable was pulled", "learning rate lowered"]
     incident = page.ask("incidents")["incidents"][0]["incident_id"]
@@ -241,7 +241,7 @@ def test_marks_of_thousands_of_checkpoints_are_merged() -> None:
     assert [one.step for one in few] == list(range(100, 111))
 
 
-def test_the_checkpoint_to_go_on_from_is_shown_in_every_range() -> None:
+def test_resume_point_is_shown_in_every_range() -> None:
     place = LocalLocation(Path("/nowhere"))
     found = tuple(
         FoundCheckpoint("main", step, place, CheckpointState.COMMITTED, True, 0, NOW_S + step) for step in (10, 20, 30)
@@ -252,7 +252,7 @@ def test_the_checkpoint_to_go_on_from_is_shown_in_every_range() -> None:
     assert shown.num_elsewhere == 1
 
 
-def test_an_incident_that_is_open_is_of_every_later_range() -> None:
+def test_open_incident_is_in_every_later_range() -> None:
     incident = make_incident()
     later = Window(begin_s=NOW_S - 10, end_s=NOW_S)
     assert incidents_within((incident,), later) == ()

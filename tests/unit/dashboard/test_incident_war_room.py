@@ -64,7 +64,7 @@ RUNBOOKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-def test_the_runbook_to_begin_with_comes_first() -> None:
+def test_runbook_of_the_incident_comes_first() -> None:
     for changes, pages in RUNBOOKS:
         assert runbooks_of(make_incident(**changes)) == pages, changes
 
@@ -188,8 +188,8 @@ LINES = [
     (3, -5.0, "host-2", "step 1234 loss 2.1"),
     (3, 0.05, "host-2", "CUDA error: uncorrectable ECC error encountered"),
     (1, 0.1, "host-1", "RuntimeError: Connection closed by peer [10.0.0.2]:1234"),
-    (0, 0.2, "host-1", "a word of rank 0"),
-    (0, -90.0, "host-1", "a word of long before"),
+    (0, 0.2, "host-1", "a line of rank 0"),
+    (0, -90.0, "host-1", "a line of long before"),
     (3, 60.0, "host-2", "a line of what came later under the same number"),
 ]
 """Rank, seconds after the incident began, host, line; all of round 1."""
@@ -280,7 +280,7 @@ def test_round_without_lines_names_the_place_of_its_log(tmp_path: Path) -> None:
     assert "is not here" in incident_logs(make_incident(), places, NOW_S).problem
 
 
-def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
+def test_host_in_a_record_is_not_used_as_a_path(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: "../../etc", PATIENT_LIMITS)
     assert incident_logs(make_incident(), places, NOW_S).log_file == ""
