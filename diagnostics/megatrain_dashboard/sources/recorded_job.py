@@ -19,9 +19,10 @@ class RecordedJob(RunSource):
     """A JobSource. The constructor opens it; `close` ends its threads."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._config, _ = read_config(run)
+        self._config, config_problem = read_config(run)
         self._summary = read_run_summary(run.root)
-        place, self._problem = _own_checkpoints(self._config, run)
+        place, place_problem = _own_checkpoints(self._config, run)
+        self._problems = tuple(printable(text) for text in (config_problem, place_problem) if text)
         super().__init__(run, lambda: place, is_over=True)
 
     @property
@@ -52,7 +53,7 @@ class RecordedJob(RunSource):
             config=self._config,
             run_state=self._summary.run_state,
             reported_step=self._summary.outline.last_step,
-            problems=(*found.problems, *filter(None, [self._problem])),
+            problems=(*found.problems, *self._problems),
         )
 
     def wait_for_poll(self, most_s: float) -> bool:

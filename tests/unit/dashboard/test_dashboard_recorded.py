@@ -196,13 +196,15 @@ def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None
         [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
     )
     (own_run.incidents / os.fsdecode(b"\xff.json")).write_bytes(b"torn")  # a name that is not UTF-8
+    (own_run.root / "config.toml").write_text("[job\n")
     page = RecordedPage(own_run)
     found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
     overview = page.ask("overview")
     page.close()
     assert (found[50]["state"], found[100]["state"]) == ("committed", "damaged")
     assert overview["checkpoint"]["step"] == 50, "a job that lost all others would resume from it"
-    assert any("udcff.json" in problem for problem in overview["diagnosis"]["problems"])
+    for text in ("udcff.json", "config.toml is damaged"):
+        assert any(text in problem for problem in overview["diagnosis"]["problems"]), text
 
 
 def test_lines_are_found_whatever_their_case_and_stay_text(page: RecordedPage) -> None:
