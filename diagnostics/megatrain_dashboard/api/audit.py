@@ -47,7 +47,7 @@ class AuditEntryDocument(Document):
 
 
 class AuditDocument(Document):
-    """The response of /audit, with the newest entry first. `chain_problem`: where the chain of hashes breaks, or empty."""
+    """The response of /audit: the newest entry first. `chain_problem`: where the chain of hashes breaks, or empty."""
 
     entries: tuple[AuditEntryDocument, ...]
     chain_problem: str

@@ -71,7 +71,7 @@ class ProducerDocument(Document):
     answer_s: float | None
     """Mean time of an answered request, from connecting to the last picture; null without one."""
     num_waiting: int
-    """The greatest number of requests, of all hosts, that waited in the producer when a request of this host arrived."""
+    """The most requests, of all hosts, that waited in the producer when a request of this host arrived."""
     num_failed: int
     """Requests without an answer that could be used; they were sent again, to any producer."""
     pictures_history: tuple[float | None, ...]
