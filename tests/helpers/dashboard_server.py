@@ -175,13 +175,14 @@ class Reply:
         assert "cache-control" in self.headers
         assert "server" not in self.headers
 
-    def assert_refused(self, status: int, text: str = "") -> None:
-        """Check that the response is a refusal in the common form, and reveals nothing about our code."""
-        assert self.status == status, (self.status, self.body)
+    def assert_refused(self, status: int, text: str = "", where: object = "") -> None:
+        """Check that the response is a refusal in the common form, and reveals nothing about our code. `where`: which
+        of several requests it was."""
+        assert self.status == status, (where, self.status, self.body)
         self.assert_secured()
         assert self.headers["content-type"] == "application/json"
         assert set(self.json) == {"error", "text"}
-        assert text in self.json["text"]
+        assert text in self.json["text"], where
         assert b"Traceback" not in self.body
         assert b"site-packages" not in self.body
 

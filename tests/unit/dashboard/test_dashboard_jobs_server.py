@@ -172,11 +172,9 @@ def test_job_name_reaches_no_other_directory(many: ServedJobs) -> None:
     before = many.dashboard.open_jobs.names
     for name in NAMES:
         reply = many.ask(f"/jobs/{name}/api/v1/job")
-        assert reply.status == 404, name
-        reply.assert_refused(404)
+        reply.assert_refused(404, where=name)
         reply = many.ask(f"/api/v1/compare?jobs=a,{name}")
-        assert reply.status == 404, name
-        reply.assert_refused(404, "no such job")
+        reply.assert_refused(404, "no such job", where=name)
     assert many.dashboard.open_jobs.names == before
 
 
