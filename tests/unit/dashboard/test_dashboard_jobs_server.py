@@ -35,7 +35,6 @@ from tests.helpers.dashboard_server import (
     PAGE,
     VIEWER_TOKEN,
     PageClient,
-    ask,
     bearer,
     head_of,
     read_head,
@@ -250,7 +249,7 @@ def test_the_program_of_all_jobs(runs: Path) -> None:
             line = program.stderr.readline()
             found = re.search(r"dashboard of 2 jobs at http://127\.0\.0\.1:(\d+)/jobs", line)
             assert found is not None, line
-            reported = ask(int(found[1]), "/jobs/a/api/v1/overview").json
+            reported = PageClient(int(found[1])).ask("/jobs/a/api/v1/overview").json
             assert (reported["state"], reported["step"]) == ("finished", 60)
             program.terminate()
             assert program.wait(DEADLINE_S) == 0

@@ -24,7 +24,7 @@ from megatrain_dashboard.settings import DashboardSettings, settings_of
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
 from tests.helpers.dashboard_process import dashboard_process
-from tests.helpers.dashboard_server import VIEWER_TOKEN, ask, bearer
+from tests.helpers.dashboard_server import VIEWER_TOKEN, PageClient, bearer
 from tests.helpers.etcd_server import EtcdServers, etcd_program
 from tests.helpers.other_user import OTHER_USER, as_other_user, everybodys_place
 from tests.helpers.refusals import refusal
@@ -151,20 +151,21 @@ def test_local_visitor_needs_a_token_for_actions(tmp_path: Path) -> None:
     run.create()
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdServers(tmp_path))
-        client = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
+        store = stack.enter_context(EtcdClient(EtcdSettings.of(etcd.urls)))
         log = tmp_path / "dashboard.log"
         page = stack.enter_context(dashboard_process(run.root, "demo", etcd.urls, log, "--enable-actions"))
+        client = PageClient(page.port)
         headers = {"Content-Type": "application/json", "Origin": page.url.rstrip("/"), "X-Megatrain-Request": "1"}
-        ask(page.port, "/api/v1/actions", headers, method="POST", body=REQUEST).assert_refused(401, "not logged in")
-        ask(page.port, "/api/v1/job").assert_refused(401, "not logged in")
+        client.ask("/api/v1/actions", headers, method="POST", body=REQUEST).assert_refused(401, "not logged in")
+        client.ask("/api/v1/job").assert_refused(401, "not logged in")
         path = run.diagnosis / TOKEN_NAME
         token = path.read_text().strip()
-        assert ask(page.port, "/api/v1/job", bearer(token)).json["role"] == "operator"
+        assert client.ask("/api/v1/job", bearer(token)).json["role"] == "operator"
         assert f"(sign in with the token in {path})" in log.read_text()
         assert token not in log.read_text()
         keys = JobKeys("demo")
-        wait_until(lambda: client.get(keys.dashboard) is not None, "the announcement")
-        item = client.get(keys.dashboard)
+        wait_until(lambda: store.get(keys.dashboard) is not None, "the announcement")
+        item = store.get(keys.dashboard)
         assert item is not None
         assert str(path).encode() in item.value
         assert token.encode() not in item.value
