@@ -117,13 +117,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recorded_run(tmp_path_factory.mktemp("window") / "run").run.root
 
 
+def merged_series(events: StoredEvents) -> SeriesSnapshot:
+    """Return the series of the run as in a run of weeks: old steps are merged."""
+    builder = SeriesBuilder(capacity=16)
+    reader = SeriesReader(events, builder)
+    while reader.poll(rounds_seen(events), is_over=True):
+        pass
+    return builder.snapshot()
+
+
 def test_old_minutes_are_shown_step_by_step(made: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
-    builder = SeriesBuilder(capacity=16)  # as in a run of weeks: old data are coarser
-    while SeriesReader(events, builder).poll(rounds, is_over=True):
-        pass
-    whole = builder.snapshot()
+    whole = merged_series(events)
     assert len(whole.between(40, 59)) < 10
     detail = SeriesDetail(events)
     part = detail.part(whole, rounds, 40, 59)
@@ -137,13 +143,9 @@ def test_old_minutes_are_shown_step_by_step(made: Path) -> None:
 
 def test_expired_steps_are_shown_merged(made: Path, tmp_path: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
-    rounds = rounds_seen(events)
-    builder = SeriesBuilder(capacity=16)
-    while SeriesReader(events, builder).poll(rounds, is_over=True):
-        pass
-    whole = builder.snapshot()
+    whole = merged_series(events)
     gone = SeriesDetail(StoredEvents(tmp_path / "events", num_threads=1))
-    found = gone.part(whole, rounds, 40, 59)
+    found = gone.part(whole, rounds_seen(events), 40, 59)
     assert found.column("last").tolist() == whole.between(40, 59).column("last").tolist()
 
 
