@@ -60,7 +60,7 @@ class ComparedRun(Document):
     effective_time_ratio: float | None
     training_s: float | None
     is_sampled: bool
-    """Whether the metrics are so many that only evenly spread pieces of them were read."""
+    """Whether only evenly spread parts of the metrics were read because there are too many."""
     problems: tuple[str, ...]
     """The parts of the run that could not be read."""
 

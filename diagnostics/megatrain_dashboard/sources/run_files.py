@@ -29,7 +29,7 @@ class RunFiles:
 
     run: RunDirectory
     incidents: tuple[Incident, ...] = ()
-    """Sorted by id, and thus by time."""
+    """Sorted by id, which sorts them by time."""
     entries: tuple[AuditEntry, ...] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)
     """By id of an incident whose file cannot be read, the reason."""

@@ -192,5 +192,5 @@ class SourcesDocument(Document):
     series: SourceSeriesDocument | None
     """The requested source. If none of that name is known, the source whose loss rose most or fell least."""
     is_sampled: bool
-    """Whether so many steps were reported that only evenly spread parts of them were read."""
+    """Whether only evenly spread parts of the steps were read because there are too many."""
     range: RangeDocument
