@@ -249,8 +249,8 @@ def test_ideal_of_each_slice_is_that_of_the_model() -> None:
 
     assert (found.length_ns >= 0).all()
     assert found.ideal_s == pytest.approx(model.ideal_ends().max(), rel=1e-12)
-    for name, own in (("forward-compute", "forward-compute"), ("optimizer", "optimizer")):
-        expected = {round(model.ideal_s[n] * 1e9) for n, key in enumerate(model.keys) if key.kind == own}
+    for name in ("forward-compute", "optimizer"):
+        expected = {round(model.ideal_s[n] * 1e9) for n, key in enumerate(model.keys) if key.kind == name}
         rows = [row for row, number in enumerate(SPANS.operation) if operation_name(int(number)) == name]
         assert set(found.length_ns[rows].tolist()) == expected
     for step in (10, 20):
