@@ -44,7 +44,7 @@ class GpuDocument(Document):
     """The reason why the GPU cannot be read; empty: it was read."""
     recovery: str
     throttled: str
-    """Text: why its clocks are throttled; empty: they are not."""
+    """The reasons why its clocks are throttled; empty: they are not."""
     fault: str
     """Those reasons for throttling that a healthy GPU does not have: heat, and the power supply."""
     temperature_c: float | None
