@@ -58,8 +58,8 @@ class DashboardParts(_Parts):
             return WHOLE_RUN
         facts = self.source.facts()
         try:
-            first, last = bound_of(begin, is_begin=True), bound_of(end, is_begin=False)
-            return window_of(first, last, facts.series, self._newest_s(facts))
+            bounds = bound_of(begin, is_begin=True), bound_of(end, is_begin=False)
+            return window_of(*bounds, facts.series, self._newest_s(facts))
         except UsageError as error:
             raise RefusalError(400, f"from={shown(begin)}, to={shown(end)}: {error}") from error
 

@@ -184,4 +184,3 @@ def router(parts: DashboardParts) -> APIRouter:
 
 def _ns(at_s: float | None) -> int | None:
     return None if at_s is None else int(min(at_s, _LATEST_S) * 1e9)
-
