@@ -45,6 +45,7 @@ from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
 
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recorded_run(tmp_path_factory.mktemp("recorded") / "run").run.root
@@ -231,7 +232,7 @@ def test_pathological_expression_is_answered_at_once(page: RecordedPage) -> None
     assert "not a valid regular expression" in page.ask("logs?is_regex=true&query=(%3F%3Da)b", 400)["text"]
 
 
-def test_the_cause_of_a_failure_comes_before_what_followed(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cause_of_a_failure_comes_before_what_followed(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("logs/causes?round=1")
     assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
     assert main(["logs", "classify", str(page.run.root), "--round", "1", "--json"]) == 0

@@ -36,7 +36,16 @@ from megatrain_dashboard.server import listening_socket, url_of
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from tests.helpers.dashboard_server import VIEWER_TOKEN, PageClient, Served, bearer, head_of, read_head, read_rest, served
+from tests.helpers.dashboard_server import (
+    VIEWER_TOKEN,
+    PageClient,
+    Served,
+    bearer,
+    head_of,
+    read_head,
+    read_rest,
+    served,
+)
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_host, make_record, make_round, make_snapshot
 from tests.helpers.source_tree import ROOT

@@ -197,7 +197,7 @@ def test_disabled_page_is_not_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["duckdb", "fastapi"])
-def test_page_without_its_packages_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
+def test_page_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else real(name))
     assert job_commands(config=CONFIG, run=tmp_path, etcd=ETCD) == {}
