@@ -10,7 +10,7 @@ ProducerState = Literal["answers", "failed", "not-asked"]
 
 
 class RankDataDocument(Document):
-    """The time that a rank waited for its batches. Its history has the greatest wait of each few steps."""
+    """The time that a rank waited for its batches. Each entry of its history is the greatest wait of several steps."""
 
     rank: int
     wait_s: float | None
