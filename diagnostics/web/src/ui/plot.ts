@@ -130,8 +130,8 @@ function plotOptions(parts: PlotParts): Omit<uPlot.Options, "width" | "height"> 
 }
 
 interface ShownPlot {
-  box: RefObject<HTMLDivElement>;
-  plot: RefObject<uPlot>;
+  box: RefObject<HTMLDivElement | null>;
+  plot: RefObject<uPlot | null>;
 }
 
 /**
