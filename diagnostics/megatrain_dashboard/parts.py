@@ -17,7 +17,7 @@ from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.protocol import JobSource
 from megatrain_dashboard.sources.runs.catalog import JobCatalog
-from megatrain_dashboard.sources.window import Window, bound_of, window_of
+from megatrain_dashboard.sources.window import WHOLE_RUN, Window, bound_of, window_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +49,24 @@ class DashboardParts(_Parts):
 
     source: JobSource
 
-    def window(self, begin: str, end: str) -> Window:
-        """Return the part of the run that `from` and `to` name. Raises: RefusalError."""
-        if not begin and not end:
-            return Window()
+    def window(self, begin: str, end: str, first: int | None = None, last: int | None = None) -> Window:
+        """Return the part of the run that `from` and `to` name; the whole run where `first` or `last` names a step.
+
+        Raises: RefusalError.
+        """
+        if first is not None or last is not None or not (begin or end):
+            return WHOLE_RUN
         facts = self.source.facts()
         try:
-            first, last = bound_of(begin, is_begin=True), bound_of(end, is_begin=False)
-            return window_of(first, last, facts.series, self._newest_s(facts))
+            bounds = bound_of(begin, is_begin=True), bound_of(end, is_begin=False)
+            return window_of(*bounds, facts.series, self._newest_s(facts))
         except UsageError as error:
             raise RefusalError(400, f"from={shown(begin)}, to={shown(end)}: {error}") from error
 
     def _newest_s(self, facts: JobFacts) -> float:
         """Return the newest moment of a finished run, or the present for a live one, in whole seconds."""
         if not self.source.is_recorded:
-            return math.floor(self.clock())  # whole seconds, so that many requests share a response
+            return math.floor(self.clock())  # so that many requests share a response
         ended_s = [incident.moments.first_step or incident.moments.detected for incident in facts.incidents]
         return math.ceil(max([*ended_s, facts.series.newest("at") or 0.0]))
 

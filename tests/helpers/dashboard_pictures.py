@@ -18,6 +18,7 @@ from megatrain_dashboard.responses.heavy import HeavyQueries
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.facts import JobFacts
 from megatrain_dashboard.sources.protocol import LiveState
+from megatrain_dashboard.sources.run_history import TOPICS
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.roster import Roster, make_roster, newest_round
 from megatrain_diagnostics.events.source import Where
@@ -35,7 +36,7 @@ class PictureSource:
     evidence: FiledEvidence | None = None
     state: Any = None
     config: Config | None = None
-    versions: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TOPICS, 0))
 
     def __post_init__(self) -> None:
         self.job = "made"

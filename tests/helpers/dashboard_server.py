@@ -103,18 +103,27 @@ class PageClient:
         self, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
     ) -> Reply:
         """Send one request over a separate connection; return the response."""
-        return ask(self.port, path, headers, method=method, body=body)
+        return self.exchange(head_of(method, path, headers or {}, self.port, body))
 
     def exchange(self, raw: bytes) -> Reply:
         """Send exactly these bytes; return the first response."""
-        return exchange(self.port, raw)
+        with self.connected() as client:
+            client.sendall(raw)
+            return read_reply(client)
 
     def connected(self) -> socket.socket:
-        return connected(self.port)
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return client
 
     def from_page(self) -> dict[str, str]:
         """Return the headers that our page sends with a request that changes something."""
-        return from_page(self.port)
+        return {
+            "Origin": f"http://127.0.0.1:{self.port}",
+            "Sec-Fetch-Site": "same-origin",
+            "X-Megatrain-Request": "1",
+            "Content-Type": "application/json",
+        }
 
     def log_in(self, token: str) -> Reply:
         """Log in as the page does."""
@@ -175,44 +184,25 @@ class Reply:
         assert "cache-control" in self.headers
         assert "server" not in self.headers
 
-    def assert_refused(self, status: int, text: str = "") -> None:
-        """Check that the response is a refusal in the common form, and reveals nothing about our code."""
-        assert self.status == status, (self.status, self.body)
+    def assert_refused(self, status: int, text: str = "", where: object = "") -> None:
+        """Check that the response is a refusal in the common form, and reveals nothing about our code. `where`: which
+        of several requests it was."""
+        assert self.status == status, (where, self.status, self.body)
         self.assert_secured()
         assert self.headers["content-type"] == "application/json"
         assert set(self.json) == {"error", "text"}
-        assert text in self.json["text"]
+        assert text in self.json["text"], where
         assert b"Traceback" not in self.body
         assert b"site-packages" not in self.body
 
 
-def connected(port: int) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return client
-
-
 def head_of(method: str, path: str, headers: Mapping[str, str], port: int, body: bytes = b"") -> bytes:
-    """Return a request as it is sent; a header named None is left out by giving it the value ""."""
+    """Return a request as it is sent. A header with the value "" is left out."""
     named = {"Host": f"127.0.0.1:{port}", **headers}
     if body and "Content-Length" not in named and "Transfer-Encoding" not in named:
         named["Content-Length"] = str(len(body))
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-
-def ask(
-    port: int, path: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", body: bytes = b""
-) -> Reply:
-    """Send one request over a separate connection; return the response."""
-    return exchange(port, head_of(method, path, headers or {}, port, body))
-
-
-def exchange(port: int, raw: bytes) -> Reply:
-    """Send exactly these bytes; return the first response."""
-    with connected(port) as client:
-        client.sendall(raw)
-        return read_reply(client)
 
 
 def read_reply(client: socket.socket) -> Reply:
@@ -262,19 +252,9 @@ def session_headers(login: Reply) -> dict[str, str]:
     }
 
 
-def from_page(port: int) -> dict[str, str]:
-    """Return the headers that our page sends with a request that changes something."""
-    return {
-        "Origin": f"http://127.0.0.1:{port}",
-        "Sec-Fetch-Site": "same-origin",
-        "X-Megatrain-Request": "1",
-        "Content-Type": "application/json",
-    }
-
-
 def assert_others_are_served(server: Served, headers: Mapping[str, str] | None = None) -> None:
     """Raise AssertionError if an ordinary client is not served."""
-    reply = ask(server.port, JOB_PATH, headers)
+    reply = server.ask(JOB_PATH, headers)
     assert reply.status == 200
     reply.assert_secured()
     assert reply.json["job"] == "demo"

@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.cli import main
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.binary import unpack
-from megatrain_dashboard.settings import DashboardSettings
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.hang_evidence import kept_rounds
-from tests.helpers.waiting import wait_until
+from tests.helpers.served_run import RecordedPage
 
 Named = tuple[list[int], list[str]]
 """Ranks and hosts."""
 
 
-@contextmanager
-def asked_page(run: RunDirectory) -> Iterator[TestClient]:
-    """Serve the dashboard of a recorded run."""
-    source = RecordedJob(run)
-    try:
-        wait_until(source.has_polled, "the run to be read")
-        yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
-    finally:
-        source.close()
-
-
-def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
+def named_by_page(page: RecordedPage, round_number: int) -> dict[str, Named]:
     """Return each view's culprit for the failure of a round, by the view's name."""
-
-    def ask(path: str) -> Any:
-        answer = page.get(f"/api/v1/{path}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    (incident,) = [one for one in ask("incidents")["incidents"] if one["round"] == round_number]
-    hang, logs = ask(f"hang?round={round_number}"), ask(f"logs/causes?round={round_number}")
+    (incident,) = [one for one in page.ask("incidents")["incidents"] if one["round"] == round_number]
+    hang, logs = page.ask(f"hang?round={round_number}"), page.ask(f"logs/causes?round={round_number}")
     roots = [log for log in logs["causes"] if log["role"] == "root"]
     blamed = [
         one["host"]
-        for one in ask("hosts")["hosts"]
-        if incident["incident_id"] in ask(f"hosts/{one['host']}")["incident_ids"]
+        for one in page.ask("hosts")["hosts"]
+        if incident["incident_id"] in page.ask(f"hosts/{one['host']}")["incident_ids"]
     ]
     found = {
         "incidents": (incident["ranks"], incident["hosts"]),
@@ -69,7 +46,7 @@ def named_by_page(page: TestClient, round_number: int) -> dict[str, Named]:
     return found
 
 
-def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
+def named_by_commands(run: RunDirectory, round_number: int, capsys: pytest.CaptureFixture[str]) -> dict[str, Named]:
     """Return each command's culprit for the failure of a round."""
 
     def answer_of(*arguments: str) -> Any:
@@ -89,8 +66,8 @@ def named_by_verbs(run: RunDirectory, round_number: int, capsys: pytest.CaptureF
     return found
 
 
-def _suspects(page: TestClient, round_number: int) -> list[int]:
-    answer = page.get(f"/api/v1/grid?round={round_number}")
+def _suspects(page: RecordedPage, round_number: int) -> list[int]:
+    answer = page.client.get(f"/api/v1/grid?round={round_number}")
     assert answer.status_code == 200, answer.text
     fields, arrays = unpack(answer.content)
     names = [field["name"] for field in fields["states"]]

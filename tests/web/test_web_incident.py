@@ -23,7 +23,7 @@ def _copied(page, button) -> str:
     return page.evaluate("navigator.clipboard.readText()")
 
 
-def test_an_incident_is_a_war_room(serve: Serve, pages) -> None:
+def test_page_of_an_incident_shows_all_about_it(serve: Serve, pages) -> None:
     dashboard = serve(can_act=True)
     page = pages.open(f"{dashboard.url}#/incidents/000001")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

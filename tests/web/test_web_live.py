@@ -94,7 +94,7 @@ def test_restarted_dashboard_is_found_by_an_open_page(live: Live, pages) -> None
     expect(page.locator("main[data-connection=live]")).to_have_count(1)
 
 
-def test_a_checkpoint_that_is_asked_for_is_written(live: Live, pages) -> None:
+def test_requested_checkpoint_is_written(live: Live, pages) -> None:
     page = live.open(pages, "#/checkpoints")
     page.locator("main h1").wait_for()
     job = live.loop.launched.job.config.job.name

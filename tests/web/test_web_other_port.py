@@ -24,7 +24,7 @@ from megatrain_dashboard.assets import installed_assets
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.protocol import LiveState
 from tests.helpers.canned_dashboard import TOPICS
-from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, Served, action, ask, from_page, served
+from tests.helpers.dashboard_server import OPERATOR_TOKEN, MadeUpJob, Served, action, served
 from tests.helpers.other_user import OTHER_USER, as_other_user
 
 
@@ -94,7 +94,7 @@ def dashboard(tmp_path: Path) -> Iterator[Served]:
         yield server
 
 
-def test_another_port_gets_the_cookie_and_can_do_nothing_with_it(dashboard: Served, pages) -> None:
+def test_another_port_gets_the_cookie_without_access(dashboard: Served, pages) -> None:
     pages.expected.append("401")
     page = pages.open(f"http://127.0.0.1:{dashboard.port}/#/incidents")
     page.get_by_label("Token").fill(OPERATOR_TOKEN)
@@ -115,10 +115,10 @@ def test_another_port_gets_the_cookie_and_can_do_nothing_with_it(dashboard: Serv
     assert re.search("megatrain-[0-9a-f]{12}=", cookie), "browsers send cookies to every port of a host"
     assert json.loads(secrets) == []
 
-    stolen = from_page(dashboard.port) | {"Cookie": cookie}
+    stolen = dashboard.from_page() | {"Cookie": cookie}
     for path in ("/api/v1/job", "/api/v1/live", "/api/v1/audit"):
-        ask(dashboard.port, path, stolen).assert_refused(HTTPStatus.UNAUTHORIZED)
-    ask(dashboard.port, "/api/v1/actions", stolen, method="POST", body=action()).assert_refused(HTTPStatus.UNAUTHORIZED)
-    ask(dashboard.port, "/api/v1/session", stolen, method="DELETE")
+        dashboard.ask(path, stolen).assert_refused(HTTPStatus.UNAUTHORIZED)
+    dashboard.ask("/api/v1/actions", stolen, method="POST", body=action()).assert_refused(HTTPStatus.UNAUTHORIZED)
+    dashboard.ask("/api/v1/session", stolen, method="DELETE")
     page.reload()
     expect(page.locator("main[data-view=incidents] h1")).to_have_count(1)

@@ -31,7 +31,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
-def test_a_range_goes_with_the_reader_through_all_views(url: str, pages) -> None:
+def test_range_applies_to_all_views(url: str, pages) -> None:
     page = pages.open(url)
     loss = page.locator("[data-chart='Loss']")
     expect(loss).to_be_visible()
@@ -92,7 +92,7 @@ def test_an_operator_writes_a_note(serve, pages) -> None:
     assert (sent.text, sent.step, sent.at_unix_s) == ("looks well", 1200, None)
 
 
-def test_a_range_before_now_moves_with_the_clock_without_news(serve, pages) -> None:
+def test_relative_range_moves_with_the_clock(serve, pages) -> None:
     dashboard = serve()
     page = pages.open("about:blank")
     page.clock.install()
@@ -129,7 +129,7 @@ def test_the_page_of_a_host_shows_its_devices_in_the_range(serve, pages) -> None
         page.goto(f"{serve().url}#/hosts/{SLOW_HOST}?from=-1h")
 
 
-def test_the_range_is_not_where_it_changes_nothing(serve, pages) -> None:
+def test_views_without_a_range_hide_or_explain_it(serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/incidents?from=-1h")
     bar = page.get_by_role("group", name="Range of all views")

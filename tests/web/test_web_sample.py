@@ -48,7 +48,8 @@ VIEWS = {
 }
 """Parts of texts."""
 CHECKED_BY_AXE = (
-    "overview", "incidents", f"ranks?round={HUNG.round}&rank=3", f"stragglers?round={SLOW.round}", "checkpoints",
+    "overview", "incidents", "heat", "timeline", "checkpoints",
+    f"ranks?round={HUNG.round}&rank=3", f"stragglers?round={SLOW.round}",
 )  # fmt: skip
 """Together they have every part of the page that the sample fills."""
 SCREENS = ((1440, 900), (1280, 800), (1920, 1080), (3840, 2160))
@@ -114,7 +115,7 @@ def test_the_timeline_has_a_legend_of_what_is_in_it(url: str, pages) -> None:
         expect(legend).to_have_text(re.compile(named))
 
 
-def test_a_served_sample_is_left_as_it_was(url: str, pages) -> None:
+def test_serving_the_sample_changes_no_file(url: str, pages) -> None:
     before = {path: path.stat().st_mtime_ns for path in SAMPLE.rglob("*")}
     page = pages.open(f"{url}#/logs")
     expect_loaded(page, "Lines")
@@ -148,13 +149,13 @@ def test_verdict_of_another_round_is_not_shown_for_this_one(url: str, pages) -> 
     expect(page).to_have_url(re.compile("#/stragglers$"))  # The newest round is requested,
     expect(page.locator(".skeleton").first).to_be_visible()  # and its response is awaited.
     expect(findings).to_have_count(0)
-    wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the question")
+    wait_until(lambda: page.evaluate("1") == 1 and bool(held), "the request")
     held[0].continue_()
     page.get_by_text("No rank is slower than its peers").wait_for()
 
 
 @pytest.mark.parametrize("view", [f"ranks?round={HUNG.round}", f"stragglers?round={SLOW.round}"])
-def test_a_page_of_twice_the_size_is_not_wider_than_its_screen(url: str, pages, view: str) -> None:
+def test_page_zoomed_to_twice_its_size_fits_the_screen(url: str, pages, view: str) -> None:
     page = pages.open(f"{url}#/{view}", width=720, height=450)
     page.get_by_role("button", name="is shown; show the newest").wait_for()
     expect(page.locator(".skeleton")).to_have_count(0)

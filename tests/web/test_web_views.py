@@ -128,7 +128,7 @@ def test_problems_come_first_and_lead_to_what_explains_them(serve: Serve, pages)
     expect(page).to_have_url(re.compile(f"#/hosts/{LOST_HOST}$"))
 
 
-def test_good_health_is_one_calm_line(serve: Serve, pages) -> None:
+def test_good_health_is_one_line(serve: Serve, pages) -> None:
     dashboard = serve(health="good")
     page = pages.open(dashboard.url)
     page.get_by_text("No problem is known.").wait_for()
@@ -179,7 +179,7 @@ def test_without_a_daemon_each_view_begins_with_an_error(serve: Serve, pages) ->
         assert banner.bounding_box()["y"] < page.locator("main").bounding_box()["y"], view
 
 
-def test_a_damaged_checkpoint_is_nowhere_green(serve: Serve, pages) -> None:
+def test_damaged_checkpoint_is_never_green(serve: Serve, pages) -> None:
     dashboard = serve()
     page = pages.open(f"{dashboard.url}#/checkpoints")
     row = page.get_by_role("row").filter(has_text="46,000")

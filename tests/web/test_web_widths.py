@@ -97,7 +97,7 @@ def test_the_small_grid_of_an_incident_shows_rank_and_host(
     expect(grid).to_have_attribute("data-letters", str(num_letters))
 
 
-def test_the_ranks_of_a_small_job_take_the_width_of_a_wall(url: str, pages) -> None:
+def test_ranks_of_a_small_job_fill_a_wide_screen(url: str, pages) -> None:
     page = pages.open(f"{url}#/ranks", width=3840, height=2160)
     grid = page.locator(f"canvas[data-testid=ranks-canvas][data-ranks='{NUM_RANKS}']")
     grid.wait_for()

@@ -65,8 +65,8 @@ def _check_host(request: ActionRequest, snapshot: JobSnapshot) -> None:
     }[request.kind]
     if request.target not in known:
         which = {"evict": "in the round", "cordon": "registered", "uncordon": "cordoned"}[request.kind]
-        there = names_text(sorted(known, key=natural_order)) if known else "none"
-        raise not_found(f"no host {request.target!r} is {which}; there is {there}")
+        there = names_text(sorted(known, key=natural_order)) or "none"
+        raise not_found(f"no host {request.target!r} is {which}; hosts that are {which}: {there}")
     if request.kind == "cordon" and request.target in snapshot.cordons:
         cordon = snapshot.cordons[request.target]
         raise conflict(f"{request.target} is cordoned already, by {cordon.by}: {cordon.reason}")

@@ -65,7 +65,7 @@ class ActionHandler:
         try:
             answer = self._carried_out(request, caller)
         except BaseException as error:
-            with self._lock:  # the action never began, so the same request may come again
+            with self._lock:  # a refused request may be sent again; one that was begun is in the audit
                 self._known.pop(request.idempotency_key, None)
             known.answer.set_exception(error)
             raise

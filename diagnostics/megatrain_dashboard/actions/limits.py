@@ -1,6 +1,7 @@
-"""Limits the rate of actions of the page: a hesitant operator or a faulty page must not break a job. Pure functions.
+"""Limits the rate of actions of the page, so that repeated requests of an operator or of a faulty page break no job.
 
-Actions are counted from the audit, so a restart of the dashboard loses no count. The driver has its own limits too.
+Pure functions. Actions are counted from the audit, so a restart of the dashboard loses no count. The driver has its
+own limits too.
 """
 
 from __future__ import annotations

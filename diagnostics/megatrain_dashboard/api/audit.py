@@ -47,14 +47,14 @@ class AuditEntryDocument(Document):
 
 
 class AuditDocument(Document):
-    """The response of /audit, the newest first. `chain_problem`: where the chain of hashes breaks, or empty."""
+    """The response of /audit: the newest entry first. `chain_problem`: where the chain of hashes breaks, or empty."""
 
     entries: tuple[AuditEntryDocument, ...]
     chain_problem: str
 
 
 def router(parts: DashboardParts, handler: ActionHandler | None) -> APIRouter:
-    """Return the route of the audit. `handler` detects whether the last entry was removed."""
+    """Return the route of the audit. `handler` remembers the last entry, so that its removal is detected."""
     routes = APIRouter(tags=["incidents"])
 
     @routes.get("/audit", response_model=AuditDocument)

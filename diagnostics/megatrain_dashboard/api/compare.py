@@ -60,7 +60,7 @@ class ComparedRun(Document):
     effective_time_ratio: float | None
     training_s: float | None
     is_sampled: bool
-    """Whether the metrics are so many that only evenly spread pieces of them were read."""
+    """Whether only evenly spread parts of the metrics were read because there are too many."""
     problems: tuple[str, ...]
     """The parts of the run that could not be read."""
 
@@ -111,32 +111,31 @@ def compare_document(
     reached = [run.history.last_step for run in runs]
     common = min(reached) if reached and None not in reached else None  # type: ignore[type-var]
     steps, stride = _axis(shown, points)
+    differing, num_same = differences([run.values for run in runs])
     return CompareDocument(
         at_unix_s=now_s,
         stride=stride,
         step=steps,
         common_step=common,
         runs=tuple(_run(run, part, steps, stride, common) for run, part in zip(runs, shown, strict=True)),
-        differences=differences([run.values for run in runs]),
-        num_same=_num_same([run.values for run in runs]),
+        differences=differing,
+        num_same=num_same,
     )
 
 
-def differences(configs: Sequence[Mapping[str, str] | None]) -> tuple[ConfigDifference, ...]:
-    """Return the keys whose values differ among the known configurations, in the order of the configurations."""
+def differences(configs: Sequence[Mapping[str, str] | None]) -> tuple[tuple[ConfigDifference, ...], int]:
+    """Return the keys whose values differ among the known configurations, and the number of keys with one value.
+
+    The keys have the order of the configurations. Fewer than two known configurations: none differs or is the same.
+    """
     known = [config for config in configs if config is not None]
-    keys = list(dict.fromkeys(key for config in known for key in config))
-    return tuple(
+    keys = list(dict.fromkeys(key for config in known for key in config)) if len(known) > 1 else []
+    differing = tuple(
         ConfigDifference(key=key, values=tuple(None if config is None else config.get(key) for config in configs))
         for key in keys
         if len({config.get(key) for config in known}) > 1
     )
-
-
-def _num_same(configs: Sequence[Mapping[str, str] | None]) -> int:
-    known = [config for config in configs if config is not None]
-    keys = {key for config in known for key in config}
-    return sum(len({config.get(key) for config in known}) == 1 for key in keys) if len(known) > 1 else 0
+    return differing, len(keys) - len(differing)
 
 
 def _between(history: MetricsHistory, first: int | None, last: int | None) -> MetricsHistory:

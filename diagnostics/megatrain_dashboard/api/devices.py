@@ -27,15 +27,6 @@ NUM_POINTS = 60
 """Number of points of a history."""
 _MAX_XIDS = 100
 _IDLE = 0x1
-_NUMBERS_OF_GPU = (
-    "temperature_c", "slowdown_temperature_c", "memory_temperature_c", "sm_clock_mhz", "max_sm_clock_mhz",
-    "memory_clock_mhz", "power_w", "power_limit_w", "memory_used_bytes", "memory_total_bytes", "utilization",
-    "corrected_errors", "uncorrected_errors", "lifetime_corrected_errors", "lifetime_uncorrected_errors",
-    "retired_pages", "corrected_rows", "uncorrected_rows", "nvlink_errors", "pcie_replays",
-)  # fmt: skip
-_NUMBERS_OF_LINK = (
-    "speed_mbps", "downs", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "symbol_errors", "retransmissions",
-)  # fmt: skip
 _FRESH_S = 5.0
 _NS = 10**9
 _MINUTE_NS = 60 * _NS
@@ -53,7 +44,7 @@ class GpuDocument(Document):
     """The reason why the GPU cannot be read; empty: it was read."""
     recovery: str
     throttled: str
-    """Text: why its clocks are throttled; empty: they are not."""
+    """The reasons why its clocks are throttled; empty: they are not."""
     fault: str
     """Those reasons for throttling that a healthy GPU does not have: heat, and the power supply."""
     temperature_c: float | None
@@ -141,7 +132,7 @@ def host_devices_document(
 ) -> HostDevicesDocument:
     """Return the document of rows between two moments.
 
-    `problem`: why there are no newer rows, if the GPU driver named no error.
+    `problem`: why there are no newer rows; if it is empty, an error that the GPU driver reported takes its place.
     """
     gpus, links = rows.gpus, rows.links
     return HostDevicesDocument(
@@ -181,7 +172,6 @@ def _gpu(rows: Gpus, first_ns: int, last_ns: int) -> GpuDocument:
     bits = 0 if math.isnan(rows.throttle_reasons[-1]) else int(rows.throttle_reasons[-1]) & ~_IDLE
     rank = int(rows.rank[-1])
     known = [uuid for uuid in rows.uuid.tolist() if uuid]
-    numbers = {name: _number(getattr(rows, name)[-1]) for name in _NUMBERS_OF_GPU}
     return GpuDocument(
         gpu=int(rows.gpu[-1]),
         uuid=known[-1] if known else "",
@@ -196,7 +186,7 @@ def _gpu(rows: Gpus, first_ns: int, last_ns: int) -> GpuDocument:
         temperature_history=_history(rows.at_ns, rows.temperature_c, first_ns, last_ns),
         clock_history=_history(rows.at_ns, rows.sm_clock_mhz, first_ns, last_ns),
         power_history=_history(rows.at_ns, rows.power_w, first_ns, last_ns),
-        **numbers,
+        **_newest_numbers(GpuDocument, rows),
     )
 
 
@@ -205,15 +195,20 @@ def _link(rows: NetworkLinks, first_ns: int, last_ns: int) -> LinkDocument:
     # a counter that was reset counts from zero
     grown = np.diff(errors, prepend=errors[:1])
     grown = np.where(grown < 0.0, errors, grown)
-    numbers = {name: _number(getattr(rows, name)[-1]) for name in _NUMBERS_OF_LINK}
     return LinkDocument(
         link=str(rows.link[-1]),
         at_unix_s=int(rows.at_ns[-1]) / 1e9,
         is_up=bool(rows.is_up[-1] == 1.0),
         state=str(rows.state[-1]),
         error_history=_history(rows.at_ns, grown, first_ns, last_ns, is_summed=True),
-        **numbers,
+        **_newest_numbers(LinkDocument, rows),
     )
+
+
+def _newest_numbers(document: type[Document], rows: Any) -> dict[str, float | None]:
+    """Return the newest value of each column that is an optional number of the document."""
+    names = (name for name, field in document.model_fields.items() if field.annotation == float | None)
+    return {name: _number(getattr(rows, name)[-1]) for name in names}
 
 
 def _xids(table: Xids) -> Iterator[XidDocument]:
@@ -276,7 +271,7 @@ def router(parts: DashboardParts) -> APIRouter:
         first_ns = end_ns - minutes * _MINUTE_NS
         if window.begin_s is not None:
             first_ns = min(end_ns, max(int(window.begin_s * _NS), end_ns - _MAX_MINUTES * _MINUTE_NS))
-        # without a window, the last reading is shown even of a host that has been silent for long
+        # without a window, the last reading of a host is shown even if the host has been silent for long
         rows = rows_of_host(source.events, host, min(first_ns, last_ns) if window.is_whole else first_ns, end_ns)
         return host_devices_document(host, rows, first_ns, end_ns, problem(last_ns, now_s))
 

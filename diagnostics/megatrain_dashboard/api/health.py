@@ -1,4 +1,4 @@
-"""GET /healthz: whether the server answers. GET /readyz: whether it has data of the job. Its supervisor calls both."""
+"""GET /healthz: whether the server answers. GET /readyz: whether it has data of the job. Both are for probes."""
 
 from __future__ import annotations
 

@@ -15,27 +15,22 @@ from megatrain_dashboard.parts import DashboardParts
 from megatrain_dashboard.responses.document import Document
 from megatrain_dashboard.responses.errors import bad_query, unavailable
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, To, host_list, rank_list
-from megatrain_dashboard.settings import Limits
 from megatrain_dashboard.sources.hosts import roster_if_known
-from megatrain_dashboard.sources.protocol import JobSource
-from megatrain_diagnostics.analysis.log_search import LogFinding, LoggedFailure, classify_logs
-from megatrain_diagnostics.events.source import Where
+from megatrain_dashboard.sources.log_causes import classified_round
+from megatrain_diagnostics.analysis.log_search import LogFinding, LoggedFailure
 from megatrain_diagnostics.store.log_query import (
     FoundLines,
     LogQuery,
     logged_round,
-    newest_tails,
     pattern_problem,
     search_lines,
 )
 from megatrain_diagnostics.store.reader import TooSlowError
-from megatrain_job.failures.culprit import Culprit, recorded_culprit
+from megatrain_job.failures.culprit import recorded_culprit
 
 _NS = 1_000_000_000
 _MAX_CAUSES = 1000
 _MAX_CHARACTERS = 4000
-_MAX_JUDGED_LINES = 50_000
-"""Limit of the lines that are classified: so many take seven seconds if every line reports a failure."""
 _CAUSES_FRESH_S = 10.0
 _LATEST_S = 9e9
 """The latest unix time whose nanoseconds fit an integer of 64 bits."""
@@ -173,26 +168,19 @@ def router(parts: DashboardParts) -> APIRouter:
         """Return the culprit, and the causes in the ends of all logs: the root first, then what followed."""
         number = logged_round(source.events, round_number)
         recorded = recorded_culprit(source.facts().incidents, number)
-        return parts.responses.answer(
-            request,
-            ("causes", number, recorded),
-            lambda: _causes(source, limits, number, recorded),
-            fresh_s=_CAUSES_FRESH_S,
-        )
+
+        def make() -> LogCausesDocument:
+            roster = roster_if_known(source, number)
+            try:
+                found = classified_round(source.events, roster, number, recorded, limits.log_causes_s)
+            except TooSlowError as error:
+                raise unavailable(f"the ends of the logs of round {number} take too long to read: {error}") from error
+            return causes_document(number, found)
+
+        return parts.responses.answer(request, ("causes", number, recorded), make, fresh_s=_CAUSES_FRESH_S)
 
     return routes
 
 
 def _ns(at_s: float | None) -> int | None:
     return None if at_s is None else int(min(at_s, _LATEST_S) * 1e9)
-
-
-def _causes(source: JobSource, limits: Limits, round_number: int, recorded: Culprit | None) -> LogCausesDocument:
-    roster = roster_if_known(source, round_number)
-    num_ranks = 1 if roster is None else roster.layout.world_size
-    where = Where(rounds=(round_number,))
-    try:
-        lines = newest_tails(source.events, where, _MAX_JUDGED_LINES, num_ranks=num_ranks, budget_s=limits.log_causes_s)
-    except TooSlowError as error:
-        raise unavailable(f"the ends of {num_ranks:,} logs take too long to read: {error}") from error
-    return causes_document(round_number, classify_logs(lines, roster, recorded))

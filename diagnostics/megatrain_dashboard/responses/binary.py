@@ -1,8 +1,8 @@
 """A container of arrays for the page: "MTA1", the length of a JSON header, the header, the arrays.
 
 The header's `arrays` give the place of each array; its other fields belong to the picture. Arrays begin on multiples of
-8 bytes, so that a browser can use them in place, without a copy. Byte order is little endian, like every machine that
-browsers run on.
+8 bytes, so that a browser can use them in place, without a copy. The byte order is little endian, as on every machine
+that browsers run on.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class ResponseCache:
         """Return the response to `key`. `make` makes it, unless the cache has one that is at most `fresh_s` old.
 
         `make` returns a document, or a picture as a container of arrays. A key that contains the version of its data
-        needs no `fresh_s`. An error of `make` is raised in every waiter.
+        needs no `fresh_s`. If `make` raises an error, every waiting caller gets it.
         """
         with self._lock:
             known = self._known.get(key)

@@ -1,8 +1,8 @@
 """The operator token of a page with actions but no configured token: made once per run, in a file that only its owner
 can read.
 
-Every user with an account on the machine can use loopback, so reaching the page proves nothing. Being able to read a
-file of the job's user does.
+Every user with an account on the machine can use loopback, so reaching the page proves nothing. A caller that
+can read a file of the job's user has that user's rights.
 """
 
 from __future__ import annotations

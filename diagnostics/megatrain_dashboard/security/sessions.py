@@ -6,7 +6,7 @@ alone does not authenticate: the page keeps the secret in storage that the brows
 and sends it in a header.
 
 The signing key is derived from the token of the role, so a session survives a restart of the server and ends with its
-token: changing the token file and restarting the dashboard ends all sessions. A restart without a new token does not.
+token: changing the token file and restarting the dashboard ends all sessions. A restart with the same token ends none.
 After it, a stolen copy of a cookie that a logout ended is valid again until its time is over.
 """
 

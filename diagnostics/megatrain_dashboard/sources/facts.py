@@ -64,7 +64,7 @@ class JobFacts:
 
 
 def completed_step(assessment: Assessment | None, facts: JobFacts) -> int | None:
-    """Return how many steps all ranks have completed: as hosts report it, else the most streamed, reported or saved."""
+    """Return how many steps all ranks have completed: as hosts report it, else as streamed, reported or saved."""
     if assessment is not None and assessment.progress.step is not None:
         return assessment.progress.step
     saved = newest_saved(facts.checkpoints)

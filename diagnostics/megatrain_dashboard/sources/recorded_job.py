@@ -9,7 +9,7 @@ from megatrain.config.config import Config
 from megatrain.formatting import printable
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.sources.facts import JobFacts
-from megatrain_dashboard.sources.run_files import recorded_config
+from megatrain_dashboard.sources.run_files import read_config
 from megatrain_dashboard.sources.run_source import RunSource, checkpoints_place
 from megatrain_dashboard.sources.runs.run_summary import read_run_summary
 from megatrain_job.jobs.snapshot import JobSnapshot
@@ -19,9 +19,10 @@ class RecordedJob(RunSource):
     """A JobSource. The constructor opens it; `close` ends its threads."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._config = recorded_config(run)
+        self._config, config_problem = read_config(run)
         self._summary = read_run_summary(run.root)
-        place, self._problem = _own_checkpoints(self._config, run)
+        place, place_problem = _own_checkpoints(self._config, run)
+        self._problems = tuple(printable(text) for text in (config_problem, place_problem) if text)
         super().__init__(run, lambda: place, is_over=True)
 
     @property
@@ -52,16 +53,12 @@ class RecordedJob(RunSource):
             config=self._config,
             run_state=self._summary.run_state,
             reported_step=self._summary.outline.last_step,
-            problems=(*found.problems, *filter(None, [self._problem])),
+            problems=(*found.problems, *self._problems),
         )
 
     def wait_for_poll(self, most_s: float) -> bool:
         """Wait until everything has been read once, because pages get no notification later."""
         return self._history.wait_for_poll(most_s)
-
-    def has_polled(self) -> bool:
-        """Return whether everything has been read once."""
-        return self._history.has_polled.is_set()
 
 
 def _own_checkpoints(config: Config | None, run: RunDirectory) -> tuple[str, str]:

@@ -29,7 +29,7 @@ class RunFiles:
 
     run: RunDirectory
     incidents: tuple[Incident, ...] = ()
-    """Sorted by id, and thus by time."""
+    """Sorted by id, which sorts them by time."""
     entries: tuple[AuditEntry, ...] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)
     """By id of an incident whose file cannot be read, the reason."""
@@ -114,11 +114,6 @@ class RunFiles:
         is_new = self._signatures.get(path.name) != signature
         self._signatures[path.name] = signature
         return is_new
-
-
-def recorded_config(run: RunDirectory) -> Config | None:
-    """Return the configuration in a run directory; None where there is none that this program can read."""
-    return read_config(run)[0]
 
 
 def read_config(run: RunDirectory) -> tuple[Config | None, str]:

@@ -5,8 +5,9 @@ import { test } from "node:test";
 
 import {
   centreOf, clampedGrid, gridWidth, hasCards, placeOfRank, rankAt, rankBeside, rankOfPlace, shapeOf, wholeGrid, zoomedGrid,
+  type RanksPicture,
 } from "../src/canvas/ranks-picture.ts";
-import { ranksImage } from "../src/canvas/ranks-painter.ts";
+import { rangeStops, rankColours, ranksImage } from "../src/canvas/ranks-painter.ts";
 import { peersOf, placeOf, placeText, type Layout } from "../src/canvas/layout.ts";
 
 const SHAPE = { stages: 8, replicas: 192, inner: 8 };
@@ -63,6 +64,18 @@ test("every rank has its own pixel, with stages side by side", () => {
   assert.equal(image.pixels.filter((pixel) => pixel !== 0).length, 12_288);
   assert.equal(new Set(image.pixels).size, 12_288);
   assert.equal(image.pixels[97 * 64 + 1], ((255 << 24) | (7 << 16) | (3 << 8) | 9) >>> 0); // rank 777
+});
+
+test("the legend of steps and scores has the colours of the ranks", () => {
+  const step = Int32Array.of(0, 5, 10);
+  const score = Float32Array.of(0, 3, 6);
+  const picture = { numRanks: 3, newestStep: 10, step, score } as unknown as RanksPicture;
+  for (const [by, values] of [["step", step], ["score", score]] as const) {
+    const stops = rangeStops(picture, by, "light");
+    assert.deepEqual(stops.map((stop) => stop.value), [...values]);
+    assert.deepEqual(stops.map((stop) => stop.colour), rankColours(picture, by, "light"));
+  }
+  assert.equal(rangeStops({ ...picture, newestStep: 0 }, "step", "light").length, 1);
 });
 
 test("zooming keeps the point, and the grid never becomes smaller than the canvas or leaves it", () => {

@@ -4,9 +4,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import {
-  findSlices, firstEndingAfter, inOrderOfTime, lineOfSlice, linesWithIdeal, parseSearch, placeLines, sliceAt,
-  type IdealPicture, type TimelinePicture,
+  firstEndingAfter, lineOfSlice, linesWithIdeal, placeLines, sliceAt, type IdealPicture, type TimelinePicture,
 } from "../src/canvas/timeline-picture.ts";
+import { findSlices, inOrderOfTime, parseSearch } from "../src/canvas/timeline-search.ts";
 import { drawStrip, panned, zoomed, type StripSource, type Wide } from "../src/canvas/timeline-strips.ts";
 
 // Rank 3: compute 0-10, 20-30, 35-36; rank 5: compute 5-25, and within it 6-8.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.run_files.run_directory import RunDirectory
 from tests.helpers.closed_loop import running_daemon
 from tests.helpers.job_under_launch import WORKERS
-from tests.helpers.named_culprits import asked_page, named_by_page, named_by_verbs
+from tests.helpers.named_culprits import named_by_commands, named_by_page
 from tests.helpers.recovery_checks import running_job
+from tests.helpers.served_run import RecordedPage
 from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -31,18 +32,18 @@ def test_incident_verbs_and_every_view_blame_the_same_rank(tmp_path: Path, capsy
             assert running.finish() == 0
             incidents = running.view.incidents()
             assert len(incidents) == len(FAULTS), incidents
-            with asked_page(run) as page:
+            with closing(RecordedPage(run)) as page:
                 for one in incidents:
                     wait_until(partial(_are_logs_stored, page, one.round), "the lines to be stored")
-        with asked_page(run) as page:
+        with closing(RecordedPage(run)) as page:
             for incident, (rank, _, kind) in zip(incidents, FAULTS, strict=True):
                 host = f"host-{rank // 2}"
-                named = named_by_page(page, incident.round) | named_by_verbs(run, incident.round, capsys)
+                named = named_by_page(page, incident.round) | named_by_commands(run, incident.round, capsys)
                 named["the driver"] = (list(incident.culprit_ranks), list(incident.culprit_hosts))
                 assert {"hang", "diag hang", "logs", "logs classify", "ranks"} <= named.keys()
                 assert kind == "stop" or "workers that ended" in named
                 assert named == dict.fromkeys(named, ([rank], [host])), kind
 
 
-def _are_logs_stored(page: TestClient, round_number: int) -> bool:
-    return page.get(f"/api/v1/logs/causes?round={round_number}").status_code == 200
+def _are_logs_stored(page: RecordedPage, round_number: int) -> bool:
+    return page.client.get(f"/api/v1/logs/causes?round={round_number}").status_code == 200

@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "tests/run.py": "a number of repetitions",
     "tests/unit/checkpoint/test_offline_writer.py": "a right writer waits until the limit",
     "tests/unit/comm/test_nccl.py": "the limits that a group must pass on, and one of a rank that never comes",
-    "tests/unit/dashboard/test_dashboard_sources.py": "the limit of a question without an end",
+    "tests/unit/dashboard/test_dashboard_sources.py": "the limit of a query without an end",
     "tests/unit/diagnostics/test_streamer_stacks.py": "a thread that never goes on",
     "tests/unit/job/coordination/test_etcd_watch.py": "the limit of a watch that receives nothing",
     "tests/unit/launcher/test_health_pairs.py": "a task whose probe is a stand-in",

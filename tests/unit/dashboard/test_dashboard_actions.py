@@ -39,16 +39,12 @@ def harness(tmp_path: Path) -> ActionHarness:
     return ActionHarness(tmp_path / "diagnosis" / ACTIONS_NAME)
 
 
-def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> None:
+def test_action_is_audited_before_and_after_it(harness: ActionHarness) -> None:
     harness.backend.before = lambda: stages.append([entry.stage for entry in read_actions(harness.path).entries])
     stages: list[list[str]] = []
     reported = harness.take("evict", "host-2")
-    assert (reported.is_accepted, reported.is_done, reported.text, reported.is_dry_run) == (
-        True,
-        False,
-        "being done",
-        False,
-    )
+    expected = (True, False, "being done", False)
+    assert (reported.is_accepted, reported.is_done, reported.text, reported.is_dry_run) == expected
     assert stages == [[INTENT]]
     assert [(asked.kind, asked.target, by) for asked, by in harness.backend.done] == [
         ("evict", "host-2", "ada via dashboard")
@@ -57,13 +53,8 @@ def test_an_action_is_written_down_before_and_after(harness: ActionHarness) -> N
     assert trail.problem == ""
     first, last = trail.entries
     assert (first.stage, last.stage) == (INTENT, RESULT)
-    assert (last.user, last.role, last.address, last.kind, last.target) == (
-        "ada",
-        "operator",
-        "10.0.0.7",
-        "evict",
-        "host-2",
-    )
+    audited = ("ada", "operator", "10.0.0.7", "evict", "host-2")
+    assert (last.user, last.role, last.address, last.kind, last.target) == audited
     assert (last.reason, last.text, last.is_accepted) == ("before maintenance", "being done", True)
     assert first.action_id == last.action_id == reported.action_id
     assert last.prev_hash == first.entry_hash != ""
@@ -93,10 +84,10 @@ UNFIT: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("checkpoint",), {"confirmation": "Demo"}, 400, "type the job's name"),
     (("checkpoint", "host-1"), {}, 400, "leave it empty"),
     (("evict",), {}, 400, "name the host or verdict"),
-    (("evict", "host-3"), {}, 404, "in the round; there is host-1 and host-2"),
+    (("evict", "host-3"), {}, 404, "hosts that are in the round: host-1 and host-2"),
     (("evict", "host-9"), {}, 404, "no host 'host-9'"),
     (("cordon", "../../etc"), {}, 404, "registered"),
-    (("uncordon", "host-1"), {}, 404, "cordoned; there is none"),
+    (("uncordon", "host-1"), {}, 404, "hosts that are cordoned: none"),
     (("approve", "v-9"), {}, 404, "no verdict 'v-9' waits"),
     (("restart",), {"reason": "so\x1b[2Jwhat"}, 400, "control characters"),
     (("restart",), {"reason": "so \x9b2J what"}, 400, "control characters"),
@@ -268,7 +259,7 @@ def fill(client: EtcdClient, keys: JobKeys) -> None:
     client.put(keys.round(2), encode(make_round()))
 
 
-def test_the_driver_is_asked_as_the_command_line_asks_it(client: EtcdClient, tmp_path: Path) -> None:
+def test_driver_gets_the_request_of_the_command_line(client: EtcdClient, tmp_path: Path) -> None:
     keys = JobKeys("demo")
     fill(client, keys)
     handler = ActionHandler(EtcdBackend(client, keys), ActionLog(tmp_path / ACTIONS_NAME))

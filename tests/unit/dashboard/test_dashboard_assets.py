@@ -73,7 +73,7 @@ def test_page_fetches_nothing_from_other_servers() -> None:
         assert not re.search(r"(?<![:\w])//[a-z0-9-]+\.[a-z]{2,}/", body.decode()), path
 
 
-def test_no_script_or_style_stands_in_the_page() -> None:
+def test_page_has_no_inline_script_or_style() -> None:
     page = files(STATIC)["index.html"].decode()
     assert re.findall(r"<script[^>]*>([^<]*)", page) == [""]
     assert "<style" not in page
@@ -99,7 +99,7 @@ def test_sources_are_ascii_and_short() -> None:
     assert [path.name for path in written if len(path.read_bytes().splitlines()) > 600] == []
 
 
-def test_types_are_made_from_the_documents_of_now() -> None:
+def test_types_of_the_page_match_the_documents() -> None:
     generator = script("generate_documents")
     assert (WEB / "src" / "api" / "documents.ts").read_text(encoding="utf-8") == generator.documents_text()
 

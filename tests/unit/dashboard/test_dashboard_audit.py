@@ -63,7 +63,7 @@ def encode_with_hash(plain: dict[str, Any]) -> bytes:
     return json.dumps({"schema_version": 1, **to_plain(entry)}).encode() + b"\n"
 
 
-def test_a_tail_that_was_cut_off_is_reported(harness: ActionHarness) -> None:
+def test_removed_end_of_the_audit_is_reported(harness: ActionHarness) -> None:
     harness.take("checkpoint")
     harness.take("checkpoint", key="key-00000002")
     lines = harness.path.read_bytes().splitlines(keepends=True)
@@ -90,7 +90,7 @@ def test_two_servers_share_limits_and_keys(harness: ActionHarness) -> None:
     assert len(harness.backend.done) == 5
 
 
-def test_after_a_line_that_was_cut_short_begins_another(harness: ActionHarness) -> None:
+def test_line_after_a_torn_one_is_read(harness: ActionHarness) -> None:
     harness.take("checkpoint")
     with harness.path.open("ab") as file:
         file.write(b'{"schema_version":1,"stage":"int')
@@ -110,7 +110,7 @@ def test_two_servers_write_one_chain(harness: ActionHarness) -> None:
     assert (len(trail.entries), trail.problem) == (12, "")
 
 
-def test_page_shows_both_audits_and_what_is_missing(tmp_path: Path) -> None:
+def test_page_shows_both_audits_and_removed_lines(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     run.incidents.mkdir()
     append_to_audit(run.incidents / AUDIT_NAME, AuditEntry(replace(WAITING, by="ops@login"), VERDICT))
@@ -121,12 +121,8 @@ def test_page_shows_both_audits_and_what_is_missing(tmp_path: Path) -> None:
         reported = server.ask("/api/v1/audit")
         assert server.ask("/api/v1/audit", {"If-None-Match": reported.headers["etag"]}).status == 304
         first, second = reported.json["entries"]
-        assert (first["source"], first["actor"], first["action"], first["result"]) == (
-            "dashboard",
-            "ada",
-            "restart",
-            "being done",
-        )
+        expected = ("dashboard", "ada", "restart", "being done")
+        assert (first["source"], first["actor"], first["action"], first["result"]) == expected
         assert len(first["entry_hash"]) == 64
         assert (second["source"], second["actor"], second["target"]) == ("driver", "ops@login", "host-2")
         assert reported.json["chain_problem"] == ""

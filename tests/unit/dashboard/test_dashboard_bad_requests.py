@@ -85,7 +85,7 @@ PATHS = (
 )
 
 
-def test_no_path_leads_out(page: Served) -> None:
+def test_paths_outside_the_page_are_not_found(page: Served) -> None:
     refused_all({path: page.ask(path) for path in PATHS}, 404)
     assert_others_are_served(page)
 

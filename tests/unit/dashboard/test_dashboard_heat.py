@@ -253,7 +253,7 @@ def test_scaled_values_are_numbers_wherever_there_was_one(values: list[float]) -
 
 @pytest.mark.parametrize("scale", [Scale.RELATIVE, Scale.Z])
 @pytest.mark.parametrize("noise", [0.002, 0.01, 0.15])
-def test_a_healthy_job_is_pale_and_a_slow_rank_is_not(scale: Scale, noise: float) -> None:
+def test_healthy_job_is_pale_and_slow_rank_is_not(scale: Scale, noise: float) -> None:
     """The page paints the lower half of the levels with one colour: it covers values due to chance."""
     roster = job().roster()
     values = np.random.default_rng(7).normal(1.0, noise, (200, roster.layout.world_size)).clip(0.1)
@@ -294,7 +294,7 @@ def test_merged_cell_shows_the_worst_value(client: TestClient) -> None:
             assert found == greatest, (scale, first)
 
 
-def test_cell_of_which_nothing_is_known(client: TestClient) -> None:
+def test_cell_without_a_value_has_its_peers(client: TestClient) -> None:
     document = client.get(f"/heat/cell?rank={HOLE[0]}&step={HOLE[1]}").json()
 
     assert (document["value"], document["ratio"], document["z"]) == (None, None, None)
@@ -337,7 +337,7 @@ def test_picture_is_continued_with_new_steps(client: TestClient) -> None:
     np.testing.assert_array_equal(more["cells"], whole["cells"][:, 16:])
 
 
-def test_new_events_are_seen_and_old_answers_are_not_made_again(tmp_path: Path) -> None:
+def test_new_events_are_shown_and_old_responses_reused(tmp_path: Path) -> None:
     directory = stored_events(tmp_path, job().ranks(), select(TOTALS, TOTALS.step < 10))
     source = PictureSource(directory)
     with picture_client(source, router) as client:
@@ -409,7 +409,7 @@ def test_round_without_a_step_is_an_empty_picture(tmp_path: Path) -> None:
     assert client.get("/heat/outliers").json()["outliers"] == []
 
 
-def test_step_that_one_rank_makes_up_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_step_invented_by_one_rank_hides_no_other(tmp_path: Path) -> None:
     rogue = select(TOTALS, (TOTALS.rank == 1) & (TOTALS.step == 24))
     rogue.step[:] = 2**31 - 5
     rogue.sequence[:] += 10**6

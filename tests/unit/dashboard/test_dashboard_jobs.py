@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.jobs.document import JobRow
 from megatrain_dashboard.api.jobs.view import Choice, chosen_rows, counts_of, job_row
 from megatrain_dashboard.api.overview.view import OverviewInputs, overview_document
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_dashboard.sources.runs import catalog as catalog_module
 from megatrain_dashboard.sources.runs.catalog import JobCatalog
 from megatrain_dashboard.sources.runs.metrics_history import read_metrics_history
@@ -31,6 +30,7 @@ from megatrain_job.jobs.snapshot import read_job
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import NOW_S, make_record, make_stall, make_status
 from tests.helpers.many_runs import BEGAN_S, STEP_S, held, report_steps, write_run
+from tests.helpers.served_run import RecordedPage
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_job import fill
 
@@ -149,10 +149,9 @@ def test_a_job_has_one_state_in_the_list_and_on_its_page(tmp_path: Path, name: s
     if holder is not None:
         (run.root / "coordination" / "lock").write_text(f"{holder}\n")
     with held(run) if name == "lives" else nullcontext():
-        row, source = rows_of(tmp_path)[name], RecordedJob(run)
-        wait_until(source.has_polled, "the run to be read")
-        page = overview_document(OverviewInputs(LATER_S, source.facts(), is_recorded=True))
-        source.close()
+        row = rows_of(tmp_path)[name]
+        with closing(RecordedPage(run)) as opened:
+            page = overview_document(OverviewInputs(LATER_S, opened.source.facts(), is_recorded=True))
     assert (row.state, row.level) == expected
     assert (page.state, page.level, page.headline) == (row.state, row.level, row.headline)
     reported = [(reason.code, reason.text) for reason in row.reasons]

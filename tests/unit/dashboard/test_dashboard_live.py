@@ -102,7 +102,7 @@ def test_a_client_that_reconnects_gets_the_missed_event(tmp_path: Path) -> None:
     with_streams(tmp_path, check)
 
 
-def test_a_quiet_stream_is_kept_open_and_a_long_one_ends(tmp_path: Path) -> None:
+def test_quiet_stream_stays_open_and_long_one_ends(tmp_path: Path) -> None:
     async def check(streams: LiveStreams, source: MadeUpJob) -> None:
         blocks = [block async for block in streams.events("")]
         assert blocks[0] == b"retry: 2000\n\n"
@@ -207,7 +207,7 @@ def test_a_change_arrives_within_two_seconds(tmp_path: Path) -> None:
             received += client.recv(4096)
 
 
-def test_streams_over_http_need_a_token_and_are_limited(tmp_path: Path) -> None:
+def test_streams_need_a_token_and_are_limited(tmp_path: Path) -> None:
     assert (USUAL.max_streams, USUAL.max_streams_per_address) == (100, 60)
     settings = DashboardSettings(port=0, viewer_token=VIEWER_TOKEN, limits=Limits(max_streams_per_address=3))
     with served(tmp_path, settings) as server, ExitStack() as stack:

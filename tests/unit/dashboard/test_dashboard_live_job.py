@@ -192,7 +192,7 @@ def test_streamed_steps_are_shown_with_the_daemons_judgement(running: RunningPag
     before = running.source.live().versions["stragglers"]
     write_state(running.run.diagnosis, replace(STATE, round=2))
     running.wait(lambda: running.source.daemon_state() is not None, "the daemon's state")
-    running.wait(lambda: running.source.live().versions["stragglers"] > before, "the word of it")
+    running.wait(lambda: running.source.live().versions["stragglers"] > before, "the new version")
     # No daemon is registered, so the record of an earlier daemon is ignored.
     running.wait(lambda: running.source.facts().is_daemon_alive is False, "the poll of the daemon")
     assert daemon_state_of_round(running.source, None) is None

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.checkpoint_format.checkpoint_files import pin
 from megatrain.checkpoint_format.local_location import LocalLocation
@@ -26,12 +25,9 @@ from megatrain.run_files.incidents import AUDIT_NAME, append_to_audit
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.checkpoints import checkpoints_document
 from megatrain_dashboard.api.stragglers.route import remedy_cost_of
-from megatrain_dashboard.app import make_app
 from megatrain_dashboard.responses.cache import CachedResponse, ResponseCache
-from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources import checkpoint_watch
 from megatrain_dashboard.sources.checkpoint_watch import CheckpointWatch, read_checkpoints
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.store.daemon_state import write_state
 from megatrain_job.jobs.notes import Author, NoteWriter
 from tests.helpers.recorded_run import (
@@ -44,31 +40,10 @@ from tests.helpers.recorded_run import (
     end_s,
     write_recorded_run,
 )
-from tests.helpers.served_run import PATIENT_LIMITS
+from tests.helpers.served_run import NOW_S, RecordedPage
 from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
-
-NOW_S = 1_800_000_000.0
-
-
-class Page:
-    """A recorded run, and a client."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.run = run
-        self.source = RecordedJob(run)
-        wait_until(self.source.has_polled, "the run to be read")
-        app = make_app(self.source, DashboardSettings(port=0, limits=PATIENT_LIMITS), clock=lambda: NOW_S).app
-        self.client = TestClient(app, base_url="http://127.0.0.1:8777")
-
-    def ask(self, path: str, status: int = 200) -> Any:
-        response = self.client.get(f"/api/v1/{path}")
-        assert response.status_code == status, response.text
-        return response.json()
-
-    def close(self) -> None:
-        self.source.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +52,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(made: Path) -> Iterator[Page]:
-    found = Page(RunDirectory(made))
-    yield found
-    found.close()
+def page(made: Path) -> Iterator[RecordedPage]:
+    with closing(RecordedPage(RunDirectory(made))) as found:
+        yield found
 
 
 @pytest.fixture
@@ -90,7 +64,7 @@ def own_run(made: Path, tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "run")
 
 
-def test_overview_of_a_recorded_run_has_its_last_figures(page: Page) -> None:
+def test_overview_of_a_recorded_run_has_its_last_figures(page: RecordedPage) -> None:
     found = page.ask("overview")
     assert (found["at_unix_s"], found["state"], found["level"]) == (NOW_S, "unreachable", "red")
     assert (found["step"], found["train_steps"], found["round"]) == (120, 240, 2)
@@ -116,14 +90,14 @@ def test_overview_of_a_recorded_run_has_its_last_figures(page: Page) -> None:
 def test_a_run_is_as_its_launch_left_it(own_run: RunDirectory, code: str, state: str, level: str) -> None:
     (own_run.root / "coordination").mkdir()
     (own_run.root / "coordination" / "exit-code").write_text(f"{code}\n")
-    page = Page(own_run)
+    page = RecordedPage(own_run)
     found = page.ask("overview")
     page.close()
     assert (found["state"], found["level"]) == (state, level)
     assert f"exit code {code}" in found["headline"]
 
 
-def test_steps_are_reported_once_by_the_round_that_did_them_last(page: Page) -> None:
+def test_steps_are_reported_once_by_the_round_that_did_them_last(page: RecordedPage) -> None:
     found = page.ask("series")
     assert found["step"] == list(range(120))
     assert found["round"] == [1] * 50 + [2] * 70
@@ -141,7 +115,7 @@ def test_steps_are_reported_once_by_the_round_that_did_them_last(page: Page) -> 
     assert page.ask("series?points=1", 400)["error"] == "bad-request"
 
 
-def test_an_incident_has_its_phases_its_root_cause_and_its_cost(page: Page) -> None:
+def test_an_incident_has_its_phases_its_root_cause_and_its_cost(page: RecordedPage) -> None:
     (found,) = page.ask("incidents")["incidents"]
     assert found == page.ask(f"incidents/{found['incident_id']}")
     assert [(one["rank"], one["host"], one["is_cascade"]) for one in found["failures"]] == [
@@ -156,7 +130,7 @@ def test_an_incident_has_its_phases_its_root_cause_and_its_cost(page: Page) -> N
 
 
 @pytest.fixture(scope="module")
-def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedPage]:
     """The run with verdicts, a note, a changed key, a state of the daemon, verifications of checkpoints, and a pin."""
     run = RunDirectory(tmp_path_factory.mktemp("annotated") / "run")
     shutil.copytree(made, run.root)
@@ -177,12 +151,11 @@ def annotated(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     # a character that JSON can represent and UTF-8 cannot
     pinned = '{"schema_version": 1, "reason": "\\ud800 kept", "pinned_unix_s": 1.0}'
     (run.checkpoints / "main" / "step-000000100" / "PINNED").write_text(pinned)
-    page = Page(run)
-    yield page
-    page.close()
+    with closing(RecordedPage(run)) as found:
+        yield found
 
 
-def test_verdicts_come_from_the_audit(annotated: Page) -> None:
+def test_verdicts_come_from_the_audit(annotated: RecordedPage) -> None:
     (found,) = annotated.ask("incidents")["verdicts"]
     assert found == annotated.ask("verdicts/v-1")
     annotated.ask("verdicts/v-2", 404)
@@ -190,13 +163,13 @@ def test_verdicts_come_from_the_audit(annotated: Page) -> None:
     assert (found["evidence"], found["gain_s_per_step"]) == (["its forward takes 1.3 x its peers'"], 0.03)
 
 
-def test_notes_and_changed_keys_come_from_the_run_directory(annotated: Page) -> None:
+def test_notes_and_changed_keys_come_from_the_run_directory(annotated: RecordedPage) -> None:
     assert [(one["step"], one["text"]) for one in annotated.ask("notes")["notes"]] == [(60, "a switch was replaced")]
     marks = [mark for mark in annotated.ask("marks")["marks"] if mark["kind"] == "config"]
     assert [(mark["step"], "optimizer.lr" in mark["text"]) for mark in marks] == [(51, True)]
 
 
-def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
+def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: RecordedPage) -> None:
     found = page.ask("hosts")["hosts"]
     assert [(one["host"], one["first_rank"], one["num_workers"]) for one in found] == [
         ("host-0", 0, 2),
@@ -208,8 +181,7 @@ def test_hosts_of_a_recorded_run_are_those_of_its_ranks(page: Page) -> None:
     assert "host-0 and host-1" in page.ask("hosts/host-7", 404)["text"]
 
 
-def test_checkpoints_have_a_state_and_a_verification(annotated: Page) -> None:
-    wait_until(lambda: len(annotated.ask("checkpoints")["checkpoints"]) == 3, "the checkpoints")
+def test_checkpoints_have_a_state_and_a_verification(annotated: RecordedPage) -> None:
     found = {one["step"]: one for one in annotated.ask("checkpoints")["checkpoints"]}
     assert (found[50]["verify_result"], found[50]["verified_unix_s"]) == ("whole", 1_790_000_100.0)
     assert (found[100]["verify_result"], found[100]["verified_unix_s"]) == ("", None)
@@ -225,17 +197,18 @@ def test_damaged_files_are_reported_in_every_view(own_run: RunDirectory) -> None
         [Verification.of("main", 100, later_s, ["r000001-rank-00000.distcp: 16 bytes are missing"])],
     )
     (own_run.incidents / os.fsdecode(b"\xff.json")).write_bytes(b"torn")  # a name that is not UTF-8
-    page = Page(own_run)
-    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints")
+    (own_run.root / "config.toml").write_text("[job\n")
+    page = RecordedPage(own_run)
     found = {one["step"]: one for one in page.ask("checkpoints")["checkpoints"]}
     overview = page.ask("overview")
     page.close()
     assert (found[50]["state"], found[100]["state"]) == ("committed", "damaged")
     assert overview["checkpoint"]["step"] == 50, "a job that lost all others would resume from it"
-    assert any("udcff.json" in problem for problem in overview["diagnosis"]["problems"])
+    for text in ("udcff.json", "config.toml is damaged"):
+        assert any(text in problem for problem in overview["diagnosis"]["problems"]), text
 
 
-def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
+def test_lines_are_found_whatever_their_case_and_stay_text(page: RecordedPage) -> None:
     found = page.ask("logs?query=error&round=1")
     assert [(one["rank"], one["host"]) for one in found["lines"]] == [(3, "host-1"), (1, "host-0")]
     assert (found["num_matching"], found["num_searched"], found["is_partial"]) == (2, 3, False)
@@ -251,7 +224,7 @@ def test_lines_are_found_whatever_their_case_and_stay_text(page: Page) -> None:
     assert page.ask("logs?ranks=5:2", 400)["text"].startswith("ranks=")
 
 
-def test_pathological_expression_is_answered_at_once(page: Page) -> None:
+def test_pathological_expression_is_answered_at_once(page: RecordedPage) -> None:
     found = page.ask("logs?is_regex=true&query=(a%2B)%2B%24")
     assert (found["num_matching"], found["num_searched"]) == (0, 3)
     assert page.ask("logs?is_regex=true&query=(a%2B)%2B!%24")["num_matching"] == 1
@@ -259,19 +232,16 @@ def test_pathological_expression_is_answered_at_once(page: Page) -> None:
     assert "not a valid regular expression" in page.ask("logs?is_regex=true&query=(%3F%3Da)b", 400)["text"]
 
 
-def test_the_cause_of_a_failure_comes_before_what_followed(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cause_of_a_failure_comes_before_what_followed(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("logs/causes?round=1")
     assert [(one["rank"], one["role"]) for one in found["causes"]] == [(3, "root"), (1, "follows")]
     assert main(["logs", "classify", str(page.run.root), "--round", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert (found["label"], found["root_rank"], found["reason"]) == (
-        printed["label"],
-        printed["root_rank"],
-        printed["reason"],
-    )
+    expected = (printed["label"], printed["root_rank"], printed["reason"])
+    assert (found["label"], found["root_rank"], found["reason"]) == expected
 
 
-def test_stragglers_equal_those_of_the_command(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stragglers_equal_those_of_the_command(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
     found = page.ask("stragglers")
     assert main(["diag", "stragglers", str(page.run.root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -287,7 +257,7 @@ def test_stragglers_equal_those_of_the_command(page: Page, capsys: pytest.Captur
     assert found["scores"][0]["score"] >= found["thresholds"]["score"]
 
 
-def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
+def test_a_rank_has_its_place_its_peers_and_its_stacks(page: RecordedPage) -> None:
     found = page.ask("ranks/3")
     assert (found["host"], found["place"]["dp"], found["pid"], found["step"]) == ("host-1", 3, 1003, 119)
     assert found["groups"] == [{"name": "dp", "first_rank": 0, "num_ranks": 4, "stride": 1}]
@@ -298,11 +268,11 @@ def test_a_rank_has_its_place_its_peers_and_its_stacks(page: Page) -> None:
     page.ask("ranks/x", 400)
 
 
-def test_whatif_without_a_fully_recorded_step_is_an_error(page: Page) -> None:
+def test_whatif_without_a_full_step_is_an_error(page: RecordedPage) -> None:
     assert "no step was recorded in full" in page.ask("whatif", 404)["text"]
 
 
-def test_the_daemons_last_verdict_stays_with_the_run(annotated: Page) -> None:
+def test_last_state_of_the_daemon_is_shown(annotated: RecordedPage) -> None:
     rank = annotated.ask("ranks/1")
     silent = annotated.ask("overview")["diagnosis"]
     slow = annotated.ask("ranks/3")
@@ -312,7 +282,7 @@ def test_the_daemons_last_verdict_stays_with_the_run(annotated: Page) -> None:
 
 
 def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
-    page = Page(RunDirectory(tmp_path))
+    page = RecordedPage(RunDirectory(tmp_path))
     found = page.ask("overview")
     assert (found["step"], found["num_incidents"], found["effective_time_ratio"]) == (None, 0, None)
     assert page.ask("series")["step"] == []
@@ -323,7 +293,7 @@ def test_empty_directory_is_shown_without_figures(tmp_path: Path) -> None:
     page.close()
 
 
-def test_restart_cost_and_gain_of_remaining_steps(page: Page) -> None:
+def test_restart_cost_and_gain_of_remaining_steps(page: RecordedPage) -> None:
     remedy_cost = remedy_cost_of(page.source, NOW_S, 2)
     assert (remedy_cost.remaining_steps, remedy_cost.cost_text) == (120, "measured")
     assert remedy_cost.cost_s == pytest.approx(30.5 + 10)
@@ -377,8 +347,8 @@ def test_history_reads_nothing_outside_its_directory(
         return open_location(text)
 
     monkeypatch.setattr(checkpoint_watch, "open_location", noted)
-    page = Page(own_run)
-    wait_until(lambda: page.ask("checkpoints")["checkpoints"], "the checkpoints")
+    page = RecordedPage(own_run)
+    assert page.ask("checkpoints")["checkpoints"]
     assert set(asked) == {str(own_run.checkpoints)}
     assert any("is outside of the run directory" in problem for problem in page.source.facts().problems)
     page.close()
@@ -390,12 +360,12 @@ def test_pipe_in_place_of_a_file_does_not_block(own_run: RunDirectory) -> None:
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         os.mkfifo(path)
-    page = Page(own_run)
+    page = RecordedPage(own_run)
     assert page.ask("overview")["round"] == 2
     page.close()
 
 
-def test_key_of_a_cached_response_is_small(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_a_cached_response_is_small(page: RecordedPage, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[object] = []
     get = ResponseCache.get
 

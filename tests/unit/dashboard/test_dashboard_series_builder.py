@@ -128,7 +128,7 @@ def test_a_later_round_replaces_the_steps_that_it_repeats() -> None:
     assert shown(series, round_number=2)["step"] == [10, 11, 12]
 
 
-def test_a_bad_step_that_is_done_again_is_bad_no_more() -> None:
+def test_repeated_bad_step_is_no_longer_bad() -> None:
     builder = begun()
     enter(builder, range(5), losses={1: math.nan, 4: math.nan})
     builder.begin(2, len(RANKS), 0)
@@ -178,7 +178,7 @@ def test_a_restart_into_a_coarse_entry_keeps_its_part() -> None:
     assert (restart.begin_s, restart.end_s) == (pytest.approx(10_001.0), 20_001.0)
 
 
-def test_chart_gets_at_most_the_requested_points() -> None:
+def test_chart_has_at_most_the_requested_points() -> None:
     builder = begun()
     enter(builder, range(500), losses={321: 99.0, 322: -9.0})
     for points in (2, 7, 50, 600):

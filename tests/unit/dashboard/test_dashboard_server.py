@@ -36,7 +36,16 @@ from megatrain_dashboard.server import listening_socket, url_of
 from megatrain_dashboard.settings import DashboardSettings
 from megatrain_job.coordination.client import EtcdClient
 from megatrain_job.coordination.settings import EtcdSettings
-from tests.helpers.dashboard_server import VIEWER_TOKEN, Served, ask, bearer, head_of, read_head, read_rest, served
+from tests.helpers.dashboard_server import (
+    VIEWER_TOKEN,
+    PageClient,
+    Served,
+    bearer,
+    head_of,
+    read_head,
+    read_rest,
+    served,
+)
 from tests.helpers.etcd_server import EtcdServers
 from tests.helpers.launched_job import make_host, make_record, make_round, make_snapshot
 from tests.helpers.source_tree import ROOT
@@ -317,9 +326,9 @@ def test_the_program_of_a_running_job(etcd: EtcdServers, tmp_path: Path) -> None
         )
         stack.callback(reaped, kept)
         url = line_with(kept, "dashboard of job demo at ").split()[-1]
-        port = int(url.rpartition(":")[2].strip("/"))
-        wait_until(lambda: ask(port, "/readyz").status == 200, "the first poll of etcd")
-        assert ask(port, "/api/v1/job").json["job"] == "demo"
+        page = PageClient(int(url.rpartition(":")[2].strip("/")))
+        wait_until(lambda: page.ask("/readyz").status == 200, "the first poll of etcd")
+        assert page.ask("/api/v1/job").json["job"] == "demo"
         wait_until(lambda: announced_url(client, keys) == url, "the announcement")
         # A second server, started manually, does not replace it.
         other = started("megatrain", "dashboard", "demo", *reached, directory=tmp_path)
@@ -342,13 +351,10 @@ def test_the_program_of_a_recorded_run(tmp_path: Path) -> None:
     process = started("megatrain", "dashboard", "--replay", "old", "--port", "0", directory=tmp_path)
     try:
         url = line_with(process, "dashboard of job old at ").split()[-1]
-        port = int(url.rpartition(":")[2].strip("/"))
-        reported = ask(port, "/api/v1/job").json
-        assert (reported["is_recorded"], reported["can_act"], "recorded run" in reported["why_not_act"]) == (
-            True,
-            False,
-            True,
-        )
+        page = PageClient(int(url.rpartition(":")[2].strip("/")))
+        reported = page.ask("/api/v1/job").json
+        expected = (True, False, True)
+        assert (reported["is_recorded"], reported["can_act"], "recorded run" in reported["why_not_act"]) == expected
         ended_well(process)
     finally:
         process.kill()

@@ -47,7 +47,7 @@ def test_a_token_becomes_a_session(locked: Served) -> None:
         assert (job["role"], job["has_session"]) == (role, True)
 
 
-def test_logging_out_takes_the_cookie_away(locked: Served) -> None:
+def test_logout_removes_the_cookie(locked: Served) -> None:
     reply = locked.ask("/api/v1/session", locked.from_page(), method="DELETE")
     assert reply.status == 204
     assert "Max-Age=0" in reply.headers["set-cookie"]
@@ -62,7 +62,7 @@ def test_a_copy_of_a_cookie_ends_with_its_session(locked: Served) -> None:
     assert locked.ask(JOB_PATH, others).status == 200
 
 
-def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guessing_tokens_by_the_cookie_name_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client sees the name. A plain digest of the tokens would permit millions of guesses a second."""
     cheap = "\n".join(("name of the cookie", VIEWER_TOKEN, OPERATOR_TOKEN, ""))
     assert hashlib.sha256(cheap.encode()).hexdigest()[:12] not in SETTINGS.cookie_name
@@ -84,20 +84,18 @@ def test_the_name_of_the_cookie_is_no_quick_test_of_a_guess(monkeypatch: pytest.
 def test_wrong_token_and_malformed_login_are_refused(locked: Served) -> None:
     for token in ("guessed", " ", VIEWER_TOKEN[:-1], VIEWER_TOKEN + "x", "\u00e9" * 20):
         reply = locked.log_in(token)
-        assert reply.status == 401, token
-        reply.assert_refused(401)
+        reply.assert_refused(401, where=token)
         assert "set-cookie" not in reply.headers, token
     for body in (b"{}", b'{"token": 1}', b'{"token": ""}', b'{"token": "x", "role": "operator"}'):
         reply = locked.ask("/api/v1/session", locked.from_page(), method="POST", body=body)
-        assert reply.status == 400, body
-        reply.assert_refused(400)
+        reply.assert_refused(400, where=body)
 
 
 def value_of(cookie: str) -> str:
     return cookie.partition(";")[0].partition("=")[2]
 
 
-def test_a_session_holds_until_it_ends() -> None:
+def test_session_is_valid_until_its_end() -> None:
     sessions = Sessions(SETTINGS)
     cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
     cookie = cookie.partition(";")[0]
@@ -145,7 +143,7 @@ def test_unsigned_session_is_refused() -> None:
     assert sessions.session_of(f"{name}={value}", secret, NOW_S) is not None
 
 
-def test_the_oldest_of_many_ended_sessions_are_forgotten() -> None:
+def test_only_the_newest_ended_sessions_are_stored() -> None:
     sessions, begun = Sessions(SETTINGS), []
     for _ in range(5000):
         cookie, secret = sessions.new_session(Role.VIEWER, NOW_S, is_secure=False)
@@ -163,7 +161,7 @@ def test_foreign_cookies_do_not_hide_the_session() -> None:
     assert sessions.session_of(beside, secret, NOW_S) is not None
 
 
-def test_behind_https_the_cookie_is_for_https_alone(locked: Served, tmp_path: Path) -> None:
+def test_cookie_behind_https_is_secure(locked: Served, tmp_path: Path) -> None:
     proxied = replace(SETTINGS, trusted_proxies=(ip_network("127.0.0.0/8"),), user_header="x-user", base_path="/mt")
     body = json.dumps({"token": VIEWER_TOKEN}).encode()
     with served(tmp_path, proxied) as server:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.reporting.report import SourceReport
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.overview.document import SourcesDocument
 from megatrain_dashboard.api.overview.sources_view import sources_document
-from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_dashboard.sources.runs.metrics_history import read_metrics_history
 from megatrain_dashboard.sources.runs.metrics_records import MetricsRecords, read_metrics_records
 from megatrain_dashboard.sources.window import Window
 from tests.helpers.many_runs import BEGAN_S, STEP_S, report_steps, write_run
-from tests.helpers.waiting import wait_until
+from tests.helpers.served_run import RecordedPage
 
 NUM_STEPS = 100
 
@@ -161,21 +157,15 @@ def test_times_choose_the_part_of_a_large_file(tmp_path: Path, monkeypatch: pyte
 def test_sources_are_answered_of_a_recorded_run(tmp_path: Path) -> None:
     run = write_run(tmp_path, num_steps=0)
     report_steps(run, range(1, 21), loss=2.0, step_s=STEP_S, began_s=BEGAN_S, sources=of_step)
-    source = RecordedJob(run)
-    try:
-        wait_until(source.has_polled, "the run to be read")
-        client = TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
-        found = client.get("/api/v1/sources", params={"source": "web", "points": 4}).json()
+    with closing(RecordedPage(run)) as page:
+        found = page.ask("sources", source="web", points=4)
         assert [one["name"] for one in found["sources"]] == ["web", "code"]
         assert (found["series"]["name"], found["step"]) == ("web", [4, 9, 14, 19])
-        # Records that are added later are included, too.
+        # records that are added later are included
         report_steps(run, range(21, 23), loss=2.0, step_s=STEP_S, began_s=BEGAN_S + 40, sources=of_step)
-        assert client.get("/api/v1/sources", params={"source": "web", "points": 4}).json()["step"][-1] == 21
+        assert page.ask("sources", source="web", points=4)["step"][-1] == 21
         run.metrics_file.unlink()
-        assert client.get("/api/v1/sources").json()["sources"] == []
+        assert page.ask("sources")["sources"] == []
         run.metrics_file.mkdir()
-        refused = client.get("/api/v1/sources")
-        assert refused.status_code == 503
-        assert refused.json()["text"] == "metrics/metrics.jsonl cannot be read: is not a regular file"
-    finally:
-        source.close()
+        refused = page.ask("sources", 503)
+        assert refused["text"] == "metrics/metrics.jsonl cannot be read: is not a regular file"

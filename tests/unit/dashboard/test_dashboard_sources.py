@@ -67,18 +67,18 @@ def read_all(events: StoredEvents, builder: SeriesBuilder, *, steps_at_once: int
     return [int(step) for step in builder.snapshot().column("last")]
 
 
-def test_many_steps_are_read_a_bit_at_a_time(tmp_path: Path) -> None:
+def test_many_steps_are_read_in_parts(tmp_path: Path) -> None:
     put_steps(tmp_path, 1, range(100))
     assert read_all(StoredEvents(tmp_path), SeriesBuilder(), steps_at_once=7) == list(range(100))
 
 
-def test_steps_that_have_expired_are_passed_over(tmp_path: Path) -> None:
+def test_expired_steps_are_skipped(tmp_path: Path) -> None:
     put_steps(tmp_path, 1, range(5))
     put_steps(tmp_path, 1, range(500, 520), has_ranks=False)
     assert read_all(StoredEvents(tmp_path), SeriesBuilder()) == [*range(5), *range(500, 520)]
 
 
-def test_a_round_that_one_rank_made_up_is_passed_over(tmp_path: Path) -> None:
+def test_round_that_one_rank_invented_is_skipped(tmp_path: Path) -> None:
     put_steps(tmp_path, 1, range(5))
     ranks = SyntheticJob(LAYOUT, round=77).ranks()
     with SegmentStore(tmp_path) as store:
@@ -158,7 +158,7 @@ def test_newest_lines_are_found_and_all_are_counted(tmp_path: Path) -> None:
     assert exact.lines.sequence.tolist() == [7]
 
 
-def test_a_search_whose_time_is_over_says_that_it_is_partial(tmp_path: Path) -> None:
+def test_search_that_runs_out_of_time_is_partial(tmp_path: Path) -> None:
     put_lines(tmp_path, 50, each_s=600)
     events = StoredEvents(tmp_path)
     found = search_lines(events, LogQuery(1, "line"), budget_s=0.0)
@@ -166,7 +166,7 @@ def test_a_search_whose_time_is_over_says_that_it_is_partial(tmp_path: Path) -> 
     assert len(found.lines.rank) == found.num_searched == 0
 
 
-def test_a_question_ends_at_its_deadline(tmp_path: Path) -> None:
+def test_query_ends_at_its_deadline(tmp_path: Path) -> None:
     put_lines(tmp_path, 50, each_s=1)
     events = StoredEvents(tmp_path)
     endless = "SELECT count(*) AS n FROM segments, range(100000000) AS a, range(1000) AS b WHERE a.range * b.range = -1"
@@ -177,7 +177,7 @@ def test_a_question_ends_at_its_deadline(tmp_path: Path) -> None:
     assert answer.to_pylist() == [{"n": 50}]
 
 
-def test_newest_lines_of_each_rank_are_judged(tmp_path: Path) -> None:
+def test_newest_lines_of_each_rank_are_classified(tmp_path: Path) -> None:
     put_lines(tmp_path, 40, each_s=1)
     found = newest_tails(StoredEvents(tmp_path), Where((1,)), 8, num_ranks=4, budget_s=DEADLINE_S)
     assert sorted(found.sequence.tolist()) == list(range(32, 40))
@@ -205,7 +205,7 @@ def test_verdict_in_etcd_and_in_the_audit_is_one_case() -> None:
     assert found[1] == VerdictWithOutcome("v-1", STRAGGLER, outcome)
 
 
-def test_verifications_are_kept_one_a_checkpoint(tmp_path: Path) -> None:
+def test_newest_verification_of_each_checkpoint_is_kept(tmp_path: Path) -> None:
     place = LocalLocation(tmp_path)
     assert read_verifications(place) == {}
     record_verifications(place, [Verification.of("main", 10, 1.0, ["torn", "and more"])])

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.run_files.run_directory import RunDirectory
-from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from tests.helpers.canned_analyses import analysis_responses
 from tests.helpers.canned_job import job_responses
 from tests.helpers.canned_records import record_responses
 from tests.helpers.raw_python import raw_python, raw_texts
+from tests.helpers.served_run import RecordedPage
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
 
 SAMPLE = ROOT / "tests" / "golden" / "dashboard-sample"
 RECORDED = tuple(path.stem for path in sorted((SAMPLE / "incidents").glob("*.json")))
@@ -29,15 +26,13 @@ OF_A_ROUND = ("stragglers", "whatif", "hang", "logs/causes", "timeline/steps", "
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[TestClient]:
-    source = RecordedJob(RunDirectory(SAMPLE))
-    wait_until(source.has_polled, "the run to be read")
-    yield TestClient(make_app(source, DashboardSettings(port=0)).app, base_url="http://127.0.0.1:8777")
-    source.close()
+def page() -> Iterator[RecordedPage]:
+    with closing(RecordedPage(RunDirectory(SAMPLE))) as found:
+        yield found
 
 
-def ask(client: TestClient, path: str) -> Any:
-    response = client.get(f"/api/v1/{path}")
+def ask(page: RecordedPage, path: str) -> Any:
+    response = page.client.get(f"/api/v1/{path}")
     assert response.status_code in (200, 404), response.text
     return response.json()
 
@@ -65,27 +60,27 @@ def test_raw_names_in_texts_are_found() -> None:
     ]
 )
 @pytest.mark.parametrize("path", [*ALWAYS, *STORIES])
-def test_sample_has_no_raw_texts(client: TestClient, path: str) -> None:
-    assert list(raw_texts(ask(client, path))) == []
+def test_sample_has_no_raw_texts(page: RecordedPage, path: str) -> None:
+    assert list(raw_texts(ask(page, path))) == []
 
 
 @pytest.mark.slow(kept=["timeline/steps", "heat/outliers", "ranks/3"])
 @pytest.mark.parametrize("path", OF_A_ROUND)
-def test_each_round_of_the_sample_has_no_raw_texts(client: TestClient, path: str) -> None:
-    rounds = [one["number"] for one in ask(client, "job")["rounds"]]
+def test_each_round_of_the_sample_has_no_raw_texts(page: RecordedPage, path: str) -> None:
+    rounds = [one["number"] for one in ask(page, "job")["rounds"]]
     assert len(rounds) > 1
     for number in rounds:
-        assert list(raw_texts(ask(client, f"{path}?round={number}"))) == []
+        assert list(raw_texts(ask(page, f"{path}?round={number}"))) == []
 
 
-def test_texts_of_the_sample_have_no_raw_names(client: TestClient) -> None:
-    reported = ask(client, "incidents")
+def test_texts_of_the_sample_have_no_raw_names(page: RecordedPage) -> None:
+    reported = ask(page, "incidents")
     paths = [f"incidents/{one['incident_id']}" for one in reported["incidents"]]
     paths += [f"verdicts/{one['verdict_id']}" for one in reported["verdicts"]]
-    paths += [f"hosts/{one['host']}" for one in ask(client, "hosts")["hosts"]]
+    paths += [f"hosts/{one['host']}" for one in ask(page, "hosts")["hosts"]]
     assert len(paths) > 8
     for path in paths:
-        assert list(raw_texts(ask(client, path))) == []
+        assert list(raw_texts(ask(page, path))) == []
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def trace_of(run: Path, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_slices_are_those_of_the_verb(run: Path, client: TestClient, tmp_path: Path) -> None:
+def test_slices_equal_those_of_the_command(run: Path, client: TestClient, tmp_path: Path) -> None:
     trace = trace_of(run, tmp_path, "--steps", "10:11", "--ranks", "0:3,6")
     fields, arrays = drawn(client, "first=10&last=11&ranks=0-3,6")
 
@@ -166,7 +166,7 @@ def test_limit_is_kept_and_reported(client: TestClient) -> None:
     assert "are not drawn" in fields["left_out"][0]
 
 
-def test_trace_is_that_of_the_verb(run: Path, client: TestClient, tmp_path: Path) -> None:
+def test_trace_equals_that_of_the_command(run: Path, client: TestClient, tmp_path: Path) -> None:
     response = client.get("/timeline/trace.json.gz?first=11&last=12&ranks=2:5")
 
     assert response.headers["content-type"] == "application/gzip"
@@ -249,8 +249,8 @@ def test_ideal_of_each_slice_is_that_of_the_model() -> None:
 
     assert (found.length_ns >= 0).all()
     assert found.ideal_s == pytest.approx(model.ideal_ends().max(), rel=1e-12)
-    for name, own in (("forward-compute", "forward-compute"), ("optimizer", "optimizer")):
-        expected = {round(model.ideal_s[n] * 1e9) for n, key in enumerate(model.keys) if key.kind == own}
+    for name in ("forward-compute", "optimizer"):
+        expected = {round(model.ideal_s[n] * 1e9) for n, key in enumerate(model.keys) if key.kind == name}
         rows = [row for row, number in enumerate(SPANS.operation) if operation_name(int(number)) == name]
         assert set(found.length_ns[rows].tolist()) == expected
     for step in (10, 20):
@@ -359,7 +359,7 @@ def path_of(
     return critical_path(graph, ends[:, :, 0])
 
 
-def test_path_is_the_longer_branch() -> None:
+def test_critical_path_takes_the_longer_branch() -> None:
     #    0 -> 1 -> 3, 0 -> 2 -> 3
     edges = [(0, 1), (0, 2), (1, 3), (2, 3)]
 
@@ -369,7 +369,7 @@ def test_path_is_the_longer_branch() -> None:
     assert critical_path(empty, np.zeros((0, 1))) == ()
 
 
-def test_path_goes_over_to_the_partner_that_came_last() -> None:
+def test_critical_path_continues_at_the_later_partner() -> None:
     # A send (1) and its receive (3) start together; the receiver was ready long before.
     edges = [(0, 1), (2, 3), (3, 4)]
 
@@ -378,7 +378,7 @@ def test_path_goes_over_to_the_partner_that_came_last() -> None:
     assert found == ((0, 0), (1, 0), (3, 0), (4, 0))
 
 
-def test_path_goes_over_to_the_replica_that_came_last() -> None:
+def test_critical_path_continues_at_the_later_replica() -> None:
     # 1 is a collective of all replicas, 2 follows it.
     edges = [(0, 1), (1, 2)]
 

@@ -168,11 +168,7 @@ def test_reason_why_a_certain_verdict_evicts_no_host() -> None:
 
 
 def test_verdict_without_consequence_is_not_the_next_action() -> None:
-    for verdict in (
-        replace(SURE, round=1),
-        replace(SURE, confidence=VerdictConfidence.LOW),
-        replace(SURE, hosts=()),
-    ):
+    for verdict in (replace(SURE, round=1), replace(SURE, confidence=VerdictConfidence.LOW), replace(SURE, hosts=())):
         facts = JobFacts(config=config(), series=series(), cases=(_case(verdict),))
         assert overview(facts=facts).next_action.what.startswith("save a checkpoint"), verdict
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.cli import main
 from megatrain.contracts.records.host_verdict import Cause
@@ -16,9 +15,6 @@ from megatrain.contracts.records.record import encode
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.stragglers.whatif_reader import WhatIfReader
 from megatrain_dashboard.api.stragglers.whatif_view import RemedyCost, whatif_document
-from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import Ranks, Spans
 from megatrain_diagnostics.store.daemon_state import write_state
@@ -26,8 +22,8 @@ from megatrain_diagnostics.store.segment_store import SegmentStore
 from tests.helpers.launched_job import make_incident
 from tests.helpers.pipeline_job import PipelineJob
 from tests.helpers.recorded_spans import ROUND, recorded_spans, who_ran
+from tests.helpers.served_run import RecordedPage
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
 from tests.unit.dashboard.test_daemon_state import FINDING, STATE
 
 JOB = PipelineJob(
@@ -54,23 +50,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def source(run: RunDirectory) -> Iterator[RecordedJob]:
-    found = RecordedJob(run)
-    wait_until(found.has_polled, "the run to be read")
-    yield found
-    found.close()
+def page(run: RunDirectory) -> Iterator[RecordedPage]:
+    with closing(RecordedPage(run)) as found:
+        yield found
 
 
-def ask(source: RecordedJob, path: str, status: int = 200) -> Any:
-    app = make_app(source, DashboardSettings(port=0), clock=lambda: 1.8e9).app
-    response = TestClient(app, base_url="http://127.0.0.1:8777").get(f"/api/v1/{path}")
-    assert response.status_code == status, response.text
-    return response.json()
-
-
-def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
-    found = ask(source, "whatif")
-    assert main(["diag", "whatif", str(source.run.root), "--json"]) == 0
+def test_whatif_figures_equal_those_of_the_command(page: RecordedPage, capsys: pytest.CaptureFixture[str]) -> None:
+    found = page.ask("whatif")
+    assert main(["diag", "whatif", str(page.source.run.root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert found["slowdown"] == pytest.approx(printed["blocking_slowdown"], rel=1e-9)
     assert (found["m_w"], found["m_s"]) == (pytest.approx(printed["Mw"]), pytest.approx(printed["Ms"]))
@@ -83,8 +70,8 @@ def test_the_figures_are_those_of_the_verb(source: RecordedJob, capsys: pytest.C
     assert found["worst_ranks"] == [SLOW_RANK]
 
 
-def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> None:
-    found = ask(source, "whatif")
+def test_each_mitigation_is_weighed_by_the_drivers_rule(page: RecordedPage) -> None:
+    found = page.ask("whatif")
     actions = found["actions"]
     # The finding's host is the host of the worst rank, so it is reported once.
     assert next((action["action"], action["target"]) for action in actions) == ("evict", "host2")
@@ -100,24 +87,24 @@ def test_each_mitigation_is_weighed_by_the_drivers_rule(source: RecordedJob) -> 
 
 
 @pytest.mark.slow
-def test_only_the_newest_steps_are_replayed_and_that_is_reported(source: RecordedJob) -> None:
-    everything = ask(source, "whatif")["steps"]
-    roster = source.roster(None)
-    few = WhatIfReader(source.events, most_operations=1).replayed(roster, None, None, "job")
+def test_only_the_newest_steps_are_replayed_and_that_is_reported(page: RecordedPage) -> None:
+    everything = page.ask("whatif")["steps"]
+    roster = page.source.roster(None)
+    few = WhatIfReader(page.source.events, most_operations=1).replayed(roster, None, None, "job")
     assert list(few.result.measured_s) == everything[-1:]
     assert few.notes == (f"only the newest 1 of {len(everything)} fully recorded steps are replayed",)
-    one = ask(source, f"whatif?first={everything[1]}&last={everything[1]}")
+    one = page.ask(f"whatif?first={everything[1]}&last={everything[1]}")
     assert one["steps"] == [everything[1]]
-    assert "there are" in ask(source, "whatif?first=100000", 404)["text"]
+    assert "there are" in page.ask("whatif?first=100000", 404)["text"]
 
 
-def test_a_result_is_made_once(source: RecordedJob) -> None:
-    reader, roster = WhatIfReader(source.events), source.roster(None)
+def test_a_result_is_made_once(page: RecordedPage) -> None:
+    reader, roster = WhatIfReader(page.source.events), page.source.roster(None)
     assert reader.replayed(roster, None, None, "job") is reader.replayed(roster, None, None, "job")
 
 
-def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(source: RecordedJob) -> None:
-    result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
+def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(page: RecordedPage) -> None:
+    result = WhatIfReader(page.source.events).replayed(page.source.roster(None), None, None, "job").result
     finding = replace(FINDING, gain_s=0.5)
     again = replace(finding, cause=Cause.NETWORK, gain_s=0.1)
     for remaining, cost_s, is_worth_it in ((100, 49.0, True), (100, 51.0, False), (None, 1.0, None)):
@@ -128,8 +115,8 @@ def test_eviction_is_worth_it_if_it_gains_more_than_its_cost(source: RecordedJob
         assert first.gain_s == (None if remaining is None else pytest.approx(50.0))
 
 
-def test_a_replay_that_takes_longer_than_its_step_is_reported(source: RecordedJob) -> None:
-    result = WhatIfReader(source.events).replayed(source.roster(None), None, None, "job").result
+def test_a_replay_that_takes_longer_than_its_step_is_reported(page: RecordedPage) -> None:
+    result = WhatIfReader(page.source.events).replayed(page.source.roster(None), None, None, "job").result
     for measured_part, is_reported in ((1.0, False), (1.2, True)):
         measured_s = {step: value / measured_part for step, value in result.without_gaps_s.items()}
         document = whatif_document(3, replace(result, measured_s=measured_s), [], [], RemedyCost(None, 1.0, "here"))

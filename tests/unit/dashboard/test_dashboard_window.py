@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.checkpoint.survey import CheckpointState, FoundCheckpoint, Survey
 from megatrain.checkpoint_format.lineage import Candidate
@@ -25,10 +24,7 @@ from megatrain_dashboard.api.checkpoints import checkpoints_document
 from megatrain_dashboard.api.incidents.view import incidents_within
 from megatrain_dashboard.api.marks import MAX_MARKS_OF_A_KIND, marks_document
 from megatrain_dashboard.api.overview.series_view import series_document
-from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings
 from megatrain_dashboard.sources.facts import CheckpointsSeen, JobFacts
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_dashboard.sources.series_builder import COLUMNS, SeriesBuilder, SeriesSnapshot
 from megatrain_dashboard.sources.series_detail import SeriesDetail
 from megatrain_dashboard.sources.series_reader import SeriesReader
@@ -40,7 +36,7 @@ from megatrain_job.jobs.notes import Author, NoteWriter, log_path
 from tests.helpers.launched_job import NOW_S, make_incident
 from tests.helpers.recorded_run import FAILED_S, SPIKE_STEP, START_S, end_s, write_recorded_run
 from tests.helpers.refusals import refusal
-from tests.helpers.waiting import wait_until
+from tests.helpers.served_run import RecordedPage
 
 BEGAN_S = 1_000_000.0
 GAP_S = 600.0
@@ -121,13 +117,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recorded_run(tmp_path_factory.mktemp("window") / "run").run.root
 
 
-def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
+def merged_series(events: StoredEvents) -> SeriesSnapshot:
+    """Return the series of the run as in a run of weeks: old steps are merged."""
+    builder = SeriesBuilder(capacity=16)
+    reader = SeriesReader(events, builder)
+    while reader.poll(rounds_seen(events), is_over=True):
+        pass
+    return builder.snapshot()
+
+
+def test_old_minutes_are_shown_step_by_step(made: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
     rounds = rounds_seen(events)
-    builder = SeriesBuilder(capacity=16)  # as in a run of weeks: old data are coarser
-    while SeriesReader(events, builder).poll(rounds, is_over=True):
-        pass
-    whole = builder.snapshot()
+    whole = merged_series(events)
     assert len(whole.between(40, 59)) < 10
     detail = SeriesDetail(events)
     part = detail.part(whole, rounds, 40, 59)
@@ -139,31 +141,12 @@ def test_a_few_minutes_of_long_ago_are_shown_step_by_step(made: Path) -> None:
     assert detail.part(whole, rounds, 90, 99).column("loss")[SPIKE_STEP - 90] == 100.0
 
 
-def test_forgotten_steps_are_replaced_by_coarse_ones(made: Path, tmp_path: Path) -> None:
+def test_expired_steps_are_shown_merged(made: Path, tmp_path: Path) -> None:
     events = StoredEvents(RunDirectory(made).events, num_threads=1)
-    rounds = rounds_seen(events)
-    builder = SeriesBuilder(capacity=16)
-    while SeriesReader(events, builder).poll(rounds, is_over=True):
-        pass
-    whole = builder.snapshot()
+    whole = merged_series(events)
     gone = SeriesDetail(StoredEvents(tmp_path / "events", num_threads=1))
-    found = gone.part(whole, rounds, 40, 59)
+    found = gone.part(whole, rounds_seen(events), 40, 59)
     assert found.column("last").tolist() == whole.between(40, 59).column("last").tolist()
-
-
-class WindowPage:
-    """A recorded run, and a client."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.source = RecordedJob(run)
-        wait_until(self.source.has_polled, "the run to be read")
-        app = make_app(self.source, DashboardSettings(port=0), clock=lambda: START_S + 10_000).app
-        self.client = TestClient(app, base_url="http://127.0.0.1:8777")
-
-    def ask(self, path: str, status: int = 200, **query: Any) -> Any:
-        response = self.client.get(f"/api/v1/{path}", params=query)
-        assert response.status_code == status, response.text
-        return response.json()
 
 
 @pytest.fixture(scope="module")
@@ -180,17 +163,16 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 @pytest.fixture(scope="module")
-def page(run: RunDirectory) -> Iterator[WindowPage]:
-    found = WindowPage(run)
-    yield found
-    found.source.close()
+def page(run: RunDirectory) -> Iterator[RecordedPage]:
+    with closing(RecordedPage(run)) as found:
+        yield found
 
 
 FIRST_ROUND = {"from": iso(START_S), "to": iso(START_S + 40)}
 FAILURE = {"from": iso(START_S + 55), "to": iso(START_S + 95)}
 
 
-def test_every_view_shows_the_requested_range(page: WindowPage) -> None:
+def test_every_view_shows_the_requested_range(page: RecordedPage) -> None:
     assert page.ask("series", **FIRST_ROUND)["step"] == list(range(40))
     assert page.ask("series", **FIRST_ROUND)["range"]["last_step"] == 39
     assert page.ask("series", **{"from": "-15s"})["step"] == list(range(104, 120))
@@ -198,7 +180,6 @@ def test_every_view_shows_the_requested_range(page: WindowPage) -> None:
     assert len(page.ask("incidents", **FAILURE)["incidents"]) == 1
     assert len(page.ask("audit")["entries"]) == 2
     assert page.ask("audit", **FIRST_ROUND)["entries"] == []
-    wait_until(lambda: len(page.ask("checkpoints")["checkpoints"]) == 2, "the checkpoints")
     shown = page.ask("checkpoints", **FIRST_ROUND)
     assert (shown["checkpoints"], shown["num_elsewhere"]) == ([], 2)
     assert page.ask("heat/outliers", round=2, **{"from": "85", "to": "95"})["first_step"] == 85
@@ -214,7 +195,7 @@ def test_every_view_shows_the_requested_range(page: WindowPage) -> None:
     assert page.ask("series", 400, **{"from": "yesterday"})["error"] == "bad-request"
 
 
-def test_marks_stand_at_their_step_and_at_their_time(page: WindowPage) -> None:
+def test_marks_have_their_step_and_their_time(page: RecordedPage) -> None:
     found = page.ask("marks")
     marks = {one["kind"]: one for one in found["marks"]}
     assert set(marks) == {"incident", "note", "config", "checkpoint", "round", "bad"}
@@ -237,7 +218,7 @@ def test_marks_stand_at_their_step_and_at_their_time(page: WindowPage) -> None:
     assert within["changes"] == []
 
 
-def test_a_replayed_run_shows_notes_and_takes_none(page: WindowPage) -> None:
+def test_recorded_run_shows_notes_and_accepts_none(page: RecordedPage) -> None:
     found = page.ask("notes")
     assert [one["text"] for one in found["notes"]] == ["a cable was pulled", "learning rate lowered"]
     incident = page.ask("incidents")["incidents"][0]["incident_id"]
@@ -262,7 +243,7 @@ def test_marks_of_thousands_of_checkpoints_are_merged() -> None:
     assert [one.step for one in few] == list(range(100, 111))
 
 
-def test_the_checkpoint_to_go_on_from_is_shown_in_every_range() -> None:
+def test_resume_point_is_shown_in_every_range() -> None:
     place = LocalLocation(Path("/nowhere"))
     found = tuple(
         FoundCheckpoint("main", step, place, CheckpointState.COMMITTED, True, 0, NOW_S + step) for step in (10, 20, 30)
@@ -273,7 +254,7 @@ def test_the_checkpoint_to_go_on_from_is_shown_in_every_range() -> None:
     assert shown.num_elsewhere == 1
 
 
-def test_an_incident_that_is_open_is_of_every_later_range() -> None:
+def test_open_incident_is_in_every_later_range() -> None:
     incident = make_incident()
     later = Window(begin_s=NOW_S - 10, end_s=NOW_S)
     assert incidents_within((incident,), later) == ()

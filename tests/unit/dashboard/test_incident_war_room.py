@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from fastapi.testclient import TestClient
 
 from megatrain.config.config import Config
 from megatrain.contracts.records.host_verdict import OutcomeKind, VerdictOutcome
@@ -22,9 +22,6 @@ from megatrain.run_files.run_directory import RunDirectory
 from megatrain_dashboard.api.incidents.document import StoryDocument
 from megatrain_dashboard.api.incidents.log_view import LogPlaces, incident_logs
 from megatrain_dashboard.api.incidents.story import offered_actions, story_document
-from megatrain_dashboard.app import make_app
-from megatrain_dashboard.settings import DashboardSettings
-from megatrain_dashboard.sources.recorded_job import RecordedJob
 from megatrain_diagnostics.columns.schema import to_arrow
 from megatrain_diagnostics.events.tables import LogLines, from_columns
 from megatrain_diagnostics.store.reader import StoredEvents
@@ -33,9 +30,8 @@ from megatrain_job.jobs.incident_phrases import runbooks_of
 from megatrain_job.jobs.verdict_cases import VerdictWithOutcome
 from tests.helpers.launched_job import NOW_S, make_incident, make_snapshot
 from tests.helpers.notification_topics import config_with
-from tests.helpers.served_run import PATIENT_LIMITS
+from tests.helpers.served_run import PATIENT_LIMITS, RecordedPage
 from tests.helpers.source_tree import ROOT
-from tests.helpers.waiting import wait_until
 from tests.helpers.written_verdicts import STRAGGLER
 
 BEGAN_S = make_incident().moments.began
@@ -61,17 +57,14 @@ def test_each_kind_but_a_request_has_a_runbook() -> None:
 
 RUNBOOKS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("worker-ended.md",)),
-    (
-        {"label": "gpu_hardware", "action": "evict"},
-        ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md"),
-    ),
+    ({"label": "gpu_hardware", "action": "evict"}, ("gpu-errors.md", "worker-ended.md", "host-evicted-or-cordoned.md")),
     ({"label": "no label of this version"}, ("worker-ended.md",)),
     ({"state": IncidentState.STOPPED}, ("stopped-by-the-brake.md", "worker-ended.md")),
     ({"kind": IncidentKind.REQUEST, "state": IncidentState.STOPPED}, ()),
 ]
 
 
-def test_the_runbook_to_begin_with_comes_first() -> None:
+def test_runbook_of_the_incident_comes_first() -> None:
     for changes, pages in RUNBOOKS:
         assert runbooks_of(make_incident(**changes)) == pages, changes
 
@@ -195,8 +188,8 @@ LINES = [
     (3, -5.0, "host-2", "step 1234 loss 2.1"),
     (3, 0.05, "host-2", "CUDA error: uncorrectable ECC error encountered"),
     (1, 0.1, "host-1", "RuntimeError: Connection closed by peer [10.0.0.2]:1234"),
-    (0, 0.2, "host-1", "a word of rank 0"),
-    (0, -90.0, "host-1", "a word of long before"),
+    (0, 0.2, "host-1", "a line of rank 0"),
+    (0, -90.0, "host-1", "a line of long before"),
     (3, 60.0, "host-2", "a line of what came later under the same number"),
 ]
 """Rank, seconds after the incident began, host, line; all of round 1."""
@@ -287,7 +280,7 @@ def test_round_without_lines_names_the_place_of_its_log(tmp_path: Path) -> None:
     assert "is not here" in incident_logs(make_incident(), places, NOW_S).problem
 
 
-def test_a_host_of_a_record_is_no_path(tmp_path: Path) -> None:
+def test_host_in_a_record_is_not_used_as_a_path(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     places = LogPlaces(StoredEvents(run.events, num_threads=1), run, None, lambda rank: "../../etc", PATIENT_LIMITS)
     assert incident_logs(make_incident(), places, NOW_S).log_file == ""
@@ -299,19 +292,11 @@ def test_a_damaged_record_is_reported_with_its_reason(tmp_path: Path) -> None:
     (run.incidents / "20270115-0001.json").write_bytes(encode(make_incident()))
     for name in (b"20270115-0002.json", b"\xff.json"):  # the second one is not UTF-8
         (run.incidents / os.fsdecode(name)).write_bytes(b'{"schema_version": 1, "incident_id": ')
-    source = RecordedJob(run)
-    try:
-        wait_until(source.has_polled, "the run to be read")
-        client = TestClient(
-            make_app(source, DashboardSettings(port=0, limits=PATIENT_LIMITS)).app, base_url="http://127.0.0.1:8777"
-        )
-        listed = client.get("/api/v1/incidents").json()
+    with closing(RecordedPage(run)) as page:
+        listed = page.ask("incidents")
         damaged = [one["incident_id"] for one in listed["damaged"]]
         assert damaged == ["\\udcff", "20270115-0002"]
         for path in ("", "/story", "/logs"):
             for name in damaged:
-                response = client.get(f"/api/v1/incidents/{quote(name)}{path}")
-                assert (response.status_code, "its record is damaged" in response.json()["text"]) == (404, True)
-            assert client.get(f"/api/v1/incidents/20270115-0001{path}").status_code == 200
-    finally:
-        source.close()
+                assert "its record is damaged" in page.ask(f"incidents/{quote(name)}{path}", 404)["text"]
+            page.ask(f"incidents/20270115-0001{path}")

@@ -85,7 +85,7 @@ FILLED = [
 """A command of a runbook, and the same for a job with its own etcd, with another etcd, and with unknown names."""
 
 
-def test_names_are_filled_in() -> None:
+def test_commands_have_the_names_of_the_job() -> None:
     for command, *expected in FILLED:
         assert [filled_command(command, names) for names in (OWN_ETCD, ETCD, UNKNOWN)] == expected
 

@@ -106,7 +106,7 @@ class HeatCellReader:
         if bounds is None:
             return None
         steps = range(max(0, bounds[1] - self._max_steps(roster, query) + 1), bounds[1] + 1)
-        values = self._cells(roster, query, steps)
+        values = query.subject.cells(self._events, roster, steps)
         with_values = np.flatnonzero((~np.isnan(values)).sum(axis=1) >= min(2, roster.layout.world_size))
         if not len(with_values) or with_values[-1] < len(steps) - _MAX_MISSING:
             return None
@@ -121,10 +121,7 @@ class HeatCellReader:
                 f"first={steps[0]}, last={steps[-1]}: {len(steps):,} steps of {num_ranks:,} ranks are more than "
                 f"{MAX_RAW_CELLS:,} cells; choose at most {max(1, MAX_RAW_CELLS // num_ranks):,} steps"
             )
-        return steps, self._cells(roster, query, steps)
-
-    def _cells(self, roster: Roster, query: HeatQuery, steps: range) -> Floats:
-        return query.subject.cells(self._events, roster, steps)
+        return steps, query.subject.cells(self._events, roster, steps)
 
     def _requested_steps(self, roster: Roster, query: HeatQuery) -> range:
         """Return the range of steps that the query selects; missing bounds follow from the stored steps."""

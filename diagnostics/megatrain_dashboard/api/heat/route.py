@@ -20,7 +20,7 @@ from megatrain_dashboard.responses.cache import ARRAYS_TYPE, document_response
 from megatrain_dashboard.responses.errors import bad_query
 from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import LARGEST_NUMBER, From, RoundNumber, Step, To, check_steps
-from megatrain_dashboard.sources.window import WHOLE_RUN, Window
+from megatrain_dashboard.sources.window import Window
 from megatrain_diagnostics.analysis.findings import Thresholds, thresholds_of
 from megatrain_diagnostics.analysis.heat_scale import Scale
 from megatrain_diagnostics.events.roster import Roster
@@ -67,7 +67,7 @@ class _HeatQueries:
 
     def version(self) -> int:
         """Return a number that grows when new data arrives."""
-        return self._parts.source.live().versions.get("heat", 0)
+        return self._parts.source.live().versions["heat"]
 
     def thresholds(self) -> Thresholds:
         """Return the thresholds of a straggler, from the run's configuration."""
@@ -76,8 +76,7 @@ class _HeatQueries:
 
     def window_of(self, choice: CellChoice) -> Window:
         """Return the part of the run that the request names."""
-        is_named = choice.first is not None or choice.last is not None
-        return WHOLE_RUN if is_named else self._parts.window(choice.begin, choice.end)
+        return self._parts.window(choice.begin, choice.end, choice.first, choice.last)
 
     def read(self, choice: CellChoice) -> HeatCells:
         """Return the cells of a choice."""

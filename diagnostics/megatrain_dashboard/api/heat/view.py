@@ -32,7 +32,6 @@ from megatrain_diagnostics.analysis.heat_scale import (
     NO_VALUE,
     NUM_LEVELS,
     Floats,
-    HeatRange,
     PeerValues,
     Scale,
     codes,
@@ -123,7 +122,10 @@ def heat_picture(cells: HeatCells, scale: Scale, by: By, order: str, max_cells: 
         "last_step": cells.first_step + cells.num_steps - 1,
         "rows_per_bin": per_row,
         "steps_per_bin": per_column,
-        **_range_fields(found, low, high),
+        "low": low,
+        "high": high,
+        "least": found.least,
+        "greatest": found.greatest,
         "no_value": NO_VALUE,
         "num_levels": NUM_LEVELS,
         "hosts": list(cells.hosts.names),
@@ -245,10 +247,6 @@ def _outlier(cells: HeatCells, rank: int, row: int, num_far: int) -> HeatOutlier
         z=float(cells.z[row, rank]),
         num_steps=num_far,
     )
-
-
-def _range_fields(found: HeatRange, low: float, high: float) -> dict[str, float]:
-    return {"low": low, "high": high, "least": found.least, "greatest": found.greatest}
 
 
 def _number(value: Any) -> float | None:

@@ -10,7 +10,7 @@ ProducerState = Literal["answers", "failed", "not-asked"]
 
 
 class RankDataDocument(Document):
-    """The time that a rank waited for its batches. Its history: the greatest value of a few steps."""
+    """The time that a rank waited for its batches. Each entry of its history is the greatest wait of several steps."""
 
     rank: int
     wait_s: float | None
@@ -34,7 +34,7 @@ class DataLoaderDocument(Document):
     longest_read_s: float | None
     """The most in one step."""
     num_ready: int | None
-    """Steps that the ring had for the rank with the fewest, when it requested the last step."""
+    """Steps in the ring when the ranks requested the last step: the fewest of any rank."""
     least_ready: int | None
     """The fewest in any of the steps."""
     most_ready: int | None
@@ -71,7 +71,7 @@ class ProducerDocument(Document):
     answer_s: float | None
     """Mean time of an answered request, from connecting to the last picture; null without one."""
     num_waiting: int
-    """The most requests, of all hosts, that waited in the producer when one of this host arrived."""
+    """The most requests, of all hosts, that waited in the producer when a request of this host arrived."""
     num_failed: int
     """Requests without an answer that could be used; they were sent again, to any producer."""
     pictures_history: tuple[float | None, ...]

@@ -15,11 +15,12 @@ from megatrain.contracts.records.incident import Incident, IncidentKind, Inciden
 from megatrain.run_files.run_directory import RunDirectory, rank_log_path
 from megatrain_dashboard.api.incidents.document import IncidentLineDocument, IncidentLogsDocument
 from megatrain_dashboard.settings import Limits
-from megatrain_diagnostics.analysis.log_search import LogFinding, classify_logs
+from megatrain_dashboard.sources.log_causes import classified_round
+from megatrain_diagnostics.analysis.log_search import LogFinding
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.events.source import Where
 from megatrain_diagnostics.events.tables import LogLines
-from megatrain_diagnostics.store.log_query import logged_round, newest_lines, newest_tails, no_lines
+from megatrain_diagnostics.store.log_query import logged_round, newest_lines, no_lines
 from megatrain_diagnostics.store.reader import StoredEvents, TooSlowError
 from megatrain_job.failures.culprit import NO_CULPRIT, Culprit, culprit_of_incident, is_break
 
@@ -32,7 +33,6 @@ _AFTER_S = 1.0
 """Lines get their time when the streamer reads them, a moment after they were written."""
 _OTHERS_S = 30.0
 """Lines of other ranks are shown from this long before the incident began."""
-_MAX_JUDGED_LINES = 50_000
 _MAX_CHARACTERS = 4000
 
 
@@ -121,15 +121,8 @@ def _finding(incident: Incident, places: LogPlaces) -> LogFinding | None:
     """Return the classification of the ends of all logs; None for a round that did not break. Raises: DataError."""
     if not is_break(incident):
         return None
-    num_ranks = 1 if places.roster is None else places.roster.layout.world_size
-    tails = newest_tails(
-        places.events,
-        Where((incident.round,)),
-        _MAX_JUDGED_LINES,
-        num_ranks=num_ranks,
-        budget_s=places.limits.log_causes_s,
-    )
-    return classify_logs(tails, places.roster, culprit_of_incident(incident))
+    culprit, budget_s = culprit_of_incident(incident), places.limits.log_causes_s
+    return classified_round(places.events, places.roster, incident.round, culprit, budget_s)
 
 
 def _lines(lines: LogLines, found: _Found, is_shown: Callable[[int, str], bool]) -> tuple[IncidentLineDocument, ...]:

@@ -75,7 +75,7 @@ class OverviewDocument(Document):
     level: Level
     """The health of the job, as `megatrain status` and /metrics report it."""
     reasons: tuple[ReasonDocument, ...]
-    """The reason why it is not green; the red reasons come first."""
+    """The reasons why it is not green, the red ones first."""
     headline: str
     since_unix_s: float | None
     round: int | None
@@ -192,5 +192,5 @@ class SourcesDocument(Document):
     series: SourceSeriesDocument | None
     """The requested source. If none of that name is known, the source whose loss rose most or fell least."""
     is_sampled: bool
-    """Whether so many steps were reported that only evenly spread parts of them were read."""
+    """Whether only evenly spread parts of the steps were read because there are too many."""
     range: RangeDocument

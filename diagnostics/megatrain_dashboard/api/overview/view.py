@@ -75,7 +75,7 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
     assessment = None if snapshot is None else assess(snapshot, given.now_s, unreachable)
     job_state = _overview_state(given, assessment)
     step = completed_step(assessment, facts)
-    step_s = newest_step_s(series)
+    step_s = _newest_median(series, "step_s")
     if step_s is None and assessment is not None:
         step_s = assessment.progress.median_step_s
     train_steps = None if facts.config is None else facts.config.train.steps
@@ -83,7 +83,7 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
     own = _incidents(given)
     opened = [incident for incident in own if incident.state is IncidentState.OPEN] if not given.is_recorded else []
     ratio, ratio_last_hour = _ratios(given, own)
-    newest = None if snapshot is None else snapshot.newest_round
+    newest, saved = None if snapshot is None else snapshot.newest_round, newest_saved(facts.checkpoints)
     reasons = [ReasonDocument.of(reason, level=reason.level.value) for reason in job_state.reasons[:_MAX_REASONS]]
     return OverviewDocument.of(
         job_state,
@@ -103,7 +103,7 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
         remaining_s=None if is_over else _remaining_s(step, train_steps, step_s),
         effective_time_ratio=ratio,
         effective_time_ratio_last_hour=ratio_last_hour,
-        checkpoint=newest_checkpoint(facts.checkpoints),
+        checkpoint=None if saved is None else CheckpointAge.of(saved),
         hosts=_host_counts(assessment, given.num_hosts),
         num_open_incidents=len(opened),
         num_incidents=len(facts.incidents),
@@ -111,11 +111,6 @@ def overview_document(given: OverviewInputs) -> OverviewDocument:
         next_action=_next(given, assessment, job_state, step, step_s),
         diagnosis=_diagnosis(given),
     )
-
-
-def newest_step_s(series: SeriesSnapshot) -> float | None:
-    """Return the median time of the newest steps; None where none is known."""
-    return _newest_median(series, "step_s")
 
 
 def tokens_so_far(series: SeriesSnapshot, checkpoints: CheckpointsSeen, step: int | None) -> int | None:
@@ -134,12 +129,6 @@ def tokens_so_far(series: SeriesSnapshot, checkpoints: CheckpointsSeen, step: in
         return round(total)
     begin, tokens = (0, 0) if saved is None or saved.consumed_tokens is None else (saved.step, saved.consumed_tokens)
     return tokens + round(total / num_known * max(0, step - begin))
-
-
-def newest_checkpoint(seen: CheckpointsSeen) -> CheckpointAge | None:
-    """Return the newest saved checkpoint, preferably one of the job's history; None without one."""
-    found = newest_saved(seen)
-    return None if found is None else CheckpointAge.of(found)
 
 
 def _newest_median(series: SeriesSnapshot, name: str) -> float | None:

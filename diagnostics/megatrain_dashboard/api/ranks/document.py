@@ -74,6 +74,14 @@ class HangMissingDocument(Document):
     not_waiting: tuple[int, ...]
 
 
+class StackClusterDocument(Document):
+    num_ranks: int
+    ranks: tuple[int, ...]
+    """At most 64 of the ranks."""
+    is_waiting: bool
+    frames: tuple[str, ...]
+
+
 class HangDocument(Document):
     """The response of /hang; `source` empty: no hang of this round is known."""
 
@@ -89,14 +97,3 @@ class HangDocument(Document):
     waiting: tuple[int, ...]
     stack_clusters: tuple[StackClusterDocument, ...]
     outlier_ranks: tuple[int, ...]
-
-
-class StackClusterDocument(Document):
-    num_ranks: int
-    ranks: tuple[int, ...]
-    """At most 64 of the ranks."""
-    is_waiting: bool
-    frames: tuple[str, ...]
-
-
-HangDocument.model_rebuild()

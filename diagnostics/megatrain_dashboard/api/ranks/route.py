@@ -37,11 +37,10 @@ def router(parts: DashboardParts) -> APIRouter:
     routes = APIRouter(tags=["ranks"], dependencies=[parts.heavy_query])
     source = parts.source
 
-    # the address is older than the name of the view, and addresses never change
     @routes.get("/grid", response_class=Response, responses={200: {"content": {ARRAYS_TYPE: {}}}})
     def grid(request: Request, round_number: RoundNumber = None) -> Response:
         """Return state, step, operation, score and host of each rank, and the arrows of a hang."""
-        key = ("grid", source.live().versions.get("ranks", 0), round_number)
+        key = ("grid", source.live().versions["ranks"], round_number)
         return parts.responses.answer(request, key, lambda: picture_of(source, round_number), fresh_s=_FRESH_S)
 
     @routes.get("/ranks/{rank}", response_model=RankDocument)

@@ -67,14 +67,15 @@ def _mean(by_step: Mapping[int, float]) -> float:
 
 
 def _fit(measured_s: float, replayed_s: float) -> Iterable[str]:
-    """Yield a note if a replay takes longer than the real step, because operations wait in it that did not wait in
-    reality.
+    """Yield a note if a replay takes longer than the recorded step.
+
+    Its operations then wait where the recorded ones did not.
     """
     if replayed_s > measured_s * (1.0 + _FITS):
         yield (
             f"A replayed step takes {seconds_text(replayed_s)}, the recorded one took {seconds_text(measured_s)}: "
-            "in the replay, some operations wait for each other that really overlapped (without an accelerator, an "
-            "exchange is recorded as ending when its result is used). The slowdown compares two replays, so most of "
+            "some operations overlapped in reality and wait for each other in the replay (without an accelerator, the "
+            "recorded end of an exchange is when its result is used). The slowdown compares two replays, so most of "
             "this error cancels; durations in seconds are too long."
         )
 

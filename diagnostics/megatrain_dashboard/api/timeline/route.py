@@ -19,7 +19,7 @@ from megatrain_dashboard.responses.cache import ARRAYS_TYPE
 from megatrain_dashboard.responses.errors import bad_query, not_found
 from megatrain_dashboard.responses.heavy import Download
 from megatrain_dashboard.responses.query_parameters import From, RoundNumber, Step, To, check_steps, rank_list
-from megatrain_dashboard.sources.window import WHOLE_RUN, Window
+from megatrain_dashboard.sources.window import Window
 from megatrain_diagnostics.analysis.chrome_trace import chrome_trace
 from megatrain_diagnostics.events.roster import Roster
 from megatrain_diagnostics.store.full_steps import stored_full_steps
@@ -69,12 +69,11 @@ class _TimelineQueries:
 
     def version(self) -> int:
         """Return a number that grows when new data arrives."""
-        return self._parts.source.live().versions.get("timeline", 0)
+        return self._parts.source.live().versions["timeline"]
 
     def window_of(self, choice: SliceChoice) -> Window:
         """Return the part of the run that the request names."""
-        is_named = choice.first is not None or choice.last is not None
-        return WHOLE_RUN if is_named else self._parts.window(choice.begin, choice.end)
+        return self._parts.window(choice.begin, choice.end, choice.first, choice.last)
 
     def asked(self, choice: SliceChoice) -> tuple[Roster, TimelineQuery]:
         """Return the round and the query. Where the request names no step, it is the newest fully recorded one."""

@@ -401,14 +401,14 @@ export interface HangMissingDocument {
   not_waiting: readonly number[];
 }
 
+export interface StackClusterDocument {
+  num_ranks: number; ranks: readonly number[]; is_waiting: boolean; frames: readonly string[];
+}
+
 export interface HangDocument {
   round: number; source: string; confidence: string; reason: string; incident_id: string;
   suspects: readonly HangSuspectDocument[]; missing: readonly HangMissingDocument[]; silent: readonly number[];
   waiting: readonly number[]; stack_clusters: readonly StackClusterDocument[]; outlier_ranks: readonly number[];
-}
-
-export interface StackClusterDocument {
-  num_ranks: number; ranks: readonly number[]; is_waiting: boolean; frames: readonly string[];
 }
 
 export interface TextDocument {

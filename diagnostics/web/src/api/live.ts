@@ -1,6 +1,7 @@
 // One stream of events from the server. Each event lists the version of every topic; a visible view then reads its data again.
-// Reconnection: the delay doubles up to ten seconds, and a retry is immediate when the page becomes visible or the network returns. A browser opens at most six
-// connections to a server for all its pages together, so a hidden page closes its stream and polls the job's state.
+// Reconnection: the delay doubles up to ten seconds, and a retry is immediate when the page becomes visible or the network
+// returns. A browser opens at most six connections to a server for all its pages together, so a hidden page closes its stream
+// and polls the state of the job.
 
 import { effect, signal } from "@preact/signals";
 
@@ -139,11 +140,12 @@ function isUnseen(): boolean {
   return true;
 }
 
-function lookAgain(): void {
+function reopenIfNeeded(): void {
   if (isUnseen()) {
     return;
   }
-  const isGone = source === null && connection.peek() !== "reconnecting"; // the page comes back from the browser's back-forward cache
+  // the page comes back from the browser's back-forward cache
+  const isGone = source === null && connection.peek() !== "reconnecting";
   const isQuiet = Date.now() - heardAt > SILENCE_MS;
   if (isGone || isQuiet || connection.peek() === "reconnecting") {
     waitMs = FIRST_WAIT_MS;
@@ -158,10 +160,10 @@ export function startLive(isRecorded: boolean): void {
     return;
   }
   heardAt = Date.now();
-  document.addEventListener("visibilitychange", lookAgain);
-  window.addEventListener("online", lookAgain);
+  document.addEventListener("visibilitychange", reopenIfNeeded);
+  window.addEventListener("online", reopenIfNeeded);
   window.addEventListener("pagehide", close);
-  window.addEventListener("pageshow", lookAgain);
+  window.addEventListener("pageshow", reopenIfNeeded);
   effect(() => {
     if (isSignedOut.value) {
       close();

@@ -15,7 +15,7 @@ export class Refresher {
   constructor(read: (stop: AbortSignal) => Promise<void>, leastPauseMs: number) {
     this.read = read;
     this.leastPauseMs = leastPauseMs;
-    document.addEventListener("visibilitychange", this.look);
+    document.addEventListener("visibilitychange", this.readIfDue);
   }
 
   /** Read now. */
@@ -26,17 +26,17 @@ export class Refresher {
   /** Read again as soon as allowed. */
   changed(): void {
     this.isStale = true;
-    this.look();
+    this.readIfDue();
   }
 
   /** Stop reading; a running request is aborted. */
   stop(): void {
     this.stopper.abort();
     window.clearTimeout(this.timer);
-    document.removeEventListener("visibilitychange", this.look);
+    document.removeEventListener("visibilitychange", this.readIfDue);
   }
 
-  private readonly look = (): void => {
+  private readonly readIfDue = (): void => {
     const isDue = this.isStale && !this.isBusy && this.timer === 0 && !this.stopper.signal.aborted;
     if (isDue && document.visibilityState === "visible") {
       const pause = Math.max(0, this.endedAt + this.leastPauseMs - Date.now());
@@ -53,6 +53,6 @@ export class Refresher {
     await this.read(this.stopper.signal);
     this.isBusy = false;
     this.endedAt = Date.now();
-    this.look();
+    this.readIfDue();
   }
 }

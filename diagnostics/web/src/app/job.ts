@@ -2,7 +2,7 @@
 
 import { computed, effect, signal } from "@preact/signals";
 
-import { ApiError, getJson, isSignedOut } from "../api/client";
+import { asApiError, getJson, isSignedOut, type ApiError } from "../api/client";
 import { epoch, newestStep, startLive, takeServerTime, unseenTicks, versions } from "../api/live";
 import type { JobDocument, OverviewDocument, RoundDocument } from "../api/documents";
 import { route } from "./location";
@@ -39,10 +39,6 @@ export const missingRound = computed<string | null>(() => {
   const isKnown = asked === null || job.value === null || job.value.rounds.some((one) => String(one.number) === asked);
   return isKnown ? null : asked;
 });
-
-function asApiError(error: unknown): ApiError {
-  return error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error));
-}
 
 let isStarted = false;
 let jobTimer = 0;

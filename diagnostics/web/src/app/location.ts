@@ -146,9 +146,13 @@ export function useParam(name: string, fallback: string): [string, (value: strin
   return [value, (next) => setParams({ [name]: next === fallback ? null : next })];
 }
 
-/** The same for an integer; any other text counts as absent. */
+/** Return an integer of some parameters; null if it is absent, or another text. */
+export function numberOf(params: URLSearchParams, name: string): number | null {
+  const text = params.get(name);
+  return text !== null && /^-?\d{1,12}$/.test(text) ? Number(text) : null;
+}
+
+/** Return an integer parameter of this view and its setter. */
 export function useNumberParam(name: string): [number | null, (value: number | null) => void] {
-  const text = route.value.params.get(name);
-  const value = text !== null && /^-?\d{1,12}$/.test(text) ? Number(text) : null;
-  return [value, (next) => setParams({ [name]: next })];
+  return [numberOf(route.value.params, name), (next) => setParams({ [name]: next })];
 }

@@ -49,6 +49,12 @@ export class Arrays {
     return this.of(name, Float64Array);
   }
 
+  /** Return a list of texts of the header; empty if it has none of this name. */
+  texts(name: string): string[] {
+    const value = this.fields[name];
+    return Array.isArray(value) ? value.map(String) : [];
+  }
+
   private of<T extends NumberArray>(name: string, kind: new (size: number) => T): T {
     const array = this.found.get(name);
     if (!(array instanceof kind)) {

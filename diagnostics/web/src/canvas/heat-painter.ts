@@ -18,7 +18,7 @@ export const GUTTER_LEFT = 132;
 const GUTTER_RIGHT = 14;
 const GUTTER_BOTTOM = 24;
 const GUTTER_TOP = 8;
-const LABEL_PX = 12;
+export const HEAT_FONT_PX = 12;
 const ROW_LABEL_PX = 62;
 const LEAST_GROUP_PX = 13;
 const GAP_BAR = 4;
@@ -251,8 +251,6 @@ export function paintHeatCursor(
     context.strokeRect(x + 0.5, y + 0.5, Math.abs(drag.x1 - drag.x0), Math.abs(drag.y1 - drag.y0));
   }
 }
-
-export const HEAT_FONT_PX = LABEL_PX;
 
 /** Return the cell that is shown at a point; null outside of the cells. */
 export function cellSeenAt(

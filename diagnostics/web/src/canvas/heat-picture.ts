@@ -37,46 +37,31 @@ export interface HeatPicture {
   groupBegin: Int32Array;
 }
 
-function numberField(fields: Record<string, unknown>, name: string): number {
-  const value = fields[name];
-  return typeof value === "number" ? value : 0;
-}
-
-function textField(fields: Record<string, unknown>, name: string): string {
-  const value = fields[name];
-  return typeof value === "string" ? value : "";
-}
-
-function textsField(fields: Record<string, unknown>, name: string): string[] {
-  const value = fields[name];
-  return Array.isArray(value) ? value.map(String) : [];
-}
-
 export function heatPicture(arrays: Arrays): HeatPicture {
   const fields = arrays.fields;
   const layout = fields["layout"] as Layout;
   const shape = arrays.shape("cells");
   return {
-    round: numberField(fields, "round"),
+    round: Number(fields["round"]),
     layout,
-    operation: textField(fields, "operation"),
-    measure: textField(fields, "measure"),
-    unit: textField(fields, "unit"),
-    scale: textField(fields, "scale"),
-    by: textField(fields, "by"),
-    sort: textField(fields, "sort"),
-    firstStep: numberField(fields, "first_step"),
-    lastStep: numberField(fields, "last_step"),
-    rowsPerBin: numberField(fields, "rows_per_bin"),
-    stepsPerBin: numberField(fields, "steps_per_bin"),
-    low: numberField(fields, "low"),
-    high: numberField(fields, "high"),
-    least: numberField(fields, "least"),
-    greatest: numberField(fields, "greatest"),
-    noValue: numberField(fields, "no_value"),
-    numLevels: numberField(fields, "num_levels"),
-    hosts: textsField(fields, "hosts"),
-    groupLabels: textsField(fields, "group_labels"),
+    operation: String(fields["operation"]),
+    measure: String(fields["measure"]),
+    unit: String(fields["unit"]),
+    scale: String(fields["scale"]),
+    by: String(fields["by"]),
+    sort: String(fields["sort"]),
+    firstStep: Number(fields["first_step"]),
+    lastStep: Number(fields["last_step"]),
+    rowsPerBin: Number(fields["rows_per_bin"]),
+    stepsPerBin: Number(fields["steps_per_bin"]),
+    low: Number(fields["low"]),
+    high: Number(fields["high"]),
+    least: Number(fields["least"]),
+    greatest: Number(fields["greatest"]),
+    noValue: Number(fields["no_value"]),
+    numLevels: Number(fields["num_levels"]),
+    hosts: arrays.texts("hosts"),
+    groupLabels: arrays.texts("group_labels"),
     numRows: shape[0] ?? 0,
     numColumns: shape[1] ?? 0,
     cells: arrays.bytes("cells"),

@@ -20,6 +20,7 @@ const NUMBERED_PX = 60;
 const NUMBER_TOP_PX = 12;
 /** Cells of at least this width but less height show the number before the letter. */
 const NUMBERED_WIDE_PX = 48;
+/** Scores of this value and more have the last colour. */
 const TOP_SCORE = 6;
 
 const STATE_COLOURS: Record<Theme, readonly Triple[]> = {
@@ -44,11 +45,11 @@ export function rankColours(picture: RanksPicture, by: RanksColour, theme: Theme
     }
     if (by === "step") {
       const step = picture.step[rank] ?? -1;
-      return step < 0 ? unknown : sequential((step - least) / width);
+      return step < 0 ? unknown : rangeColour(by, (step - least) / width, theme);
     }
     if (by === "score") {
       const score = picture.score[rank] ?? Number.NaN;
-      return Number.isNaN(score) ? unknown : againstPeers(Math.max(0, score) / TOP_SCORE, theme);
+      return Number.isNaN(score) ? unknown : rangeColour(by, Math.max(0, score) / TOP_SCORE, theme);
     }
     return stateColour(picture.state[rank] ?? UNKNOWN, theme);
   });
@@ -63,6 +64,20 @@ export function leastStep(picture: RanksPicture): number {
     }
   }
   return least;
+}
+
+/** Return the colour at a position (0 to 1) of the range of steps or scores. */
+function rangeColour(by: "step" | "score", part: number, theme: Theme): Triple {
+  return by === "step" ? sequential(part) : againstPeers(part, theme);
+}
+
+/** Return the least, middle and greatest value of the range of steps or scores with their colours, for the legend. */
+export function rangeStops(
+  picture: RanksPicture, by: "step" | "score", theme: Theme,
+): { value: number; colour: Triple }[] {
+  const [least, most] = by === "step" ? [leastStep(picture), picture.newestStep] : [0, TOP_SCORE];
+  const parts = most > least ? [0, 0.5, 1] : [0];
+  return parts.map((part) => ({ value: least + (most - least) * part, colour: rangeColour(by, part, theme) }));
 }
 
 /** Return the grid as an image of one pixel per rank, with the stages side by side. */

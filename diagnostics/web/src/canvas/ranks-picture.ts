@@ -44,9 +44,9 @@ export function ranksPicture(arrays: Arrays): RanksPicture {
     layout,
     shape: shapeOf(layout),
     states: fields["states"] as RankState[],
-    arrowKinds: fields["arrow_kinds"] as string[],
+    arrowKinds: arrays.texts("arrow_kinds"),
     operations: fields["operations"] as Record<string, string>,
-    hosts: fields["hosts"] as string[],
+    hosts: arrays.texts("hosts"),
     newestStep: Number(fields["newest_step"]),
     hasHang: fields["has_hang"] === true,
     hangReason: String(fields["hang_reason"] ?? ""),
@@ -202,11 +202,9 @@ export function rankBeside(shape: GridShape, rank: number, key: string): number 
   return rankOfPlace(shape, { replica, stage: Math.floor(column / shape.inner), inner: column % shape.inner });
 }
 
-/** Numbers of the states, as defined in megatrain_dashboard/api/ranks/picture_view.py. */
+/** Numbers of the states that the page draws in a special way, as defined in megatrain_dashboard/api/ranks/picture_view.py. */
 export const UNKNOWN = 0;
-export const IN_STEP = 1;
 export const BEHIND = 2;
-export const WAITS = 3;
 export const SILENT = 4;
 export const OUTLIER = 5;
 export const SUSPECT = 6;

@@ -1,8 +1,6 @@
 // The visible part of a timeline: a span of time, and the vertical scroll position.
 
-import {
-  lineOfSlice, placeOfLine, sliceAt, type Placement, type TimelinePicture,
-} from "./timeline-picture.ts";
+import { lineOfSlice, sliceAt, type Placement, type TimelinePicture } from "./timeline-picture.ts";
 import type { Size } from "./surface.ts";
 import { panned, zoomed, type Span } from "./timeline-strips.ts";
 
@@ -136,7 +134,7 @@ export class Camera {
       const length = toNs - fromNs;
       this.show(begin - length * 0.3, begin + length * 0.7);
     }
-    const placed = placeOfLine(this.placement, lineOfSlice(this.picture, slice));
+    const placed = this.placement.ofLine.get(lineOfSlice(this.picture, slice));
     const isAbove = placed !== undefined && placed.top < this.scroll;
     const isBelow = placed !== undefined && placed.top + placed.height > this.scroll + this.viewHeight;
     if (placed !== undefined && (isAbove || isBelow)) {

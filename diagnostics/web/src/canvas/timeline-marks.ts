@@ -4,7 +4,7 @@ import { cssOf, inkOn } from "./colours.ts";
 import type { Size } from "./surface.ts";
 import { cutText } from "./text.ts";
 import { TIMELINE_LEFT, TIMELINE_TOP, xOf, yOf } from "./timeline-camera.ts";
-import { IS_OPEN, lineOfSlice, operationName, placeOfLine, type PlacedLine } from "./timeline-picture.ts";
+import { IS_OPEN, lineOfSlice, operationName, type PlacedLine } from "./timeline-picture.ts";
 import type { TimelineScene, TimelineStyle } from "./timeline-scene.ts";
 import type { Span, Wide } from "./timeline-strips.ts";
 
@@ -28,7 +28,7 @@ export function paintLabels(
     if (drawn >= MOST_LABELS) {
       break;
     }
-    const placed = placeOfLine(placement, lineOfSlice(picture, one.slice));
+    const placed = placement.ofLine.get(lineOfSlice(picture, one.slice));
     if (placed === undefined) {
       continue;
     }
@@ -97,8 +97,8 @@ function flowsInSight(scene: TimelineScene, span: Span, scroll: number, size: Si
     if (end < span.fromNs || (picture.begin[send] as number) > span.toNs) {
       continue;
     }
-    const from = placeOfLine(placement, picture.flowLines[flow] as number);
-    const to = placeOfLine(placement, picture.flowLines[flow + 1] as number);
+    const from = placement.ofLine.get(picture.flowLines[flow] as number);
+    const to = placement.ofLine.get(picture.flowLines[flow + 1] as number);
     if (from !== undefined && to !== undefined && Math.max(from.top, to.top) >= scroll && Math.min(from.top, to.top) <= bottom) {
       found.push(flow);
     }
@@ -125,8 +125,8 @@ export function paintFlows(
     const receive = picture.flows[flow + 1] as number;
     const begin = picture.begin[send] as number;
     const end = (picture.begin[receive] as number) + (picture.length[receive] as number);
-    const from = placeOfLine(placement, picture.flowLines[flow] as number);
-    const to = placeOfLine(placement, picture.flowLines[flow + 1] as number);
+    const from = placement.ofLine.get(picture.flowLines[flow] as number);
+    const to = placement.ofLine.get(picture.flowLines[flow + 1] as number);
     if (from === undefined || to === undefined) {
       continue;
     }
@@ -173,7 +173,7 @@ export function paintCursor(
   if (cursor < 0 || cursor >= picture.numSlices) {
     return;
   }
-  const placed = placeOfLine(placement, lineOfSlice(picture, cursor));
+  const placed = placement.ofLine.get(lineOfSlice(picture, cursor));
   if (placed === undefined) {
     return;
   }

@@ -1,4 +1,4 @@
-// The timeline as data: slices by line and time, the placement of lines on the screen, and search.
+// The timeline as data: slices by line and time, and the placement of lines on the screen.
 
 import type { Arrays } from "./arrays.ts";
 import type { Layout } from "./layout.ts";
@@ -59,10 +59,6 @@ export interface IdealPicture {
   replayedS: Float64Array;
 }
 
-function texts(value: unknown): string[] {
-  return Array.isArray(value) ? value.map(String) : [];
-}
-
 export function timelinePicture(arrays: Arrays): TimelinePicture {
   const fields = arrays.fields;
   const begin = arrays.doubles("begin");
@@ -74,11 +70,11 @@ export function timelinePicture(arrays: Arrays): TimelinePicture {
     firstStep: Number(fields["first_step"]),
     lastStep: Number(fields["last_step"]),
     endNs: Number(fields["end_ns"]),
-    lanes: texts(fields["lanes"]),
+    lanes: arrays.texts("lanes"),
     operations: fields["operations"] as Record<string, string>,
-    hosts: texts(fields["hosts"]),
-    leftOut: texts(fields["left_out"]),
-    notes: texts(fields["notes"]),
+    hosts: arrays.texts("hosts"),
+    leftOut: arrays.texts("left_out"),
+    notes: arrays.texts("notes"),
     numSlices: begin.length,
     begin,
     length: arrays.doubles("length"),
@@ -111,7 +107,7 @@ export function idealPicture(arrays: Arrays): IdealPicture {
   return {
     problem: String(fields["problem"] ?? ""),
     idealS: typeof ideal === "number" ? ideal : null,
-    notes: texts(fields["notes"]),
+    notes: arrays.texts("notes"),
     begin: arrays.doubles("begin"),
     length: arrays.doubles("length"),
     isCritical: arrays.bytes("is_critical"),
@@ -231,11 +227,6 @@ export function placeLines(picture: TimelinePicture, hasIdeal: (line: number) =>
   return { lines, ofLine, ranks, height: top };
 }
 
-/** Return the placement of a line; undefined if it has none. */
-export function placeOfLine(placement: Placement, line: number): PlacedLine | undefined {
-  return placement.ofLine.get(line);
-}
-
 /** Return 1 for each line that has a slice with an ideal. */
 export function linesWithIdeal(picture: TimelinePicture, ideal: IdealPicture): Uint8Array {
   const has = new Uint8Array(picture.lineTrack.length);
@@ -249,78 +240,4 @@ export function linesWithIdeal(picture: TimelinePicture, ideal: IdealPicture): U
     }
   }
   return has;
-}
-
-/** The conditions of a search: parts of operation names, and numbers of rank, micro-batch, step and chunk. */
-export interface Search {
-  words: string[];
-  rank: number | null;
-  microbatch: number | null;
-  step: number | null;
-  chunk: number | null;
-}
-
-const NUMBERED = /^(rank|r|microbatch|mb|m|step|s|chunk|c)[:= ]?(\d{1,9})$/;
-const FIELDS: Record<string, "rank" | "microbatch" | "step" | "chunk"> = {
-  rank: "rank",
-  r: "rank",
-  microbatch: "microbatch",
-  mb: "microbatch",
-  m: "microbatch",
-  step: "step",
-  s: "step",
-  chunk: "chunk",
-  c: "chunk",
-};
-
-/** Parse a search such as "forward rank:3 mb:2". A slice must match all conditions; null if the text is empty. */
-export function parseSearch(text: string): Search | null {
-  const search: Search = { words: [], rank: null, microbatch: null, step: null, chunk: null };
-  const parts = text.trim().toLowerCase().split(/\s+/).filter((part) => part !== "");
-  for (const part of parts) {
-    const match = NUMBERED.exec(part);
-    const field = match === null ? undefined : FIELDS[match[1] ?? ""];
-    if (match === null || field === undefined) {
-      search.words.push(part);
-    } else {
-      search[field] = Number(match[2]);
-    }
-  }
-  return parts.length === 0 ? null : search;
-}
-
-/** Return 1 for each slice that matches a search. */
-export function findSlices(picture: TimelinePicture, search: Search): Uint8Array {
-  const isNamed = new Uint8Array(256);
-  for (let number = 0; number < 256; number += 1) {
-    const name = picture.operations[String(number)] ?? `operation-${number}`;
-    isNamed[number] = search.words.every((word) => name.includes(word)) ? 1 : 0;
-  }
-  const found = new Uint8Array(picture.numSlices);
-  for (let line = 0; line < picture.lineTrack.length; line += 1) {
-    if (search.rank !== null && rankOfLine(picture, line) !== search.rank) {
-      continue;
-    }
-    const last = picture.lineFirst[line + 1] ?? 0;
-    for (let slice = picture.lineFirst[line] ?? 0; slice < last; slice += 1) {
-      const isFound = isNamed[picture.operation[slice] as number] === 1
-        && (search.microbatch === null || picture.microbatch[slice] === search.microbatch)
-        && (search.step === null || picture.step[slice] === search.step)
-        && (search.chunk === null || picture.chunk[slice] === search.chunk);
-      found[slice] = isFound ? 1 : 0;
-    }
-  }
-  return found;
-}
-
-/** Return the found slices ordered by time, then by line: the order of Previous and Next. */
-export function inOrderOfTime(picture: TimelinePicture, found: Uint8Array): Int32Array {
-  const slices: number[] = [];
-  for (let slice = 0; slice < found.length; slice += 1) {
-    if (found[slice] === 1) {
-      slices.push(slice);
-    }
-  }
-  slices.sort((a, b) => (picture.begin[a] as number) - (picture.begin[b] as number) || a - b);
-  return Int32Array.from(slices);
 }

@@ -62,12 +62,8 @@ export function columnAcross(across: Across, values: readonly (number | null)[] 
   return across.rows.map((row) => (row < 0 || values === undefined ? null : (values[row] ?? null)));
 }
 
-const KINDS: readonly MarkDocument["kind"][] = ["incident", "bad", "note", "config", "round", "checkpoint"];
-
-/** Return the kinds of marks, most severe first. Of marks that share a position the most severe is drawn. */
-export function markKinds(): readonly MarkDocument["kind"][] {
-  return KINDS;
-}
+/** The kinds of marks, the most severe first. Of marks that share a position, the most severe is drawn. */
+export const MARK_KINDS: readonly MarkDocument["kind"][] = ["incident", "bad", "note", "config", "round", "checkpoint"];
 
 /** Marks too close together to draw separately. `mark` is the most severe of them, `x` its position. */
 export interface MarkGroup {
@@ -105,7 +101,7 @@ export function groupMarks(
       end += 1;
     }
     const within = placed.slice(first, end);
-    const worst = within.reduce((a, b) => (KINDS.indexOf(b.mark.kind) < KINDS.indexOf(a.mark.kind) ? b : a));
+    const worst = within.reduce((a, b) => (MARK_KINDS.indexOf(b.mark.kind) < MARK_KINDS.indexOf(a.mark.kind) ? b : a));
     const own = within.map((one) => one.mark);
     groups.push({ x: worst.x, mark: worst.mark, marks: own, count: own.reduce((sum, one) => sum + one.count, 0) });
     first = end;

@@ -2,18 +2,17 @@
 
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import uPlot from "uplot";
+import type uPlot from "uplot";
 
 import type { MarkDocument } from "../api/documents";
-import { clock, shownTheme, token } from "../app/preferences";
+import { clock, token } from "../app/preferences";
 import { columnAcross, groupMarks, timeTicks, timeTickTexts, type Across, type MarkGroup } from "./chart-scale";
 import { MarkLane, markColour, markText } from "./chart_marks";
 import { countText, timeText } from "./format";
+import { shownValues, stepAxis, usePlot, type Values, type ValueScale } from "./plot";
 import { rootFontSize } from "./virtual";
 
-type Values = readonly (number | null)[];
-
-interface ChartProps {
+interface ChartProps extends ValueScale {
   title: string;
   /** After the title, such as the unit. */
   note?: ComponentChildren;
@@ -23,32 +22,14 @@ interface ChartProps {
   /** Minimum and maximum around each value, drawn as a band. */
   low?: Values;
   high?: Values;
-  text: (value: number) => string;
-  isLog?: boolean;
-  /** The scale includes zero, so that rates and durations can be compared by height. */
-  fromZero?: boolean;
-  /**
-   * The scale ends at this multiple of the median, so that one slow step does not flatten all others. Higher values are cut
-   * off.
-   */
-  mostMedians?: number;
   marks?: readonly MarkDocument[];
   /** Called when a part was selected by dragging; both null: show everything. */
   onRange?: (first: number | null, last: number | null) => void;
 }
 
 const SYNC = "steps";
-const LABEL_REM = 0.6875;
 const LINE_WIDTH = 1.5;
-
 const LEAST_MARK_PX = 13;
-const LEAST_DRAG_PX = 4;
-
-/** Return a column for uPlot: null is a gap. On a logarithmic scale values of zero or less are gaps. */
-function column(across: Across, values: Values | undefined, isLog: boolean): (number | null)[] {
-  const found = columnAcross(across, values);
-  return isLog ? found.map((value) => (value !== null && value > 0 ? value : null)) : found;
-}
 
 /** Shade the times in which nothing was trained. */
 function drawGaps(plot: uPlot, across: Across): void {
@@ -86,75 +67,14 @@ function drawMarks(plot: uPlot, groups: readonly MarkGroup[]): void {
   ctx.restore();
 }
 
-interface Parts {
-  text: (value: number) => string;
-  isLog: boolean;
-  fromZero: boolean;
-  mostMedians: number;
-  hasBand: boolean;
-  across: () => Across;
-  groups: () => readonly MarkGroup[];
-  onCursor: (index: number | null, left: number) => void;
-  /** Called after each draw: the x scale may have changed. */
-  onScale: (plot: uPlot) => void;
-  onRange: (first: number, last: number) => void;
-}
-
-function median(values: ArrayLike<number | null | undefined>): number {
-  const known = Array.from(values).filter((value): value is number => typeof value === "number");
-  known.sort((a, b) => a - b);
-  return known[known.length >> 1] ?? Number.POSITIVE_INFINITY;
-}
-
-function scaleRange(parts: Parts): uPlot.Scale.Range {
-  return (plot, min, most) => {
-    if (min === null || most === null) {
-      return [parts.isLog ? 0.1 : 0, 1];
-    }
-    const isCut = Number.isFinite(parts.mostMedians);
-    const max = isCut ? Math.min(most, median(plot.data[1] ?? []) * parts.mostMedians) : most;
-    if (parts.isLog) {
-      return [min / 1.05, max * 1.05];
-    }
-    const room = (max - (parts.fromZero ? 0 : min) || Math.abs(max) || 1) * 0.08;
-    return [parts.fromZero ? Math.min(0, min) : min - room, max + room];
+/** Return the axis of times, below the chart. */
+function timeAxis(): uPlot.Axis {
+  const rem = rootFontSize();
+  return {
+    size: 2.4 * rem,
+    splits: (plot, _axis, min, max) => timeTicks(min, max, Math.max(1, plot.width / (4.5 * rem)), zoneOffsetS(max)),
+    values: (_plot, splits) => timeTickTexts(splits, zoneOffsetS(splits[0] ?? 0)),
   };
-}
-
-/** "4.00" -> "4", "12.50 s" -> "12.5 s": tick labels have no trailing zeros. */
-function tickText(text: string): string {
-  return text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
-}
-
-function axes(parts: Parts, rem: number): uPlot.Axis[] {
-  // whole pixels: uPlot derives the line height from this number
-  const font = `${Math.round(rem * LABEL_REM)}px ${getComputedStyle(document.documentElement).getPropertyValue("--font").trim()}`;
-  const shared = {
-    stroke: token("--ink-faint"),
-    font,
-    grid: { stroke: token("--chart-grid"), width: 1 },
-    ticks: { show: false },
-  };
-  const labels = (_plot: uPlot, splits: (number | null)[]): string[] =>
-    splits.map((value) => (value === null ? "" : tickText(parts.text(value))));
-  const isTime = parts.across().axis === "time";
-  return [
-    {
-      ...shared,
-      size: (isTime ? 2.4 : 1.5) * rem,
-      gap: 0.25 * rem,
-      space: 4.5 * rem,
-      grid: { show: false },
-      ...(isTime
-        ? {
-            splits: (plot: uPlot, _axis: number, min: number, max: number) =>
-              timeTicks(min, max, Math.max(1, plot.width / (4.5 * rem)), zoneOffsetS(max)),
-            values: (_plot: uPlot, splits: number[]) => timeTickTexts(splits, zoneOffsetS(splits[0] ?? 0)),
-          }
-        : { values: (_plot: uPlot, splits: number[]) => splits.map(countText) }),
-    },
-    { ...shared, size: 3.9 * rem, gap: 0.4 * rem, space: 2.1 * rem, values: labels },
-  ];
 }
 
 /** Offset from UTC of the zone that the page shows, in seconds. */
@@ -162,76 +82,15 @@ function zoneOffsetS(unixS: number): number {
   return clock.value === "utc" ? 0 : -60 * new Date(unixS * 1000).getTimezoneOffset();
 }
 
-function options(width: number, height: number, parts: Parts): uPlot.Options {
-  const rem = rootFontSize();
-  const line = token("--chart-line");
-  const edge = { stroke: token("--chart-edge"), width: parts.hasBand ? 1 : 0, points: { show: false } };
-  return {
-    width,
-    height,
-    padding: [rem / 2, rem / 2, 0, 0],
-    legend: { show: false },
-    cursor: {
-      sync: { key: SYNC, setSeries: false },
-      drag: { x: true, y: false, setScale: false },
-      points: { size: 7, fill: line },
-    },
-    scales: {
-      x: {
-        time: false,
-        range: (_plot, min, max) => {
-          const across = parts.across();
-          const [first, last] = [across.min ?? min ?? 0, across.max ?? max ?? 1];
-          return last > first ? [first, last] : [first - 0.5, first + 0.5];
-        },
-      },
-      y: { distr: parts.isLog ? 3 : 1, range: scaleRange(parts) },
-    },
-    axes: axes(parts, rem),
-    series: [
-      {},
-      { stroke: line, width: LINE_WIDTH, points: { show: false }, spanGaps: false },
-      { ...edge },
-      { ...edge },
-    ],
-    bands: parts.hasBand ? [{ series: [3, 2], fill: token("--chart-band") }] : [],
-    hooks: {
-      drawAxes: [(plot) => drawGaps(plot, parts.across())],
-      draw: [
-        (plot) => {
-          parts.onScale(plot);
-          drawMarks(plot, parts.groups());
-        },
-      ],
-      setCursor: [(plot) => parts.onCursor(plot.cursor.idx ?? null, plot.cursor.left ?? -1)],
-      setSelect: [
-        (plot) => {
-          const { left, width: wide } = plot.select;
-          if (wide < LEAST_DRAG_PX) {
-            return;
-          }
-          const [first, last] = [plot.posToVal(left, "x"), plot.posToVal(left + wide, "x")];
-          plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-          parts.onRange(first, last);
-        },
-      ],
-    },
-  };
-}
-
-function lastKnown(values: Values): number | null {
-  for (let index = values.length - 1; index >= 0; index -= 1) {
-    const value = values[index];
-    if (value !== null && value !== undefined) {
-      return index;
-    }
-  }
-  return null;
+/** Return the line of the values, and the edges of the band around it. */
+function lines(hasBand: boolean): uPlot.Series[] {
+  const edge = { stroke: token("--chart-edge"), width: hasBand ? 1 : 0, points: { show: false } };
+  return [{ stroke: token("--chart-line"), width: LINE_WIDTH, points: { show: false }, spanGaps: false }, edge, { ...edge }];
 }
 
 /** Return the text of the cursor's position: its step, or its time on a time axis. */
-function placeText(across: Across, index: number | null): string {
-  const value = index === null ? undefined : across.values[index];
+function placeText(across: Across, index: number): string {
+  const value = across.values[index];
   if (value === undefined) {
     return "";
   }
@@ -239,22 +98,16 @@ function placeText(across: Across, index: number | null): string {
 }
 
 export function Chart(props: ChartProps): JSX.Element {
-  const { title, across, values, low, high, text, isLog = false, fromZero = false, mostMedians = Infinity } = props;
-  const box = useRef<HTMLDivElement>(null);
-  const plot = useRef<uPlot | null>(null);
+  const { title, across, values, low, high, text, isLog = false, fromZero = false } = props;
   const [cursor, setCursor] = useState<{ index: number | null; left: number }>({ index: null, left: -1 });
   const [scaled, setScaled] = useState({ left: 0, width: 0, min: 0, max: 0 });
   const latest = useRef(props);
   latest.current = props;
-  const theme = shownTheme.value;
-  const zone = clock.value;
   const hasBand = low !== undefined && high !== undefined;
-  const data = useMemo<uPlot.AlignedData>(
-    () => [[...across.values], column(across, values, isLog), column(across, low, isLog), column(across, high, isLog)],
-    [across, values, low, high, isLog],
-  );
-  const newest = useRef(data);
-  newest.current = data;
+  const data = useMemo<uPlot.AlignedData>(() => {
+    const column = (one: Values | undefined): (number | null)[] => shownValues(columnAcross(across, one), isLog);
+    return [[...across.values], column(values), column(low), column(high)];
+  }, [across, values, low, high, isLog]);
   const groups = useMemo(() => {
     const { min, max, width } = scaled;
     const xOf = (value: number): number | null =>
@@ -264,51 +117,52 @@ export function Chart(props: ChartProps): JSX.Element {
   const drawn = useRef(groups);
   drawn.current = groups;
 
-  useEffect(() => {
-    const element = box.current;
-    if (element === null) {
-      return undefined;
+  const keepScale = (made: uPlot): void => {
+    const { min, max } = made.scales["x"] ?? {};
+    const ratio = window.devicePixelRatio || 1;
+    if (typeof min === "number" && typeof max === "number") {
+      const now = { left: made.bbox.left / ratio, width: made.bbox.width / ratio, min, max };
+      setScaled((old) =>
+        old.left === now.left && old.width === now.width && old.min === min && old.max === max ? old : now,
+      );
     }
-    const parts: Parts = {
-      text,
-      isLog,
-      fromZero,
-      mostMedians,
-      hasBand,
-      across: () => latest.current.across,
-      groups: () => drawn.current,
-      onCursor: (index, left) => setCursor({ index, left }),
-      onScale: (made) => {
-        const { min, max } = made.scales["x"] ?? {};
-        const ratio = window.devicePixelRatio || 1;
-        if (typeof min === "number" && typeof max === "number") {
-          const now = { left: made.bbox.left / ratio, width: made.bbox.width / ratio, min, max };
-          setScaled((old) =>
-            old.left === now.left && old.width === now.width && old.min === min && old.max === max ? old : now,
-          );
-        }
+  };
+  const { box, plot } = usePlot(
+    data,
+    () => ({
+      scale: props,
+      sync: SYNC,
+      xScale: {
+        range: (_plot, min, max) => {
+          const shown = latest.current.across;
+          const [first, last] = [shown.min ?? min ?? 0, shown.max ?? max ?? 1];
+          return last > first ? [first, last] : [first - 0.5, first + 0.5];
+        },
       },
+      xAxis: across.axis === "time" ? timeAxis() : stepAxis(),
+      series: lines(hasBand),
+      bands: hasBand ? [{ series: [3, 2], fill: token("--chart-band") }] : [],
+      cursorPoints: { fill: token("--chart-line") },
+      hooks: {
+        drawAxes: [(made) => drawGaps(made, latest.current.across)],
+        draw: [
+          (made) => {
+            keepScale(made);
+            drawMarks(made, drawn.current);
+          },
+        ],
+      },
+      onCursor: (index, left) => setCursor({ index, left }),
       onRange: (first, last) => latest.current.onRange?.(first, last),
-    };
-    const size = (): { width: number; height: number } => ({ width: Math.max(120, element.clientWidth), height: element.clientHeight });
-    const made = new uPlot(options(size().width, size().height, parts), newest.current, element);
-    made.over.addEventListener("dblclick", () => latest.current.onRange?.(null, null));
-    plot.current = made;
-    const observer = new ResizeObserver(() => made.setSize(size()));
-    observer.observe(element);
-    return () => {
-      observer.disconnect();
-      made.destroy();
-      plot.current = null;
-    };
-  }, [theme, zone, across.axis, isLog, fromZero, hasBand]);
-
-  useEffect(() => plot.current?.setData(data), [data]);
+    }),
+    [clock.value, across.axis, isLog, fromZero, hasBand],
+  );
   useEffect(() => plot.current?.redraw(false), [groups]);
 
-  const shownRow = cursor.index === null ? lastKnown(data[1] as Values) : cursor.index;
+  const drawnValues = data[1] as Values;
+  const shownRow = cursor.index ?? drawnValues.findLastIndex((value) => value !== null);
   const near = cursor.left < 0 ? undefined : groups.find((one) => Math.abs(one.x - cursor.left) < LEAST_MARK_PX / 2);
-  const value = shownRow === null ? null : ((data[1] as Values)[shownRow] ?? null);
+  const value = drawnValues[shownRow] ?? null;
   const shown = value === null ? "\u2013" : text(value);
   const place = placeText(across, shownRow);
   return (

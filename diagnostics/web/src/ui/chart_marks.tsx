@@ -7,7 +7,7 @@ import type { MarkDocument } from "../api/documents";
 import { hrefOf } from "../app/location";
 import { token } from "../app/preferences";
 import { setRangeOf } from "../app/range";
-import { extentOf, markKinds, type Axis, type MarkGroup } from "./chart-scale";
+import { extentOf, MARK_KINDS, type Axis, type MarkGroup } from "./chart-scale";
 import { countText } from "./format";
 import { ShapeIcon, type Shape } from "./icons";
 
@@ -118,8 +118,7 @@ export function MarkLegend({ marks, hidden, onChange }: LegendProps): JSX.Elemen
   return (
     <fieldset class="mark-legend">
       <legend class="visually-hidden">Marks on the charts</legend>
-      {markKinds()
-        .filter((kind) => counts.has(kind))
+      {MARK_KINDS.filter((kind) => counts.has(kind))
         .map((kind) => (
           <label key={kind} class={hidden.includes(kind) ? "is-off" : ""}>
             <input

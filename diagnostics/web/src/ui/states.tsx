@@ -25,10 +25,10 @@ export function EmptyState({ title, children, action }: EmptyStateProps): JSX.El
 }
 
 const ADVICE: Record<string, string> = {
-  "forbidden": "Ask someone who has the operator token.",
+  "forbidden": "Ask a person who has the operator token.",
   "not-found": "It may have been removed, or the link may belong to another job. Go back to the list.",
   "too-many": "Wait a few seconds: the server limits concurrent requests.",
-  "unavailable": "The page retries automatically. If this persists, check the log of the diagnostics daemon.",
+  "unavailable": "The page retries automatically. If this persists, read the log of the dashboard.",
   "too-large": "Select less data: fewer steps or fewer ranks.",
   "bad-request": "Change the parameter named above, or open the view again from the list at the left.",
 };

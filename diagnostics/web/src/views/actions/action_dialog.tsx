@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useId, useRef, useState } from "preact/hooks";
 
-import { ApiError, send } from "../../api/client";
+import { ApiError, asApiError, send } from "../../api/client";
 import type { ActionAnswer, ActionRequest } from "../../api/documents";
 import { job } from "../../app/job";
 import { hrefOf } from "../../app/location";
@@ -28,7 +28,7 @@ async function sendRequest(request: ActionRequest): Promise<Outcome> {
     const answer = await send<ActionAnswer>("POST", "actions", request);
     return answer === null ? { error: new ApiError(0, "unavailable", "The server sent an empty answer.") } : { answer };
   } catch (error) {
-    return { error: error instanceof ApiError ? error : new ApiError(0, "unavailable", String(error)) };
+    return { error: asApiError(error) };
   }
 }
 

@@ -142,7 +142,9 @@ function Configurations({ comparison }: { comparison: CompareDocument }): JSX.El
   );
 }
 
-const zoom = (begin: number | null, end: number | null): void => setParams({ begin, end }, { isNewEntry: true });
+const rounded = (step: number | null): number | null => (step === null ? null : Math.round(step));
+const zoom = (begin: number | null, end: number | null): void =>
+  setParams({ begin: rounded(begin), end: rounded(end) }, { isNewEntry: true });
 
 function Charts({ comparison }: { comparison: CompareDocument }): JSX.Element {
   const [scale, setScale] = useParam("loss", "linear");

@@ -57,12 +57,12 @@ export function InOrder({ list, since }: { list: readonly StoryEntry[]; since: n
   return (
     <ol class="in-order">
       {list.map((one) => {
-        const look = SHAPES[one.what];
+        const sign = SHAPES[one.what];
         const after = one.at_unix_s - since;
         return (
           <li key={`${one.at_unix_s} ${one.text}`} data-what={one.what}>
-            <span class={`in-order-shape tone-${look.tone}`}>
-              <ShapeIcon shape={look.shape} />
+            <span class={`in-order-shape tone-${sign.tone}`}>
+              <ShapeIcon shape={sign.shape} />
             </span>
             <span class="in-order-time">
               <time title={fullTimeText(one.at_unix_s, zone)}>{clockText(one.at_unix_s, zone)}</time>

@@ -22,7 +22,7 @@ function Economics({ verdict }: { verdict: VerdictDocument }): JSX.Element {
       caption="Gain and cost of acting on the verdict"
       bars={[
         { key: "gain", label: "gain over the rest of the job", value: verdict.gain_s, text: durationText(verdict.gain_s) },
-        { key: "price", label: "cost of a restart", value: verdict.cost_s, text: durationText(verdict.cost_s), tone: "quiet" },
+        { key: "cost", label: "cost of a restart", value: verdict.cost_s, text: durationText(verdict.cost_s), tone: "quiet" },
       ]}
     />
   );

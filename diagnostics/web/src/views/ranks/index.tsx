@@ -9,9 +9,9 @@ import { shownRound } from "../../app/job";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams, useNumberParam, useParam } from "../../app/location";
 import { shownTheme } from "../../app/preferences";
-import { cssOf, operationColour, sequential } from "../../canvas/colours";
+import { cssOf, operationColour } from "../../canvas/colours";
 import { SUSPECT, type RanksPicture } from "../../canvas/ranks-picture";
-import { leastStep, stateColour, type RanksColour } from "../../canvas/ranks-painter";
+import { rangeStops, stateColour, type RanksColour } from "../../canvas/ranks-painter";
 import { axesText, placeOf, placeText } from "../../canvas/layout";
 import { CopyButton, Segmented, Switch, TextField } from "../../ui/controls";
 import { countOf, countText, numberText } from "../../ui/format";
@@ -61,11 +61,9 @@ function keyEntries(picture: RanksPicture, colour: RanksColour): KeyEntry[] {
       };
     });
   }
-  const least = colour === "step" ? leastStep(picture) : 0;
-  const most = colour === "step" ? picture.newestStep : 6;
-  return [0, 0.5, 1].map((part) => ({
-    colour: cssOf(sequential(part)),
-    text: `${numberText(least + (most - least) * part)}${colour === "score" && part === 1 ? " or more" : ""}`,
+  return rangeStops(picture, colour, theme).map((stop, place) => ({
+    colour: cssOf(stop.colour),
+    text: `${numberText(stop.value)}${colour === "score" && place === 2 ? " or more" : ""}`,
   }));
 }
 

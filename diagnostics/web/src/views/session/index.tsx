@@ -3,7 +3,7 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 
-import { ApiError } from "../../api/client";
+import { asApiError } from "../../api/client";
 import { isSigningIn, signIn } from "../../app/session";
 
 export function SessionView(): JSX.Element {
@@ -14,7 +14,7 @@ export function SessionView(): JSX.Element {
     try {
       await signIn(token.trim());
     } catch (error) {
-      setProblem(error instanceof ApiError ? error.message : String(error));
+      setProblem(asApiError(error).message);
     }
   };
   return (

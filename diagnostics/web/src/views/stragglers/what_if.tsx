@@ -12,7 +12,7 @@ import { Segmented } from "../../ui/controls";
 import { Duration, Figure } from "../../ui/figures";
 import { countOf, countText, durationText, percentText, ranksText, timesText } from "../../ui/format";
 import { Section } from "../../ui/section";
-import { EmptyState, Loaded } from "../../ui/states";
+import { Loaded } from "../../ui/states";
 import { Table, type Column } from "../../ui/table";
 
 const MOST_PARTS = 16;
@@ -153,37 +153,19 @@ function Totals({ document }: { document: WhatIfDocument }): JSX.Element {
 }
 
 function Found({ document }: { document: WhatIfDocument }): JSX.Element {
-  if (document.steps.length === 0) {
-    return (
-      <EmptyState
-        title="No fully recorded steps"
-        action={
-          <>
-            To record steps: <code>megatrain diag on</code>
-          </>
-        }
-      >
-        What-if needs all spans of a step. One step in diagnostics.sample_period is recorded in full; the first is still to come.
-      </EmptyState>
-    );
-  }
   return (
     <>
       <Totals document={document} />
       {document.advice === "" ? null : <p class="lead reading">{document.advice}</p>}
       <WhereFrom document={document} />
       <Section title="Possible actions" note="gain over the rest of the job, compared with the cost">
-        {document.actions.length === 0 ? (
-          <p class="soft">No known action would make the job faster.</p>
-        ) : (
-          <Table
-            caption="Possible actions"
-            columns={ACTION_COLUMNS}
-            rows={document.actions}
-            rowKey={(row) => `${row.action} ${row.target}`}
-            sortParam="ways"
-          />
-        )}
+        <Table
+          caption="Possible actions"
+          columns={ACTION_COLUMNS}
+          rows={document.actions}
+          rowKey={(row) => `${row.action} ${row.target}`}
+          sortParam="ways"
+        />
       </Section>
       {document.notes.length === 0 ? null : (
         <ul class="notes">

@@ -12,9 +12,8 @@ import { job, shownRound } from "../../app/job";
 import { rangeQuery } from "../../app/range";
 import { RoundSelect } from "../../app/round_select";
 import { hrefOf, setParams } from "../../app/location";
-import {
-  findSlices, idealPicture, inOrderOfTime, parseSearch, timelinePicture, type IdealPicture, type TimelinePicture,
-} from "../../canvas/timeline-picture";
+import { idealPicture, timelinePicture, type IdealPicture, type TimelinePicture } from "../../canvas/timeline-picture";
+import { findSlices, inOrderOfTime, parseSearch } from "../../canvas/timeline-search";
 import { CopyButton, DownloadButton, Select, Switch, TextField } from "../../ui/controls";
 import { countOf, countText, durationText, timesText } from "../../ui/format";
 import { ViewHead } from "../../ui/section";

@@ -3,7 +3,7 @@
 import type { Query } from "../../api/client";
 import { shownRound } from "../../app/job";
 import { rangeQuery } from "../../app/range";
-import { route, useNumberParam, useParam } from "../../app/location";
+import { numberOf, route, useNumberParam, useParam } from "../../app/location";
 
 export interface TimelineChoice {
   first: number | null;
@@ -51,9 +51,5 @@ export function slicesQuery(choice: TimelineChoice): Query {
 /** Return the part that the URL names now, [t0, t1]; the props of a component may be older. */
 export function partOfUrl(): [number | null, number | null] {
   const { params } = route.peek();
-  const of = (name: string): number | null => {
-    const text = params.get(name);
-    return text !== null && /^-?\d{1,12}$/.test(text) ? Number(text) : null;
-  };
-  return [of("t0"), of("t1")];
+  return [numberOf(params, "t0"), numberOf(params, "t1")];
 }
