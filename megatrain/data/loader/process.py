@@ -12,12 +12,11 @@ Source: MegaScale sec. 3.4.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from functools import cache
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 
 from megatrain.arena.directory import Arena, open_arena
@@ -36,12 +35,13 @@ from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader
 from megatrain.data.step_batch import StepBatch
 from megatrain.programs.background import lower_process_priority
-from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.own_output import keep_own_log, log_line
 from megatrain.programs.processes import install_parent_death_guard
 
 _NICENESS = 0
 _POLL_S = 1.0
 """Ranks wake the loader. The interval matters only after a person has removed its FIFO."""
+_log = partial(log_line, "data loader")
 
 
 class RingFiller:
@@ -158,11 +158,6 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     return ExitCode.OK
 
-
-def _log(text: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} data loader {os.getpid()}: {text}\n"
-    with suppress(OSError):  # the log may be on a full disk
-        os.write(2, line.encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

@@ -38,15 +38,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """Where pictures are asked for. secret: what the producers authenticate with.
+    """The producers that are asked for pictures. secret: what they authenticate with.
 
-    problem: returns why no producer can ever answer; empty while one may. patience_s: how long a call waits without
-    any answer.
+    problem: returns why no producer can ever answer; empty while one may. failure: returns how a producer failed
+    last; empty if that is not known. patience_s: how long a call waits without any answer.
     """
 
     addresses: Sequence[PeerAddress]
     secret: bytes
     problem: Callable[[], str] = str
+    failure: Callable[[], str] = str
     patience_s: float = 60.0
 
 
@@ -160,20 +161,22 @@ class PictureSource(Closable):
                     counts.add_failure(asked.number, started_ns)
                     asked.has_failed(error)
                     work.give_back(taken)
-                    self._check_hope(work, error)
+                    self._check_producers(work, error)
         except BaseException:
             work.stop()
             raise
 
-    def _check_hope(self, work: PictureRequests, error: CommunicationError) -> None:
+    def _check_producers(self, work: PictureRequests, error: CommunicationError) -> None:
         """Raise an error when it makes no sense to ask again."""
-        problem = self._producers.problem()
+        producers = self._producers
+        problem = producers.problem()
         if problem:
             raise DataError(problem)
-        if work.seconds_without_answer() > self._producers.patience_s:
+        if work.seconds_without_answer() > producers.patience_s:
+            failure = producers.failure()
+            hint = "fix the cause" if failure else "start the producers, or correct their addresses"
             raise UnreachableError(
-                f"no producer of pictures has answered for {self._producers.patience_s:.0f} s; {error}; start the "
-                "producers, or correct their addresses"
+                f"no producer of pictures has answered for {producers.patience_s:.0f} s; {failure or error}; {hint}"
             )
 
     def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> tuple[_Answer, int]:

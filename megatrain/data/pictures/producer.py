@@ -15,10 +15,10 @@ import os
 import queue
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,9 +34,10 @@ from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerConnection
 from megatrain.peers.server import PeerServer
 from megatrain.programs.background import lower_process_priority
-from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.own_output import keep_own_log, log_line
 
 _NICENESS = 0
+_log = partial(log_line, "picture producer")
 _END = None
 """Follows the last picture of an answer."""
 
@@ -148,11 +149,6 @@ def main(arguments: list[str]) -> int:
     directories = [Path(one) for one in (first, *others)]
     return serve_pictures(directories, descriptors, lambda: make_decoder(decoder, num_threads))
 
-
-def _log(text: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} picture producer {os.getpid()}: {text}\n"
-    with suppress(OSError):  # the log may be on a full disk
-        os.write(2, line.encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

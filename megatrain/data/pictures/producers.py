@@ -82,7 +82,11 @@ class PictureProducers(Closable):
         """Return why no producer runs and none is started again; empty while one may answer."""
         if any(thread.is_alive() for thread in self._threads):
             return ""
-        return next((one.problem for one in self._supervisors if one.problem), "all producers of pictures have ended")
+        return self.failure() or "all producers of pictures have ended"
+
+    def failure(self) -> str:
+        """Return why a producer fails, or at which pictures it was killed last; empty if neither is known."""
+        return next((one.problem for one in self._supervisors if one.problem), "")
 
     def wait(self) -> None:
         """Return when no producer is started again."""

@@ -27,7 +27,7 @@ from megatrain.data.pictures.picture_index import PictureIndex, build_index
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
 from megatrain.data.pictures.preparation import prepared_pictures
 from megatrain.data.pictures.producer import Producer
-from megatrain.data.pictures.producer_file import read_producers, write_producers
+from megatrain.data.pictures.producer_file import ProducersFile, read_producers
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
 from megatrain.data.pictures.shard_reader import ShardReader
@@ -210,17 +210,29 @@ def test_close_ends_a_request_that_is_not_answered(monkeypatch: pytest.MonkeyPat
 
 def test_only_a_written_problem_of_producers_ends_a_wait(tmp_path: Path) -> None:
     """The first rank of a host removes the file when it ends: the ranks that wait then are not at fault."""
-    path = tmp_path / "producers"
-    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET)
-    write_producers(path, producers)
-    read = read_producers(path)
-    assert (read.addresses, read.problem()) == (producers.addresses, "")
-    write_producers(path, producers, "none can be started")
-    assert read.problem() == "none can be started"
-    path.write_text("damaged")
-    assert "not JSON" in read.problem()
-    path.unlink()
+    path, texts = tmp_path / "producers", ["", ""]
+    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET, lambda: texts[0], lambda: texts[1])
+    with ProducersFile(path) as file:
+        file.update()
+        assert not path.exists(), "no producers are named yet"
+        file.name(producers)
+        read = read_producers(path)
+        assert (read.addresses, read.problem(), read.failure()) == (producers.addresses, "", "")
+        texts[:] = "none can be started", "it was killed"
+        file.update()
+        assert (read.problem(), read.failure()) == tuple(texts)
+        path.write_text("damaged")
+        assert "not JSON" in read.problem()
+    file.update()
+    assert not path.exists()
     assert read.problem() == ""
+
+
+def test_wait_without_answer_names_the_last_failure() -> None:
+    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET, failure=lambda: "it was killed", patience_s=0.0)
+    with PictureSource("data", FORMAT, producers) as source, pytest.raises(UnreachableError) as raised:
+        source.patches([0])
+    assert str(raised.value) == "no producer of pictures has answered for 0 s; it was killed; fix the cause"
 
 
 def test_producers_with_another_secret_are_not_believed(shards: tuple[Path, list[bytes]]) -> None:
