@@ -110,10 +110,9 @@ class PackedBins:
         return len(self.bounds) - 1
 
     def read(self, bins: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Return the pieces of these bins, one bin after the other, and for each bin where its pieces begin; then their
-        number. A few pages of the file are read for each bin.
+        """Return the pieces of these bins, one bin after the other, and the bounds of the bins among these pieces.
 
-        Shapes: bins [N], results [P] of PIECE_DTYPE and [N + 1].
+        A few pages of the file are read for each bin. Shapes: bins [N], results [P] of PIECE_DTYPE and [N + 1].
         Raises: BadTokensError when a page differs from its checksum.
         """
         places = self.pieces.nbytes + bins * _BOUND_BYTES
@@ -156,10 +155,11 @@ def write_bins(
     num_workers: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> BinsSummary:
-    """Pack the documents of `dataset` into `bins_path`. After a kill, the file from before remains, or none.
+    """Pack the documents of `dataset` into `bins_path`. A process that is killed leaves an earlier file as it was.
 
-    num_workers: processes that pack; it does not change the file. `report` gets the documents that are packed so far
-    and their number. Raises: DataError when the file cannot be written; MegatrainError when a process ends.
+    num_workers: processes that pack; it does not change the file. `report` gets the number of documents that are packed
+    so far, and the number of all. Raises: DataError when the file cannot be written; MegatrainError when a process
+    ends.
     """
     if isinstance(dataset.prefix, RemotePath):
         raise DataError(
@@ -196,7 +196,7 @@ def write_bins(
 
 
 def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
-    """Return the byte of the first place at which a file differs from what packing makes; None if there is none."""
+    """Return the first byte at which a file differs from the result of packing; None if it does not differ."""
     num_pieces, num_bins, block_bounds = 0, 0, [0]
     for block, _ in _packed(dataset, bins.seq_len, 1):
         pieces = bins.pieces[num_pieces : num_pieces + len(block.pieces)]

@@ -39,6 +39,7 @@ from megatrain.data.cache_use import CacheCounter, CacheUse, Load
 _PART_BYTES = 8 << 20
 """A whole file is loaded in parts of this size."""
 _MISSES_UNTIL_RETRY = 64
+"""After a block could not be stored, this many reads go to the source before the next attempt to store one."""
 _WHOLE = ".whole"
 _ROOM = 8
 """Making room leaves 1/8 of the cache free, so that it is rare: it looks at all files."""
@@ -106,7 +107,7 @@ class BlockCache:
         return self._counter.use
 
     def read(self, block: FileBlock, offset: int, num_bytes: int, load: Load) -> bytes:
-        """Return a range of a block; of 0 bytes, to store the block for later.
+        """Return a range of a block. A range of 0 bytes only stores the block.
 
         load: returns a range of the file from the source. Its errors, which are no OSErrors, are raised here.
         """
@@ -232,7 +233,7 @@ class BlockCache:
         yield descriptor
 
     def _make_room(self, num_bytes: int) -> int:
-        """Remove what processes that were killed have not completed, then what was not used for the longest time.
+        """Remove incomplete files of killed processes, then the least recently used files.
 
         Returns the bytes of the files that remain.
         """
@@ -284,7 +285,7 @@ def _sums(content: bytes) -> list[int]:
 def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
     """Return the content of a file of this size, mapped; None if there is none.
 
-    The map has a descriptor of its own, which shares the lock: it lasts as long as the map.
+    The map has its own descriptor, which shares the lock, so the lock lasts as long as the map.
     """
     if num_bytes == 0:
         return b""
@@ -297,8 +298,7 @@ def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Return whether a process writes or maps a file. If it were removed, its bytes would stay on the disk, and not
-    count."""
+    """Return whether a process writes or maps a file. After a removal, its bytes would stay on the disk uncounted."""
     with path.open("rb") as file:
         try:
             has_no_locks = bool(lock(file.fileno()))

@@ -100,9 +100,9 @@ class DocumentCosts:
 
 
 def write_costs(dataset: IndexedDataset, lines: Iterable[str], shown: str) -> CostsSummary:
-    """Write the costs of all documents, one a line, to `costs_path`. After a kill, the file from before remains.
+    """Write the costs of all documents, one a line, to `costs_path`. A process that is killed leaves an earlier file.
 
-    shown: what the lines are read from, for errors.
+    shown: the name of the lines' source, for errors.
     Raises: DataError when a line is no cost, there are more or fewer lines than documents, or writing fails.
     """
     if isinstance(dataset.prefix, RemotePath):

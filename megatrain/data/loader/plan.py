@@ -41,7 +41,7 @@ class Share:
     """What some ranks of a host read of each step: the part of `replica`.
 
     has_tokens: whether one of them is on the first or last stage of the pipeline. Stages between these need only the
-    bounds of documents. encoders: those of the first stage, which encodes pictures.
+    bounds of documents. encoders: the readers on the first stage, which encodes pictures.
     """
 
     replica: int
@@ -95,7 +95,7 @@ class LoaderPlan:
 
     @property
     def num_producers(self) -> int:
-        """The producers of pictures that the loader asks."""
+        """How many producers of pictures the loader asks."""
         shards = None if self.pictures is None else self.pictures.shards
         return 0 if shards is None else shards.producers.number
 

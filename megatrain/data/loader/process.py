@@ -89,7 +89,7 @@ class RingFiller:
                 ahead.close()
 
     def _fetch_ahead(self, reader: BatchReader, due: Fill, replica: int) -> None:
-        """Fetch what a share needs from object storage, from the step on that is read first."""
+        """Start to fetch what a share needs from object storage, beginning with the step that is read first."""
         if due.share not in self._readaheads:
             num_blocks = self._plan.readahead_blocks
             self._readaheads[due.share] = readahead(reader, self._plan.steps, replica, num_blocks, due.step)

@@ -144,8 +144,8 @@ class SlotContent:
 
 
 class Reasons:
-    """Why samples of a step were replaced, in the bytes of a slot: as many whole reasons as fit. The ranks still know
-    all numbers; only the log lacks the address of the others."""
+    """Why samples of a step were replaced, in the bytes of a slot: as many whole reasons as fit. If a reason does not
+    fit, the ranks still know the number of the sample, but the log lacks the address."""
 
     def __init__(self, content: memoryview) -> None:
         self._content = content

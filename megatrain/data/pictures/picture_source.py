@@ -1,7 +1,7 @@
 """Pictures by sample number, from any number of producers. The result depends on the numbers alone.
 
-What the loader of a host calls. The numbers of a call are divided into requests, which go to whichever producer is
-free. A request that fails, because its producer was killed or its answer was wrong, is sent again, to any producer.
+The process that reads a step calls it. The numbers of a call are divided into requests, which go to whichever producer
+is free. A request that fails, because its producer was killed or its answer was wrong, is sent again, to any producer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from megatrain.peers.link import PeerAddress, PeerConnection, connect_peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _REQUESTS_OF_PRODUCER = 2
-"""At a time: it decodes for one while it sends the answer to the other."""
+"""Requests that a producer gets at a time: it decodes for one while it sends the answer to the other."""
 _Answer = list[PreparedPicture]
 
 _logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class PictureSource(Closable):
         self._is_closed = False
         self._lock = threading.Lock()
         self._connections: WeakSet[PeerConnection] = WeakSet()
-        """Those of the running requests; others may still be in it."""
+        """The connections of running requests; ended ones may still be in it."""
         self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
 
     def patches(self, numbers: Sequence[int]) -> Pictures:

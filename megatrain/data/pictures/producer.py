@@ -1,4 +1,4 @@
-"""The producer: a process that prepares pictures for those who ask it by sample number.
+"""The producer: a process that prepares pictures for programs that ask it by sample number.
 
     python -m megatrain.data.pictures.producer LISTENER SECRET NOTE ENDS DECODER THREADS DIRECTORY...
 
@@ -67,7 +67,7 @@ class Producer:
 
     def serve(self, connection: PeerConnection) -> None:
         """Answer the request of a connection. For the threads of a server."""
-        with suppress(CommunicationError):  # whoever asked has gone, and asks again if it needs the pictures
+        with suppress(CommunicationError):  # the client has gone; it asks again if it needs the pictures
             message = connection.receive_message()
             try:
                 request = PictureRequest.decode(message)
@@ -119,8 +119,7 @@ def serve_pictures(
 
     Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
     """
-    # the cores of the rank that started it are not its own
-    lower_process_priority(_NICENESS)
+    lower_process_priority(_NICENESS)  # use all cores: the rank that started this process may be bound to some
     listener, secret, note, ends = descriptors
     try:
         indexes = [PictureIndex(directory) for directory in directories]
