@@ -23,10 +23,11 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
 from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
-from megatrain.data.indexed import IndexedDataset, map_file
+from megatrain.data.indexed import IndexedDataset
 from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, num_packed_blocks, pack_block
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
 from megatrain.data.sidecar import check_header, new_sidecar, packed_header
+from megatrain.data.token_file import map_file
 from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"

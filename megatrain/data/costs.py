@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from megatrain.contracts.errors import DataError
 from megatrain.data.block_sums import SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
-from megatrain.data.indexed import IndexedDataset, map_file
+from megatrain.data.indexed import IndexedDataset
 from megatrain.data.remote_path import AnyPath, RemotePath, appended
 from megatrain.data.sidecar import check_header, new_sidecar, packed_header
+from megatrain.data.token_file import map_file
 
 COSTS_MAGIC = b"MTCOSTS\x00"
 COSTS_VERSION = 1

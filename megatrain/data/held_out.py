@@ -1,7 +1,7 @@
 """Held-out samples as micro-batches: one pass in the order of the files, the same in every layout.
 
 Windows of text are consecutive, and no two have a label in common. So every token except the first is predicted exactly
-once, and the losses of all windows add up to the loss of the text. Of pictures, each has its caption.
+once, and the losses of all windows add up to the loss of the text. A sample with a picture has its caption.
 """
 
 from __future__ import annotations

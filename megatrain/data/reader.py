@@ -30,8 +30,7 @@ from megatrain.data.mixture import Mixture
 from megatrain.data.patches import pictures_of
 from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.remote_file import RemoteBlock
-from megatrain.data.sample_sources import SampleSources
-from megatrain.data.step_batch import StepBatch
+from megatrain.data.step_batch import SampleSources, StepBatch
 from megatrain.data.token_stream import SamplePieces, SourceOrder
 from megatrain.data.training_source import TrainingSource
 

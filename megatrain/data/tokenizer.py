@@ -154,8 +154,6 @@ def load_tokenizer(path: DataPath, end: str = "") -> Tokenizer:
     `end`: the token that ends documents; if it is "", the token is looked up.
     Raises: DataError when the file is missing or is not a tokenizer, or its library is absent.
     """
-    if not is_sentencepiece(path.name):
-        _require_tokenizers()
     return parse_tokenizer(read_tokenizer_file(path), str(path), end, files_beside(path))
 
 

@@ -21,8 +21,7 @@ from megatrain.data.bad_tokens import BadSample
 from megatrain.data.loader.ring_layout import WORD_BYTES, RingLayout
 from megatrain.data.microbatch import MicroBatch
 from megatrain.data.patches import Patches
-from megatrain.data.sample_sources import SampleSources
-from megatrain.data.step_batch import StepBatch
+from megatrain.data.step_batch import SampleSources, StepBatch
 
 
 class SlotContent:

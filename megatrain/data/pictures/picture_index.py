@@ -25,8 +25,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.whole_files import sync_directory, temporary_name
 from megatrain.contracts.natural_order import natural_order
 from megatrain.data.block_sums import SUM_DTYPE, SummedContent, SummingWriter, num_blocks
-from megatrain.data.indexed import map_file
 from megatrain.data.pictures.shard import JSON_KIND, ScannedShard, ShardSample, scan_shard, split_name
+from megatrain.data.token_file import map_file
 
 INDEX_NAME = "pictures.index"
 _MAGIC = b"MTPICS\x00\x00"
