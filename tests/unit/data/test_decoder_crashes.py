@@ -127,8 +127,8 @@ def test_decoder_that_crashes_each_time_is_named_as_the_cause(
     index, _ = marked
     with crashing_producers(index.directory, tmp_path / "run", signal.SIGSEGV, ALWAYS, 1, []) as producers:
         impatient = replace(producers, patience_s=0.0)
-        for expected in ("no producer of pictures has answered", r"SIGSEGV \(11\) at sample 3 of .*; fix the cause"):
-            with PictureSource(index.digest, FORMAT, impatient) as source, pytest.raises(UnreachableError, match=expected):
+        for text in ("no producer of pictures has answered", r"SIGSEGV \(11\) at sample 3 of .*; fix the cause"):
+            with PictureSource(index.digest, FORMAT, impatient) as source, pytest.raises(UnreachableError, match=text):
                 source.patches([3])
             wait_until(lambda: bool(producers.failure()), "a known end of the producer")
 
