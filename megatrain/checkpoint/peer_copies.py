@@ -251,4 +251,3 @@ def start_copies(
             slot.clear()
     rendezvous = open_peer_rendezvous(cpu_groups, rank, network_interface, store_address)
     return PeerCopies(rank, keepers, rendezvous, CopyKeeper(kept, slots), limits)
-

@@ -305,7 +305,6 @@ def main(arguments: list[str]) -> int:
     return ExitCode.OK
 
 
-
 if __name__ == "__main__":
     keep_own_log()
     sys.exit(main(sys.argv[1:]))

@@ -272,7 +272,6 @@ class BlockCache:
             _logger.warning("cache of remote data: %s", text)
 
 
-
 def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
     """Return the content of a file of this size, mapped; None if there is none.
 

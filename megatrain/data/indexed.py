@@ -219,7 +219,6 @@ class IndexedDataset:
         return BadTokensError(BadTokens(str(data_path(self.prefix)), offset, document, reason))
 
 
-
 def _read_header(path: DataPath, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], int, int]:
     if len(index) < INDEX_HEADER.size:
         raise _truncated(path, "an index header", INDEX_HEADER.size, len(index))

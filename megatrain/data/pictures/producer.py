@@ -149,7 +149,6 @@ def main(arguments: list[str]) -> int:
     return serve_pictures(directories, descriptors, lambda: make_decoder(decoder, num_threads))
 
 
-
 if __name__ == "__main__":
     keep_own_log()
     sys.exit(main(sys.argv[1:]))

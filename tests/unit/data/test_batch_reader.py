@@ -15,7 +15,6 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.microbatch import TokenWindow, assemble
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
-from megatrain.data.step_batch import StepBatch
 from tests.helpers.one_source import reader_of_one
 from tests.helpers.step_plans import step_plan
 

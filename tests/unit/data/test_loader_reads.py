@@ -19,7 +19,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.data.bins import write_bins
 from megatrain.data.costs import write_costs
 from megatrain.data.dataset import open_dataset
-from megatrain.data.indexed import data_path, token_dtype
+from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan, Share, loader_plan, shares_of

@@ -46,7 +46,6 @@ def config_of(mixture: Tables, dp_size: int, **data: Any) -> Config:
     return make_config(mixture, sizes, {"data": data})
 
 
-
 def num_pictures(part: StepBatch) -> list[int]:
     """Return the number of pictures of each micro-batch."""
     return [0 if one.picture_place_K is None else len(one.picture_place_K) for one in part.microbatches]

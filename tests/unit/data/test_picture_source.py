@@ -50,7 +50,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]
     return directory, files
 
 
-
 def asked(directory: Path, producers: Producers, numbers: Sequence[int], bad_pictures: str = REFUSE) -> Pictures:
     with PictureSource(PictureIndex(directory).digest, FORMAT, producers, bad_pictures) as source:
         return source.patches(numbers)
