@@ -174,9 +174,11 @@ class PictureSource(Closable):
             raise DataError(problem)
         if work.seconds_without_answer() > producers.patience_s:
             failure = producers.failure()
-            hint = "fix the cause" if failure else "start the producers, or correct their addresses"
+            hint = "start the producers, or correct their addresses"
+            if failure:
+                hint = f"the last failure of one: {failure}; fix the cause"
             raise UnreachableError(
-                f"no producer of pictures has answered for {producers.patience_s:.0f} s; {failure or error}; {hint}"
+                f"no producer of pictures has answered for {producers.patience_s:.0f} s; {error}; {hint}"
             )
 
     def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> tuple[_Answer, int]:
