@@ -112,8 +112,7 @@ def new_ring(plan: LoaderPlan, open_reader: Callable[[], BatchReader] | None = N
 
 
 def filled_steps(plan: LoaderPlan, ring: Ring, loader: RingFiller) -> Iterator[tuple[int, StepPlan]]:
-    """Yield each step when the ranks of the host are done with the steps before it and the loader has filled the ring.
-    """
+    """Yield each step when the ranks are done with the steps before it and the loader has filled the ring."""
     for step, step_plan in enumerate(plan.steps.plans()):
         for reader in range(plan.num_readers):
             ring.set_done(reader, step)

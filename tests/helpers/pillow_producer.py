@@ -40,7 +40,5 @@ def producers_in_threads(indexes: Sequence[PictureIndex], *decoders: PictureDeco
             threading.Thread(target=producer.run, daemon=True).start()
             listener = listen("127.0.0.1")
             addresses.append(PeerAddress(*listener.getsockname()[:2]))
-            stack.enter_context(
-                PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False)
-            )
+            stack.enter_context(PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False))
         yield Producers(addresses, SECRET)

@@ -60,9 +60,7 @@ def new_directory(output: Path, kind: DirectoryKind, is_forced: bool) -> Iterato
 
 
 @contextmanager
-def resumable_directory(
-    output: Path, kind: DirectoryKind, is_forced: bool, digest: str
-) -> Iterator[tuple[Path, Path]]:
+def resumable_directory(output: Path, kind: DirectoryKind, is_forced: bool, digest: str) -> Iterator[tuple[Path, Path]]:
     """Do as `new_directory`, and yield a second directory, for files with which a stopped build can be continued.
 
     A process that is killed in the block, or leaves it by a signal or a system error, keeps the second directory for
