@@ -7,10 +7,9 @@ keepers. Source: ByteRobust (SOSP'25, arXiv:2509.16293).
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from megatrain.arena.directory import Arena
@@ -30,6 +29,7 @@ from megatrain.contracts.errors import CheckpointError, CommunicationError
 from megatrain.peers.link import PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.peers.server import PeerServer
 from megatrain.programs.background import lower_thread_priority
+from megatrain.programs.own_output import log_line
 
 _SEND = b"send"
 _HAS_IT = b"has it"
@@ -37,6 +37,7 @@ _SEALED = b"sealed"
 _CLOSE_S = 2.0
 _BUSY_S = 5.0
 """How long an offer waits for the previous copy, which the owner may have abandoned just before this offer."""
+_log = partial(log_line, "megatrain")
 
 
 class CopySender:
@@ -250,7 +251,3 @@ def start_copies(
             slot.clear()
     rendezvous = open_peer_rendezvous(cpu_groups, rank, network_interface, store_address)
     return PeerCopies(rank, keepers, rendezvous, CopyKeeper(kept, slots), limits)
-
-
-def _log(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} megatrain: {text}", file=sys.stderr, flush=True)

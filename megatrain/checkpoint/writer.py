@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -46,10 +47,11 @@ from megatrain.contracts.errors import CheckpointError, MegatrainError, MissingF
 from megatrain.contracts.exit_codes import ExitCode
 from megatrain.formatting import bytes_text, seconds_text
 from megatrain.programs.background import LOWEST_PRIORITY, lower_process_priority
-from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.own_output import keep_own_log, log_line
 
 _POLL_S = 1.0
 """Poll interval. Workers wake the writer; polling detects events without a wake-up, such as the exit of the workers."""
+_log = partial(log_line, "checkpoint writer")
 
 
 class CheckpointWriter:
@@ -301,12 +303,6 @@ def main(arguments: list[str]) -> int:
         _log(f"ended: {error}")
         return error.exit_code
     return ExitCode.OK
-
-
-def _log(text: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} checkpoint writer {os.getpid()}: {text}\n"
-    with suppress(OSError):  # the log may be on a full disk
-        os.write(2, line.encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class BadSample:
     """A sample of a step that is replaced by one without labels.
 
     number: the sample's number in the run. source: the number of its source in the mixture. reason: the address, and
-    why it cannot be used; None if this rank does not know it: only another rank that works on the same samples does.
+    why it cannot be used; None if only another rank, which works on the same samples, knows it.
     """
 
     number: int

@@ -23,10 +23,11 @@ from megatrain.contracts.errors import DataError
 from megatrain.data.bad_tokens import BadTokens, BadTokensError
 from megatrain.data.block_sums import BLOCK_BYTES, SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
-from megatrain.data.indexed import IndexedDataset, map_file
+from megatrain.data.indexed import IndexedDataset
 from megatrain.data.packing import BLOCK_DOCUMENTS, PIECE_DTYPE, PackedBlock, num_packed_blocks, pack_block
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
 from megatrain.data.sidecar import check_header, new_sidecar, packed_header
+from megatrain.data.token_file import map_file
 from megatrain.data.worker_pool import in_processes
 
 BINS_MAGIC = b"MTBINS\x00\x00"
@@ -110,10 +111,9 @@ class PackedBins:
         return len(self.bounds) - 1
 
     def read(self, bins: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-        """Return the pieces of these bins, one bin after the other, and for each bin where its pieces begin; then their
-        number. A few pages of the file are read for each bin.
+        """Return the pieces of these bins, one bin after the other, and the bounds of the bins among these pieces.
 
-        Shapes: bins [N], results [P] of PIECE_DTYPE and [N + 1].
+        A few pages of the file are read for each bin. Shapes: bins [N], results [P] of PIECE_DTYPE and [N + 1].
         Raises: BadTokensError when a page differs from its checksum.
         """
         places = self.pieces.nbytes + bins * _BOUND_BYTES
@@ -156,10 +156,11 @@ def write_bins(
     num_workers: int = 1,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> BinsSummary:
-    """Pack the documents of `dataset` into `bins_path`. After a kill, the file from before remains, or none.
+    """Pack the documents of `dataset` into `bins_path`. A process that is killed leaves an earlier file as it was.
 
-    num_workers: processes that pack; it does not change the file. `report` gets the documents that are packed so far
-    and their number. Raises: DataError when the file cannot be written; MegatrainError when a process ends.
+    num_workers: processes that pack; it does not change the file. `report` gets the number of documents that are packed
+    so far, and the number of all. Raises: DataError when the file cannot be written; MegatrainError when a process
+    ends.
     """
     if isinstance(dataset.prefix, RemotePath):
         raise DataError(
@@ -196,7 +197,7 @@ def write_bins(
 
 
 def first_difference(dataset: IndexedDataset, bins: PackedBins) -> int | None:
-    """Return the byte of the first place at which a file differs from what packing makes; None if there is none."""
+    """Return the first byte at which a file differs from the result of packing; None if it does not differ."""
     num_pieces, num_bins, block_bounds = 0, 0, [0]
     for block, _ in _packed(dataset, bins.seq_len, 1):
         pieces = bins.pieces[num_pieces : num_pieces + len(block.pieces)]

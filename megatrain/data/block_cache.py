@@ -6,9 +6,8 @@ while a process maps it. Names are digests of the URL, of the version of the fil
 version has other blocks. The cache is no more than a copy: what is missing, damaged or cannot be stored is read from
 the source.
 
-A file gets its name when it is complete. The kernel releases the locks of a process that is killed, and a temporary
-file without a lock is removed when room is made. `total` has the bytes of all files, or more after a kill; making room
-counts them again. Only its own user can write to the directory.
+A file gets its name when it is complete. The kernel releases the locks of a killed process, and making room removes
+temporary files without a lock. `total` has at least the bytes of all files; making room counts them again.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import hashlib
 import logging
 import mmap
 import os
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,12 +31,13 @@ from megatrain.contracts.files.file_locks import lock, wait_and_lock, wait_and_l
 from megatrain.contracts.files.own_files import check_own_directory, make_own_directory
 from megatrain.contracts.files.whole_files import MISSING_ERRORS, is_temporary_name, temporary_name
 from megatrain.data.block_sums import BLOCK_BYTES as PAGE_BYTES
-from megatrain.data.block_sums import SUM_DTYPE, num_blocks
+from megatrain.data.block_sums import SUM_DTYPE, num_blocks, sums_of
 from megatrain.data.cache_use import CacheCounter, CacheUse, Load
 
 _PART_BYTES = 8 << 20
 """A whole file is loaded in parts of this size."""
 _MISSES_UNTIL_RETRY = 64
+"""After a block could not be stored, this many reads go to the source before the next attempt to store one."""
 _WHOLE = ".whole"
 _ROOM = 8
 """Making room leaves 1/8 of the cache free, so that it is rare: it looks at all files."""
@@ -47,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """Where a cache is, its largest size, and the size of its blocks. directory: "" for the default."""
+    """Where a cache is, its largest size, and the size of its blocks. directory: "" means the default."""
 
     directory: str
     max_bytes: int
@@ -106,7 +105,7 @@ class BlockCache:
         return self._counter.use
 
     def read(self, block: FileBlock, offset: int, num_bytes: int, load: Load) -> bytes:
-        """Return a range of a block; of 0 bytes, to store the block for later.
+        """Return a range of a block. A range of 0 bytes only stores the block.
 
         load: returns a range of the file from the source. Its errors, which are no OSErrors, are raised here.
         """
@@ -121,7 +120,7 @@ class BlockCache:
             found = self._stored(block, offset, num_bytes)
             if found is None:
                 content = load(block.offset, block.num_bytes)
-                header = np.array(_sums(content), SUM_DTYPE).tobytes()
+                header = np.array(sums_of(content), SUM_DTYPE).tobytes()
                 self._store(self._path(block), len(header) + len(content), (header, content))
                 found = content[offset : offset + num_bytes]
         return found
@@ -161,7 +160,7 @@ class BlockCache:
                     start = first * PAGE_BYTES
                     size = min(end * PAGE_BYTES, block.num_bytes) - start
                     content = os.pread(descriptor, size, sums_bytes + start)
-                    if len(content) == size and _sums(content) == sums.tolist():
+                    if len(content) == size and sums_of(content) == sums.tolist():
                         self._counter.add(CacheUse(hit_bytes=num_bytes))
                         os.utime(descriptor)  # the time of the last use, for the removal of old blocks
                         return content[offset - start : offset - start + num_bytes]
@@ -176,9 +175,17 @@ class BlockCache:
         return None
 
     def _store(self, path: Path, num_bytes: int, parts: Iterable[bytes]) -> None:
-        """Write a file of `num_bytes`, if it has room. Raises: the errors of `parts`, which are no OSErrors."""
+        """Write a file atomically, if there is room. Raises: the errors of `parts`, which are no OSErrors."""
+        temporary = path.with_name(temporary_name(path.name))
         try:
-            self._write(path, num_bytes, parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._reserved(num_bytes, temporary) as descriptor, open(descriptor, "wb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                if path.suffix:
+                    os.fsync(descriptor)  # without sums, a loss of power must not leave another content
+                temporary.replace(path)
         except OSError as error:
             self._misses_until_retry = _MISSES_UNTIL_RETRY
             self._counter.add(CacheUse(num_not_stored=1))
@@ -187,27 +194,15 @@ class BlockCache:
                 f"{path} cannot be written: {error.strerror}; remote data are read from their source each time: free "
                 "space, or change data.cache_directory or data.cache_bytes",
             )
-
-    def _write(self, path: Path, num_bytes: int, parts: Iterable[bytes]) -> None:
-        """Write a file atomically. Raises: OSError, and the errors of `parts`."""
-        if num_bytes > self.settings.max_bytes:
-            raise OSError(errno.EFBIG, f"its {num_bytes} bytes are more than data.cache_bytes")
-        temporary = path.with_name(temporary_name(path.name))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with self._reserved(num_bytes, temporary) as descriptor, open(descriptor, "wb") as file:
-                for part in parts:
-                    file.write(part)
-                file.flush()
-                if path.suffix:
-                    os.fsync(descriptor)  # without sums, a loss of power must not leave another content
-                temporary.replace(path)
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
 
     @contextmanager
     def _reserved(self, num_bytes: int, temporary: Path) -> Iterator[int]:
-        """Make room for a file, and yield its descriptor. It is locked, and has its final size."""
+        """Make room for a file, and yield its descriptor. It is locked, and has its final size. Raises: OSError."""
+        if num_bytes > self.settings.max_bytes:
+            raise OSError(errno.EFBIG, f"its {num_bytes} bytes are more than data.cache_bytes")
         with (self._directory / "total").open("a+b") as total:
             with suppress(OSError):
                 wait_and_lock(total.fileno())
@@ -232,7 +227,7 @@ class BlockCache:
         yield descriptor
 
     def _make_room(self, num_bytes: int) -> int:
-        """Remove what processes that were killed have not completed, then what was not used for the longest time.
+        """Remove incomplete files of killed processes, then the least recently used files.
 
         Returns the bytes of the files that remain.
         """
@@ -277,14 +272,10 @@ class BlockCache:
             _logger.warning("cache of remote data: %s", text)
 
 
-def _sums(content: bytes) -> list[int]:
-    return [zlib.crc32(content[place : place + PAGE_BYTES]) for place in range(0, len(content), PAGE_BYTES)]
-
-
 def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
     """Return the content of a file of this size, mapped; None if there is none.
 
-    The map has a descriptor of its own, which shares the lock: it lasts as long as the map.
+    The map has its own descriptor, which shares the lock, so the lock lasts as long as the map.
     """
     if num_bytes == 0:
         return b""
@@ -297,8 +288,7 @@ def _mapped(path: Path, num_bytes: int) -> bytes | mmap.mmap | None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Return whether a process writes or maps a file. If it were removed, its bytes would stay on the disk, and not
-    count."""
+    """Return whether a process writes or maps a file. After a removal, its bytes would stay on the disk uncounted."""
     with path.open("rb") as file:
         try:
             has_no_locks = bool(lock(file.fileno()))

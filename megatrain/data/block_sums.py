@@ -21,6 +21,11 @@ def num_blocks(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK_BYTES)
 
 
+def sums_of(content: bytes) -> list[int]:
+    """Return the sum of each block of a content."""
+    return [zlib.crc32(content[place : place + BLOCK_BYTES]) for place in range(0, len(content), BLOCK_BYTES)]
+
+
 class SummingWriter:
     """Appends to a file, and keeps the sum of each block of what was appended: 1 byte of memory per 1,024."""
 

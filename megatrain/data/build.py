@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from megatrain.checkpoint_format.checkpoint_names import SENTENCEPIECE_NAME, TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from megatrain.contracts.errors import DataError
+from megatrain.contracts.files.new_directory import DirectoryKind, resumable_directory
 from megatrain.data.blocks import DocumentBlock, blocks
 from megatrain.data.build_tokenizer import BuildOptions, build_tokenizer, held_out_documents
 from megatrain.data.corpus import Corpus, open_corpus
@@ -37,7 +38,6 @@ from megatrain.data.indexed import IndexedDataset, token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.input_file import FileVersion
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta
-from megatrain.data.output import resumable_directory
 from megatrain.data.spool import TokenSpool
 from megatrain.data.summary import entropy_nats, token_counts
 from megatrain.data.tokenizer import BYTES, read_tokenizer_file
@@ -54,6 +54,9 @@ FILE_NAMES = (
     META_NAME,
 )
 """All file names that a data directory may contain; it has one of the two tokenizer files."""
+DATA_DIRECTORY = DirectoryKind(
+    FILE_NAMES.__contains__, "a data set", "a data build", "choose another --output", DataError, DataError
+)
 _LIBRARIES = ("tokenizers", "sentencepiece", "pyarrow")
 _PROGRESS_INTERVAL_S = 5.0
 
@@ -84,7 +87,7 @@ def build(
     versions = [found.file.version() for found in corpus.files]
     digest = _digest(corpus, versions, options)
     # `staging` becomes the output; `kept` is left for the next build if this one is killed
-    with resumable_directory(output, FILE_NAMES, is_forced, digest) as (staging, kept):
+    with resumable_directory(output, DATA_DIRECTORY, is_forced, digest) as (staging, kept):
         source, tokenizer = build_tokenizer(corpus, options, kept, report)
         (staging / TOKENIZER_CONFIG_NAME).write_text(tokenizer_config(tokenizer.end), encoding="utf-8")
         shutil.copyfile(kept / tokenizer.file_name, staging / tokenizer.file_name)

@@ -13,9 +13,8 @@ Load = Callable[[int, int], bytes]
 class CacheUse(NamedTuple):
     """Counts since the data were opened.
 
-    hit_bytes: that reads got from the cache. fetched_bytes: that came from the storage. evicted_bytes: of files that
-    were removed to make room. num_not_stored: blocks and whole files that could not be written, for example to a full
-    disk.
+    hit_bytes: read from the cache. fetched_bytes: read from the storage. evicted_bytes: of files that were removed to
+    make room. num_not_stored: blocks and whole files that could not be written, for example to a full disk.
     """
 
     hit_bytes: int = 0

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from megatrain.contracts.errors import DataError
 from megatrain.data.block_sums import SUM_DTYPE, SummedContent, SummingWriter, num_blocks
 from megatrain.data.dataset import data_digest
-from megatrain.data.indexed import IndexedDataset, map_file
+from megatrain.data.indexed import IndexedDataset
 from megatrain.data.remote_path import AnyPath, RemotePath, appended
 from megatrain.data.sidecar import check_header, new_sidecar, packed_header
+from megatrain.data.token_file import map_file
 
 COSTS_MAGIC = b"MTCOSTS\x00"
 COSTS_VERSION = 1
@@ -100,9 +101,9 @@ class DocumentCosts:
 
 
 def write_costs(dataset: IndexedDataset, lines: Iterable[str], shown: str) -> CostsSummary:
-    """Write the costs of all documents, one a line, to `costs_path`. After a kill, the file from before remains.
+    """Write the costs of all documents, one a line, to `costs_path`. A process that is killed leaves an earlier file.
 
-    shown: what the lines are read from, for errors.
+    shown: the name of the lines' source, for errors.
     Raises: DataError when a line is no cost, there are more or fewer lines than documents, or writing fails.
     """
     if isinstance(dataset.prefix, RemotePath):

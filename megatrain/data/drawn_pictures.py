@@ -101,10 +101,7 @@ def _draws(key: np.uint64, first: int, count: int) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPictures:
-    """The pictures of a run's samples: SamplePictures.
-
-    is_held_out: they are those of the validation set.
-    """
+    """The pictures of a run's samples: SamplePictures. is_held_out: whether they are those of the validation set."""
 
     format: PictureFormat
     seed: int

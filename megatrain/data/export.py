@@ -46,7 +46,7 @@ def exported(dataset: IndexedDataset, tokenizer: Tokenizer | None, first: int, c
 
 
 def write_records(records: Iterator[Record], key: str, path: Path, *, is_forced: bool = False) -> int:
-    """Write records to `path`, in the format of its suffix; return their number. After a kill, the old file remains.
+    """Write records to `path`, in the format of its suffix; return their number. A killed process leaves an old file.
 
     key: the key or column of each record.
     Raises: DataError when the kind is unknown, its library is absent, or the file exists (unless `is_forced`) or cannot

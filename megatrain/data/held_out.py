@@ -1,7 +1,7 @@
 """Held-out samples as micro-batches: one pass in the order of the files, the same in every layout.
 
 Windows of text are consecutive, and no two have a label in common. So every token except the first is predicted exactly
-once, and the losses of all windows add up to the loss of the text. Of pictures, each has its caption.
+once, and the losses of all windows add up to the loss of the text. A sample with a picture has its caption.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def evaluation_batches(
 ) -> Iterator[ReadSlots]:
     """Yield this rank's micro-batches of the first `num_samples` samples, up to `at_once` of them together.
 
-    They are dealt as those of a training step. Every rank gets at least one, because all ranks gather the parameters.
+    They are dealt as in a training step. Every rank gets at least one, because all ranks gather the parameters.
     In empty micro-batches, and in place of samples beyond the last one, all labels are -100. has_patches: see
     BatchReader.read_step.
     Raises: as BatchReader.read_step.

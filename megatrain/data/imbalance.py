@@ -1,6 +1,6 @@
 """The imbalance of replicas: the largest cost of a replica divided by the mean cost of all, in the steps of a run.
 
-Only the index of the tokens is read, so that a dry run can compute the imbalance. This package loads no torch.
+Only the index of the tokens is read, so that a dry run can compute the imbalance.
 """
 
 from __future__ import annotations

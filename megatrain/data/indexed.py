@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 import mmap
-import os
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +24,7 @@ from megatrain.data.bad_tokens import BadTokens, BadTokensError
 from megatrain.data.cache_use import CacheUse
 from megatrain.data.remote_file import RemoteBlock, RemoteFile
 from megatrain.data.remote_path import AnyPath, DataPath, RemotePath, appended
-from megatrain.data.token_file import TokenFile, UnreadableError, local_version, unopened
+from megatrain.data.token_file import TokenFile, UnreadableError, map_version, unopened
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_VERSION = 1
@@ -218,25 +217,6 @@ class IndexedDataset:
     def _bad_tokens(self, offset: int, reason: str) -> BadTokensError:
         document = self.document_of(offset // self.dtype.itemsize)
         return BadTokensError(BadTokens(str(data_path(self.prefix)), offset, document, reason))
-
-
-def map_file(path: DataPath) -> bytes | mmap.mmap:
-    """Return the content of a file, mapped. Raises: DataError when it cannot be read."""
-    return map_version(path)[0]
-
-
-def map_version(path: DataPath) -> tuple[bytes | mmap.mmap, str]:
-    """Return the content of a file, mapped, and its version. Raises: DataError when it cannot be read."""
-    try:
-        if isinstance(path, RemotePath):
-            remote = path.file()
-            return remote.map(), remote.version
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
-            return content, local_version(status)
-    except OSError as error:
-        raise unopened(path, error) from error
 
 
 def _read_header(path: DataPath, index: bytes | mmap.mmap) -> tuple[np.dtype[Any], int, int]:

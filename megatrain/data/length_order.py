@@ -57,11 +57,11 @@ class LengthOrder(ABC):
         return np.array(known, dtype=np.int64)[self._stretch_numbers(indices)]
 
     def num_assembled(self, index: int) -> int:
-        """Return how many samples of the length that sample `index` has are put together from windows of another."""
+        """Return how many samples of the length of sample `index` are assembled from windows of another length."""
         return _stretches(self)[int(self._stretch_numbers(np.array([index]))[0])].num_rest
 
     def epochs_after(self, num_samples: int) -> float:
-        """Return how many passes over the stream the first samples are."""
+        """Return how many passes over the stream the first `num_samples` samples make."""
         stretch = _stretches(self)[int(self._stretch_numbers(np.array([num_samples]))[0])]
         at = following(stretch, LengthChange(num_samples, stretch.seq_len), self.epoch_parts)
         num_tokens = self.epoch_parts(at.epoch_len or stretch.seq_len).num_tokens_from(0)
@@ -69,7 +69,7 @@ class LengthOrder(ABC):
         return (at.next_epoch * num_tokens - left) / num_tokens
 
     def pieces(self, cursors: Int64) -> SamplePieces:
-        """Return the pieces of each sample: those of its window, or of parts of windows of the length before.
+        """Return the pieces of each sample: those of its window, or of parts of windows of the previous length.
 
         Raises: BadTokensError when a file of packed samples is damaged there.
         """
@@ -87,7 +87,7 @@ class LengthOrder(ABC):
         return np.searchsorted([change.first_index for change in self.later], indices, side="right").astype(np.int64)
 
     def _pieces_within(self, stretch: Stretch, owners: Int64, indices: Int64) -> list[_OwnedPieces]:
-        """Return the pieces of the samples `indices[owners]` of one stretch, by what the stretch takes them from."""
+        """Return the pieces of samples `indices[owners]` of a stretch: of whole epochs, later parts and the rest."""
         places = indices[owners] - stretch.first_index
         seq_len, num_rest, num_begun = stretch.seq_len, stretch.num_rest, stretch.num_rest + stretch.num_later
         found = []
@@ -109,7 +109,8 @@ class LengthOrder(ABC):
         return found
 
     def _pieces_of_rest(self, stretch: Stretch, owners: Int64, places: Int64) -> _OwnedPieces:
-        """Return the pieces of samples that are cut from the rest of a part, as windows of the length before.
+        """Return the pieces of samples that are cut from the rest of a part, which consists of windows of the previous
+        length.
 
         Positions count the tokens of the part, with padding, in the order of these windows, of which only the last may
         be shorter. A sample of padding alone has no piece.
@@ -135,7 +136,7 @@ class LengthOrder(ABC):
 
 
 class _OwnedPieces(NamedTuple):
-    """Pieces, and for each the place of its sample among those that are asked for. Shapes: all [P]."""
+    """Pieces, and for each the place of its sample among the requested ones. Shapes: all [P]."""
 
     owners: Int64
     starts: Int64

@@ -15,12 +15,12 @@ import numpy as np
 
 from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.contracts.errors import DataError
-from megatrain.data.build import FILE_NAMES, TRAIN, VALIDATION
+from megatrain.contracts.files.new_directory import new_directory
+from megatrain.data.build import DATA_DIRECTORY, TRAIN, VALIDATION
 from megatrain.data.dataset import check_same_tokenizer, tokenizer_beside
 from megatrain.data.indexed import IndexedDataset
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.meta import META_NAME, DataMeta, SplitMeta, read_meta, read_metas
-from megatrain.data.output import new_directory
 from megatrain.data.remote_path import DataPath
 from megatrain.data.summary import entropy_nats, token_counts
 
@@ -39,7 +39,7 @@ def merge(inputs: Sequence[Path], output: Path, *, is_forced: bool = False) -> D
     prefixes = [path / TRAIN for path in inputs] if all(are_directories) else list(inputs)
     named: dict[str, DataPath] = {f"input {number}": prefix for number, prefix in enumerate(prefixes, 1)}
     check_same_tokenizer(named, read_metas(named))
-    with new_directory(output, FILE_NAMES, is_forced) as staging:
+    with new_directory(output, DATA_DIRECTORY, is_forced) as staging:
         if not all(are_directories):
             _join(prefixes, staging / TRAIN)
             return None

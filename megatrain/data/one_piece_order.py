@@ -1,4 +1,4 @@
-"""What orders of samples of one piece share: a sample is a caption with its picture, or a window of held-out text."""
+"""What orders with samples of one piece have in common: captions with their pictures, or windows of held-out text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megatrain.data.token_stream import Int64
 
 @dataclass(frozen=True, slots=True)
 class OnePieceOrder:
-    """num_samples: after as many samples, the first one follows. changes: of the length of samples."""
+    """num_samples: after this many samples, the order begins again. changes: of the length of samples."""
 
     seed: int
     num_samples: int
@@ -35,5 +35,5 @@ class OnePieceOrder:
         return 0
 
     def epochs_after(self, num_samples: int) -> float:
-        """Return how often all samples are shown."""
+        """Return how many passes over all samples the first `num_samples` samples make."""
         return num_samples / self.num_samples

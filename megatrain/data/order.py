@@ -89,8 +89,8 @@ class PackedOrder(LengthOrder):
     """The order of packed samples: each epoch has every bin once, in another order.
 
     sizes: those of the parts of an epoch. blocks: the packed samples of each length, in parts. After a change of the
-    length, bins that are left of the part that was begun count as windows, with their padding: samples of the new
-    length are cut from them, or have several of them.
+    length, the remaining bins of the part that was begun count as windows, with their padding: samples of the new
+    length are cut from them, or consist of several.
     """
 
     dataset: IndexedDataset
@@ -125,9 +125,9 @@ class PackedOrder(LengthOrder):
 
 
 def _permuted_in_parts(keys: NDArray[np.uint64], parts: Int64, numbers: Int64, sizes: Int64) -> Int64:
-    """Return the images of numbers under the permutations of their parts; a number of at least the size is its own.
+    """Return the images of numbers under the permutations of their parts.
 
-    keys: of the epochs. sizes: of the parts. Shapes: all [N].
+    A number that is not below the size of its part stays. keys: of the epochs. sizes: of the parts. Shapes: all [N].
     """
     part_keys = mixed(keys ^ np.uint64(_STREAM_PERMUTATION)) + parts.astype(np.uint64) * _PART_STRIDE
     found = numbers.copy()

@@ -1,9 +1,9 @@
 """How an epoch of packed samples is divided into parts, which are read one after the other.
 
-The bins of two lengths hold other sets of documents, but all bins of a block of packing (packing.BLOCK_DOCUMENTS) hold
-the documents of this block, in any length. So a part consists of whole blocks: a change of the sample length can begin
-at its next part, and each document of an epoch is still read once. The blocks of a part are from all over the file,
-chosen by a keyed permutation, and are the same in all epochs.
+The bins of two lengths hold different sets of documents, but all bins of a block of packing (packing.BLOCK_DOCUMENTS)
+hold the documents of this block, in any length. So a part consists of whole blocks: a change of the sample length can
+begin at its next part, and each document of an epoch is still read once. The blocks of a part are from all over the
+file, chosen by a keyed permutation, and are the same in all epochs.
 Bins of a part count from 0, block after block. No I/O.
 """
 

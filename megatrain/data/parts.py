@@ -2,8 +2,8 @@
 
 Samples are permuted within a part. So after a change of the sample length, only the part that was begun has samples of
 the old length left; all later parts are dealt in the new length. A part consists of blocks from all over the epoch,
-chosen by a keyed permutation, so that it is a fair share of the source in any order of the file. The last part also has
-the blocks that fill no part, and the tokens that fill no block.
+chosen by a keyed permutation, so that it represents the source whatever the order of the file is. The last part also
+has the blocks that fill no part, and the tokens that fill no block.
 Positions in a part count its tokens from 0, block after block. Pure functions: no I/O, nothing stored.
 """
 

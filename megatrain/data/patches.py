@@ -1,7 +1,7 @@
 """The pictures of samples, as the patches that the model embeds.
 
 A picture is square, RGB, and cut into square patches: row by row in the picture, each patch row by row, each pixel red,
-green, blue. Shapes: N samples, P patches, C bytes of a patch. This package loads no torch.
+green, blue. Shapes: N samples, P patches, C bytes of a patch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def pictures_of(
 ) -> dict[int, Patches]:
     """Return the picture of each sample that has one, by its place among the N samples. Shapes: each [P, C].
 
-    pictures: of each source, None for a source without. sources, indices: the source of each sample, and its number in
-    the source. Each source is asked once.
+    pictures: of each source, None for a source without. sources_N, indices_N: the source of each sample, and its number
+    in the source. Each source is asked once.
     """
     patches: dict[int, Patches] = {}
     for number, found in enumerate(pictures):

@@ -61,7 +61,7 @@ class Prefetcher(Closable):
     def next(self, while_waiting: Callable[[], None] = lambda: None) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary.
 
-        while_waiting: is called again and again during the wait, unless `prefetch` is 0.
+        while_waiting: is called repeatedly during the wait, unless `prefetch` is 0.
         Raises: the error of the read; StopIteration when there are no more plans; RuntimeError after `close`.
         """
         if self._thread is None and not self._is_closed:

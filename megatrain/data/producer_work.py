@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProducerWork:
-    """What one producer did for one read, in the order of the addresses of the producers. All 0: it was not asked.
+    """What one producer did for one read. All 0: it was not asked.
 
     start_ns, duration_ns: from its first request to the end of its last one, by time.monotonic_ns. num_bytes: of
-    patches and captions. num_failed: requests without an answer that could be used; they were sent again, to any
-    producer. answering_ns: the sum of the times of the answered requests. num_waiting: the most requests, of any
+    patches and captions. num_failed: requests without a usable answer; they were sent again, to any producer.
+    answering_ns: the sum of the times of the answered requests. num_waiting: the largest number of requests, of any
     source, that waited in the producer when one of these arrived.
     """
 
@@ -56,7 +56,7 @@ class ProducerWork:
 
 
 ProducerWorks = tuple[ProducerWork, ...]
-"""One for each producer; empty if samples have no pictures of producers."""
+"""One for each producer, in the order of their addresses; empty if samples have no pictures of producers."""
 
 
 def waited_ns(works: Sequence[ProducerWork]) -> tuple[int, int]:

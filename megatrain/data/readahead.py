@@ -17,7 +17,7 @@ from megatrain.data.side_by_side import MOST_THREADS
 from megatrain.programs.thread_limits import thread_error
 
 _MOST_STEPS = 64
-"""Steps that are looked at ahead: the next ones may read local files only."""
+"""How far ahead of the current step blocks are searched: the next steps may read local files only."""
 
 
 class Readahead:
@@ -66,7 +66,7 @@ class Readahead:
 
     def _due_blocks(self, steps: Iterable[Iterable[RemoteBlock]], first: int, num_blocks: int) -> Iterator[RemoteBlock]:
         """Yield each block as soon as it may be fetched, until there are no more or `close` is called."""
-        # the steps of the newest `num_blocks` blocks: one more is too many while the first of these steps is not read
+        # the steps of the newest `num_blocks` blocks: another block must wait until the first of these steps is read
         recent = deque([first - 1] * num_blocks, num_blocks)
         for step, blocks in enumerate(steps, first):
             if not self._has_reached(step - _MOST_STEPS):

@@ -7,7 +7,6 @@ source of each sample, and the source whether it has a picture: then it begins w
 that cannot be used may be replaced by one without labels, which changes no other sample.
 Legend: S sequence, B micro-batch, K pictures of a micro-batch, P patches, C bytes of a patch. Arrays are
 sequence-first, int64 (patches: uint8).
-This package loads no torch.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from megatrain.data.mixture import Mixture
 from megatrain.data.patches import pictures_of
 from megatrain.data.producer_work import ProducerWorks
 from megatrain.data.remote_file import RemoteBlock
-from megatrain.data.sample_sources import SampleSources
-from megatrain.data.step_batch import StepBatch
+from megatrain.data.step_batch import SampleSources, StepBatch
 from megatrain.data.token_stream import SamplePieces, SourceOrder
 from megatrain.data.training_source import TrainingSource
 
@@ -55,9 +53,9 @@ class BatchReader:
     mixture: Mixture
     has_document_mask: bool = False
     replaces_bad_samples: bool = False
-    """Whether a sample whose tokens cannot be used has no labels; otherwise it is an error."""
+    """Whether a sample that cannot be used is replaced by one without labels; otherwise it is an error."""
     balanced_cost: DocumentCost | None = None
-    """The cost by which the samples of a step are dealt; None: by the costs of the sources, or else in their order."""
+    """The cost by which samples of a step are dealt. None: by the costs of the sources; without these, by number."""
 
     @classmethod
     def of(

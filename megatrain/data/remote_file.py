@@ -1,6 +1,6 @@
 """A file in object storage: its version, reads that are repeated while the storage fails, and reads through a cache.
 
-A read asks for the version afterwards: if it is that of the time when the file was opened, so are the bytes.
+After each read, the version is looked up: if it has not changed since the file was opened, neither have the bytes.
 """
 
 from __future__ import annotations
@@ -158,6 +158,6 @@ def _repeated(what: str, action: Callable[[], _Result]) -> _Result:
 def _refusal_hint(error: Exception) -> str:
     hint = "check URL and credentials"
     if isinstance(error, PermissionError):
-        # S3 does not reveal to them whether an object exists
+        # to a client that may not list, S3 does not reveal whether an object exists
         return f"{hint}; without the permission to list (s3:ListBucket), a missing object is answered like this, too"
     return hint

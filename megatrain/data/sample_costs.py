@@ -3,7 +3,7 @@
 Only the index of the tokens is read, not the tokens. By lengths: attention stays within documents, so its cost grows
 with the square of their lengths, or with the size of a window. All other costs grow with the number of tokens. Padding
 at the end of a sample is computed like a document.
-Costs are integers, in the unit of DocumentCost or of the file. This package loads no torch.
+Costs are integers, in the unit of DocumentCost or of the file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sample_costs(
 def recorded_costs(costs: DocumentCosts, order: SourceOrder, indices: Int64) -> Int64:
     """Return the cost of samples of one source by the costs of its documents. Shapes: all [samples].
 
-    A sample has the part of a document's cost that it has of the document's labels. Padding costs nothing.
+    A sample has the same part of a document's cost as of its labels. Padding costs nothing.
     Raises: DataError when the costs or the file of packed samples are damaged there.
     """
     pieces = order.pieces(indices)

@@ -24,7 +24,7 @@ _SUM_BYTES = 4
 
 @contextmanager
 def new_sidecar(path: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, which gets its name at the end. After a kill, the file from before remains, or none.
+    """Yield a new file, which gets its name at the end. A process that is killed leaves an earlier file as it was.
 
     Raises: DataError when it cannot be written.
     """

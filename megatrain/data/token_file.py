@@ -1,18 +1,20 @@
-"""A file of tokens that is read at any byte, by any number of threads.
+"""Open local data files: a file of tokens is read at any byte, by any number of threads; an index is mapped.
 
-The file is read and not mapped: if a page of a mapped file cannot be read, or lies beyond the end of a file that was
+Tokens are read and not mapped: if a page of a mapped file cannot be read, or lies beyond the end of a file that was
 cut off in the meantime, the kernel ends the process. A read fails with an error, which has the byte.
 """
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 import weakref
 from pathlib import Path
 
 from megatrain.contracts.errors import DataError
+from megatrain.data.remote_path import DataPath, RemotePath
 
 
 class TokenFile:
@@ -32,7 +34,7 @@ class TokenFile:
         except OSError as error:
             raise unopened(path, error) from error
         self.num_bytes = found.st_size
-        self.version = local_version(found)
+        self.version = _local_version(found)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Return `num_bytes` bytes from `offset` on.
@@ -55,7 +57,26 @@ class TokenFile:
         return content
 
 
-def local_version(status: os.stat_result) -> str:
+def map_file(path: DataPath) -> bytes | mmap.mmap:
+    """Return the content of a file, mapped. Raises: DataError when it cannot be read."""
+    return map_version(path)[0]
+
+
+def map_version(path: DataPath) -> tuple[bytes | mmap.mmap, str]:
+    """Return the content of a file, mapped, and its version. Raises: DataError when it cannot be read."""
+    try:
+        if isinstance(path, RemotePath):
+            remote = path.file()
+            return remote.map(), remote.version
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
+            return content, _local_version(status)
+    except OSError as error:
+        raise unopened(path, error) from error
+
+
+def _local_version(status: os.stat_result) -> str:
     """Return what distinguishes a file of this host from others, and from what it was before a change."""
     return f"{status.st_size} bytes, inode {status.st_ino}, time {status.st_mtime_ns}"
 

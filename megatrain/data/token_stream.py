@@ -60,10 +60,10 @@ class SourceOrder(Protocol):
         """Return the number of positions of each sample. Shapes: all [N]."""
 
     def num_assembled(self, index: int) -> int:
-        """Return how many samples of the length that sample `index` has are put together from windows of another."""
+        """Return how many samples of the length of sample `index` are assembled from windows of another length."""
 
     def epochs_after(self, num_samples: int) -> float:
-        """Return how many passes over the stream the first samples are."""
+        """Return how many passes over the stream the first `num_samples` samples make."""
 
     def pieces(self, cursors: Int64) -> SamplePieces:
         """Return the pieces of each sample. Raises: BadSampleError when they cannot be found."""

@@ -29,8 +29,6 @@ BYTES = "bytes"
 """The name of the tokenizer whose tokens are the bytes of UTF-8."""
 SMALLEST_VOCAB_SIZE = 257
 """The 256 bytes and the end-of-document token."""
-
-
 _RARE = ("\u0531", "\ua4d0", "\U00010450", "\U00013000")
 """Letters of four scripts (Armenian, Lisu, Shavian, hieroglyphs), of two to four bytes of UTF-8. A vocabulary has all
 of them only if it has bytes."""
@@ -156,8 +154,6 @@ def load_tokenizer(path: DataPath, end: str = "") -> Tokenizer:
     `end`: the token that ends documents; if it is "", the token is looked up.
     Raises: DataError when the file is missing or is not a tokenizer, or its library is absent.
     """
-    if not is_sentencepiece(path.name):
-        _require_tokenizers()
     return parse_tokenizer(read_tokenizer_file(path), str(path), end, files_beside(path))
 
 

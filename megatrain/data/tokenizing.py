@@ -1,8 +1,8 @@
 """Tokenize blocks of documents in several threads or processes, and return the results in the order of the blocks.
 
 An encoder that releases the interpreter lock runs in threads of this process: they share its tokenizer, and start at
-once. More than MAX_THREADS threads would wait for the lock too long. Then, and for other encoders, processes are used
-(worker_pool.py).
+once. More than MAX_THREADS threads would wait for the lock too long, so for more workers, and for other encoders,
+processes are used (worker_pool.py).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class TrainingSource:
 
     section: the section of the configuration. max_epochs: how often each token may be read; 0: as often as needed.
     costs: the costs by which samples are dealt; None: those of the reader. pictures: of its samples; None if they have
-    none. prepare: returns a source that has what these samples need, for a source that must first ask for it; None:
-    the source has it. works: what each producer did for that.
+    none. prepare: asks for what these samples need, and returns a source that has it; None if the source has it
+    already. works: what each producer did for the preparation.
     """
 
     identity: StreamSource
@@ -51,8 +51,8 @@ class TrainingSource:
     ) -> NDArray[np.int64]:
         """Return the cost of samples by their numbers in the order of the source. Shapes: all [samples].
 
-        cost: by the lengths of the documents and the picture, for a source without costs. has_document_mask: otherwise
-        each sample counts as one document, and so do samples that must be asked for.
+        cost: by the lengths of the documents and the picture, for a source without costs. Without a document mask, each
+        sample counts as one document; so does a sample whose tokens must first be asked for.
         """
         if self.costs is not None:
             return recorded_costs(self.costs, self.order, indices)

@@ -91,7 +91,7 @@ def _verify_pair(
     try:
         problems += _vocabulary_problems(dataset, vocab_size or (meta.vocab_size if meta is not None else None))
     except BadTokensError as error:
-        # the checks below would come to the same bytes
+        # the checks below would fail at the same bytes
         unreadable = DataProblem(error.tokens.file, error.tokens.offset, error.tokens.reason)
         return VerifiedPair(str(prefix), *counts, (*problems, unreadable))
     if meta is not None and split is not None:

@@ -76,7 +76,7 @@ def in_processes(
         try:
             return process.run(block)
         finally:
-            # also if it died: a block that gets a dead process fails in the same way, and no thread waits for ever
+            # even if it died: a block that gets a dead process fails in the same way, and no thread waits forever
             idle.put(process)
 
     try:

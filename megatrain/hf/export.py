@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,16 +21,27 @@ from torch import Tensor
 
 from megatrain.checkpoint_format.checkpoint_names import TOKENIZER_CONFIG_NAME
 from megatrain.config.model import ModelConfig
-from megatrain.contracts.errors import CheckpointError
+from megatrain.contracts.errors import CheckpointError, SaveError
+from megatrain.contracts.files.new_directory import DirectoryKind, new_directory
 from megatrain.hf.families import family_for_export
 from megatrain.hf.family import Family
-from megatrain.hf.output_directory import new_model_directory
 from megatrain.hf.tensor_map import HfTensor, parameter_shapes
 from megatrain.hf.tokenizer_files import TokenizerFile, special_tokens
 from megatrain.hf.weight_files import INDEX_NAME, index_json, shard_name, write_shard
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
+_MODEL_DIRECTORY = DirectoryKind(
+    re.compile(
+        r"config\.json|generation_config\.json|tokenizer\.json|tokenizer\.model|tokenizer_config\.json"
+        r"|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json"
+    ).fullmatch,
+    "a model",
+    "an export",
+    "choose another directory",
+    CheckpointError,
+    SaveError,
+)
 _TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -83,7 +95,7 @@ def export_model(
         "pad_token_id": None,
         **(special.ids if special is not None else {"bos_token_id": None, "eos_token_id": None}),
     }
-    with new_model_directory(directory, is_forced=is_forced) as staging, ThreadPoolExecutor(1) as pool:
+    with new_directory(directory, _MODEL_DIRECTORY, is_forced) as staging, ThreadPoolExecutor(1) as pool:
         parameters = _Parameters(read_parameter, parameter_shapes(model), tensors, pool)
         _write_weights(staging, tensors, parameters, torch_dtype, max_shard_bytes)
         _write_json(staging / "config.json", config)

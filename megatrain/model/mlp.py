@@ -11,35 +11,22 @@ from megatrain.model.variant import build_variant
 from megatrain.ops.activation import bias_geglu, bias_gelu, bias_gelu_exact, bias_swiglu
 
 
-class Gelu(nn.Module):
-    """[S, B, 1, F], bias [1, F] -> [S, B, F]."""
+class Activation(nn.Module):
+    """Adds the bias [P, F] and applies the function: [S, B, P, F] -> [S, B, F]. P: see Up."""
 
-    def forward(self, x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
-        return bias_gelu(x_SB1F.squeeze(-2), None if bias_1F is None else bias_1F.squeeze(0))
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = _FUNCTIONS[name]
 
-
-class SwiGlu(nn.Module):
-    """[S, B, 2, F], gate then up, bias [2, F] -> [S, B, F]."""
-
-    def forward(self, x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
-        return bias_swiglu(x_SB2F, bias_2F)
+    def forward(self, x_SBPF: Tensor, bias_PF: Tensor | None) -> Tensor:
+        return self.function(x_SBPF, bias_PF)
 
 
-class GeluExact(nn.Module):
-    """[S, B, 1, F], bias [1, F] -> [S, B, F]."""
-
-    def forward(self, x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
-        return bias_gelu_exact(x_SB1F, bias_1F)
+def _gelu(x_SB1F: Tensor, bias_1F: Tensor | None) -> Tensor:
+    return bias_gelu(x_SB1F.squeeze(-2), None if bias_1F is None else bias_1F.squeeze(0))
 
 
-class GeGlu(nn.Module):
-    """[S, B, 2, F], gate then up, bias [2, F] -> [S, B, F]."""
-
-    def forward(self, x_SB2F: Tensor, bias_2F: Tensor | None) -> Tensor:
-        return bias_geglu(x_SB2F, bias_2F)
-
-
-_ACTIVATIONS = {"gelu": Gelu, "gelu_exact": GeluExact, "swiglu": SwiGlu, "geglu": GeGlu}
+_FUNCTIONS = {"gelu": _gelu, "gelu_exact": bias_gelu_exact, "swiglu": bias_swiglu, "geglu": bias_geglu}
 
 
 class Up(Projection):
@@ -66,7 +53,7 @@ class Mlp(nn.Module):
         self.up = Up(
             config.hidden_size, config.resolved_ffn_size, is_gated=config.is_mlp_gated, has_bias=config.has_bias
         )
-        self.activation = _ACTIVATIONS[config.mlp]() if config.is_own("mlp") else build_variant(config, "mlp")
+        self.activation = Activation(config.mlp) if config.is_own("mlp") else build_variant(config, "mlp")
         self.down = Linear(config.resolved_ffn_size, config.hidden_size)
 
     def forward(self, x_SBH: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from megatrain.config.model import ModelConfig
 from megatrain.config.pictures import encoder_of
 from megatrain.model.linear import Linear
-from megatrain.model.mlp import Gelu, Up
+from megatrain.model.mlp import Activation, Up
 
 
 class Projector(nn.Module):
@@ -26,7 +26,7 @@ class Projector(nn.Module):
         super().__init__()
         self.branch_in = nn.Identity()
         self.up = Up(encoder_of(config).hidden_size, config.hidden_size, is_gated=False, has_bias=True)
-        self.activation = Gelu()
+        self.activation = Activation("gelu")
         self.down = Linear(config.hidden_size, config.hidden_size)
         self.bias = nn.Parameter(torch.empty(config.hidden_size))
 

@@ -1,6 +1,6 @@
-"""Restores the log of a program: when its file is removed, the output goes to a new file of the same name.
+"""The log of a program that a job starts: lines with time and name, and a new file when its file is removed.
 
-For the programs that a launch starts, each of which has its own log. A program at a terminal does not need this.
+Each of these programs has its own log, to which its output goes. A program at a terminal does not need this.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ def keep_own_log() -> None:
     ends.
     """
     threading.Thread(target=_keep, name="own log", daemon=True).start()
+
+
+def log_line(program: str, text: str) -> None:
+    """Write a line with the time, the program and its process id to the standard error output. A full disk loses it."""
+    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {program} {os.getpid()}: {text}\n"
+    with suppress(OSError):
+        os.write(2, line.encode(errors="backslashreplace"))
 
 
 def _keep() -> None:

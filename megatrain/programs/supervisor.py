@@ -61,7 +61,7 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """Why the program fails repeatedly; empty if it does not."""
+        """Why the program fails repeatedly, or at which work it was killed last; empty if neither is known."""
         return self._problem
 
     def run(self, closed: threading.Event) -> None:
@@ -80,7 +80,7 @@ class Supervisor:
                 failures.forget()
             work = self._work_at(code, ended)
             if work is not None and not work.is_last:
-                self._problem = ""
+                self._problem = f"{self._name} {ended} at {work.text}; see {self._log}"
                 pauses = growing_pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 failures.forget()
                 self._report(f"{self._name} {ended} at {work.text}; it is started again; see {self._log}")

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from megatrain.checkpoint.job import JobCheckpoints
 from megatrain.comm import Mesh
 from megatrain.config.config import Config
-from megatrain.contracts.errors import CheckpointError, DataError, MegatrainError
+from megatrain.contracts.errors import DataError, MegatrainError
 from megatrain.data.pictures.picture_source import Producers
-from megatrain.data.pictures.producer_file import write_producers
+from megatrain.data.pictures.producer_file import ProducersFile
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.shard_samples import ShardSamples
 from megatrain.programs.thread_limits import thread_error
@@ -58,6 +58,12 @@ def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs:
     """Have producers run, and named in a file, during the block."""
     pictures = config.pictures
     with ExitStack() as ending:
+        file = ProducersFile(path)
+
+        def report(text: str) -> None:
+            _logger.warning(text)
+            file.update()
+
         if pictures.peers:
             producers, local = named_producers(config), None
         else:
@@ -65,14 +71,13 @@ def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs:
                 shards.index.check_shards()
             directories = [shards.index.directory.absolute() for shards in all_shards]
             command = producer_command(directories, pictures.decoder, pictures.threads)
-            local = ending.enter_context(local_producers(command, pictures.producers, logs.absolute(), _logger.warning))
-            producers = Producers(local.addresses, local.secret)
-        write_producers(path, producers)
-        ending.callback(path.unlink, missing_ok=True)
+            local = ending.enter_context(local_producers(command, pictures.producers, logs.absolute(), report))
+            producers = Producers(local.addresses, local.secret, local.problem, local.failure)
+        # the file is removed before the producers end, so that no process of the host reports their end
+        ending.callback(file.close)
+        file.name(producers)
         if local is not None:
-            is_closing = threading.Event()
-            ending.callback(is_closing.set)
-            announcing = threading.Thread(target=_announce_end, args=(local, producers, path, is_closing), daemon=True)
+            announcing = threading.Thread(target=_announce_end, args=(local, file), daemon=True)
             try:
                 announcing.start()
             except RuntimeError as error:
@@ -81,9 +86,7 @@ def _named(config: Config, all_shards: Sequence[ShardSamples], path: Path, logs:
         yield
 
 
-def _announce_end(local: PictureProducers, producers: Producers, path: Path, is_closing: threading.Event) -> None:
-    """Write why no producer can answer as soon as none is started again: whoever waits for one stops waiting."""
+def _announce_end(local: PictureProducers, file: ProducersFile) -> None:
+    """Write why no producer can answer as soon as none is started again: processes that wait for one then stop."""
     local.wait()
-    if not is_closing.is_set():
-        with suppress(CheckpointError):
-            write_producers(path, producers, local.problem())
+    file.update()

@@ -17,7 +17,7 @@ import torch
 
 from megatrain.comm import Mesh
 from megatrain.contracts.black_box.operations import Operation, all_reduce_along
-from megatrain.data.sample_sources import SampleSources
+from megatrain.data.step_batch import SampleSources
 from megatrain.ops.to_device import to_device
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.reporting import SourceReport

@@ -181,5 +181,16 @@ def assert_parity(run: Run, reference: Run, bound: float) -> None:
     assert not still, f"no training changed {still}"
     assert_close(run.losses, reference.losses, bound, "loss")
     assert_close(run.grad_norms, reference.grad_norms, bound, "gradient norm")
+    _assert_weights(run, reference, bound)
+
+
+def assert_continues(before: Run, after: Run, reference: Run, bound: float) -> None:
+    """Compare the halves of a run with a run that was not stopped: bitwise where they meet, else by relative error."""
+    assert_states_bitwise(after.initial_state, before.final_state)
+    assert_close(before.losses + after.losses, reference.losses, bound, "loss")
+    _assert_weights(after, reference, bound)
+
+
+def _assert_weights(run: Run, reference: Run, bound: float) -> None:
     wrong = {name: error for name, error in distance(run.final, reference.final).items() if not error <= bound}
     assert not wrong, f"final weights off by {wrong}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ from megatrain.config.batch import BatchConfig, BatchSchedule, BatchStage
 from megatrain.config.data import DataConfig
 from megatrain.config.step_sequence import StepSequence
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.step_plan import Dealing
+from megatrain.contracts.step_plan import Dealing, StepPlan
 from megatrain.data.block_cache import CacheSettings
 from megatrain.data.dataset import data_digest
 from megatrain.data.indexed import IndexedDataset
+from megatrain.data.loader.decision import Fill
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
+from megatrain.data.loader.process import RingFiller
+from megatrain.data.loader.ring import Ring
+from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.microbatch import MicroBatch
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
@@ -98,6 +102,23 @@ def read_alone(reader: BatchReader, steps: StepSequence, layout: Layout, rank: i
     replica, _ = layout.sample_share(rank)
     for plan in steps.plans():
         yield reader.read_step(plan, replica)
+
+
+def new_ring(plan: LoaderPlan, open_reader: Callable[[], BatchReader] | None = None) -> tuple[Ring, RingFiller]:
+    """Return an empty ring in the memory of this process, and a loader that fills it."""
+    layout = RingLayout.of(plan)
+    ring = Ring(bytearray(layout.num_bytes), layout)
+    return ring, RingFiller(plan, ring, open_reader or plan.open_reader)
+
+
+def filled_steps(plan: LoaderPlan, ring: Ring, loader: RingFiller) -> Iterator[tuple[int, StepPlan]]:
+    """Yield each step when the ranks are done with the steps before it and the loader has filled the ring."""
+    for step, step_plan in enumerate(plan.steps.plans()):
+        for reader in range(plan.num_readers):
+            ring.set_done(reader, step)
+        while isinstance(due := loader.next(), Fill):
+            loader.fill(due)
+        yield step, step_plan
 
 
 def content(batch: StepBatch, *, has_tokens: bool = True) -> tuple[Any, ...]:

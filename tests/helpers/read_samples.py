@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from megatrain.config.config import Config
 from megatrain.contracts.step_plan import Dealing, StepPlan
 from megatrain.data.reader import BatchReader, ReadSlots
 from megatrain.data.step_batch import StepBatch
+from megatrain.training.training_data import open_reader
 
 
 def read(reader: BatchReader, cursor: int, size: int, num_replicas: int = 1) -> list[StepBatch]:
     plan = StepPlan(cursor, size, 2, Dealing(size // 2, num_replicas, 1))
     return [reader.read_step(plan, replica) for replica in range(num_replicas)]
+
+
+def read_configured(config: Config, step: int = 0, **options: bool) -> list[StepBatch]:
+    """Return the parts of all replicas of a step of a run. options: of BatchReader.read_step."""
+    layout = config.layout(None)
+    plan = list(config.steps(layout, 0, step + 1).plans())[step]
+    return [open_reader(config).read_step(plan, replica, **options) for replica in range(layout.num_sample_parts)]
 
 
 def by_sample(batches: Sequence[StepBatch | ReadSlots]) -> dict[int, tuple[list[int], list[int], bytes]]:

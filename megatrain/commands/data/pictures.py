@@ -230,7 +230,7 @@ def _producers(args: argparse.Namespace) -> Iterator[Producers]:
         _log_directory() as logs,
         local_producers(command, args.producers, logs, print_note) as local,
     ):
-        yield Producers(local.addresses, local.secret, local.problem)
+        yield Producers(local.addresses, local.secret, local.problem, local.failure)
 
 
 @contextmanager

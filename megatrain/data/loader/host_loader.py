@@ -156,7 +156,7 @@ class HostLoader:
     def next(self, while_waiting: Callable[[], None] = lambda: None) -> StepBatch:
         """Return the next step's micro-batches; wait for them if necessary. The batch before it becomes invalid.
 
-        while_waiting: is called again and again during the wait.
+        while_waiting: is called repeatedly during the wait.
         Raises: DataError of the read, or when every restarted loader dies; StopIteration when there are no more
         steps; RuntimeError after `close`.
         """

@@ -41,7 +41,7 @@ class Share:
     """What some ranks of a host read of each step: the part of `replica`.
 
     has_tokens: whether one of them is on the first or last stage of the pipeline. Stages between these need only the
-    bounds of documents. encoders: those of the first stage, which encodes pictures.
+    bounds of documents. encoders: the readers on the first stage, which encodes pictures.
     """
 
     replica: int
@@ -95,7 +95,7 @@ class LoaderPlan:
 
     @property
     def num_producers(self) -> int:
-        """The producers of pictures that the loader asks."""
+        """How many producers of pictures the loader asks."""
         shards = None if self.pictures is None else self.pictures.shards
         return 0 if shards is None else shards.producers.number
 
@@ -206,16 +206,14 @@ def loader_plan(
 
 def shares_of(layout: Layout, ranks: Sequence[int]) -> tuple[Share, ...]:
     """Return the shares of the host with these ranks, each replica once, in ascending order."""
-    ends = (0, layout.size(STAGES) - 1)
-    readers: dict[int, list[int]] = {}
-    for place, rank in enumerate(sorted(ranks)):
-        readers.setdefault(layout.sample_share(rank)[0], []).append(place)
-    ordered = sorted(ranks)
+    stages_of: dict[int, dict[int, int]] = {}
+    for reader, rank in enumerate(sorted(ranks)):
+        stages_of.setdefault(layout.sample_share(rank)[0], {})[reader] = layout.index(STAGES, rank)
     shares = []
-    for replica, places in sorted(readers.items()):
-        stages = {place: layout.index(STAGES, ordered[place]) for place in places}
-        encoders = tuple(place for place in places if stages[place] == 0)
-        shares.append(Share(replica, tuple(places), not set(ends).isdisjoint(stages.values()), encoders))
+    for replica, stages in sorted(stages_of.items()):
+        has_tokens = not {0, layout.size(STAGES) - 1}.isdisjoint(stages.values())
+        encoders = tuple(reader for reader, stage in stages.items() if stage == 0)
+        shares.append(Share(replica, tuple(stages), has_tokens, encoders))
     return tuple(shares)
 
 

@@ -38,7 +38,7 @@ class PlannedShards:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPictures:
-    """source: the number of their source in the mixture. size, patch_size: in pixels. shards: None: they are drawn."""
+    """source: number of their source in the mixture. size, patch_size: in pixels. shards: None if they are drawn."""
 
     source: int
     size: int
@@ -47,7 +47,7 @@ class PlannedPictures:
 
     @property
     def may_open(self) -> bool:
-        """Whether producers are named. They no longer are when the first rank of the host has ended, with the round."""
+        """Whether the file that names producers exists. The first rank of the host removes it when the round ends."""
         return self.shards is None or Path(self.shards.producers.file).exists()
 
     @property
@@ -59,13 +59,13 @@ class PlannedPictures:
     def open_source(self, identity: StreamSource, seed: int) -> TrainingSource:
         """Return the source. identity: as it was when the round began.
 
-        Raises: DataError when the pictures are other ones; CheckpointError when the file of the producers is damaged.
+        Raises: DataError when the pictures have changed; CheckpointError when the file of the producers is damaged.
         """
         source = self._opened(identity.name, seed)
         if source.identity != identity:
             raise DataError(
                 f"{identity.name}: has digest {source.identity.digest}, and had {identity.digest} when this round "
-                "began; program or index were replaced during the run: start the job again"
+                "began; the program or the index was replaced during the run: start the job again"
             )
         return source
 

@@ -12,12 +12,11 @@ Source: MegaScale sec. 3.4.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from functools import cache
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 
 from megatrain.arena.directory import Arena, open_arena
@@ -36,12 +35,13 @@ from megatrain.data.readahead import Readahead, readahead
 from megatrain.data.reader import BatchReader
 from megatrain.data.step_batch import StepBatch
 from megatrain.programs.background import lower_process_priority
-from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.own_output import keep_own_log, log_line
 from megatrain.programs.processes import install_parent_death_guard
 
 _NICENESS = 0
 _POLL_S = 1.0
 """Ranks wake the loader. The interval matters only after a person has removed its FIFO."""
+_log = partial(log_line, "data loader")
 
 
 class RingFiller:
@@ -89,7 +89,7 @@ class RingFiller:
                 ahead.close()
 
     def _fetch_ahead(self, reader: BatchReader, due: Fill, replica: int) -> None:
-        """Fetch what a share needs from object storage, from the step on that is read first."""
+        """Start to fetch what a share needs from object storage, beginning with the step that is read first."""
         if due.share not in self._readaheads:
             num_blocks = self._plan.readahead_blocks
             self._readaheads[due.share] = readahead(reader, self._plan.steps, replica, num_blocks, due.step)
@@ -157,12 +157,6 @@ def main(arguments: list[str]) -> int:
         _log(f"ended: {error}")
         return error.exit_code
     return ExitCode.OK
-
-
-def _log(text: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} data loader {os.getpid()}: {text}\n"
-    with suppress(OSError):  # the log may be on a full disk
-        os.write(2, line.encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ PRODUCER_WORDS = len(fields(ProducerWork))
 class RingLayout:
     """The sizes of a ring.
 
-    max_microbatches: the most of any step and replica, with empty ones. seq_len: of the longest samples.
+    max_microbatches: the largest number of any step and replica, with empty ones. seq_len: of the longest samples.
     picture_shape: [P, C] of a picture; zeros if the slots have none.
     text_bytes: for the reasons of samples that are replaced; 0 if the run replaces none.
-    num_producers: of the producers of pictures that the loader asks; 0 if it asks none.
+    num_producers: how many producers of pictures the loader asks.
     Legend: M max_microbatches, B micro-batch, S sequence, P patches, C bytes of a patch.
     """
 

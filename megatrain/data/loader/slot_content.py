@@ -21,8 +21,7 @@ from megatrain.data.bad_tokens import BadSample
 from megatrain.data.loader.ring_layout import WORD_BYTES, RingLayout
 from megatrain.data.microbatch import MicroBatch
 from megatrain.data.patches import Patches
-from megatrain.data.sample_sources import SampleSources
-from megatrain.data.step_batch import StepBatch
+from megatrain.data.step_batch import SampleSources, StepBatch
 
 
 class SlotContent:
@@ -144,8 +143,8 @@ class SlotContent:
 
 
 class Reasons:
-    """Why samples of a step were replaced, in the bytes of a slot: as many whole reasons as fit. The ranks still know
-    all numbers; only the log lacks the address of the others."""
+    """Why samples of a step were replaced, in the bytes of a slot: as many whole reasons as fit. If a reason does not
+    fit, the ranks still know the number of the sample, but the log lacks the address."""
 
     def __init__(self, content: memoryview) -> None:
         self._content = content

@@ -2,8 +2,8 @@
 
 A pipeline is fast, but one picture that cannot be decoded fails the whole batch, and the pipeline is not valid
 afterwards. So the pictures of a failed batch are decoded once more, one by one, and each failure costs a new pipeline
-(8 ms seen on one core). DALI applies the rotation of EXIF data, converts CMYK and grey to RGB, drops transparency, and
-keeps the upper 8 of 16 bits.
+(8 ms, measured on one core). DALI applies the rotation of EXIF data, converts CMYK and grey to RGB, drops transparency,
+and keeps the upper 8 of 16 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PictureDecoder(Protocol):
 
     @property
     def identity(self) -> str:
-        """Names the program that decodes, and its version: two that have the same make the same pixels."""
+        """The name and version of the program that decodes. Decoders with the same identity make the same pixels."""
 
     def decode(self, contents: Sequence[bytes], size: int) -> list[NDArray[np.uint8] | str]:
         """Return each picture as RGB, resized as a whole, or why it cannot be decoded.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatrain.contracts.errors import DataError
-from megatrain.data.pictures.dali_package import DALI_INSTALL, find_dali
+from megatrain.data.pictures.dali_package import find_dali
 from megatrain.data.pictures.decoder import DaliDecoder, PictureDecoder, dali_identity
 from megatrain.data.pictures.picture_format import CPU, DALI, MIXED, PILLOW
 from megatrain.data.pictures.pillow_decoder import PillowDecoder, pillow_identity
@@ -23,7 +23,7 @@ def decoder_identity(name: str) -> str:
         return pillow_identity()
     found = find_dali()
     if found.problem:
-        raise DataError(f"{found.problem}; {found.hint or DALI_INSTALL}")
+        raise DataError(f"{found.problem}; {found.hint}")
     return dali_identity(found, _device(name))
 
 

@@ -1,10 +1,10 @@
 """At which pictures producers have ended: files in memory that outlive a producer, so that the picture becomes known.
 
-A producer notes the pictures of a request before it works on them. If a signal kills it there, the program that starts
-it again adds the end to a list that all its producers read, and they work on each of these pictures alone. A picture is
-given up when producers have ended at it alone twice, one after the other; a success in between forgets it. So something
-else that kills a producer once costs no picture; two kills in a row at one picture alone do. If the decoder crashes at
-the same pictures each time, which pictures are given up does not depend on who works on them.
+A producer notes the pictures of a request before it works on them. If a signal kills it during this work, the program
+that restarts it adds the end to a list that all its producers read; from then on, they work on each of these pictures
+alone. A picture is given up when producers have ended at it alone twice in a row; a success in between clears the
+count. So a single kill by something else costs no picture; two kills in a row at the same picture alone do. If the
+decoder crashes at the same pictures each time, these are given up, whichever producers work on them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from megatrain.programs.supervisor import WorkAtEnd
 
 _MAX_ENDS = 2
 _MAX_ENDS_IN_A_ROW = 1 + _MAX_ENDS * REQUEST_PICTURES
-"""Without a result: a decoder that crashes at each picture of a request does so, once at all of them together. After
-more than these, the decoder is at fault and not a picture."""
+"""The most ends in a row, without a result, that pictures can explain: one at a whole request, then two at each of its
+pictures alone. After more, the decoder is at fault."""
 _SHOWN_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class PicturePart:
-    """Samples that a producer works on together. given_up: how producers ended at the only one; empty: it is tried."""
+    """Samples that a producer works on together. given_up: how producers ended at the only sample, which is not tried
+    again; empty: the samples are tried."""
 
     numbers: tuple[int, ...]
     given_up: str = ""
@@ -97,7 +98,7 @@ class DecodingRecord:
 
     @contextmanager
     def working(self, data: str, numbers: tuple[int, ...]) -> Iterator[None]:
-        """Note samples during the block. If a signal kills the process in it, it has ended at them."""
+        """Note samples during the block. If a signal kills the process in the block, it has ended at them."""
         suspect = self._suspects.get((data, numbers[0])) if len(numbers) == 1 else None
         work = _Work(data, numbers, (suspect or _UNKNOWN).num_ends, not self._has_finished)
         os.pwrite(self._note, work.encode(), 0)
@@ -111,17 +112,17 @@ class DecodingRecord:
             self._append(work)
 
     def add_end(self, code: int, end: str) -> WorkAtEnd | None:
-        """Add the end of the producer if a signal killed it when it worked on samples. For a supervisor.
+        """Add the end of the producer if a signal killed it while it worked on samples. For a supervisor.
 
         code: negative for a signal. end: as the end of a sentence about the process. Returns the samples.
         """
         content = os.pread(self._note, os.fstat(self._note).st_size, 0)
         self._clear()
-        if code >= 0:  # an error of the program: it says more than the samples, and repeating it needs pauses
+        if code >= 0:  # an error of the program: its text explains more than the samples, and restarts need pauses
             return None
         try:
             work = replace(_Work.decode(content), end=end)
-        except (ValueError, KeyError, TypeError):  # it did not work, or was killed when it noted the samples
+        except (ValueError, KeyError, TypeError):  # it had no work, or was killed while it noted the samples
             return None
         self._append(work)
         self._num_ends_in_a_row = self._num_ends_in_a_row + 1 if work.is_first else 1
@@ -136,11 +137,11 @@ class DecodingRecord:
     def _read_ends(self) -> None:
         """Count what was appended since the last call."""
         new = os.pread(self._ends, os.fstat(self._ends).st_size - self._num_bytes, self._num_bytes)
-        # the file grows page by page during a write: the rest of the last line may be on its way
+        # the file grows page by page during a write: the rest of the last line may follow later
         num_whole = new.rfind(b"\n") + 1
         self._num_bytes += num_whole
         for line in new[:num_whole].split(b"\n"):
-            with suppress(ValueError, KeyError, TypeError):  # an empty one, or of a process killed when it wrote it
+            with suppress(ValueError, KeyError, TypeError):  # blank, or cut off because its writer was killed
                 self._count(_Work.decode(line))
 
     def _count(self, work: _Work) -> None:
@@ -152,7 +153,7 @@ class DecodingRecord:
             elif len(work.numbers) > 1:
                 self._suspects[sample] = before
             elif work.num_ends >= before.num_ends:
-                # otherwise another producer ended at it at the same time, which is one end
+                # otherwise another producer ended at it at the same time: both count as one end
                 self._suspects[sample] = _Suspect(work.num_ends + 1, work.end)
 
     def _append(self, work: _Work) -> None:

@@ -1,4 +1,4 @@
-"""The picture in a file of its own, for questions to a trained model."""
+"""A picture in a file of its own, as input of a trained model."""
 
 from __future__ import annotations
 

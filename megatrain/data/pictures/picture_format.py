@@ -1,6 +1,6 @@
 """What a picture becomes: the size of the square, the size of its patches, and which pictures are refused.
 
-Loads no numpy: the command line has these names and limits.
+Loads no numpy, because the command line needs these names and limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DECODERS = (DALI, DALI_MIXED, PILLOW)
 """What a producer decodes with: DALI on the CPU or on a GPU, or Pillow."""
 REFUSE, REPLACE = "refuse", "replace"
 BAD_PICTURES = (REFUSE, REPLACE)
-"""What a picture that cannot be used does: it is an error, or it is replaced by zeros without a caption."""
+"""What happens to a picture that cannot be used: it is an error, or it is replaced by zeros without a caption."""
 MAX_PIXELS = 1 << 26
 CHANNELS = 3
 MAX_SIZE = 8192

@@ -24,7 +24,7 @@ _SPARE_BYTES = 16 << 20
 
 
 class PictureHeaderError(Exception):
-    """The header of a picture refuses it: the format is not supported, it is cut off, or it is too large. The text is
+    """A picture is refused by its header: the format is not supported, it is cut off, or it is too large. The text is
     the reason."""
 
 

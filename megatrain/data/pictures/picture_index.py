@@ -25,8 +25,8 @@ from megatrain.contracts.errors import DataError
 from megatrain.contracts.files.whole_files import sync_directory, temporary_name
 from megatrain.contracts.natural_order import natural_order
 from megatrain.data.block_sums import SUM_DTYPE, SummedContent, SummingWriter, num_blocks
-from megatrain.data.indexed import map_file
 from megatrain.data.pictures.shard import JSON_KIND, ScannedShard, ShardSample, scan_shard, split_name
+from megatrain.data.token_file import map_file
 
 INDEX_NAME = "pictures.index"
 _MAGIC = b"MTPICS\x00\x00"
@@ -57,7 +57,7 @@ class IndexedShard:
 
 
 class PictureIndex:
-    """The index of `directory`, memory-mapped. It is the same file whoever makes it, so its digest names the data.
+    """The index of `directory`, memory-mapped. The same shards give the same file, so its digest identifies the data.
 
     Raises: DataError when it is missing or damaged, with the command that makes it.
     """
@@ -86,7 +86,7 @@ class PictureIndex:
             raise DataError(f"{path}: has {len(content)} bytes, and its header describes {size}; {self._again}")
         self.shards = tuple(IndexedShard(**shard) for shard in json.loads(description)["shards"])
         self.digest = hashlib.sha256(description).hexdigest()
-        """Names the data: it covers the digests of all shards."""
+        """Identifies the data: it covers the digests of all shards."""
         self.num_samples: int = num_samples
         self._bounds = np.cumsum([0, *(shard.num_samples for shard in self.shards)])
         self._records: NDArray[np.void] = np.frombuffer(content, RECORD_DTYPE, num_samples, records_start)
@@ -125,7 +125,7 @@ class PictureIndex:
 
 
 def build_index(directory: Path, *, is_forced: bool = False, allows_cut: bool = False) -> PictureIndex:
-    """Index the shards (*.tar) of a directory, in the natural order of their names. The file appears complete, or not.
+    """Index the shards (*.tar) of a directory, in the natural order of their names. A file that appears is complete.
 
     allows_cut: index a shard that is cut off, too. A picture that is cut off is then a bad picture of the run.
     Raises: DataError naming the shard and the member; when there is an index already, unless `is_forced`.

@@ -1,7 +1,7 @@
 """Pictures by sample number, from any number of producers. The result depends on the numbers alone.
 
-What the loader of a host calls. The numbers of a call are divided into requests, which go to whichever producer is
-free. A request that fails, because its producer was killed or its answer was wrong, is sent again, to any producer.
+The process that reads a step calls it. The numbers of a call are divided into requests, which go to whichever producer
+is free. A request that fails, because its producer was killed or its answer was wrong, is sent again, to any producer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from megatrain.peers.link import PeerAddress, PeerConnection, connect_peer
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _REQUESTS_OF_PRODUCER = 2
-"""At a time: it decodes for one while it sends the answer to the other."""
+"""Requests that a producer gets at a time: it decodes for one while it sends the answer to the other."""
 _Answer = list[PreparedPicture]
 
 _logger = logging.getLogger(__name__)
@@ -38,15 +38,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Producers:
-    """Where pictures are asked for. secret: what the producers authenticate with.
+    """The producers that are asked for pictures. secret: what they authenticate with.
 
-    problem: returns why no producer can ever answer; empty while one may. patience_s: how long a call waits without
-    any answer.
+    problem: returns why no producer can ever answer; empty while one may. failure: returns how a producer failed
+    last; empty if that is not known. patience_s: how long a call waits without any answer.
     """
 
     addresses: Sequence[PeerAddress]
     secret: bytes
     problem: Callable[[], str] = str
+    failure: Callable[[], str] = str
     patience_s: float = 60.0
 
 
@@ -93,7 +94,7 @@ class PictureSource(Closable):
         self._is_closed = False
         self._lock = threading.Lock()
         self._connections: WeakSet[PeerConnection] = WeakSet()
-        """Those of the running requests; others may still be in it."""
+        """The connections of running requests; ended ones may still be in it."""
         self._threads = ThreadPoolExecutor(len(self._asked), thread_name_prefix="picture-source")
 
     def patches(self, numbers: Sequence[int]) -> Pictures:
@@ -160,20 +161,24 @@ class PictureSource(Closable):
                     counts.add_failure(asked.number, started_ns)
                     asked.has_failed(error)
                     work.give_back(taken)
-                    self._check_hope(work, error)
+                    self._check_producers(work, error)
         except BaseException:
             work.stop()
             raise
 
-    def _check_hope(self, work: PictureRequests, error: CommunicationError) -> None:
+    def _check_producers(self, work: PictureRequests, error: CommunicationError) -> None:
         """Raise an error when it makes no sense to ask again."""
-        problem = self._producers.problem()
+        producers = self._producers
+        problem = producers.problem()
         if problem:
             raise DataError(problem)
-        if work.seconds_without_answer() > self._producers.patience_s:
+        if work.seconds_without_answer() > producers.patience_s:
+            failure = producers.failure()
+            hint = "start the producers, or correct their addresses"
+            if failure:
+                hint = f"the last failure of one: {failure}; fix the cause"
             raise UnreachableError(
-                f"no producer of pictures has answered for {self._producers.patience_s:.0f} s; {error}; start the "
-                "producers, or correct their addresses"
+                f"no producer of pictures has answered for {producers.patience_s:.0f} s; {error}; {hint}"
             )
 
     def _answer(self, address: PeerAddress, taken: TakenNumbers, patches_NPV: NDArray[np.uint8]) -> tuple[_Answer, int]:

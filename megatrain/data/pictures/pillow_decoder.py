@@ -1,6 +1,6 @@
 """Decodes and resizes pictures with Pillow. Only a producer loads it.
 
-Turned, converted and cut to 8 bits as DALI does it; the pixels still differ, because the filters do.
+It rotates, converts and reduces to 8 bits as DALI does; the pixels still differ, because the filters differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PillowDecoder:
         except ImportError as error:
             raise DataError(f"{self._identity} cannot be loaded: {error}; {PILLOW_INSTALL}") from error
         self._image, self._operations = Image, ImageOps
-        # the limit of this program was checked by the header
+        # megatrain has checked its own limit with the header
         Image.MAX_IMAGE_PIXELS = None
 
     @property

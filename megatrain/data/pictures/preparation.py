@@ -30,7 +30,7 @@ class PreparedPicture:
 def prepared_pictures(
     reader: ShardReader, decoder: PictureDecoder, picture_format: PictureFormat, numbers: Sequence[int]
 ) -> Iterator[PreparedPicture]:
-    """Yield the pictures of these samples, in this order; one that cannot be used costs no other.
+    """Yield the pictures of these samples, in this order; one that cannot be used does not affect the others.
 
     Memory: pictures are decoded together only as far as they have at most max_pixels pixels together.
     Raises: DataError for a number that the index does not have.

@@ -1,4 +1,4 @@
-"""The producer: a process that prepares pictures for those who ask it by sample number.
+"""The producer: a process that prepares pictures for programs that ask it by sample number.
 
     python -m megatrain.data.pictures.producer LISTENER SECRET NOTE ENDS DECODER THREADS DIRECTORY...
 
@@ -15,10 +15,10 @@ import os
 import queue
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,9 +34,10 @@ from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerConnection
 from megatrain.peers.server import PeerServer
 from megatrain.programs.background import lower_process_priority
-from megatrain.programs.own_output import keep_own_log
+from megatrain.programs.own_output import keep_own_log, log_line
 
 _NICENESS = 0
+_log = partial(log_line, "picture producer")
 _END = None
 """Follows the last picture of an answer."""
 
@@ -66,7 +67,7 @@ class Producer:
 
     def serve(self, connection: PeerConnection) -> None:
         """Answer the request of a connection. For the threads of a server."""
-        with suppress(CommunicationError):  # whoever asked has gone, and asks again if it needs the pictures
+        with suppress(CommunicationError):  # the client has gone; it asks again if it needs the pictures
             message = connection.receive_message()
             try:
                 request = PictureRequest.decode(message)
@@ -118,8 +119,7 @@ def serve_pictures(
 
     Returns the exit code of the program when the index or the decoder cannot be used, which the log explains.
     """
-    # the cores of the rank that started it are not its own
-    lower_process_priority(_NICENESS)
+    lower_process_priority(_NICENESS)  # use all cores: the rank that started this process may be bound to some
     listener, secret, note, ends = descriptors
     try:
         indexes = [PictureIndex(directory) for directory in directories]
@@ -147,12 +147,6 @@ def main(arguments: list[str]) -> int:
         return ExitCode.USAGE
     directories = [Path(one) for one in (first, *others)]
     return serve_pictures(directories, descriptors, lambda: make_decoder(decoder, num_threads))
-
-
-def _log(text: str) -> None:
-    line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} picture producer {os.getpid()}: {text}\n"
-    with suppress(OSError):  # the log may be on a full disk
-        os.write(2, line.encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

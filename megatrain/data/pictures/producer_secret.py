@@ -1,4 +1,4 @@
-"""The file of the secret with which producers on other hosts and those who ask them authenticate each other."""
+"""The file of the secret with which producers on other hosts and their clients authenticate each other."""
 
 from __future__ import annotations
 

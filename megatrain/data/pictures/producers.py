@@ -1,6 +1,6 @@
-"""Producers of this host: starts them beside this program, and starts one again that exits.
+"""Producers of this host: starts them beside this program, and restarts those that exit.
 
-A picture at which they end again and again becomes known (decoding_record.py).
+A picture at which producers end repeatedly is given up (decoding_record.py).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PictureProducers(Closable):
 
     listeners: one for each producer; each is closed when its producer is not started again. logs: the directory for
     their output. report: receives a message when a producer exits.
-    Raises: OSError when the files in memory cannot be created; MegatrainError, at the begin of the block, when a thread
-    cannot be started.
+    Raises: OSError when the files in memory cannot be created; MegatrainError, at the beginning of the block, when a
+    thread cannot be started.
     """
 
     def __init__(
@@ -82,7 +82,11 @@ class PictureProducers(Closable):
         """Return why no producer runs and none is started again; empty while one may answer."""
         if any(thread.is_alive() for thread in self._threads):
             return ""
-        return next((one.problem for one in self._supervisors if one.problem), "all producers of pictures have ended")
+        return self.failure() or "all producers of pictures have ended"
+
+    def failure(self) -> str:
+        """Return why a producer fails, or at which pictures it was killed last; empty if neither is known."""
+        return next((one.problem for one in self._supervisors if one.problem), "")
 
     def wait(self) -> None:
         """Return when no producer is started again."""

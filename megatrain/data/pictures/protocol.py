@@ -89,7 +89,7 @@ def send_refusal(connection: PeerConnection, problem: str) -> None:
 class AnswerReader:
     """Reads the answer to a request.
 
-    Raises: CommunicationError when the answer is not right; DataError when the producer refuses.
+    Raises: CommunicationError when the answer is wrong; DataError when the producer refuses.
     """
 
     def __init__(self, connection: PeerConnection, request: PictureRequest) -> None:
@@ -98,7 +98,7 @@ class AnswerReader:
         self.head = self._head()
 
     def read_into(self, patches_NPV: NDArray[np.uint8]) -> list[PreparedPicture]:
-        """Read all pictures of the request; their patches are stored in the array, that of a bad one becomes zero.
+        """Read all pictures of the request; their patches are stored in the array, zeros for a bad picture.
 
         Shapes: [numbers of the request, patches, patch_values].
         """

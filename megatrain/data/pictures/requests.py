@@ -35,7 +35,7 @@ class PictureRequests:
         self._newest_answer_s = time.monotonic()
 
     def take(self, ready_s: float) -> TakenNumbers | None:
-        """Return a request that nobody works on; None when all are answered, or after `stop`.
+        """Return a request that no thread works on; None when all are answered, or after `stop`.
 
         ready_s: the time (time.monotonic) before which the caller takes none. It waits for requests of other threads
         too, because one that fails comes back.
@@ -57,7 +57,7 @@ class PictureRequests:
             self._changed.notify_all()
 
     def give_back(self, taken: TakenNumbers) -> None:
-        """Have a request answered by whoever takes it next."""
+        """Let the next thread answer a request."""
         with self._changed:
             self._waiting.appendleft(taken)
             self._changed.notify_all()

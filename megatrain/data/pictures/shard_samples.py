@@ -127,7 +127,7 @@ class AnsweredPictures:
 
 
 class ShardSamples:
-    """The pictures and captions of an index: SamplePictures that must be asked for.
+    """The pictures and captions of an index: SamplePictures that producers must be asked for first.
 
     directory: of the index. tokenizer: its file. decoder: the identity of what the producers decode with; empty: not
     known yet.
@@ -157,9 +157,9 @@ class ShardSamples:
         return f"{self.decoder}, at most {self.format.max_pixels} pixels, tokenizer {tokenizer}"
 
     def connect(self, producers: Producers) -> PictureSource:
-        """Ask these producers from now on; return what asks them, which the caller closes.
+        """Ask these producers from now on; return the source that asks them, which the caller closes.
 
-        Bad pictures are replaced there, and the reader refuses them by its own policy.
+        It replaces bad pictures, so that the reader decides by its own policy whether they are errors.
         """
         self._source = PictureSource(self.index.digest, self.format, producers, REPLACE, self.decoder)
         return self._source

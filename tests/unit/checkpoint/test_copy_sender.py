@@ -222,7 +222,7 @@ def test_reused_slot_is_given_up_for_the_newest(
 
 
 def test_slot_reused_before_its_copy_ends_is_reported(
-    hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hosts: PeerHosts, slots: list[SlotFiller], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serving(CopyKeeper(hosts.planned, slots).serve) as address, sending(address) as sender:
         during_reads(monkeypatch, reuse_slot)
@@ -232,11 +232,11 @@ def test_slot_reused_before_its_copy_ends_is_reported(
         sender.offer(hosts.own.slot(OWNER, 0))
     assert sender.problem
     assert kept(hosts) == []
-    assert capsys.readouterr().err.count("failed and is tried again") == 1
+    assert capfd.readouterr().err.count("failed and is tried again") == 1
 
 
 def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
-    hosts: PeerHosts, slots: list[SlotFiller], capsys: pytest.CaptureFixture[str]
+    hosts: PeerHosts, slots: list[SlotFiller], capfd: pytest.CaptureFixture[str]
 ) -> None:
     listener = listen("127.0.0.1")
     address = PeerAddress(*listener.getsockname())
@@ -257,7 +257,7 @@ def test_a_keeper_that_is_away_is_reported_once_and_tried_again(
         with PeerServer(listener, SECRET, CopyKeeper(hosts.planned, slots).serve, LIMITS):
             wait_until(lambda: _is_through(sender, hosts), "a complete copy")
             sender.close()
-    err = capsys.readouterr().err
+    err = capfd.readouterr().err
     assert err.count("the copy of rank 7's snapshot failed and is tried again at the next one: ") == 1
     assert err.count("copies of rank 7's snapshots succeed again") == 1
 

@@ -97,7 +97,8 @@ from megatrain.contracts.errors import ConfigError
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.run_files.run_directory import RunDirectory
 from megatrain.contracts.files.whole_files import write_private
-from megatrain.data.output import new_directory
+from megatrain.data.build import DATA_DIRECTORY
+from megatrain.contracts.files.new_directory import new_directory
 from megatrain_diagnostics.store.segment_store import SegmentStore
 from megatrain_launcher.etcd.place import take_lock
 
@@ -120,7 +121,7 @@ with suppress(FileExistsError):
     write_private(run / "password", b"y", is_new=True)
     raise SystemExit("written twice")
 assert (run / "password").read_bytes() == b"x"
-with new_directory(run / "data", ["meta.json"], False) as built:
+with new_directory(run / "data", DATA_DIRECTORY, False) as built:
     (built / "meta.json").write_text("{}")
 try:
     take_lock(run / "coordination")

@@ -15,7 +15,6 @@ from megatrain.data.indexed import IndexedDataset
 from megatrain.data.microbatch import TokenWindow, assemble
 from megatrain.data.order import SampleOrder
 from megatrain.data.reader import BatchReader
-from megatrain.data.step_batch import StepBatch
 from tests.helpers.one_source import reader_of_one
 from tests.helpers.step_plans import step_plan
 
@@ -121,25 +120,6 @@ def test_a_microbatch_keeps_its_own_sample_numbers(dataset: IndexedDataset) -> N
     batch = assemble(samples, samples_B, SEQ_LEN, has_document_mask=False)
     samples_B += 100
     assert batch.sample_B.tolist() == [0, 1, 2]
-
-
-def test_consecutive_steps_continue_each_other(dataset: IndexedDataset) -> None:
-    """A run with any batch sizes reads samples 0, 1, 2, ...: a resume at a cursor relies on this."""
-    together = reader(dataset).read_step(step_plan(0, 12), 0)
-    parts = [reader(dataset).read_step(step_plan(cursor, size), 0) for cursor, size in ((0, 4), (4, 6), (10, 2))]
-
-    def tokens(steps: list[StepBatch]) -> list[list[int]]:
-        return [batch.tokens_SB[:, 0].tolist() for step in steps for batch in step.microbatches]
-
-    assert tokens([together]) == tokens(parts)
-
-
-def test_an_epoch_reads_every_window_once(dataset: IndexedDataset) -> None:
-    size = SampleOrder(dataset.num_tokens, SEQ_LEN, seed=1).samples_per_epoch
-    step = reader(dataset).read_step(step_plan(0, size), 0)
-    firsts = sorted(int(batch.tokens_SB[0, 0]) for batch in step.microbatches)
-    assert len(set(firsts)) == size
-    assert firsts == list(range(firsts[0], firsts[0] + size * SEQ_LEN, SEQ_LEN))
 
 
 @pytest.mark.parametrize("has_document_mask", [False, True])

@@ -122,15 +122,6 @@ def test_folders_too_are_read_in_the_order_of_names(tmp_path: Path) -> None:
     assert texts(tmp_path) == sorted(names)
 
 
-def test_identity_does_not_depend_on_where_the_folder_lies(tmp_path: Path) -> None:
-    names = []
-    for place in ("here", "there"):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "x.txt").write_text("text")
-        names.append([document.name for document in open_corpus([str(tmp_path / place)]).documents()])
-    assert names[0] == names[1]
-
-
 def test_jsonl_takes_the_named_key_and_counts_empty_records(tmp_path: Path) -> None:
     path = tmp_path / "docs.jsonl"
     path.write_text('\ufeff{"body": "caf\\u00e9", "id": 1}\n\n{"body": ""}\n{"body": "last"}', encoding="utf-8")
@@ -145,29 +136,18 @@ def test_jsonl_takes_the_named_key_and_counts_empty_records(tmp_path: Path) -> N
     assert skipped == {"empty records": 1}
 
 
-def test_a_long_txt_is_cut_at_blank_lines_into_bounded_pieces(tmp_path: Path) -> None:
-    text = "".join(f"paragraph {number}\nsecond line\n\n" for number in range(8000))
+@pytest.mark.parametrize("end", ["\nsecond line\n\n", "\n"])
+def test_long_txt_is_cut_at_blank_lines_or_else_after_lines(end: str, tmp_path: Path) -> None:
+    text = "".join(f"line {number} of many{end}" for number in range(8000))
     path = tmp_path / "book.txt"
     path.write_text(text)
 
     pieces = texts(path)
 
     assert "".join(pieces) == text
-    assert len(pieces) > 3
+    assert len(pieces) > 2
     assert all(len(piece) <= LONGEST_PIECE_BYTES for piece in pieces)
-    assert all(piece.endswith("\n\n") for piece in pieces)
-
-
-def test_a_long_txt_without_blank_lines_is_cut_after_lines(tmp_path: Path) -> None:
-    text = "".join(f"line {number} of many\n" for number in range(8000))
-    path = tmp_path / "lines.txt"
-    path.write_text(text)
-
-    pieces = texts(path)
-
-    assert "".join(pieces) == text
-    assert all(len(piece) <= LONGEST_PIECE_BYTES for piece in pieces)
-    assert all(piece.endswith("\n") for piece in pieces)
+    assert all(piece.endswith(end) for piece in pieces)
 
 
 def test_a_long_txt_without_lines_is_cut_between_characters(tmp_path: Path) -> None:

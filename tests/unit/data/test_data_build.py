@@ -211,17 +211,6 @@ def test_an_interrupt_in_any_phase_leaves_the_old_data(source: Path, tmp_path: P
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
-def test_force_replaces_and_nothing_else_does(source: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    build_data([str(source)], output, vocab_size=300)
-    before = sums(output)
-    with pytest.raises(DataError, match=r"out: already holds a data set; .* replace it with --force"):
-        build_data([str(source)], output, vocab_size=320)
-    assert sums(output) == before
-    assert build_data([str(source)], output, vocab_size=320, is_forced=True).vocab_size == 320
-    assert sorted(os.listdir(tmp_path)) == ["out", "source"]
-
-
 @pytest.mark.slow
 def test_a_corpus_of_one_book_can_be_built(tmp_path: Path) -> None:
     book = tmp_path / "book.txt"

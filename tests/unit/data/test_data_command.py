@@ -96,18 +96,9 @@ def test_build_counts_left_out_files_by_reason(
 def test_strict_build_refuses_left_out_files(built: Path, with_other_files: Path) -> None:
     arguments = ("build", "--input", with_other_files, "--output", built.parent / "new", "--tokenizer", "bytes",
                  "--strict")  # fmt: skip
-    for name, reason in [
-        ("again", "folders that are read already"),
-        ("no-suffix", r"files of another kind \(no suffix\)"),
-        ("one.md", r"files of another kind \(\.md\)"),
-        ("two.MD", r"files of another kind \(\.md\)"),
-        ("deep/three.pdf", r"files of another kind \(\.pdf\)"),
-    ]:
-        with pytest.raises(DataError, match=rf"texts/{name}\b.*: {reason}; known kinds: .*without --strict"):
-            run(*arguments)
-        assert not (built.parent / "new").exists()
-        (with_other_files / name).unlink()
-    assert run(*arguments) == 0
+    with pytest.raises(DataError, match=r"texts/again: folders that are read already; known kinds: .*without --strict"):
+        run(*arguments)
+    assert not (built.parent / "new").exists()
 
 
 def test_build_ends_documents_with_the_given_token(

@@ -11,13 +11,14 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import DataError, UnreachableError
 from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.decoding_record import DecodingRecord, PicturePart
 from megatrain.data.pictures.picture_format import REFUSE, REPLACE, PictureFormat
@@ -32,6 +33,7 @@ from tests.helpers.drawn_pictures import drawn, encoded, resized, write_shard
 from tests.helpers.picture_shards import shard_tables, write_shards
 from tests.helpers.read_samples import by_sample, read
 from tests.helpers.training_case import make_config
+from tests.helpers.waiting import wait_until
 
 FORMAT = PictureFormat(size=32, patch=32)
 ALWAYS = 1 << 30
@@ -46,7 +48,7 @@ def crashing_producers(
     (root / "left").write_text(str(num_crashes))
     command = crashing_command([directory], number, root / "left")
     with local_producers(command, num_producers, root / "logs", reports.append) as local:
-        yield Producers(local.addresses, local.secret, local.problem)
+        yield Producers(local.addresses, local.secret, local.problem, local.failure)
 
 
 def asked(index: PictureIndex, producers: Producers, bad_pictures: str) -> Pictures:
@@ -116,6 +118,19 @@ def test_producers_killed_from_outside_cost_no_picture(
     places = ["samples 0-9", "sample 3"] * 2
     assert len(reports) == len(places)
     assert all(f"SIGKILL (9) at {place} of" in text for place, text in zip(places, reports, strict=True))
+
+
+@pytest.mark.slow
+def test_decoder_that_crashes_each_time_is_named_as_the_cause(
+    marked: tuple[PictureIndex, list[bytes]], tmp_path: Path
+) -> None:
+    index, _ = marked
+    with crashing_producers(index.directory, tmp_path / "run", signal.SIGSEGV, ALWAYS, 1, []) as producers:
+        impatient = replace(producers, patience_s=0.0)
+        for text in ("no producer of pictures has answered", r"SIGSEGV \(11\) at sample 3 of .*; fix the cause"):
+            with PictureSource(index.digest, FORMAT, impatient) as source, pytest.raises(UnreachableError, match=text):
+                source.patches([3])
+            wait_until(lambda: bool(producers.failure()), "a known end of the producer")
 
 
 @pytest.mark.slow

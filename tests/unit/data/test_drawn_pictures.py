@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from megatrain.checkpoint.continuation import TrainingProgress
-from megatrain.config.config import Config
 from megatrain.contracts.errors import DataError
 from megatrain.data.drawn_pictures import (
     CAPTION_TOKENS,
@@ -26,9 +25,9 @@ from megatrain.data.drawn_pictures import (
 from megatrain.data.held_out import evaluation_batches
 from megatrain.data.patches import Patches, patchify
 from megatrain.data.pictures.picture_format import PictureFormat
-from megatrain.data.step_batch import StepBatch
 from megatrain.training.batch_notes import length_notes
 from megatrain.training.training_data import open_reader, open_validation
+from tests.helpers.read_samples import by_sample, read_configured
 from tests.helpers.training_case import make_config
 
 SIZE, PATCH = 48, 12
@@ -101,37 +100,21 @@ def test_patches_cut_the_picture_row_by_row() -> None:
         assert (patches[number] == part.ravel()).all(), number
 
 
-def read(config: Config, step: int, **options: bool) -> list[StepBatch]:
-    """Return the parts of all replicas of a step."""
-    layout = config.layout(None)
-    plan = list(config.steps(layout, 0, step + 1).plans())[step]
-    return [open_reader(config).read_step(plan, replica, **options) for replica in range(layout.num_sample_parts)]
-
-
-def samples_of(parts: list[StepBatch]) -> dict[int, bytes]:
-    """Return tokens, labels and patches of each sample by its number."""
-    found = {}
-    for micro in (micro for part in parts for micro in part.microbatches):
-        assert micro.patches_PKC is not None
-        for place, number in enumerate(micro.sample_B.tolist()):
-            arrays = (micro.tokens_SB, micro.labels_SB, micro.patches_PKC)
-            found[number] = b"".join(np.ascontiguousarray(array[:, place]).tobytes() for array in arrays)
-    return found
-
-
 def test_samples_are_the_same_for_any_number_of_replicas() -> None:
-    by_dp = [
-        samples_of(read(make_config(PICTURES, {"parallel": {"dp_size": dp_size}, "batch": {"micro_batch_size": 2}}), 3))
+    configs = [
+        make_config(PICTURES, {"parallel": {"dp_size": dp_size}, "batch": {"micro_batch_size": 2}})
         for dp_size in (1, 2, 4)
     ]
+    by_dp = [by_sample(read_configured(config, 3)) for config in configs]
 
     assert list(by_dp[0]) == list(range(24, 32))
+    assert all(patches for _, _, patches in by_dp[0].values())
     assert by_dp[0] == by_dp[1] == by_dp[2]
 
 
 def test_rows_of_the_picture_come_first_and_have_no_loss() -> None:
     config = make_config(PICTURES, {"data": PICTURES["data"] | {"has_document_mask": True}})
-    (part,) = read(config, 0)
+    (part,) = read_configured(config)
     assert part.num_pictures == 8
     for micro in part.microbatches:
         assert micro.patches_PKC is not None
@@ -177,15 +160,15 @@ def test_length_change_adds_padding_only() -> None:
     assert "from step 2 on, samples have 24 tokens: at sample 8, after 160 tokens" in note
     assert "; 0 of them consist of windows of the length before" in note
 
-    changed, whole = (samples_of(read(one, 1)) for one in (config, make_config(PICTURES)))
+    changed, whole = (by_sample(read_configured(one, 1)) for one in (config, make_config(PICTURES)))
     assert list(changed) == list(range(8, 16))
     assert changed == whole
 
 
 def test_patches_are_read_for_the_first_stage_alone() -> None:
     uneven = make_config(PICTURES, {"parallel": {"dp_size": 3, "zero_stage": 2}})
-    last = read(uneven, 0)[2].microbatches[-1]
-    (without,) = read(make_config(PICTURES), 0, has_patches=False)
+    last = read_configured(uneven)[2].microbatches[-1]
+    (without,) = read_configured(make_config(PICTURES), has_patches=False)
 
     assert last.sample_B.tolist() == [-1]
     assert last.patches_PKC is None

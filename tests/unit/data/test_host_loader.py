@@ -45,6 +45,12 @@ def loaders(place: RingLocation) -> list[int]:
     return [pid for pid in descendants(os.getpid()) if wanted in words_of(pid) and is_running(pid)]
 
 
+def kill_loader(place: RingLocation) -> None:
+    (pid,) = loaders(place)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid), "the end of the loader")
+
+
 def opened(place: RingLocation, plan: LoaderPlan, stack: ExitStack) -> list[HostLoader]:
     place.create(plan)
     ranks = [stack.enter_context(HostLoader(place, plan, reader, ("web",))) for reader in range(plan.num_readers)]
@@ -108,9 +114,7 @@ def test_a_killed_loader_is_restarted_with_the_same_stream(tmp_path: Path, place
             for rank, batches in zip(ranks, found, strict=True):
                 batches.append(content(rank.next()))
             if step in (1, 3):
-                (pid,) = loaders(place)
-                os.kill(pid, signal.SIGKILL)
-                wait_until(lambda killed=pid: not is_running(killed), "the end of the loader")  # type: ignore[misc]
+                kill_loader(place)
         assert found == alone(data, plan, layout, (0, 1))
     assert loaders(place) == []
 
@@ -152,9 +156,7 @@ def test_reports_name_each_read_of_a_replica_once(tmp_path: Path, place: RingLoc
         reports: list[list[LoaderReport]] = [[] for _ in ranks]
         for step in range(6):
             if step == 3:
-                (pid,) = loaders(place)
-                os.kill(pid, signal.SIGKILL)
-                wait_until(lambda killed=pid: not is_running(killed), "the end of the loader")  # type: ignore[misc]
+                kill_loader(place)
             for rank, found in zip(ranks, reports, strict=True):
                 loader = rank.next().loader
                 assert loader is not None
@@ -174,9 +176,7 @@ def test_first_rank_reports_the_cache_of_all_loaders(tmp_path: Path, place: Ring
         ranks, found = opened(place, plan, stack), []
         for step in range(6):
             if step == 3:
-                (pid,) = loaders(place)
-                os.kill(pid, signal.SIGKILL)
-                wait_until(lambda killed=pid: not is_running(killed), "the end of the loader")  # type: ignore[misc]
+                kill_loader(place)
             uses = [rank.next().cache_use for rank in ranks]
             assert uses[1:] == [None] * (len(ranks) - 1)
             found.append(uses[0])

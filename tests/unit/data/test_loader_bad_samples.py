@@ -9,13 +9,9 @@ import pytest
 
 from megatrain.config.data import DataConfig
 from megatrain.contracts.layout import Layout
-from megatrain.data.loader.decision import Fill
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
-from megatrain.data.loader.process import RingFiller
-from megatrain.data.loader.ring import Ring
-from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.loader.slot_content import Reasons
-from tests.helpers.host_loading import VOCAB_SIZE, content, corpus, read_alone, steps
+from tests.helpers.host_loading import VOCAB_SIZE, content, corpus, filled_steps, new_ring, read_alone, steps
 
 NUM_STEPS = 4
 
@@ -27,15 +23,9 @@ def test_replaced_samples_pass_the_ring(tmp_path: Path, has_document_mask: bool)
     reader, layout = replace(data.reader, replaces_bad_samples=True), Layout(dp_size=2)
     plan = loader_plan(reader, data.stream, steps(layout, NUM_STEPS), layout, range(2), DataConfig(prefetch=1))
     plan = LoaderPlan.from_json(plan.to_json().encode(), "plan")
-    ring_layout = RingLayout.of(plan)
-    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
-    reads = RingFiller(plan, ring, plan.open_reader)
+    ring, loader = new_ring(plan)
     alone = [list(read_alone(reader, plan.steps, layout, rank)) for rank in range(2)]
-    for step, step_plan in enumerate(plan.steps.plans()):
-        for rank in range(2):
-            ring.set_done(rank, step)
-        while isinstance(due := reads.next(), Fill):
-            reads.fill(due)
+    for step, step_plan in filled_steps(plan, ring, loader):
         for rank in range(2):
             found = ring.read(rank, step, step_plan, reader.source_names)
             assert content(found) == content(alone[rank][step])

@@ -11,14 +11,11 @@ from megatrain.config.config import Config
 from megatrain.config.data import DataConfig
 from megatrain.contracts.errors import DataError
 from megatrain.contracts.layout import Layout
-from megatrain.data.loader.decision import Fill
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
-from megatrain.data.loader.process import RingFiller
-from megatrain.data.loader.ring import Ring
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import BatchReader
 from megatrain.training.training_data import open_reader, sample_stream
-from tests.helpers.host_loading import content, steps
+from tests.helpers.host_loading import content, filled_steps, new_ring, steps
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
@@ -69,14 +66,8 @@ def test_pictures_beside_text_pass_the_ring(balance: str, tmp_path: Path) -> Non
 
 def assert_ranks_get_what_they_would_read(layout: Layout, ranks: range, reader: BatchReader, plan: LoaderPlan) -> None:
     """Let a loader of these ranks of a host fill its ring, step by step, and read it as they do."""
-    ring_layout = RingLayout.of(plan)
-    buffer = bytearray(ring_layout.num_bytes)
-    ring, reads = Ring(buffer, ring_layout), RingFiller(plan, Ring(buffer, ring_layout), plan.open_reader)
-    for step, step_plan in enumerate(plan.steps.plans()):
-        for place in range(len(ranks)):
-            ring.set_done(place, step)
-        while isinstance(due := reads.next(), Fill):
-            reads.fill(due)
+    ring, loader = new_ring(plan)
+    for step, step_plan in filled_steps(plan, ring, loader):
         for place, rank in enumerate(ranks):
             encodes, is_end = (layout.index("pp", rank) in ends for ends in ([0], [0, layout.pp_size - 1]))
             found = ring.read(plan.share_of(place), step, step_plan, reader.source_names, has_patches=encodes)

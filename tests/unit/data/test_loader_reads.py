@@ -19,7 +19,7 @@ from megatrain.contracts.layout import Layout
 from megatrain.data.bins import write_bins
 from megatrain.data.costs import write_costs
 from megatrain.data.dataset import open_dataset
-from megatrain.data.indexed import data_path, token_dtype
+from megatrain.data.indexed import token_dtype
 from megatrain.data.indexed_writer import IndexedWriter
 from megatrain.data.loader.decision import Fill, Idle, decide
 from megatrain.data.loader.plan import LoaderPlan, Share, loader_plan, shares_of
@@ -28,7 +28,7 @@ from megatrain.data.loader.ring import Ring, RingState
 from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.reader import BatchReader
 from megatrain.training.training_data import open_reader, sample_stream
-from tests.helpers.host_loading import content, corpus, read_alone, steps
+from tests.helpers.host_loading import content, corpus, new_ring, read_alone, steps
 from tests.helpers.mixed_data import FIRST_TOKEN, VOCAB_SIZE, write_mixture
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
@@ -217,9 +217,7 @@ def test_a_loader_killed_before_any_store_loses_nothing(tmp_path: Path) -> None:
 def test_each_read_has_its_time_and_bytes(tmp_path: Path) -> None:
     data, layout = corpus(tmp_path), Layout()
     plan = data.plan(layout, [0], steps(layout, NUM_STEPS), prefetch=2)
-    ring_layout = RingLayout.of(plan)
-    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
-    reads = RingFiller(plan, ring, lambda: data.reader)
+    ring, reads = new_ring(plan, lambda: data.reader)
     began_ns = time.monotonic_ns()
     assert [ring.num_ready(0, 0), fill_all(reads), ring.num_ready(0, 0), ring.num_ready(0, 2)] == [0, Idle.FULL, 3, 1]
     found = [ring.read_of(0, step) for step in range(3)]
@@ -239,25 +237,6 @@ def test_plan_survives_its_file(tmp_path: Path) -> None:
     assert LoaderPlan.from_json(plan.to_json().encode(), "plan") == plan
     with pytest.raises(CheckpointError, match=r"plan: depth=0; expected an integer of at least 1"):
         LoaderPlan.from_json(replace(plan, depth=0).to_json().encode(), "plan")
-
-
-def test_opened_plan_reads_the_same_stream(tmp_path: Path) -> None:
-    data, layout = corpus(tmp_path), Layout()
-    plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
-    opened = LoaderPlan.from_json(plan.to_json().encode(), "plan").open_reader()
-    found = [content(opened.read_step(step, 0)) for step in plan.steps.plans()]
-    assert found == expected(plan, data.reader, [0], layout)[0]
-
-
-def test_errors_of_a_read_reach_the_rank_unchanged(tmp_path: Path) -> None:
-    data, layout = corpus(tmp_path, vocab_size=80), Layout()
-    plan = data.plan(layout, [0], steps(layout, NUM_STEPS))
-    with pytest.raises(DataError) as alone:
-        list(read_alone(data.reader, plan.steps, layout, 0))
-    with pytest.raises(DataError) as found:
-        read_all(plan, lambda: data.reader, [0], layout)
-    assert str(found.value) == str(alone.value)
-    assert str(data_path(data.dataset.prefix)) in str(found.value)
 
 
 def test_files_replaced_in_a_round_are_refused(tmp_path: Path) -> None:

@@ -85,21 +85,6 @@ def test_any_samples_are_found_as_when_all_are_read(drawn: tuple[Mixture, int], 
     assert np.array_equal(mixture.counts(sample), np.bincount(everything[0][:sample], minlength=mixture.num_sources))
 
 
-def test_lone_source_is_read_as_without_a_mixture() -> None:
-    mixture = Mixture(7, (MixtureStage(0, (3,), 16), MixtureStage(5000, (1,), 16)), 1)
-    sources, indices = mixture.places(np.arange(9000))
-    assert not sources.any()
-    assert np.array_equal(indices, np.arange(9000))
-
-
-def test_a_later_stage_does_not_change_what_is_past() -> None:
-    before = Mixture(7, (MixtureStage(0, (3, 1), 16),), 2)
-    after = Mixture(7, (MixtureStage(0, (3, 1), 16), MixtureStage(777, (1, 0, 9), 16)), 3)
-    samples = np.arange(777)
-    for found, expected in zip(after.places(samples), before.places(samples), strict=True):
-        assert np.array_equal(found, expected)
-
-
 def test_a_source_has_no_length_after_its_last_sample() -> None:
     stages = (MixtureStage(0, (1, 1), 4), MixtureStage(100, (1, 0), 8), MixtureStage(200, (1, 0), 64))
     whole, ended = (Mixture(7, stages, 2).lengths_of(source) for source in range(2))

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ import pytest
 from megatrain.commands import data
 from megatrain.contracts.errors import DataError
 from megatrain.data.pictures.picture_index import PictureIndex
-from megatrain.data.pictures.producer import Producer
 from megatrain.data.pictures.producer_secret import read_secret
-from megatrain.data.pictures.protocol import PRODUCER_LIMITS
 from megatrain.peers.link import SECRET_BYTES
-from megatrain.peers.server import PeerServer, listen
+from megatrain.peers.server import listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
-from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
+from tests.helpers.pillow_producer import SECRET, PillowDecoder, producers_in_threads
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.source_tree import ROOT
 from tests.helpers.waiting import DEADLINE_S
@@ -72,12 +69,8 @@ def test_index_and_verify_state_what_is_there(tmp_path: Path, capsys: pytest.Cap
 def test_sample_asks_the_producers_that_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = write_pictures(tmp_path, 1, 4)
     run("index", tmp_path)
-    producer = Producer([PictureIndex(tmp_path)], PillowDecoder(), NO_ENDS)
-    threading.Thread(target=producer.run, daemon=True).start()
-    listener = listen("127.0.0.1")
-    secret = secret_file(tmp_path)
-    at = ("--at", f"127.0.0.1:{listener.getsockname()[1]}", "--secret", secret)
-    with PeerServer(listener, read_secret(secret), producer.serve, PRODUCER_LIMITS):
+    with producers_in_threads([PictureIndex(tmp_path)], PillowDecoder()) as producers:
+        at = ("--at", str(producers.addresses[0]), "--secret", secret_file(tmp_path, SECRET))
         code, found = answer(capsys, "sample", tmp_path, *at, "--size", 32, "--patch", 32, "--first", 2, "--count", 9)
         assert run("sample", tmp_path, *at, "--count", 1) == 0
     assert (code, found["shape"]) == (0, [1, 32 * 32 * 3])

@@ -19,6 +19,7 @@ from megatrain.data.imbalance import expected_imbalance
 from megatrain.data.step_batch import StepBatch
 from megatrain.telemetry.flops import attended_pairs
 from megatrain.training.training_data import open_reader
+from tests.helpers.read_samples import read_configured
 from tests.helpers.training_case import make_config
 
 Tables = dict[str, dict[str, Any]]
@@ -43,13 +44,6 @@ def mixture(write_tokens: Callable[..., Path]) -> Tables:
 def config_of(mixture: Tables, dp_size: int, **data: Any) -> Config:
     sizes = {"parallel": {"dp_size": dp_size}, "batch": {"micro_batch_size": 2, "global_batch_size": 24}}
     return make_config(mixture, sizes, {"data": data})
-
-
-def read(config: Config, step: int = 0) -> list[StepBatch]:
-    """Return the parts of all replicas of a step."""
-    layout = config.layout(None)
-    plan = list(config.steps(layout, 0, step + 1).plans())[step]
-    return [open_reader(config).read_step(plan, replica) for replica in range(layout.num_sample_parts)]
 
 
 def num_pictures(part: StepBatch) -> list[int]:
@@ -77,8 +71,8 @@ def samples_of(parts: list[StepBatch]) -> dict[int, tuple[bytes, bytes]]:
 def test_text_has_all_rows_and_pictures_the_first_ones(mixture: Tables) -> None:
     config = config_of(mixture, 1)
     alone = make_config({"model": PICTURES, "data": {"pictures": "drawn"}, "batch": {"global_batch_size": 24}})
-    patches_of = [patches for _, patches in samples_of(read(alone)).values()]
-    (part,) = read(config)
+    patches_of = [patches for _, patches in samples_of(read_configured(alone)).values()]
+    (part,) = read_configured(config)
     assert part.sources is not None
     assert part.sources.names == ("drawn pictures", "web")
     is_pictured_MB = part.sources.source_MB == 0
@@ -100,15 +94,16 @@ def test_text_has_all_rows_and_pictures_the_first_ones(mixture: Tables) -> None:
                 assert (labels >= 0).tolist() == [False] * PATCHES + [True] * 4 + [False] * 8
                 num_seen += 1
     assert num_seen == part.num_pictures
-    assert {count for step in range(4) for part in read(config, step) for count in num_pictures(part)} == {0, 1, 2}
+    parts = [part for step in range(4) for part in read_configured(config, step)]
+    assert {count for part in parts for count in num_pictures(part)} == {0, 1, 2}
 
 
 def test_mixture_is_the_same_for_any_dealing(mixture: Tables) -> None:
     """Replicas without samples have empty micro-batches, which have no pictures."""
-    expected = samples_of(read(config_of(mixture, 1, has_document_mask=True), 1))
+    expected = samples_of(read_configured(config_of(mixture, 1, has_document_mask=True), 1))
     for dp_size in (2, 5):
         for balance in ("none", "cost"):
-            parts = read(config_of(mixture, dp_size, has_document_mask=True, balance=balance), 1)
+            parts = read_configured(config_of(mixture, dp_size, has_document_mask=True, balance=balance), 1)
             assert samples_of(parts) == expected, (dp_size, balance)
             assert {part.num_pictures for part in parts} == {sum(bool(patches) for _, patches in expected.values())}
 
@@ -116,7 +111,7 @@ def test_mixture_is_the_same_for_any_dealing(mixture: Tables) -> None:
 @pytest.mark.parametrize("has_document_mask", [False, True])
 def test_cost_counts_rows_and_picture(mixture: Tables, has_document_mask: bool) -> None:
     config = config_of(mixture, 1, has_document_mask=has_document_mask)
-    (part,) = read(config)
+    (part,) = read_configured(config)
     cost, model = document_cost(config.model), config.model
     per_token, per_picture = (
         round(products / products_per_pair(model))
@@ -138,7 +133,7 @@ def test_cost_counts_rows_and_picture(mixture: Tables, has_document_mask: bool) 
 def test_pictures_do_not_pile_up_on_a_replica(mixture: Tables) -> None:
     config = config_of(mixture, 4, balance="cost")
     for step in range(6):
-        counts = [sum(num_pictures(part)) for part in read(config, step)]
+        counts = [sum(num_pictures(part)) for part in read_configured(config, step)]
         assert max(counts) - min(counts) <= 1, (step, counts)
 
     reader = replace(open_reader(config), balanced_cost=None)

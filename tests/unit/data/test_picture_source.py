@@ -27,20 +27,19 @@ from megatrain.data.pictures.picture_index import PictureIndex, build_index
 from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
 from megatrain.data.pictures.preparation import prepared_pictures
 from megatrain.data.pictures.producer import Producer
-from megatrain.data.pictures.producer_file import read_producers, write_producers
+from megatrain.data.pictures.producer_file import ProducersFile, read_producers
 from megatrain.data.pictures.producers import PictureProducers, local_producers, producer_command
 from megatrain.data.pictures.protocol import PRODUCER_LIMITS, AnswerReader, PictureRequest
 from megatrain.data.pictures.shard_reader import ShardReader
 from megatrain.peers.link import SECRET_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.peers.server import PeerServer, listen
 from tests.helpers.drawn_pictures import drawn, encoded, resized, write_pictures, write_shard
-from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
+from tests.helpers.pillow_producer import NO_ENDS, SECRET, PillowDecoder, producers_in_threads
 from tests.helpers.processes import descendants, is_running
 from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 FORMAT = PictureFormat(size=32, patch=8)
-SECRET = bytes(range(SECRET_BYTES))
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +48,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[bytes]]
     files = write_pictures(directory, 3, 20)
     build_index(directory)
     return directory, files
-
-
-@contextmanager
-def in_threads(directory: Path, decoders: Sequence[PillowDecoder], data: str = "") -> Iterator[Producers]:
-    """Yield producers that are threads of this process, one for each decoder."""
-    addresses, servers = [], []
-    index = PictureIndex(directory)
-    if data:
-        index.digest = data
-    for decoder in decoders:
-        producer = Producer([index], decoder, NO_ENDS)
-        threading.Thread(target=producer.run, daemon=True).start()
-        listener = listen("127.0.0.1")
-        addresses.append(PeerAddress(*listener.getsockname()[:2]))
-        servers.append(PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False))
-    try:
-        yield Producers(addresses, SECRET)
-    finally:
-        for server in servers:
-            server.close()
 
 
 def asked(directory: Path, producers: Producers, numbers: Sequence[int], bad_pictures: str = REFUSE) -> Pictures:
@@ -90,7 +69,7 @@ def patches_by_hand(content: bytes) -> np.ndarray:
 def test_patches_are_those_of_numbers_for_any_producers(num_producers: int, shards: tuple[Path, list[bytes]]) -> None:
     directory, files = shards
     numbers = [int(number) for number in np.random.default_rng(1).permutation(len(files))] + [7, 7]
-    with in_threads(directory, [PillowDecoder()] * num_producers) as producers:
+    with producers_in_threads([PictureIndex(directory)], *[PillowDecoder()] * num_producers) as producers:
         pictures = asked(directory, producers, numbers)
         assert asked(directory, producers, []).patches_NPV.shape == (0, 16, 192)
     assert pictures.patches_NPV.shape == (62, 16, 192)
@@ -100,16 +79,14 @@ def test_patches_are_those_of_numbers_for_any_producers(num_producers: int, shar
         assert np.array_equal(pictures.patches_NPV[place], patches_by_hand(files[number])), number
 
 
-class TamperedDecoder(PillowDecoder):
-    """Decodes wrong after `num_right` pictures."""
-
+class FailingDecoder(PillowDecoder):
     def decode(self, contents: Sequence[bytes], size: int) -> list[np.ndarray | str]:
         raise DataError("the memory of this host is full")
 
 
 def test_producer_that_cannot_serve_says_why(shards: tuple[Path, list[bytes]]) -> None:
     directory, _ = shards
-    with in_threads(directory, [TamperedDecoder()]) as producers:
+    with producers_in_threads([PictureIndex(directory)], FailingDecoder()) as producers:
         with pytest.raises(DataError, match=r"127\.0\.0\.1:\d+: the memory of this host is full"):
             asked(directory, producers, [1])
         with pytest.raises(DataError, match="has no sample 60, it has samples 0 to 59"):
@@ -120,11 +97,7 @@ def test_producer_serves_several_indexes(shards: tuple[Path, list[bytes]], tmp_p
     directory, files = shards
     other = write_pictures(tmp_path, 1, 3)
     indexes = [PictureIndex(directory), build_index(tmp_path)]
-    producer = Producer(indexes, PillowDecoder(), NO_ENDS)
-    threading.Thread(target=producer.run, daemon=True).start()
-    listener = listen("127.0.0.1")
-    with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
-        producers = Producers([PeerAddress(*listener.getsockname()[:2])], SECRET)
+    with producers_in_threads(indexes, PillowDecoder()) as producers:
         for place, contents in ((directory, files[4]), (tmp_path, other[2])):
             number = 4 if place == directory else 2
             assert np.array_equal(asked(place, producers, [number]).patches_NPV[0], patches_by_hand(contents))
@@ -134,20 +107,11 @@ def test_producer_serves_several_indexes(shards: tuple[Path, list[bytes]], tmp_p
             absent.patches([0])
 
 
-def test_producers_of_other_data_are_refused(shards: tuple[Path, list[bytes]]) -> None:
-    directory, _ = shards
-    with (
-        in_threads(directory, [PillowDecoder()], data="0123456789abcdef") as producers,
-        pytest.raises(DataError, match=r"has the digest 0123456789ab\.\.\., and pictures of"),
-    ):
-        asked(directory, producers, [1])
-
-
 @pytest.mark.parametrize("num_producers", [1, 3])
 def test_source_counts_what_each_producer_did(num_producers: int, shards: tuple[Path, list[bytes]]) -> None:
     directory, _ = shards
     began_ns = time.monotonic_ns()
-    with in_threads(directory, [PillowDecoder()] * num_producers) as producers:
+    with producers_in_threads([PictureIndex(directory)], *[PillowDecoder()] * num_producers) as producers:
         works = asked(directory, producers, range(60)).works
     assert len(works) == num_producers
     assert [sum(values) for values in zip(*(astuple(work)[2:6] for work in works), strict=True)] == [
@@ -179,7 +143,7 @@ def test_producer_reports_the_requests_that_wait_in_it(shards: tuple[Path, list[
 def test_producers_that_decode_in_two_ways_are_refused(shards: tuple[Path, list[bytes]]) -> None:
     directory, _ = shards
     with (
-        in_threads(directory, [PillowDecoder("one"), PillowDecoder("two")]) as producers,
+        producers_in_threads([PictureIndex(directory)], PillowDecoder("one"), PillowDecoder("two")) as producers,
         pytest.raises(DataError, match="a picture would depend on who decodes it"),
     ):
         asked(directory, producers, list(range(60)) * 10)
@@ -210,22 +174,34 @@ def test_close_ends_a_request_that_is_not_answered(monkeypatch: pytest.MonkeyPat
 
 def test_only_a_written_problem_of_producers_ends_a_wait(tmp_path: Path) -> None:
     """The first rank of a host removes the file when it ends: the ranks that wait then are not at fault."""
-    path = tmp_path / "producers"
-    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET)
-    write_producers(path, producers)
-    read = read_producers(path)
-    assert (read.addresses, read.problem()) == (producers.addresses, "")
-    write_producers(path, producers, "none can be started")
-    assert read.problem() == "none can be started"
-    path.write_text("damaged")
-    assert "not JSON" in read.problem()
-    path.unlink()
+    path, texts = tmp_path / "producers", ["", ""]
+    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET, lambda: texts[0], lambda: texts[1])
+    with ProducersFile(path) as file:
+        file.update()
+        assert not path.exists(), "no producers are named yet"
+        file.name(producers)
+        read = read_producers(path)
+        assert (read.addresses, read.problem(), read.failure()) == (producers.addresses, "", "")
+        texts[:] = "none can be started", "it was killed"
+        file.update()
+        assert (read.problem(), read.failure()) == tuple(texts)
+        path.write_text("damaged")
+        assert "not JSON" in read.problem()
+    file.update()
+    assert not path.exists()
     assert read.problem() == ""
+
+
+def test_wait_without_answer_names_the_last_failure() -> None:
+    producers = Producers([PeerAddress("127.0.0.1", 9)], SECRET, failure=lambda: "it was killed", patience_s=0.0)
+    expected = r"answered for 0 s; .*; the last failure of one: it was killed; fix the cause"
+    with PictureSource("data", FORMAT, producers) as source, pytest.raises(UnreachableError, match=expected):
+        source.patches([0])
 
 
 def test_producers_with_another_secret_are_not_believed(shards: tuple[Path, list[bytes]]) -> None:
     directory, _ = shards
-    with in_threads(directory, [PillowDecoder()]) as producers:
+    with producers_in_threads([PictureIndex(directory)], PillowDecoder()) as producers:
         stranger = Producers(producers.addresses, bytes(SECRET_BYTES), patience_s=0.0)
         with pytest.raises(UnreachableError, match="no producer of pictures has answered"):
             asked(directory, stranger, [1])
@@ -308,14 +284,14 @@ def with_bad(tmp_path: Path) -> Path:
 
 def test_bad_picture_is_refused_with_its_member(with_bad: Path) -> None:
     with (
-        in_threads(with_bad, [PillowDecoder()]) as producers,
+        producers_in_threads([PictureIndex(with_bad)], PillowDecoder()) as producers,
         pytest.raises(BadPictureError, match=r"s\.tar: 3\.jpg \(sample 3\): it has no caption"),
     ):
         asked(with_bad, producers, [4, 3, 1])
 
 
 def test_bad_picture_that_is_replaced_costs_no_other(with_bad: Path) -> None:
-    with in_threads(with_bad, [PillowDecoder()]) as producers:
+    with producers_in_threads([PictureIndex(with_bad)], PillowDecoder()) as producers:
         pictures = asked(with_bad, producers, [4, 3, 2, 1, 0], REPLACE)
     assert [(bad.number, bad.member) for bad in pictures.bad] == [(3, "3.jpg"), (1, "1.png")]
     assert "Pillow cannot decode it" in pictures.bad[1].reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,10 @@ from PIL import Image
 from megatrain.config.sections import all_options
 from megatrain.data.pictures.decoders import decoder_identity, make_decoder
 from megatrain.data.pictures.picture_format import DECODERS, PILLOW
-from megatrain.data.pictures.picture_source import Pictures, PictureSource, Producers
-from megatrain.data.pictures.producer import Producer
-from megatrain.data.pictures.protocol import PRODUCER_LIMITS
-from megatrain.peers.link import SECRET_BYTES, PeerAddress
-from megatrain.peers.server import PeerServer, listen
+from megatrain.data.pictures.picture_source import Pictures, PictureSource
 from tests.helpers.drawn_pictures import resized, unusual_files
 from tests.helpers.picture_cases import FORMAT, assert_bad_files_cost_themselves, write_cases
-from tests.helpers.pillow_producer import NO_ENDS
+from tests.helpers.pillow_producer import producers_in_threads
 
 SIZE = 24
 
@@ -32,12 +27,8 @@ def test_pillow_decodes_as_a_viewer_shows() -> None:
 
 
 def test_bad_files_cost_only_themselves_with_pillow(tmp_path: Path) -> None:
-    index, secret = write_cases(tmp_path), bytes(SECRET_BYTES)
-    producer = Producer([index], make_decoder(PILLOW), NO_ENDS)
-    threading.Thread(target=producer.run, daemon=True).start()
-    listener = listen("127.0.0.1")
-    with PeerServer(listener, secret, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
-        producers = Producers([PeerAddress(*listener.getsockname()[:2])], secret)
+    index = write_cases(tmp_path)
+    with producers_in_threads([index], make_decoder(PILLOW)) as producers:
 
         def ask(bad_pictures: str) -> Pictures:
             with PictureSource(index.digest, FORMAT, producers, bad_pictures) as source:

@@ -23,9 +23,6 @@ from megatrain.data.block_cache import CacheSettings
 from megatrain.data.indexed import IndexedDataset, data_path
 from megatrain.data.loader.decision import Fill
 from megatrain.data.loader.plan import LoaderPlan, loader_plan
-from megatrain.data.loader.process import RingFiller
-from megatrain.data.loader.ring import Ring
-from megatrain.data.loader.ring_layout import RingLayout
 from megatrain.data.meta import DataMeta, SplitMeta, read_metas
 from megatrain.data.prefetch import Prefetcher
 from megatrain.data.readahead import Readahead, readahead
@@ -40,7 +37,7 @@ from megatrain.training.training_data import (
     sample_stream,
     shown_wait,
 )
-from tests.helpers.host_loading import content, read_alone, steps
+from tests.helpers.host_loading import content, filled_steps, new_ring, read_alone, steps
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -129,18 +126,12 @@ def test_remote_samples_are_those_of_the_local_files(
         readers[0], sample_stream(config, readers[0], ()), steps(layout, NUM_STEPS), layout, [0, 1], config.data
     )
     received = LoaderPlan.from_json(plan.to_json().encode(), "plan")
-    ring_layout = RingLayout.of(received)
-    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
-    reads, names = RingFiller(received, ring, received.open_reader), whole.source_names
-    for step, step_plan_ in enumerate(received.steps.plans()):
+    ring, loader = new_ring(received)
+    for step, step_plan_ in filled_steps(received, ring, loader):
         for rank in range(2):
-            ring.set_done(rank, step)
-        while not all(ring.is_filled(share, step) for share in range(2)):
-            reads.fill(reads.next())  # type: ignore[arg-type]
-        for rank in range(2):
-            share = received.share_of(rank)
-            assert content(ring.read(share, step, step_plan_, names)) == expected[rank][step]
-    reads.close()
+            found = ring.read(received.share_of(rank), step, step_plan_, whole.source_names)
+            assert content(found) == expected[rank][step]
+    loader.close()
 
     if not is_file_url:
         for name in ("web", "code"):
@@ -254,12 +245,10 @@ def test_unreachable_storage_is_no_bad_sample(local: Path, store: WatchedStore, 
 
     # The rank raises the same error if the loader of its host has read.
     host = replace(config, data=replace(config.data, bad_samples="refuse"))
-    loader = loader_plan(reader, sample_stream(host, reader, ()), steps(layout, 1), layout, [0], host.data)
-    ring_layout = RingLayout.of(loader)
-    ring = Ring(bytearray(ring_layout.num_bytes), ring_layout)
-    reads = RingFiller(loader, ring, lambda: replace(reader, replaces_bad_samples=False))
-    reads.fill(Fill(0, 0))
-    reads.close()
+    host_plan = loader_plan(reader, sample_stream(host, reader, ()), steps(layout, 1), layout, [0], host.data)
+    ring, loader = new_ring(host_plan, lambda: replace(reader, replaces_bad_samples=False))
+    loader.fill(Fill(0, 0))
+    loader.close()
     with pytest.raises(UnreachableError, match=r"after 3 tries"):
         ring.read(0, 0, plan, reader.source_names)
 

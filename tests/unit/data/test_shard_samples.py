@@ -19,12 +19,10 @@ from megatrain.data.pictures.bad_picture import BadPictureError
 from megatrain.data.pictures.picture_index import PictureIndex
 from megatrain.data.pictures.picture_source import PictureSource, Producers
 from megatrain.data.pictures.pillow_decoder import pillow_identity
-from megatrain.data.pictures.producer import Producer
-from megatrain.data.pictures.protocol import PRODUCER_LIMITS
 from megatrain.data.reader import BatchReader
 from megatrain.data.tokenizer import load_tokenizer
-from megatrain.peers.link import SECRET_BYTES, PeerAddress
-from megatrain.peers.server import PeerServer, listen
+from megatrain.peers.link import PeerAddress
+from megatrain.peers.server import listen
 from megatrain.training.picture_data import find_decoder, shards_of
 from megatrain.training.training_data import (
     all_shards,
@@ -34,12 +32,11 @@ from megatrain.training.training_data import (
 )
 from tests.helpers.drawn_pictures import resized
 from tests.helpers.picture_shards import TOKENIZER, VOCAB_SIZE, caption_of, picture_file, shard_tables, write_shards
-from tests.helpers.pillow_producer import NO_ENDS, PillowDecoder
+from tests.helpers.pillow_producer import PillowDecoder, producers_in_threads
 from tests.helpers.read_samples import by_sample, read
 from tests.helpers.tiny_data import write_corpus
 from tests.helpers.training_case import make_config
 
-SECRET = bytes(SECRET_BYTES)
 NUM_PICTURES, NUM_PATCHES, SEQ_LEN = 16, 4, 16
 SIZE, PATCH = 24, 12
 NOTHING = ([0] * SEQ_LEN, [IGNORED_LABEL] * SEQ_LEN, bytes(NUM_PATCHES * PATCH * PATCH * 3))
@@ -59,12 +56,9 @@ def with_bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def producers(request: pytest.FixtureRequest) -> Iterator[Producers]:
     """A producer of the shards that the test's mark names, as a thread of this process."""
-    directory = request.getfixturevalue(request.param)
-    producer = Producer([PictureIndex(directory)], PillowDecoder(pillow_identity()), NO_ENDS)
-    threading.Thread(target=producer.run, daemon=True).start()
-    listener = listen("127.0.0.1")
-    with PeerServer(listener, SECRET, producer.serve, PRODUCER_LIMITS, has_low_priority=False):
-        yield Producers([PeerAddress(*listener.getsockname()[:2])], SECRET)
+    index = PictureIndex(request.getfixturevalue(request.param))
+    with producers_in_threads([index], PillowDecoder(pillow_identity())) as found:
+        yield found
 
 
 def opened(directory: Path, producers: Producers, **data: str) -> tuple[BatchReader, PictureSource]:

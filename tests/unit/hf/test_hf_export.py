@@ -156,15 +156,6 @@ def test_a_shard_takes_what_fits_exactly() -> None:
     assert [[math.prod(one.shape) for one in shard] for shard in shards] == [[4, 6], [11], [1, 9], [1]]
 
 
-def test_a_tensor_larger_than_a_shard_stands_alone(tmp_path: Path) -> None:
-    model = tiny("gpt2")
-    report = export_model(
-        random_parameters(model).__getitem__, model, tmp_path / "model", dtype="fp32", max_shard_bytes=1
-    )
-
-    assert len([name for name, _ in report.files if name.endswith(".safetensors")]) == report.num_tensors
-
-
 def test_memory_is_one_shard_and_two_parameters(tmp_path: Path) -> None:
     model = tiny("llama", num_layers=8)
     max_shard_bytes = 40_000
@@ -242,17 +233,6 @@ def test_a_parameter_of_another_shape_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
-    model = tiny("llama")
-    parameters = random_parameters(model)
-    del parameters["blocks.1.mlp_branch.norm.weight"]
-
-    with pytest.raises(KeyError):
-        export_model(parameters.__getitem__, model, tmp_path / "model", dtype="fp32", max_shard_bytes=9000)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_an_existing_export_is_replaced_only_by_force(tmp_path: Path) -> None:
     model, other = tiny("llama"), tiny("gpt2")
     place = tmp_path / "model"
@@ -302,24 +282,19 @@ def test_foreign_files_are_never_replaced(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=message):
             export_model(parameters.__getitem__, model, tmp_path / name, dtype="fp32", is_forced=True)
-    with pytest.raises(CheckpointError, match=r"below: cannot be written: "):
+    with pytest.raises(CheckpointError, match=r"below: cannot be created: .*; choose another directory"):
         export(parameters, model, tmp_path / "file" / "below")
 
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "text"
 
 
-def test_weight_files_name_the_framework_for_older_transformers(tmp_path: Path) -> None:
+def test_weight_file_has_the_framework_and_the_usual_mode(tmp_path: Path) -> None:
+    """Older transformers need the name of the framework; the library would let only the owner read the file."""
     model = tiny("llama")
     place = export(random_parameters(model), model, tmp_path / "model")
 
     with safetensors.safe_open(place / "model.safetensors", framework="pt") as opened:
         assert opened.metadata() == {"format": "pt"}
-
-
-def test_weight_file_has_the_mode_of_other_files(tmp_path: Path) -> None:
-    model = tiny("llama")
-    place = export(random_parameters(model), model, tmp_path / "model")
-
     assert (place / "model.safetensors").stat().st_mode == (place / "config.json").stat().st_mode
 
 

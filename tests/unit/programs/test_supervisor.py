@@ -126,8 +126,10 @@ def test_exits_that_the_work_explains_are_no_failures(tmp_path: Path) -> None:
 def test_last_end_at_work_ends_the_restarts(tmp_path: Path) -> None:
     reports: list[str] = []
     ends: list[tuple[int, str]] = []
+    problems: list[str] = []
 
     def start(log: Path) -> ChildProcess:
+        problems.append(found.problem)
         return ChildProcess(["sh", "-c", "echo cannot decode; kill -SEGV $$"], log=log)
 
     def work_at(code: int, ended: str) -> WorkAtEnd:
@@ -138,6 +140,7 @@ def test_last_end_at_work_ends_the_restarts(tmp_path: Path) -> None:
     found = Supervisor("producer", start, log, reports.append, work_at)
     found.run(threading.Event())
     assert ends == [(-11, "was killed by SIGSEGV (11)")] * 3
+    assert problems == ["", *[f"producer was killed by SIGSEGV (11) at a picture; see {log}"] * 2]
     summary = "producer has ended 3 times without a result: it was killed by SIGSEGV (11) at a picture"
     assert len(reports) == 3
     assert reports[-1].startswith(f"{summary}: cannot decode; it is not started again: fix the cause")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from megatrain.comm.mesh import Mesh
-from megatrain.data.sample_sources import SampleSources
+from megatrain.data.step_batch import SampleSources
 from megatrain.ops.to_device import to_device
 from megatrain.training.rank_model import build_rank_model
 from megatrain.training.step import train_step

@@ -10,24 +10,25 @@ from typing import Any
 
 import pytest
 
-from megatrain.contracts.errors import DataError
-from megatrain.data.output import new_directory, remove_abandoned
+from megatrain.contracts.errors import DataError, SaveError
+from megatrain.contracts.files.new_directory import DirectoryKind, new_directory, remove_abandoned
 from tests.helpers.child_process import in_child
 from tests.helpers.permissions import heed_permissions
 from tests.helpers.refused_calls import refuse_call, renameat2_number
 
 NAMES = ("one", "two")
+KIND = DirectoryKind(NAMES.__contains__, "a data set", "a data build", "choose another --output", DataError, SaveError)
 
 
 def fill(path: Path, content: str, is_forced: bool = False) -> None:
-    with new_directory(path, NAMES, is_forced) as staging:
+    with new_directory(path, KIND, is_forced) as staging:
         for name in NAMES:
             (staging / name).write_text(content)
 
 
 def test_output_appears_at_the_end_with_usual_permissions(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
-    with new_directory(path, NAMES, False) as staging:
+    with new_directory(path, KIND, False) as staging:
         assert not path.exists()
         (staging / "one").write_text("1")
     (tmp_path / "plain").mkdir()
@@ -76,7 +77,7 @@ def test_an_output_that_came_up_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with (
         pytest.raises(DataError, match="already holds a data set"),
-        new_directory(path, NAMES, False) as staging,
+        new_directory(path, KIND, False) as staging,
     ):
         (staging / "one").write_text("mine")
         fill(path, "theirs")
@@ -86,8 +87,8 @@ def test_an_output_that_came_up_meanwhile_is_kept(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     with (
-        pytest.raises(DataError, match=r"out: cannot be written: No space left on device; free some space"),
-        new_directory(tmp_path / "out", NAMES, False) as staging,
+        pytest.raises(SaveError, match=r"out: cannot be written: No space left on device; free some space"),
+        new_directory(tmp_path / "out", KIND, False) as staging,
     ):
         (staging / "one").write_text("half")
         raise OSError(28, "No space left on device")
@@ -96,7 +97,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DataError, match=r"file/out: cannot be created: .*choose another --output"):
+    with pytest.raises(SaveError, match=r"file/out: cannot be created: .*choose another --output"):
         fill(tmp_path / "file" / "out", "new")
 
 
@@ -104,7 +105,7 @@ def leave_behind(path: Path) -> Path:
     """Kill a build while it fills a directory; return the files that it leaves."""
 
     def be_killed() -> None:
-        with new_directory(path, NAMES, True) as filled:
+        with new_directory(path, KIND, True) as filled:
             (filled / "one").write_text("half")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -131,7 +132,7 @@ def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
 
 def test_a_running_build_keeps_its_directory(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    with new_directory(output, NAMES, False) as filled:
+    with new_directory(output, KIND, False) as filled:
         (filled / "one").write_text("mine")
         remove_abandoned(output)
         assert (filled / "one").read_text() == "mine"
@@ -182,8 +183,8 @@ def test_a_failed_replacement_puts_the_old_directory_back(tmp_path: Path) -> Non
     def replace() -> None:
         heed_permissions()
         with (
-            pytest.raises(DataError, match=r"out: cannot be written: Permission denied"),
-            new_directory(output, NAMES, True) as filled,
+            pytest.raises(SaveError, match=r"out: cannot be written: Permission denied"),
+            new_directory(output, KIND, True) as filled,
         ):
             filled.chmod(0o555)
 

@@ -1,6 +1,6 @@
 """A directory that appears complete or not at all: it is built under another name and then renamed.
 
-The build works in a hidden staging directory next to the output, and holds the lock of a file in it. A killed process
+A build works in a hidden staging directory next to the output, and holds the lock of a file in it. A killed process
 leaves its staging directory behind, with the lock free. The next build of the same output removes the directory, or
 takes it over: a build with a digest keeps files there, with which a build of the same digest continues.
 """
@@ -12,12 +12,14 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from megatrain.contracts.errors import DataError
+from megatrain.contracts.errors import MegatrainError
 from megatrain.contracts.files import file_locks
+from megatrain.contracts.files.whole_files import sync_directory
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -29,65 +31,72 @@ _KEPT = "kept"
 _REPLACED = "replaced"
 
 
+@dataclass(frozen=True, slots=True)
+class DirectoryKind:
+    """A kind of directory that a program writes.
+
+    has_name: whether such a directory may contain a file of a name. content, writer, hint: for errors, as in "a data
+    set", "a data build" and "choose another --output". error: raised when a directory must not be replaced.
+    write_error: raised when it cannot be written.
+    """
+
+    has_name: Callable[[str], object]
+    content: str
+    writer: str
+    hint: str
+    error: type[MegatrainError]
+    write_error: type[MegatrainError]
+
+
 @contextmanager
-def new_directory(output: Path, file_names: Collection[str], is_forced: bool) -> Iterator[Path]:
+def new_directory(output: Path, kind: DirectoryKind, is_forced: bool) -> Iterator[Path]:
     """Yield a directory to fill. It becomes `output` at the end of the block; an error removes it.
 
-    `file_names` are all names that such a directory may contain. `is_forced` replaces a directory that contains only
-    files with these names, and no other directory.
-
-    Raises: DataError when `output` exists and must not be replaced, or cannot be written.
+    `is_forced` replaces a directory that contains only files of this kind, and no other directory.
+    Raises: the errors of `kind` when `output` exists and must not be replaced, or cannot be written.
     """
-    with resumable_directory(output, file_names, is_forced, "") as (new, _kept):
+    with resumable_directory(output, kind, is_forced, "") as (new, _kept):
         yield new
 
 
 @contextmanager
-def resumable_directory(
-    output: Path, file_names: Collection[str], is_forced: bool, digest: str
-) -> Iterator[tuple[Path, Path]]:
+def resumable_directory(output: Path, kind: DirectoryKind, is_forced: bool, digest: str) -> Iterator[tuple[Path, Path]]:
     """Do as `new_directory`, and yield a second directory, for files with which a stopped build can be continued.
 
     A process that is killed in the block, or leaves it by a signal or a system error, keeps the second directory for
-    the next build of this output with the same `digest`; with the digest "" it keeps nothing. A DataError in the block
-    removes both.
+    the next build of this output with the same `digest`; with the digest "" it keeps nothing. An error of `kind` in the
+    block removes both.
     """
     remove_abandoned(output, digest)
-    check_output(output, file_names, is_forced)
-    with _staging(output, digest) as staging:
-        try:
-            yield staging / _NEW, staging / _KEPT
-            check_output(output, file_names, is_forced)
+    _check_output(output, kind, is_forced)
+    kept = None
+    try:
+        with _staging(output, kind, digest) as staging:
+            kept = staging / _KEPT
+            yield staging / _NEW, kept
+            _sync(staging / _NEW)
+            _check_output(output, kind, is_forced)
             _publish(staging, output)
-        except OSError as error:
-            hint = "; the same command then continues the build" if any((staging / _KEPT).iterdir()) else ""
-            raise _CannotWriteError(
-                f"{output}: cannot be written: {error.strerror}; free some space or choose another --output{hint}"
-            ) from error
+            sync_directory(output.parent)
+    except OSError as error:
+        hint = "; the same command then continues the build" if kept is not None and kept.exists() else ""
+        raise kind.write_error(
+            f"{output}: cannot be written: {error.strerror}; free some space or {kind.hint}{hint}"
+        ) from error
 
 
-class _CannotWriteError(DataError):
-    """The output could not be written; the data are not at fault."""
-
-
-def check_output(output: Path, file_names: Collection[str], is_forced: bool) -> None:
-    """Refuse an output that may not be replaced, before any work is done.
-
-    Raises: DataError when `output` exists and is not an empty directory, unless `is_forced` is set and it contains only
-    `file_names`.
-    """
+def _check_output(output: Path, kind: DirectoryKind, is_forced: bool) -> None:
+    """Refuse an output that may not be replaced, before any work is done and again before it is replaced."""
     if not (output.exists() or output.is_symlink()):
         return
     if output.is_symlink() or not output.is_dir():
-        raise DataError(f"{output}: exists and is not a directory; choose another --output")
-    names = {path.name for path in output.iterdir()}
-    foreign = sorted(names - set(file_names))
-    if foreign:
-        raise DataError(
-            f"{output}: holds {foreign[0]}, which is not the output of a data build; choose another --output"
-        )
+        raise kind.error(f"{output}: exists and is not a directory; {kind.hint}")
+    names = sorted(path.name for path in output.iterdir())
+    foreign = next((name for name in names if not kind.has_name(name)), None)
+    if foreign is not None:
+        raise kind.error(f"{output}: holds {foreign}, which is not the output of {kind.writer}; {kind.hint}")
     if names and not is_forced:
-        raise DataError(f"{output}: already holds a data set; choose another --output or replace it with --force")
+        raise kind.error(f"{output}: already holds {kind.content}; {kind.hint} or replace it with --force")
 
 
 def remove_abandoned(output: Path, digest: str = "") -> None:
@@ -142,7 +151,7 @@ def _can_continue(staging: Path, digest: str) -> bool:
 
 
 @contextmanager
-def _staging(output: Path, digest: str) -> Iterator[Path]:
+def _staging(output: Path, kind: DirectoryKind, digest: str) -> Iterator[Path]:
     """Make a locked staging directory, or take one over, with an empty directory `new` in it; remove it at the end."""
     staging, lock = output, -1
     is_left = False
@@ -159,11 +168,10 @@ def _staging(output: Path, digest: str) -> Iterator[Path]:
             (staging / _NEW).mkdir()
             (staging / _KEPT).mkdir(exist_ok=True)
         except OSError as error:
-            raise DataError(f"{output}: cannot be created: {error.strerror}; choose another --output") from error
+            raise kind.write_error(f"{output}: cannot be created: {error.strerror}; {kind.hint}") from error
         yield staging
     except BaseException as error:
-        is_data = isinstance(error, DataError) and not isinstance(error, _CannotWriteError)
-        is_left = not is_data and _can_continue(staging, digest)
+        is_left = not isinstance(error, kind.error) and _can_continue(staging, digest)
         raise
     finally:
         if is_left:
@@ -210,6 +218,14 @@ def _remove(staging: Path) -> None:
     for name in (_NEW, _KEPT, _REPLACED):
         shutil.rmtree(staging / name, ignore_errors=True)
     shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sync(directory: Path) -> None:
+    """Make a directory of files durable. Raises: OSError."""
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(directory)
 
 
 def _publish(staging: Path, output: Path) -> None:
