@@ -12,7 +12,7 @@ import importlib.util
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from typing import Any
@@ -69,6 +69,13 @@ def _needs_the_library() -> None:
         pytest.skip("other kernels take the place of those for CPUs")
     found = importlib.util.find_spec("megatrain._host_kernels")
     require("compiler", found is not None, "megatrain._host_kernels was not built")
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_number_of_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def values(numel: int, seed: int, dtype: torch.dtype, specials: Sequence[int], at: int = 0) -> Tensor:
@@ -160,13 +167,9 @@ def test_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, num_threads
     lengths = [100_001, 3, 60_000, 41]
     one, many = make_shard(lengths, dtype), make_shard(lengths, dtype)
     grad = values(one.master.numel(), 5, dtype, [])
-    before = torch.get_num_threads()
-    try:
-        for shard, count in ((one, 1), (many, num_threads)):
-            torch.set_num_threads(count)
-            shard.adamw(grad)
-    finally:
-        torch.set_num_threads(before)
+    for shard, count in ((one, 1), (many, num_threads)):
+        torch.set_num_threads(count)
+        shard.adamw(grad)
 
     assert_same_bits(many.tensors, one.tensors)
 
@@ -219,15 +222,11 @@ def swiglu_inputs(rows: int, columns: int, dtype: torch.dtype = torch.float32) -
 @pytest.mark.parametrize(("rows", "columns"), [(slice(None), slice(None)), (slice(7, 402), slice(3, 300))])
 def test_bits_of_swiglu_backward_depend_on_no_other_element(rows: slice, columns: slice, num_threads: int) -> None:
     x, grad = swiglu_inputs(523, 331)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        whole = OPS.swiglu_backward(grad, x)
-        torch.set_num_threads(num_threads)
-        part, part_grad = x[rows, :, columns].contiguous(), grad[rows, columns].contiguous()
-        found = OPS.swiglu_backward(part_grad, part)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(1)
+    whole = OPS.swiglu_backward(grad, x)
+    torch.set_num_threads(num_threads)
+    part, part_grad = x[rows, :, columns].contiguous(), grad[rows, columns].contiguous()
+    found = OPS.swiglu_backward(part_grad, part)
 
     assert_same_bits([found], [whole[rows, :, columns].contiguous()])
 
@@ -241,14 +240,10 @@ def test_rotation_kernel_has_the_bits_of_torch(shape: tuple[int, ...], num_threa
     # the layout of the gradients of attention: heads before positions
     by_head = [product[..., :count, :].permute(1, 2, 3, 0, 4).contiguous() for count in (heads - 2, 1, 1)]
     grads = [grad.permute(3, 0, 1, 2, 4) for grad in by_head]
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(num_threads)
-        in_place, expected_in_place = product.clone(), product.clone()
-        OPS.rotate_queries_and_keys_(in_place, cos, sin)
-        found = [in_place, *OPS.split_rotated(product, cos, sin), OPS.rotated_backward(*grads, cos, sin)]
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
+    in_place, expected_in_place = product.clone(), product.clone()
+    OPS.rotate_queries_and_keys_(in_place, cos, sin)
+    found = [in_place, *OPS.split_rotated(product, cos, sin), OPS.rotated_backward(*grads, cos, sin)]
 
     reference_rotate(expected_in_place, cos, sin)
     grad_q, grad_k, grad_v = grads
@@ -273,15 +268,11 @@ def test_bits_of_rms_norm_depend_on_no_other_row(columns: int) -> None:
     # enough blocks of rows that torch's last sum over them may be parallel
     x, added = (torch.randn(1_100, columns, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     weight = values(columns, 5, torch.float32, [])
-    before = torch.get_num_threads()
-    try:
-        of_threads = []
-        for num_threads in (1, 2, 5):
-            torch.set_num_threads(num_threads)
-            of_threads.append(norm_results(x, added, weight))
-        rows = norm_results(x[7:402], added[7:402], weight)[:-1]
-    finally:
-        torch.set_num_threads(before)
+    of_threads = []
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        of_threads.append(norm_results(x, added, weight))
+    rows = norm_results(x[7:402], added[7:402], weight)[:-1]
 
     assert_same_bits(of_threads[1], of_threads[0])
     assert_same_bits(of_threads[2], of_threads[0])
@@ -291,14 +282,10 @@ def test_bits_of_rms_norm_depend_on_no_other_row(columns: int) -> None:
 @pytest.mark.parametrize("length", [1, 65_551, 700_003])
 def test_square_sum_has_one_order_of_additions(length: int) -> None:
     flat = torch.randn(length, generator=torch.Generator().manual_seed(6))
-    before = torch.get_num_threads()
-    try:
-        sums = set()
-        for num_threads in (1, 2, 5):
-            torch.set_num_threads(num_threads)
-            sums.add(OPS.square_sum(flat).item())
-    finally:
-        torch.set_num_threads(before)
+    sums = set()
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        sums.add(OPS.square_sum(flat).item())
 
     assert len(sums) == 1
     assert sums.pop() == pytest.approx(reference_square_sum(flat).item(), rel=1e-14)
