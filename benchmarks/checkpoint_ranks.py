@@ -189,8 +189,7 @@ def join_ranks(context: RankContext, tables: dict[str, Any], places: BenchmarkPl
     if rendezvous is not None:
         store = dist.PrefixStore(rendezvous.prefix, rendezvous.store)
         dist.init_process_group("gloo", store=store, rank=context.rank, world_size=size)
-    mesh = create_mesh(Layout(dp_size=size), context.rank, device, Recorder(BlackBoxWriter.anonymous()),
-                       has_wrap_links=False)  # fmt: skip
+    mesh = create_mesh(Layout(dp_size=size), context.rank, device, Recorder(BlackBoxWriter.anonymous()))
     checkpoint = {"arena_directory": str(places.memory), "slots": 2, "keep_arena_s": 60.0}
     parallel = {"dp_size": size, "bucket_size": BUCKET_SIZE}
     return mesh, Config.from_dict({**tables, "checkpoint": checkpoint, "parallel": parallel})
