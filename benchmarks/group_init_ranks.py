@@ -132,7 +132,7 @@ def _common_first(planned: Sequence[PlannedGroup], world_size: int) -> list[Plan
     """Return the groups, last those of kinds that not every rank has.
 
     With use_local_synchronization, torch names a group by its members and by how many groups a rank has already
-    created, so its members must have created equally many: else they wait for each other without end.
+    created, so its members must have created equally many. Otherwise they wait for each other forever.
     """
     num_members = Counter({one.name: 0 for one in planned})
     for one in planned:

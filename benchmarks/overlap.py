@@ -42,9 +42,9 @@ LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 MIN_SHARE, MAX_SHARE = 0.45, 0.55
 """The same fraction over the whole run."""
 STEADY = 0.1
-"""Largest relative change of a step on free links during a run. A larger one means that the machine's speed changed."""
+"""The largest relative change of a step on free links in a valid run. Beyond it, the machine's speed has changed."""
 MAX_MEASURES = 3
-"""Largest number of measurements of a case, which end with the first valid one."""
+"""The largest number of measurements of a case. The first valid measurement ends them."""
 NUM_TRIES = 6
 NUM_FREE = 2
 """Blocks on unshaped links, before and after the measurement."""
