@@ -20,14 +20,14 @@ import torch
 from benchmarks.bars import at_most
 from benchmarks.memory import random_inputs
 from benchmarks.result import Result
-from megatrain.comm import create_mesh, join, leave, open_rendezvous
+from megatrain.comm import leave
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.process import Process
 from megatrain.schedule import ComputeDurations, bubble_fraction, build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import build_rank_model
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
@@ -138,12 +138,9 @@ def _idle_parts(of_stage: list[list[Pass]]) -> tuple[list[float], list[float]]:
 
 def measure_stage(context: RankContext, durations: ComputeDurations) -> dict[str, list[Pass]]:
     """Run as one stage: steps of both schedules in turn, the first of each as a warm-up."""
-    config, device = Config.from_dict(_TABLES), torch.device("cpu")
-    process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
-    join(open_rendezvous(process, job="benchmark", timeout_s=60.0))
-    recorder = Recorder(BlackBoxWriter.anonymous())
-    mesh = create_mesh(config.layout(context.world_size), context.rank, device, recorder)
-    rank_model = build_rank_model(config, mesh, recorder, device)
+    config, recorder = Config.from_dict(_TABLES), Recorder(BlackBoxWriter.anonymous())
+    mesh = joined_mesh(context, config.layout(context.world_size), recorder)
+    rank_model = build_rank_model(config, mesh, recorder, mesh.device)
     rank_model.initialise()
     rank_model.set_training(True)
     inputs = random_inputs(rank_model)
