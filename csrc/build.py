@@ -190,8 +190,8 @@ def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
     if torch_cuda is None or release is None or release[1] == torch_cuda.partition(".")[0]:
         return
     raise KernelBuildError(
-        f"nvcc is of CUDA {release[0].removeprefix('release ')} and torch of CUDA {torch_cuda}: the major versions must "
-        f"be the same; put an nvcc of CUDA {torch_cuda.partition('.')[0]} first on PATH or in CUDA_HOME"
+        f"nvcc is of CUDA {release[0].removeprefix('release ')} and torch of CUDA {torch_cuda}: the major versions "
+        f"must be the same; put an nvcc of CUDA {torch_cuda.partition('.')[0]} first on PATH or in CUDA_HOME"
     )
 
 
