@@ -148,11 +148,11 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
 
     Exchanges that have a lane run when they are awaited, so that the count does not depend on timing.
     """
-    config = Config.from_dict(tables)
-    recorder = Recorder(BlackBoxWriter.anonymous())
+    config, recorder = Config.from_dict(tables), Recorder(BlackBoxWriter.anonymous())
+    layout = config.layout(context.world_size)
     mesh = joined_mesh(
         context,
-        config.layout(context.world_size),
+        layout,
         recorder,
         has_wrap_links=config.parallel.num_chunks > 1,
         holders=config.holders,

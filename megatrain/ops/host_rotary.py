@@ -73,9 +73,7 @@ def host_rotated_backward(
     return grad
 
 
-def _run(
-    rotate: HostFunction, parts: Sequence[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, sign: float
-) -> None:
+def _run(rotate: HostFunction, parts: Sequence[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, sign: float) -> None:
     """Rotate the first two parts and copy the third. Each is a source and its target.
 
     All threads of torch are used. ctypes lets other Python threads run meanwhile.

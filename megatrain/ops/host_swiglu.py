@@ -40,9 +40,7 @@ def compiled_swiglu_backward() -> HostFunction | None:
 
 
 def _has_fused_instructions() -> bool:
-    ask = host_function(
-        "megatrain._host_kernels", "megatrain_has_fused_instructions", [ctypes.POINTER(ctypes.c_int64)]
-    )
+    ask = host_function("megatrain._host_kernels", "megatrain_has_fused_instructions", [ctypes.POINTER(ctypes.c_int64)])
     found = ctypes.c_int64(0)
     if ask is not None:
         ask(ctypes.byref(found))

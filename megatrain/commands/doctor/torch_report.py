@@ -132,9 +132,7 @@ def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     if not missing:
         reasons = {"this torch rounds in another way": unlike_torch, NO_FUSED_INSTRUCTIONS: slow_here}
         not_used = [f"not used for {_listed(names)}: {reason}" for reason, names in reasons.items() if names]
-        return DoctorFinding(
-            "host kernels", f"compiled, but {'; '.join(not_used)}", consequence, FindingLevel.ABSENT
-        )
+        return DoctorFinding("host kernels", f"compiled, but {'; '.join(not_used)}", consequence, FindingLevel.ABSENT)
     rebuild = "in megatrain's sources: MEGATRAIN_CUDA=0 python setup.py build_ext --inplace --force"
     state = f"compiled, but of another version or for another machine, without {_listed(missing)}: build it again"
     if len(missing) == len(HostKernel):

@@ -48,8 +48,8 @@ NO_FMA = "this processor has no fused multiply-add instructions (FMA)"
         ),
         (
             True, [], [STEP], [SWIGLU], FindingLevel.ABSENT,
-            "compiled, but not used for AdamW and LAMB: this torch rounds in another way; not used for SwiGLU's "
-            f"gradient: {NO_FMA}", "more time for AdamW and LAMB and SwiGLU's gradient",
+            f"not used for AdamW and LAMB: this torch rounds in another way; not used for SwiGLU's gradient: {NO_FMA}",
+            "more time for AdamW and LAMB and SwiGLU's gradient",
         ),
         (
             True, ["rotation", "RMSNorm"], [], [], FindingLevel.WARNING,

@@ -86,9 +86,7 @@ def test_padding_of_the_shards_stays_zero(name: str, dtype: torch.dtype) -> None
         ({"name": "sgd", "ema_decay": 0.75}, {"momentum", "ema"}, {"momentum", "ema"}),
     ],
 )
-def test_each_rule_keeps_its_kinds_of_state(
-    options: dict[str, Any], of_hidden: set[str], of_others: set[str]
-) -> None:
+def test_each_rule_keeps_its_kinds_of_state(options: dict[str, Any], of_hidden: set[str], of_others: set[str]) -> None:
     kinds: dict[str, set[str]] = defaultdict(set)
     for kind, shard, _ in build_rank(**options).optimizer.flat_shards():
         kinds[shard.name].add(kind)
