@@ -48,7 +48,7 @@ NO_FMA = "this processor has no fused multiply-add instructions (FMA)"
         ),
         (
             True, [], [STEP], [SWIGLU], FindingLevel.ABSENT,
-            f"not used for AdamW and LAMB: this torch rounds in another way; not used for SwiGLU's gradient: {NO_FMA}",
+            f"compiled, but not used for {STEP}: this torch rounds in another way; not used for {SWIGLU}: {NO_FMA}",
             "more time for AdamW and LAMB and SwiGLU's gradient",
         ),
         (
