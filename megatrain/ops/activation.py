@@ -24,7 +24,7 @@ from megatrain.ops.activation_reference import (
 )
 from megatrain.ops.host_swiglu import host_swiglu_backward, swiglu_backward_kernel
 from megatrain.ops.library import (
-    HostKernel,
+    HostImplementation,
     declare,
     require_contiguous,
     require_floating,
@@ -171,7 +171,7 @@ _swiglu_backward_op = declare(
     "swiglu_backward(Tensor grad_out, Tensor x) -> Tensor",
     check=_check_swiglu_backward,
     reference=reference_swiglu_backward,
-    host=HostKernel(swiglu_backward_kernel, host_swiglu_backward),
+    host=HostImplementation(swiglu_backward_kernel, host_swiglu_backward),
     fake=lambda grad_out, x: torch.empty_like(x),
 )
 _bias_swiglu_backward_op = declare(

@@ -31,7 +31,7 @@ SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU = 1 << 16
 """Elements of a flat tensor that are summed in fp64 at once: the fastest of the measured sizes."""
 
 
-class HostKernel(NamedTuple):
+class HostImplementation(NamedTuple):
     """The kernel of an operator for tensors on the CPU. It has the bits of the reference, or bits that depend neither
     on an element's place nor on threads.
 
@@ -51,7 +51,7 @@ def declare(
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
-    host: HostKernel | None = None,
+    host: HostImplementation | None = None,
 ) -> Callable[..., Any]:
     """Define the operator `schema` and return the function that calls it.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from megatrain.ops.host_rms_norm import compiled_rms_norm, host_add_rms_norm, host_rms_norm, host_rms_norm_backward
 from megatrain.ops.library import (
-    HostKernel,
+    HostImplementation,
     declare,
     require_contiguous,
     require_dtype,
@@ -184,14 +184,14 @@ _rms_norm_op = declare(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor out, Tensor rstd)",
     check=_check_forward,
     reference=reference_rms_norm,
-    host=HostKernel(compiled_rms_norm, host_rms_norm),
+    host=HostImplementation(compiled_rms_norm, host_rms_norm),
     fake=lambda x, weight, eps: (torch.empty_like(x), _empty_statistic(x)),
 )
 _add_rms_norm_op = declare(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor out, Tensor sum, Tensor rstd)",
     check=_check_add_forward,
     reference=reference_add_rms_norm,
-    host=HostKernel(compiled_rms_norm, host_add_rms_norm),
+    host=HostImplementation(compiled_rms_norm, host_add_rms_norm),
     fake=lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x), _empty_statistic(x)),
 )
 _rms_norm_backward_op = declare(
@@ -199,7 +199,7 @@ _rms_norm_backward_op = declare(
     "-> (Tensor grad_x, Tensor grad_weight)",
     check=_check_backward,
     reference=reference_rms_norm_backward,
-    host=HostKernel(compiled_rms_norm, host_rms_norm_backward),
+    host=HostImplementation(compiled_rms_norm, host_rms_norm_backward),
     fake=lambda grad_out, grad_sum, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
 )
 _layer_norm_op = declare(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatrain.ops.host_rotary import compiled_rotation, host_rotate, host_rotated_backward, host_split_rotated
 from megatrain.ops.library import (
-    HostKernel,
+    HostImplementation,
     declare,
     require_contiguous,
     require_dtype,
@@ -133,20 +133,20 @@ _rotate_op = declare(
     "rotate_queries_and_keys_(Tensor(a!) product, Tensor cos, Tensor sin) -> ()",
     check=_check_product,
     reference=reference_rotate,
-    host=HostKernel(compiled_rotation, host_rotate),
+    host=HostImplementation(compiled_rotation, host_rotate),
     fake=lambda product, cos, sin: None,
 )
 _split_rotated_op = declare(
     "split_rotated(Tensor product, Tensor cos, Tensor sin) -> (Tensor q, Tensor k, Tensor v)",
     check=_check_product,
     reference=reference_split_rotated,
-    host=HostKernel(compiled_rotation, host_split_rotated),
+    host=HostImplementation(compiled_rotation, host_split_rotated),
     fake=lambda product, cos, sin: tuple(new_heads(product, count) for count in (product.shape[3] - 2, 1, 1)),
 )
 _rotated_backward_op = declare(
     "rotated_backward(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor cos, Tensor sin) -> Tensor",
     check=_check_backward,
     reference=reference_rotated_backward,
-    host=HostKernel(compiled_rotation, host_rotated_backward),
+    host=HostImplementation(compiled_rotation, host_rotated_backward),
     fake=lambda grad_q, grad_k, grad_v, cos, sin: new_heads(grad_q, grad_q.shape[3] + 2),
 )

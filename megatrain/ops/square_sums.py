@@ -15,7 +15,7 @@ from torch import Tensor
 from megatrain.ops.extension import HostFunction, host_kernel
 from megatrain.ops.library import (
     SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU,
-    HostKernel,
+    HostImplementation,
     declare,
     require_contiguous,
     require_floating,
@@ -75,6 +75,6 @@ _square_sum_op = declare(
     "square_sum(Tensor flat) -> Tensor",
     check=_check,
     reference=reference_square_sum,
-    host=HostKernel(compiled_square_sum, _host_square_sum),
+    host=HostImplementation(compiled_square_sum, _host_square_sum),
     fake=lambda flat: flat.new_empty((), dtype=torch.float64),
 )
