@@ -1,10 +1,11 @@
-"""What pyproject.toml cannot say: which packages belong to the distribution, and what is compiled.
+"""The packages of the distribution and its compiled extensions, which pyproject.toml cannot list.
 
-Nothing compiled is needed: where there is no compiler, installing goes on without it, and `megatrain doctor` says so.
+All extensions are optional: without a compiler, the installation continues without them, and `megatrain doctor` reports
+which are missing.
 
-MEGATRAIN_CUDA=0 leaves the CUDA kernels out, =1 makes it an error when they cannot be built. Else they are built where
-they can be used: where this environment has a torch that is built for CUDA, and the machine has nvcc.
-TORCH_CUDA_ARCH_LIST names the GPUs to build for.
+MEGATRAIN_CUDA=0 leaves out the CUDA kernels; with =1 it is an error if they cannot be built. If the variable is not
+set, they are built if this environment has a torch that is built for CUDA and the machine has nvcc.
+TORCH_CUDA_ARCH_LIST selects the GPUs to build for.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ HOST_KERNELS = Extension(
     "megatrain._host_kernels",
     [f"csrc/host_kernels/{name}.c" for name in ("optimizer_step", "rms_norm", "rotary", "square_sum", "swiglu")],
     depends=[f"csrc/host_kernels/{name}.h" for name in ("argument", "host", "optimizer_loop")],
-    # results have the same bits on every processor: no sum or product may be rounded in another way; vectors are passed
-    # between inlined functions only, so that their ABI (psabi) does not matter
+    # results have the same bits on every processor, so the compiler may not change the rounding of a sum or product;
+    # vectors are passed only between inlined functions, so their ABI (psabi) does not matter
     extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-pthread", "-Wno-psabi"],
     extra_link_args=["-pthread"],
     libraries=["m", "dl"],
@@ -49,7 +50,7 @@ PACKAGES = [
 
 
 class BuildExtensions(build_ext):
-    """Leaves the kernels to csrc/build.py, all else to setuptools."""
+    """Builds the CUDA kernels with csrc/build.py, and all other extensions with setuptools."""
 
     def build_extension(self, ext: Extension) -> None:
         if ext is not KERNELS:
@@ -59,13 +60,12 @@ class BuildExtensions(build_ext):
         output.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run([sys.executable, str(BUILD_KERNELS), "--output", str(output)], check=False)
         if done.returncode:
-            raise CompileError(
-                "the CUDA kernels were not built"
-            )  # which ends an installation under MEGATRAIN_CUDA=1 only
+            # this ends the installation only if MEGATRAIN_CUDA=1, because otherwise the extension is optional
+            raise CompileError("the CUDA kernels were not built")
 
 
 def extensions() -> list[Extension]:
-    """Return what is compiled here."""
+    """Return the extensions to build here."""
     wanted = os.environ.get("MEGATRAIN_CUDA", "")
     if wanted not in ("", "0", "1"):
         raise SystemExit(f"MEGATRAIN_CUDA must be 0 or 1, got {wanted!r}")

@@ -1,4 +1,4 @@
-"""What imbalance of samples costs, dealt in their order and by cost: simulated steps of 64 replicas at 8K and 32K.
+"""The time lost to imbalance between samples that are dealt in order or by cost, in simulated steps of 64 replicas.
 
 A replica computes for the cost of its samples (data/sample_costs.py). A step takes as long as its longest replica. A
 pipeline is replayed with the schedule's own lists of actions; messages take no time. Documents are this Python's own

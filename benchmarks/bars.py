@@ -1,4 +1,4 @@
-"""Bars: the least or greatest allowed value of a figure. A benchmark that misses one fails, and its page says so."""
+"""Bars: the least or greatest allowed value of a figure. A benchmark that misses one fails, and its page shows it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Bar:
 
 
 def at_most(figure: str, found: float, bar: float) -> Bar:
-    """Return a bar that `found` misses above `bar`, or as NaN."""
+    """Return a bar that is missed if `found` is above `bar` or NaN."""
     return Bar(figure, found, f"<= {bar:g}", found <= bar)
 
 
 def at_least(figure: str, found: float, bar: float) -> Bar:
-    """Return a bar that `found` misses below `bar`, or as NaN."""
+    """Return a bar that is missed if `found` is below `bar` or NaN."""
     return Bar(figure, found, f">= {bar:g}", found >= bar)
 
 

@@ -15,15 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import as_written
-from benchmarks.checkpoint_ranks import (
-    BUCKET_SIZE,
-    BenchmarkPlaces,
-    SaveFigures,
-    SaveStepFigures,
-    measure_saves,
-    measure_steps,
-)
+from benchmarks.checkpoint_ranks import BUCKET_SIZE, BenchmarkPlaces, SaveFigures, measure_saves
 from benchmarks.checkpoint_state import state_tables
+from benchmarks.checkpoint_steps import SaveStepFigures, measure_steps
 from benchmarks.result import Result
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.waiting import wait_until

@@ -27,8 +27,6 @@ CALM_STEPS, STEPS_BEFORE, STEPS_AFTER = 60, 30, 30
 NOISES = (0.01, 0.03, 0.06, 0.1)
 """Standard deviations of the pace; runs use them in turn."""
 FACTOR = 1.3
-
-
 STEPS_BAR, PACE_BAR = 20, 1.05
 
 
@@ -54,16 +52,15 @@ class Slowed:
     """The time of a step, divided by that before any rank was slow."""
 
 
-def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
+def run() -> Result:
     """Run the loop without a slow host and with one. Each run has its own seed."""
-    calm = [_calm(seed) for seed in range(calm_runs)]
-    slowed = [_slowed(seed) for seed in range(slow_runs)]
-    rows = [*([_calm_row(calm)] if calm else []), *([_slowed_row(slowed)] if slowed else [])]
+    calm = [_calm(seed) for seed in range(CALM_RUNS)]
+    slowed = [_slowed(seed) for seed in range(SLOW_RUNS)]
     return Result(
         name="closed-loop",
         title="From a slow host to the resumed job: 2 hosts of 2 gloo ranks and a spare, paced",
         command="python -m benchmarks closed_loop --write",
-        rows=rows,
+        rows=[_calm_row(calm), _slowed_row(slowed)],
         settings={
             "forward": "60 ms", "backward": "120 ms a micro-batch", "noise of the pace": f"{NOISES}, in turn",
             "slow": f"one rank's compute takes {FACTOR} times as long",
@@ -79,12 +76,9 @@ def run(calm_runs: int = CALM_RUNS, slow_runs: int = SLOW_RUNS) -> Result:
 
 
 def _bars(calm: Sequence[Calm], slowed: Sequence[Slowed]) -> list[Bar]:
-    """Return the bars, for the worst run of each case that was run."""
-    bars = [at_most("no slow host: evictions in all runs", sum(one.evictions for one in calm), 0)] if calm else []
-    if not slowed:
-        return bars
+    """Return the bars, for the worst run of each case."""
     return [
-        *bars,
+        at_most("no slow host: evictions in all runs", sum(one.evictions for one in calm), 0),
         must_hold("one rank slow: its host is named and evicted in every run",
                   all(one.is_host_right and one.is_evicted for one in slowed)),
         at_most("one rank slow: lost steps, worst run", max(one.steps_lost for one in slowed), 0),

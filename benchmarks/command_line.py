@@ -1,6 +1,6 @@
-"""How long commands take before their work begins, beside the bare interpreter; and the start of a rank, beside torch.
+"""Seconds of commands, compared with those of the bare interpreter; and of a rank's imports, compared with torch's.
 
-The commands take turns, in the other order every other time. A finished run is made by a launch of one rank.
+The commands take turns, in the opposite order in every second round. The finished run comes from a launch of one rank.
 Run alone on the machine: python -m benchmarks command_line [--write]
 """
 

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.bars import as_written
 from benchmarks.dashboard_browser import heat_figures, news_ms, opened_page, pan_figures, search_ms
 from benchmarks.dashboard_job import KEYS, NUM_HOSTS, changing_statuses, put_status, write_job
-from benchmarks.process_memory import resident_mb
+from benchmarks.process_usage import resident_mb
 from benchmarks.result import Result
 from megatrain.config.dashboard import DashboardConfig
 from megatrain.contracts.records.diag_records import DashboardRecord

@@ -1,8 +1,8 @@
 """Samples/s that one process reads from a .bin/.idx pair, beside Megatron-Core's GPTDataset of the same files.
 
-Both sides read random samples of SEQ_LEN tokens as int64 tokens and labels, with and without what each has against
-attention over documents' ends. Each side is a process of its own, which reads on request; the sides take turns, in the
-other order every other time. The files are in the page cache.
+Both sides read random samples of SEQ_LEN tokens as int64 tokens and labels, with and without their means against
+attention across document boundaries. Each side is a separate process, which reads on request; the sides take turns, in
+the opposite order in every second round. The files are in the page cache.
 Run alone on the machine: python -m benchmarks data_reading [--write] [--million-tokens N]
 """
 
@@ -64,7 +64,7 @@ def run(million_tokens: float, num_rounds: int = ROUNDS, round_samples: int = RO
 
 
 def _write_tokens(prefix: Path, num_tokens: int) -> int:
-    """Write documents with lengths as those of web pages, each with token 0 at its end; return how many there are."""
+    """Write documents as long as web pages, each with token 0 at its end. Return their number."""
     random = np.random.default_rng(SEED)
     num_documents = written = 0
     with IndexedWriter(prefix, token_dtype(VOCAB_SIZE)) as writer:

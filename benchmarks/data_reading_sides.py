@@ -24,7 +24,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class ReadingCase:
-    """How samples are read. has_documents: with what the side has against attention over documents' ends."""
+    """How samples are read. has_documents: with the side's means against attention across document boundaries."""
 
     has_documents: bool
     micro_batch_size: int
@@ -49,7 +49,7 @@ Read = Callable[[ReadingCase, int, int], None]
 
 @contextmanager
 def reading_process(side: str, prefix: Path) -> Iterator[Callable[[ReadingCase, int, int], Reading]]:
-    """Yield what reads samples of the token files at `prefix` in a process of a side, and measures it."""
+    """Yield a function that reads samples of the token files at `prefix` in a process of a side, and measures it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(side, prefix, theirs))

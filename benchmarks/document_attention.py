@@ -1,7 +1,8 @@
 """Attention over packed documents and over windows on the CPU, beside torch's attention of separate documents.
 
-Forward and backward of 8 query heads and 2 key-value heads of width 64, in fp32. The sides take turns, in the other
-order every other time. Each document of a side "separate" is a tensor of its own, which no copy makes.
+Forward and backward of 8 query heads and 2 key-value heads of width 64, in fp32. The sides take turns, in the opposite
+order in every second round. On the side "separate" each document is a separate tensor from the start, so nothing is
+copied.
 Run alone on the machine: python -m benchmarks document_attention [--write]
 """
 

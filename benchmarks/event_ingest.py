@@ -10,7 +10,6 @@ Run alone on the machine: python -m benchmarks event_ingest [--write] [--ingest-
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import pyarrow.dataset
 
 from benchmarks.bars import at_least, must_hold
 from benchmarks.event_ingest_hosts import RANKS_A_HOST, IngestOrders
-from benchmarks.process_memory import peak_resident_mb
+from benchmarks.process_usage import cpu_s, peak_resident_mb
 from benchmarks.result import Result
 from megatrain.contracts.records.job_keys import JobKeys
 from megatrain_diagnostics.store.segments import not_superseded
@@ -39,7 +38,6 @@ HOSTS = 16
 JOB = "ingest"
 _READY_S = 60.0
 _END_S = 200.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def run(seconds: float = SECONDS) -> Result:
@@ -86,9 +84,9 @@ def _ours(side: str, seconds: float, batch_rows: int, rate: float) -> dict[str, 
                 endpoint=etcd.urls[0], job=JOB, directory=str(place / "spools"), num_hosts=HOSTS, batch_rows=batch_rows,
                 rows_per_s=rate, seconds=seconds,
             )  # fmt: skip
-            before = _cpu_s(daemon.pid)
+            before = cpu_s(daemon.pid)
             found = _hosts("benchmarks.event_ingest_hosts", orders)
-            daemon_cpu_s = _cpu_s(daemon.pid) - before
+            daemon_cpu_s = cpu_s(daemon.pid) - before
             daemon_mb = peak_resident_mb(daemon.pid)
         stored = _num_stored(place / "run" / "events" / "spans")
         if not found["is_all_acknowledged"]:
@@ -168,8 +166,3 @@ def _num_stored(directory: Path) -> int:
     # the daemon keeps merged segments for a minute, for readers that have already listed them
     files = [str(path) for path in not_superseded(list(directory.rglob("*.parquet")))]
     return int(pyarrow.dataset.dataset(files, format="parquet").count_rows())
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 import pyarrow.parquet as pq
 
 from benchmarks.event_ingest_hosts import made_rows
-from benchmarks.process_memory import peak_resident_mb
+from benchmarks.process_usage import peak_resident_mb
 from megatrain_diagnostics.columns.schema import to_arrow
 
 _FILE_ROWS = 1_000_000

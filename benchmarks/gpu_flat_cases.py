@@ -43,7 +43,7 @@ def flat_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
 
         return step
 
-    def theirplain_adamw(wrap: Callable[[Operation], Operation]) -> Work:
+    def their_plain_adamw(wrap: Callable[[Operation], Operation]) -> Work:
         grad, master, exp_avg = (draw(device, count, dtype=torch.float32) for _ in range(3))
         exp_avg_sq, published = exp_avg.square(), draw(device, count)
         return forward(wrap(plain_adamw), [grad, master, exp_avg, exp_avg_sq, published])
@@ -68,7 +68,7 @@ def flat_cases(sizes: Sizes, device: torch.device) -> Iterator[OperatorCase]:
         "AdamW, 30 bytes a weight, beside torch's fused one and a copy", 30 * count, our_adamw, their_adamw,
         why_not_compiled="one kernel already",
     )  # fmt: skip
-    yield OperatorCase("AdamW, 30 bytes a weight, beside plain operations", 30 * count, our_adamw, theirplain_adamw)
+    yield OperatorCase("AdamW, 30 bytes a weight, beside plain operations", 30 * count, our_adamw, their_plain_adamw)
     yield OperatorCase("LAMB, 42 bytes a weight in its two passes", 42 * count, our_lamb, None)
     flat = draw(device, count, dtype=torch.float32)
     yield OperatorCase(

@@ -78,7 +78,7 @@ def needed_bytes(model: dict[str, Any], num_layers: int, num_microbatches: int =
     # kept in bf16: two sums of the residual stream, two norms, the attention's result, q, k and v, gate, up and product
     kept = num_layers * 2 * tokens * (5 * hidden + qkv + 3 * ffn)
     num_logits = tokens * model["vocab_size"]
-    # the peer at the begin of backward: fp32 weights and moments (4 + 8 bytes), bf16 copies (2), no gradients yet;
+    # the peer at the beginning of backward: fp32 weights and moments (4 + 8 bytes), bf16 copies (2), no gradients yet;
     # logits and their gradient, each in bf16 and fp32 (12)
     at_the_loss = 14 * num_weights + kept + 12 * num_logits
     # megatrain, which keeps its gradients from the first step on: bf16 weight (2), fp32 gradient, master weight and

@@ -14,7 +14,6 @@ import torch
 from torch import distributed as dist
 
 from megatrain.comm import create_mesh, join
-from megatrain.comm.communicator import ProcessGroupCommunicator
 from megatrain.comm.group_plan import PlannedGroup, all_planned_groups
 from megatrain.comm.rendezvous import Rendezvous
 from megatrain.contracts.layout import Layout
@@ -110,7 +109,7 @@ def create_all(context: RankContext, orders: GroupInitOrders) -> GroupInitRecord
         groups = [
             (group.name, group.size, group.communicator.process_group)
             for group in mesh.groups
-            if isinstance(group.communicator, ProcessGroupCommunicator)
+            if group.communicator is not None
         ]
     else:
         inside = dist.PrefixStore(orders.prefix, store)
@@ -133,7 +132,7 @@ def _common_first(planned: Sequence[PlannedGroup], world_size: int) -> list[Plan
     """Return the groups, last those of kinds that not every rank has.
 
     With use_local_synchronization, torch names a group by its members and by how many groups a rank has already
-    created, so its members must have created equally many: else they wait for each other without end.
+    created, so its members must have created equally many. Otherwise they wait for each other forever.
     """
     num_members = Counter({one.name: 0 for one in planned})
     for one in planned:

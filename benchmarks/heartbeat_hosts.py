@@ -53,7 +53,6 @@ class Findings(TypedDict):
     """How often a lease was not renewed within its TTL."""
     least_left_s: float
     """The shortest remaining time of any lease."""
-    status_writes: int
     status_failures: int
     status_s: list[float]
     """The duration of each write."""
@@ -125,7 +124,7 @@ class BenchmarkHosts:
             self._hosts.append(BenchmarkHost(orders, number, client, self))
         shares = [self._hosts[number::_WRITERS] for number in range(_WRITERS)]
         self._threads = [threading.Thread(target=self._write, args=(share,)) for share in shares]
-        self._threads.append(threading.Thread(target=self._look))
+        self._threads.append(threading.Thread(target=self._poll))
         for thread in self._threads:
             thread.start()
 
@@ -147,8 +146,8 @@ class BenchmarkHosts:
             host.close()
         self._stack.close()
         return Findings(
-            lost=lost, doubts=self._doubts, least_left_s=self._least_left_s, status_writes=len(self._status_s),
-            status_failures=self._status_failures, status_s=self._status_s, heard_at=dict(self._heard_at),
+            lost=lost, doubts=self._doubts, least_left_s=self._least_left_s, status_failures=self._status_failures,
+            status_s=self._status_s, heard_at=dict(self._heard_at),
         )  # fmt: skip
 
     def _write(self, hosts: list[BenchmarkHost]) -> None:
@@ -168,7 +167,7 @@ class BenchmarkHosts:
                 self._status_s.append(time.monotonic() - began)
             due.append((at + period_s, index))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._closed.wait(_POLL_S):
             self._poll_once()
 
@@ -180,13 +179,13 @@ def main() -> None:
     threading.stack_size(_STACK_BYTES)
     orders: HeartbeatOrders = json.loads(sys.stdin.readline())
     hosts = BenchmarkHosts(orders)
-    _say({"ready": orders["count"]})
+    _answer({"ready": orders["count"]})
     sys.stdin.readline()
-    _say(hosts.close())
+    _answer(hosts.close())
 
 
-def _say(what: Any) -> None:
-    print(json.dumps(what), flush=True)
+def _answer(answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Run alone on the machine: python -m benchmarks heartbeats [--write] [--hosts N -
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 from benchmarks.bars import at_least, at_most, must_hold
 from benchmarks.heartbeat_hosts import Findings, HeartbeatOrders
+from benchmarks.process_usage import cpu_s, resident_mb
 from benchmarks.result import Result
 from megatrain.config.recovery import RecoveryConfig
 from megatrain.contracts.records.job_keys import JobKeys
@@ -43,7 +43,6 @@ COMMAND_S = 10.0
 """The time between two commands."""
 READY_S = 180.0
 SIDES = {"own connections": True, "one client a process": False}
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Registry:
@@ -218,11 +217,10 @@ def _usage(etcd: EtcdServers, client: EtcdClient) -> dict[str, float]:
     """Return etcd's use of processor, memory and disk so far."""
     process = etcd.members[0].process
     assert process is not None
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     member = status(client, client.settings.endpoints[0])
     return {
-        "cpu_s": (int(fields[11]) + int(fields[12])) / _TICKS,
-        "rss_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        "cpu_s": cpu_s(process.pid),
+        "rss_bytes": 1e6 * resident_mb(process.pid),
         "database_bytes": member.database_bytes,
     }
 

@@ -92,7 +92,7 @@ def host_run(prefixes: Sequence[Path], layout: Layout, num_steps: int, *, is_kil
             if step == 1:
                 num_read, began = -_bytes_read(place), time.perf_counter()
             if step == num_steps // 2:
-                # it still lives here: it ends when the ring has the last step
+                # the loader still runs here: it ends when the ring has the last step
                 num_read, memory_mb = num_read + _bytes_read(place), _private_mb(_loader_of(place))
                 if is_killed:
                     os.kill(_loader_of(place), signal.SIGKILL)

@@ -11,12 +11,11 @@ import torch
 
 from benchmarks.bars import Bar, at_most
 from benchmarks.result import Result
-from megatrain.comm import create_mesh, join, leave, open_rendezvous
+from megatrain.comm import leave
 from megatrain.comm.gloo import GlooCommunicator
 from megatrain.comm.lanes import AwaitedLane
 from megatrain.config.config import Config
 from megatrain.config.pictures import patch_width
-from megatrain.contracts.process import Process
 from megatrain.model import PatchRows
 from megatrain.parallel.pipeline import PipelineInput
 from megatrain.planning.chunks import plan_stage, planned_mesh
@@ -27,6 +26,7 @@ from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import train_step
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 
@@ -148,16 +148,11 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
 
     Exchanges that have a lane run when they are awaited, so that the count does not depend on timing.
     """
-    config, device = Config.from_dict(tables), torch.device("cpu")
+    config, recorder = Config.from_dict(tables), Recorder(BlackBoxWriter.anonymous())
     layout = config.layout(context.world_size)
-    recorder = Recorder(BlackBoxWriter.anonymous())
-    if context.world_size > 1:
-        process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
-        join(open_rendezvous(process, job="benchmark", timeout_s=60.0))
-    mesh = create_mesh(
+    mesh = joined_mesh(
+        context,
         layout,
-        context.rank,
-        device,
         recorder,
         has_wrap_links=config.parallel.num_chunks > 1,
         holders=config.holders,
@@ -168,7 +163,7 @@ def measure_rank(context: RankContext, tables: dict[str, dict[str, Any]]) -> tup
         if isinstance(communicator, GlooCommunicator) and communicator.new_lane is not None:
             communicator.new_lane = lambda _: AwaitedLane()
     with PeakTensorBytes() as memory:
-        rank_model = build_rank_model(config, mesh, recorder, device)
+        rank_model = build_rank_model(config, mesh, recorder, mesh.device)
         rank_model.initialise()
         rank_model.set_training(True)
         inputs = random_inputs(rank_model)

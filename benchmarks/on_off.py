@@ -18,7 +18,7 @@ BLOCK = 5
 TURN = 4 * BLOCK
 """Steps. Of the ten that are on, one is streamed in full."""
 WARMUP = 5 * TURN
-"""Steps left out at the begin."""
+"""Steps left out at the beginning."""
 SECTION = 20 * TURN
 """Steps from one evaluation of the rule to the next. The last turn of a section is left out, because the evaluation
 takes time in it."""
@@ -37,7 +37,7 @@ def is_on(step: int) -> bool:
 
 
 def turn_logs(seconds: Sequence[float]) -> list[float]:
-    """Return for each complete turn that counts the logarithm of its time on over its time off.
+    """Return, for each complete turn that counts, the logarithm of its time on over its time off.
 
     seconds: of all steps, from step 0 on.
     """

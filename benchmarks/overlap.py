@@ -15,7 +15,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bars import Bar, at_least, at_most, must_hold
+from benchmarks.overlap_cases import CASES, MODEL, SMALL, OverlapCase
 from benchmarks.overlap_cost import cost_columns, measured_cost
 from benchmarks.overlap_ideal import ideal_of_schedule, measured_computes, sent_by_schedule
 from benchmarks.overlap_processes import Block, Ranks, start_rank
-from benchmarks.overlap_trace import ideal_of_calls, sent_by_calls
+from benchmarks.overlap_trace import OverlapTrace, ideal_of_calls, sent_by_calls
 from benchmarks.result import Result
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.reader import read_black_box
+from megatrain.contracts.black_box.values import Record
 from megatrain_launcher.etcd.server import free_port
 from tests.helpers.namespaces import HostNetwork
 
@@ -40,9 +42,9 @@ LOWEST, SHARE, HIGHEST = 0.46, 0.5, 0.54
 MIN_SHARE, MAX_SHARE = 0.45, 0.55
 """The same fraction over the whole run."""
 STEADY = 0.1
-"""Largest relative change of a step on free links during a run. A larger one means that the machine's speed changed."""
+"""The largest relative change of a step on free links in a valid run. Beyond it, the machine's speed has changed."""
 MAX_MEASURES = 3
-"""Largest number of measurements of a case, which end with the first valid one."""
+"""The largest number of measurements of a case. The first valid measurement ends them."""
 NUM_TRIES = 6
 NUM_FREE = 2
 """Blocks on unshaped links, before and after the measurement."""
@@ -52,56 +54,6 @@ MIN_TURNS, MAX_TURNS = 4, 6
 MAX_ERROR = 0.01
 """Turns end when the standard error of on / off is at most this. It does not depend on how much is overlapped."""
 BURST_KB, QUEUE = 32, "50ms"
-MODEL = {"vocab_size": 1024, "seq_len": 256, "hidden_size": 128, "num_layers": 8, "num_heads": 4, "norm": "rmsnorm",
-         "mlp": "swiglu", "positions": "rope", "has_bias": False, "has_tied_head": False}  # fmt: skip
-SMALL = {**MODEL, "vocab_size": 256}
-WIDE = {**MODEL, "hidden_size": 1536, "num_layers": 2, "num_heads": 12}
-SHORT = {**SMALL, "num_layers": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapCase:
-    """One measurement. forward_s, layer_s, product_s: times of paced compute. wanted: bars for the overlapped
-    fraction and for on / ideal.
-    """
-
-    name: str
-    parallel: Mapping[str, Any]
-    num_microbatches: int
-    wanted: tuple[float, float]
-    micro_batch_size: int = 16
-    model: Mapping[str, Any] = field(default_factory=lambda: MODEL)
-    forward_s: float = 0.0
-    product_s: float = 0.0
-    layer_s: float = 0.0
-    peers: Sequence[str] = ()
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether the ideal is replayed from the calls (overlap_trace.py) instead of the schedule."""
-        return self.parallel.get("pp_size", 1) == 1
-
-
-DEFAULT = {"num_chunks": 1, "bucket_size": 0}
-DP = {"num_chunks": 4, "schedule": "interleaved", "bucket_size": 1 << 18}
-TP = {"tp_size": 2, "num_sequence_chunks": 4}
-PP = {"dp_size": 1, "num_chunks": 2, "schedule": "interleaved", "bucket_size": 1 << 18}
-PEERS = ("DDP", "FSDP2")
-CASES = [
-    OverlapCase("DP, 2 ranks, 4 chunks", {"dp_size": 2, **DP}, 1, (0.8, 1.08), peers=PEERS),
-    OverlapCase("DP, 2 ranks, 8 chunks", {"dp_size": 2, **DP, "num_chunks": 8}, 1, (0.8, 1.08), peers=PEERS),
-    OverlapCase("DP, 4 ranks, 4 chunks, paced by layer", {"dp_size": 4, **DP}, 1, (0.8, 1.08), 2, SMALL, layer_s=0.05),
-    OverlapCase("DP, 2 ranks, default chunks", {"dp_size": 2, **DEFAULT}, 1, (0.8, 1.08), peers=("DDP",)),
-    OverlapCase("DP, 4 ranks, default chunks, paced by layer", {"dp_size": 4, **DEFAULT}, 1, (0.8, 1.08), 2, SMALL,
-         layer_s=0.05),
-    OverlapCase("PP, 2 stages, interleaved", {**PP, "pp_size": 2}, 8, (0.8, 1.10), 4),
-    OverlapCase("PP, 4 stages, interleaved, paced", {**PP, "pp_size": 4}, 8, (0.8, 1.10), 2, SMALL, 0.04),
-    OverlapCase("DP 2 x PP 2, paced by layer", {**PP, "dp_size": 2, "pp_size": 2}, 4, (0.75, math.inf), 2, SMALL,
-         layer_s=0.03),
-    OverlapCase("TP 2, 4 sequence chunks", {**TP, "dp_size": 1}, 1, (0.6, math.inf), 1, WIDE),
-    OverlapCase("TP 2 x DP 2, paced", {**DP, **TP, "dp_size": 2, "bucket_size": 1 << 16}, 1, (0.75, math.inf), 4, SHORT,
-         product_s=0.006),
-]  # fmt: skip
 
 
 def run() -> Result:
@@ -170,31 +122,56 @@ def is_known(on: Sequence[float], off: Sequence[float]) -> bool:
     return bool(ratios.std(ddof=1) / math.sqrt(len(ratios)) <= MAX_ERROR * ratios.mean())
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The measurements of a case.
+
+    free_s, free_again_s: seconds of a step on unshaped links, before and after the turns. rate: bytes a second that a
+    rank sends on the shaped links. blocks: by side. records: of each rank's black box.
+    """
+
+    free_s: float
+    free_again_s: float
+    rate: float
+    blocks: Mapping[str, Sequence[Block]]
+    records: Sequence[Sequence[Record]]
+
+    @property
+    def traces(self) -> list[list[OverlapTrace]]:
+        """The traced blocks of each rank; empty if the case is not traced."""
+        traced = self.blocks.get(TRACED, ())
+        return [[block.traces[rank] for block in traced] for rank in range(len(self.records))] if traced else []
+
+    def steps(self, side: str) -> set[int]:
+        return {step for block in self.blocks[side] for step in block.steps}
+
+
 def _measure(case: OverlapCase) -> dict[str, Any]:
-    tables = {
-        side: {
-            "model": case.model,
-            "parallel": {**case.parallel, "overlap": side == "on"},
-            "batch": {
-                "micro_batch_size": case.micro_batch_size,
-                "global_batch_size": case.num_microbatches * case.micro_batch_size * case.parallel.get("dp_size", 1),
-            },
-            "train": {"steps": 1, "precision": "fp32"},
-            "optimizer": {"lr": 1e-4},
-            "runtime": {"device": "cpu"},
-        }
-        for side in ("off", "on")
-    }
-    config = Config.from_dict(tables["off"])
+    config = Config.from_dict(case.tables(has_overlap=False))
+    found = _run_ranks(case, config)
+    cost = None
+    if case.is_traced:
+        ideal = ideal_of_calls(found.traces, found.rate) / BLOCK
+        if len(found.records) in config.layout(None).sizes.values():  # all ranks are one group
+            cost = measured_cost(found.records, found.steps(TRACED))
+    else:
+        off_steps = found.steps("off")
+        computes = [measured_computes(of_rank, off_steps) for of_rank in found.records]
+        ideal = ideal_of_schedule(config, computes, found.rate)
+    return {**_row(case, config, found, ideal), **cost_columns(found.traces, cost, BLOCK)}
+
+
+def _run_ranks(case: OverlapCase, config: Config) -> _Measured:
+    """Start the ranks, shape their links, and let the sides take turns."""
     num_ranks = config.layout(None).world_size
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overlap-")))
         network = stack.enter_context(HostNetwork(num_ranks, (NETWORK,)))
         address = f"tcp://{network.address(NETWORK, 0)}:{free_port('127.0.0.1')}"
         shared = {
-            "sides": tables, "peers": list(case.peers), "world_size": num_ranks, "init_method": address,
-            "directory": str(directory), "forward_s": case.forward_s, "product_s": case.product_s,
-            "layer_s": case.layer_s,
+            "sides": {side: case.tables(has_overlap=side == "on") for side in ("off", "on")},
+            "peers": list(case.peers), "world_size": num_ranks, "init_method": address, "directory": str(directory),
+            "forward_s": case.forward_s, "product_s": case.product_s, "layer_s": case.layer_s,
         }  # fmt: skip
         processes = [
             stack.enter_context(start_rank(network, NETWORK, directory, rank, shared)) for rank in range(num_ranks)
@@ -217,32 +194,25 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         free_again_s = float(np.median([ranks.block("off", BLOCK).seconds for _ in range(NUM_FREE)]))
         ranks.end()
         boxes = {box.identity.rank: box for box in map(read_black_box, sorted(directory.rglob("*rank*.blackbox")))}
-    cost = None
-    traces = [[block.traces[rank] for block in blocks[TRACED]] for rank in range(num_ranks)] if case.is_traced else []
-    if case.is_traced:
-        ideal = ideal_of_calls(traces, rate) / BLOCK
-        if num_ranks in config.layout(None).sizes.values():  # all ranks are one group
-            steps = {step for block in blocks[TRACED] for step in block.steps}
-            cost = measured_cost([boxes[rank].records for rank in range(num_ranks)], steps)
-    else:
-        off_steps = {step for block in blocks["off"] for step in block.steps}
-        computes = [measured_computes(boxes[rank].records, off_steps) for rank in range(num_ranks)]
-        ideal = ideal_of_schedule(config, computes, rate)
-    seconds = {side: np.array([block.seconds for block in found]) for side, found in blocks.items()}
+    return _Measured(free_s, free_again_s, rate, blocks, [boxes[rank].records for rank in range(num_ranks)])
+
+
+def _row(case: OverlapCase, config: Config, found: _Measured, ideal: float) -> dict[str, Any]:
+    """Return the row of a case. ideal: seconds of a step."""
+    seconds = {side: np.array([block.seconds for block in blocks]) for side, blocks in found.blocks.items()}
     if case.is_traced:
         print(f"on, each exchange awaited at once: {np.median(seconds[TRACED]) * 1e3:.0f} ms", flush=True)
     off, on = (float(np.median(seconds[side])) for side in ("off", "on"))
     hidden = (seconds["off"] - seconds["on"]) / (seconds["off"] - ideal)
-    communication = 1.0 - (free_s + free_again_s) / 2.0 / off
     return {
         "case": case.name,
         "bucket": config.bucket_size(config.layout(None)) if config.parallel.dp_size > 1 else "-",
         "off, ms": off * 1e3,
         "on, ms": on * 1e3,
         "ideal, ms": ideal * 1e3,
-        "free link, ms": free_s * 1e3,
-        "free link after, ms": free_again_s * 1e3,
-        "communication": communication,
+        "free link, ms": found.free_s * 1e3,
+        "free link after, ms": found.free_again_s * 1e3,
+        "communication": 1.0 - (found.free_s + found.free_again_s) / 2.0 / off,
         "turns": len(hidden),
         "hidden": float(np.median(hidden)),
         "least": float(hidden.min()),
@@ -250,8 +220,7 @@ def _measure(case: OverlapCase) -> dict[str, Any]:
         "on / ideal": on / ideal,
         "DDP / on": _ratio(seconds, "DDP"),
         "FSDP2 / on": _ratio(seconds, "FSDP2"),
-        "link, MB/s": rate / 1e6,
-        **cost_columns(traces, cost, BLOCK),
+        "link, MB/s": found.rate / 1e6,
     }
 
 

@@ -35,7 +35,7 @@ class Ranks:
 
     def order(self, **what: Any) -> list[dict[str, Any]]:
         """Send an order to all ranks; return their answers by rank."""
-        number = self._tell(what)
+        number = self._write_order(what)
         wanted = [self._directory / f"answer-{number}-{rank}.json" for rank in range(len(self._processes))]
 
         def are_there() -> bool:
@@ -47,8 +47,8 @@ class Ranks:
         return [json.loads(path.read_text()) for path in wanted]
 
     def end(self) -> None:
-        """Let the processes end normally, so that their records are complete."""
-        self._tell({"what": "end"})
+        """Make the processes end normally, so that their records are complete."""
+        self._write_order({"what": "end"})
         for process in self._processes:
             assert process.wait(timeout=60.0) == 0
 
@@ -58,7 +58,7 @@ class Ranks:
         traces = [OverlapTrace.from_dict(answer["trace"]) for answer in answers if answer["trace"]]
         return Block(max(answer["seconds"] for answer in answers), answers[0]["steps"], traces)
 
-    def _tell(self, what: Mapping[str, Any]) -> int:
+    def _write_order(self, what: Mapping[str, Any]) -> int:
         number, self._number = self._number, self._number + 1
         unfinished = self._directory / f".order-{number}"
         unfinished.write_text(json.dumps(what))

@@ -23,7 +23,7 @@ from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
 
 MARK = -1
-"""Used instead of an exchange's number at the begin and at the end of the counted steps of a block."""
+"""Used instead of an exchange's number at the beginning and at the end of the counted steps of a block."""
 _GATHERS = (Operation.TP_ALL_GATHER, Operation.PARAMS_ALL_GATHER)
 _SCATTERS = (Operation.TP_REDUCE_SCATTER, Operation.GRADS_REDUCE_SCATTER)
 

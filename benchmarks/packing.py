@@ -1,7 +1,7 @@
 """Padding of packed samples, documents that are cut, and the time to pack, for documents of several kinds.
 
 The documents are this Python's own library, and lengths drawn from a log-normal distribution as long as many blocks.
-Without packing, the token stream is cut every seq_len tokens: nothing is padded, and documents are cut by the way.
+Without packing, the token stream is cut every seq_len tokens: nothing is padded, but documents are cut.
 Run alone on the machine: python -m benchmarks packing [--write]
 """
 

@@ -2,7 +2,7 @@
 
 Both sides decode JPEG files of 640 x 480 and resize them to 224 x 224, in one thread on one core. The producer is asked
 by sample number: it reads each picture by the index, checks it, cuts it into patches, and sends it with its hash. The
-sides take turns, in the other order every other time. The shards are in the page cache.
+sides take turns, in the opposite order in every second round. The shards are in the page cache.
 Needs NVIDIA DALI, which `make test-dali` installs:
 PYTHONPATH=.venv/dali python -m benchmarks pictures [--write]
 """
@@ -56,8 +56,8 @@ def run(num_rounds: int = ROUNDS, round_pictures: int = ROUND_PICTURES, num_pict
         rows=[_row(side, decodings) for side in decodings],
         notes=[
             f"medians of {num_rounds} rounds a side, in turn, of {round_pictures} pictures each",
-            f"{OURS}: a producer, asked by sample number over a socket; its CPU time, without that of who asks",
-            f"{PEER}: reads the same shards in their order, and gives its output to nobody",
+            f"{OURS}: a producer, asked by sample number over a socket; its CPU time, without that of the requester",
+            f"{PEER}: reads the same shards in their order, and drops its output",
             f"pictures/cpu s: per second of CPU time, all threads; ratio: / that of {PEER}",
         ],
         settings={"pictures": num_pictures, "mean_bytes": mean_bytes, "dali": found.version},

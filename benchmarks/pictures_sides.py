@@ -49,14 +49,14 @@ Decode = Callable[[int, int], Decoding]
 
 @contextmanager
 def producer_on_last_core(directory: Path, decoder: str) -> Iterator[tuple[Producers, Callable[[], float]]]:
-    """Yield a producer in a process on the last core, and what returns the CPU seconds that it has used."""
+    """Yield a producer in a process on the last core, and a function that returns the CPU seconds that it has used."""
     with _process(_produce, directory, decoder) as connection:
         yield Producers([PeerAddress(*connection.recv())], _SECRET), lambda: _cpu_s(connection)
 
 
 @contextmanager
 def producer_side(directory: Path) -> Iterator[Decode]:
-    """Yield what asks a producer for pictures. Only the producer's CPU time counts."""
+    """Yield a function that requests pictures from a producer. Only the producer's CPU time counts."""
     index = PictureIndex(directory)
     with (
         producer_on_last_core(directory, DALI) as (producers, cpu_s),
@@ -74,7 +74,7 @@ def producer_side(directory: Path) -> Iterator[Decode]:
 
 @contextmanager
 def bare_side(directory: Path) -> Iterator[Decode]:
-    """Yield what runs a pipeline of DALI that reads the shards itself."""
+    """Yield a function that runs a pipeline of DALI, which reads the shards itself."""
     with _process(_run_pipeline, directory) as connection:
 
         def decode(_first: int, count: int) -> Decoding:

@@ -53,9 +53,8 @@ FAULTS = (
 )
 
 
-def run(num_runs: int = RUNS, titles: str = "") -> Result:
-    """Inject every fault into every side, in turn. `titles`: only faults whose title contains this text."""
-    faults = [fault for fault in FAULTS if titles in fault.title]
+def run() -> Result:
+    """Inject every fault into every side, in turn."""
     sides: list[tuple[str, Callable[[Path], AbstractContextManager[RecoverySide]]]] = [
         (OURS, ours),
         ("torchrun", partial(torchrun, is_store_shared=True)),
@@ -64,9 +63,9 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
     expected = _losses(ours)
     rows: list[dict[str, Any]] = []
     bars: list[Bar] = []
-    for fault in faults:
+    for fault in FAULTS:
         found: dict[str, list[RecoveryOutcome]] = {name: [] for name, _ in sides}
-        for number in range(num_runs):
+        for number in range(RUNS):
             for name, side in sides:
                 outcome = _break(side, fault) if name == OURS else _break_peer(side, fault)
                 found[name].append(outcome)
@@ -78,7 +77,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
         title="Recovery from faults: 2 hosts of 2 gloo ranks, paced steps of 80 ms, a checkpoint every 10 steps",
         command="python -m benchmarks recovery --write",
         rows=rows,
-        settings={"runs": num_runs, "fault at step": FAULT_STEP, "paced": "80 ms a step"},
+        settings={"runs": RUNS, "fault at step": FAULT_STEP, "paced": "80 ms a step"},
         notes=[
             f"Seconds since the fault: median (least to most). never: no step in {GIVE_UP_S:.0f} s, or the job ended.",
             "detected: when the driver had noticed the fault. Stock torchrun does not report this.",

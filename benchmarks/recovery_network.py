@@ -127,18 +127,16 @@ OUTAGES = (
 )  # fmt: skip
 
 
-def run(num_runs: int = RUNS, titles: str = "") -> Result:
-    """Cause every outage, in turn. `titles`: only outages whose title contains this text."""
+def run() -> Result:
+    """Cause every outage, in turn."""
     can_cut = os.geteuid() == 0 and shutil.which("ip") is not None
     rows: list[dict[str, Any]] = []
     bars: list[Bar] = []
     for outage in OUTAGES:
-        if titles not in outage.title:
-            continue
         is_possible = can_cut or not outage.has_network
         if not is_possible:
             print(f"{outage.title}: {SKIPPED}")
-        found = [_measure(outage) for _ in range(num_runs if is_possible else 0)]
+        found = [_measure(outage) for _ in range(RUNS if is_possible else 0)]
         rows.append(_row(outage, found))
         bars += _bars(outage, found) if found else []
     return Result(
@@ -146,7 +144,7 @@ def run(num_runs: int = RUNS, titles: str = "") -> Result:
         title="Outages of networks and of etcd: 2 hosts of 2 gloo ranks and a spare, paced steps of 80 ms",
         command="python -m benchmarks recovery_network --write",
         rows=rows,
-        settings={"runs": num_runs, "paced": "80 ms a step", "recovery.lease_ttl_s": TTL_S},
+        settings={"runs": RUNS, "paced": "80 ms a step", "recovery.lease_ttl_s": TTL_S},
         notes=[
             "Seconds since the outage began: median (least to most).",
             "stopped itself: no worker of the host that is cut off is alive; its link is restored only later.",

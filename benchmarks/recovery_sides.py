@@ -50,7 +50,6 @@ class RecoveryOutcome:
 class RecoverySide(Protocol):
     """A launcher with a training job under it."""
 
-    name: str
     job: TrainJob
     faults: FaultDirectory
 
@@ -99,12 +98,11 @@ def ours(root: Path) -> Iterator[RecoverySide]:
             launched.start(host)
         wait_until(lambda: len(view.rounds()) > 0, "the first round")
         launched.start(SPARE)
-        yield _Ours("megatrain", job, faults, launched, view)
+        yield _Ours(job, faults, launched, view)
 
 
 @dataclass
 class _Ours:
-    name: str
     job: TrainJob
     faults: FaultDirectory
     launched: LaunchedJob
@@ -125,7 +123,7 @@ class _Ours:
         incidents = [each for each in self.view.incidents() if each.moments.detected >= struck_unix_s]
         first = incidents[0] if incidents else None
         is_recovered = first is not None and first.state is IncidentState.RECOVERED
-        with suppress(TimeoutError):  # whatever is still there is counted below
+        with suppress(TimeoutError):  # remaining processes and files are counted below
             wait_until(lambda: not self.launched.processes() and not memory_files(self.job), "the end of all processes")
         return RecoveryOutcome(
             detected_s=None if first is None else first.moments.detected - struck_unix_s,
@@ -144,7 +142,7 @@ def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[RecoverySide]:
     job = make_job_at(root)
     faults = FaultDirectory(root / "faults", PACE_S)
     port = free_port("127.0.0.1")
-    side = _Torchrun("torchrun" if is_store_shared else "torchrun, unshared", job, faults, port, is_store_shared)
+    side = _Torchrun(job, faults, port, is_store_shared)
     try:
         for number in range(2):
             side.start(number)
@@ -157,7 +155,6 @@ def torchrun(root: Path, *, is_store_shared: bool) -> Iterator[RecoverySide]:
 
 @dataclass
 class _Torchrun:
-    name: str
     job: TrainJob
     faults: FaultDirectory
     port: int
@@ -195,13 +192,8 @@ class _Torchrun:
         return struck
 
     def outcome(self, struck_unix_s: float) -> RecoveryOutcome:
-        deadline = time.monotonic() + GIVE_UP_S
         with suppress(TimeoutError):
-            wait_until(
-                lambda: all(agent.poll() is not None for agent in self.agents),
-                "the agents",
-                deadline - time.monotonic(),
-            )
+            wait_until(lambda: all(agent.poll() is not None for agent in self.agents), "the agents", GIVE_UP_S)
         found = next_step_s(self.job, struck_unix_s)
         losses = {record["step"]: record["loss"] for record in self.job.records("step")}
         return RecoveryOutcome(None, found, "", losses, 0, ())

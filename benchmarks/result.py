@@ -32,7 +32,7 @@ class MissingPartError(Exception):
 class Result:
     """`rows`: dictionaries with the same keys. `notes`: what the figures mean and what they do not mean.
 
-    `bars`: what the figures must reach. If one is missed, the command fails, and the page says so.
+    `bars`: the limits of the figures. If one is missed, the command fails, and the page shows it.
     """
 
     name: str

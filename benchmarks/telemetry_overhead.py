@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.bars import at_most
 from benchmarks.on_off import BLOCK, MAX_HALF_WIDTH, MAX_S, WARMUP, is_on, ratio_and_half_width, turn_logs
+from benchmarks.process_usage import cpu_s
 from benchmarks.result import Result
 from megatrain.config.config import Config
 from megatrain.config.serialize import to_toml
@@ -110,10 +111,10 @@ def _train(root: Path, *, is_beside: bool) -> tuple[list[int], list[float]]:
             rank = subprocess.Popen(command, env=_environment(free_port("127.0.0.1")), stdout=subprocess.DEVNULL)
             stack.callback(rank.kill)  # for an interrupt; no effect on a process that has ended
             code = rank.wait()
-            cpu_s = [_cpu_seconds(pid) for pid in programs]
+            used_s = [cpu_s(pid) for pid in programs]
     if code != ExitCode.SAVED_AND_STOPPED:
         raise RuntimeError(f"the rank ended with {code}")
-    return json.loads(times.read_text()), cpu_s
+    return json.loads(times.read_text()), used_s
 
 
 @contextmanager
@@ -134,11 +135,6 @@ def _diagnosis(root: Path, config: Config, etcd: EtcdSettings, *, is_beside: boo
             stack.callback(process.send_signal, signal.SIGTERM)
             pids.append(process.pid)
         yield pids
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _environment(port: int) -> dict[str, str]:

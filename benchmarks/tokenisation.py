@@ -90,13 +90,13 @@ def run(text_mb: float, num_rounds: int = ROUNDS) -> Result:
 
 
 def _pieces() -> list[str]:
-    """Return the text that every machine has, in pieces as long as a page."""
+    """Return text that every machine has, Python's own library, in pieces as long as a page."""
     texts = (document.text for document in open_corpus([PYTHON_STDLIB]).documents())
     return [text[start : start + PIECE_CHARACTERS] for text in texts for start in range(0, len(text), PIECE_CHARACTERS)]
 
 
 def _write_text(path: Path, pieces: Sequence[str], num_bytes: int) -> tuple[int, int]:
-    """Write pieces of `num_bytes` in all, over and over if need be; return the number of documents and of bytes."""
+    """Write pieces of `num_bytes` in all, repeated if necessary. Return the number of documents and of bytes."""
     num_documents = written = 0
     with path.open("w", encoding="utf-8") as file:
         while written < num_bytes:
@@ -141,7 +141,7 @@ def _peer(source: Path, tokenizer: Path, cores: Sequence[int]) -> Tokenised:
 
 
 def _limited_to(cores: Sequence[int]) -> Callable[[], None]:
-    """Return what a child does first, so that it and its children use these cores only."""
+    """Return the function that a child calls first, so that it and its children use only these cores."""
     return partial(os.sched_setaffinity, 0, cores)
 
 

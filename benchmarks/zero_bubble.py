@@ -20,26 +20,29 @@ import torch
 from benchmarks.bars import at_most
 from benchmarks.memory import random_inputs
 from benchmarks.result import Result
-from megatrain.comm import create_mesh, join, leave, open_rendezvous
+from megatrain.comm import leave
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.process import Process
 from megatrain.schedule import ComputeDurations, bubble_fraction, build_schedule
 from megatrain.telemetry.black_box_writer import BlackBoxWriter
 from megatrain.telemetry.recorder import Recorder
 from megatrain.training.rank_model import build_rank_model
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 
 STAGES, MICROBATCHES = 4, 8
+ROUNDS = 10
+UNIT_S = 0.05
+"""The seconds of a forward."""
 SCHEDULES = ("1f1b", "zero_bubble")
 DURATIONS = {
     "equal": ComputeDurations(1.0, 1.0, 1.0),
     # attention has no weights, so dgrad is longer than wgrad
     "with attention": ComputeDurations(1.0, 1.25, 0.75),
 }
-"""Durations in units of `unit_s`."""
+"""Durations in units of UNIT_S."""
 _TABLES: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 64, "seq_len": 16, "hidden_size": 32, "num_layers": STAGES, "num_heads": 2},
     "parallel": {"pp_size": STAGES, "dp_size": 1, "schedule": "zero_bubble"},
@@ -48,8 +51,6 @@ _TABLES: dict[str, dict[str, Any]] = {
     "optimizer": {"lr": 1e-3},
     "runtime": {"device": "cpu"},
 }
-
-
 IDLE_BAR = 0.03
 """The bar for the idle fraction above the closed form, which ignores the time of messages."""
 
@@ -78,10 +79,10 @@ class PacedSpans:
         self.busy_s += time.monotonic() - begin
 
 
-def run(rounds: int = 10, unit_s: float = 0.05) -> Result:
-    """Measure `rounds` steps of each schedule for each set of durations. A forward takes `unit_s`."""
+def run() -> Result:
+    """Measure steps of each schedule for each set of durations."""
     with RankPool(size=STAGES) as pool:
-        rows = [row for name in DURATIONS for row in _measure(pool, name, rounds, unit_s)]
+        rows = [row for name in DURATIONS for row in _measure(pool, name)]
     return Result(
         name="zero-bubble",
         title="Idle part of a step by stage, 1f1b and zero_bubble (paced)",
@@ -89,11 +90,11 @@ def run(rounds: int = 10, unit_s: float = 0.05) -> Result:
         rows=rows,
         notes=[
             "idle: 1 - busy time of the stage / time from the start of the first stage to the end of the last one",
-            f"median of {rounds} steps after one to warm up, the schedules taking turns",
+            f"median of {ROUNDS} steps after one to warm up, the schedules taking turns",
             "closed form: bubble_fraction / (1 + bubble_fraction), that is with messages that take no time",
             "compute is paced, messages are real (gloo over loopback, 2 KiB); on a GPU: not measured",
         ],
-        settings={"stages": STAGES, "microbatches": MICROBATCHES, "forward, s": unit_s},
+        settings={"stages": STAGES, "microbatches": MICROBATCHES, "forward, s": UNIT_S},
         bars=[
             at_most(
                 f"{row['durations']}, stage {row['stage']}: idle under zero_bubble above its closed form",
@@ -105,13 +106,12 @@ def run(rounds: int = 10, unit_s: float = 0.05) -> Result:
     )
 
 
-def _measure(pool: RankPool, name: str, rounds: int, unit_s: float) -> list[dict[str, Any]]:
+def _measure(pool: RankPool, name: str) -> list[dict[str, Any]]:
     durations = DURATIONS[name]
     # a pass of 1f1b is the longest: (micro-batches + stages - 1) computes of all three kinds
-    longest_s = (MICROBATCHES + STAGES) * durations.total * unit_s
-    of_stage = pool.run(
-        measure_stage, STAGES, durations, rounds, unit_s, timeout_s=60.0 + 4.0 * longest_s * len(SCHEDULES) * rounds
-    )
+    longest_s = (MICROBATCHES + STAGES) * durations.total * UNIT_S
+    timeout_s = 60.0 + 4.0 * longest_s * len(SCHEDULES) * ROUNDS
+    of_stage = pool.run(measure_stage, STAGES, durations, timeout_s=timeout_s)
     found: list[dict[str, Any]] = [{"durations": name, "stage": stage} for stage in range(STAGES)]
     for schedule in SCHEDULES:
         idle, steps_s = _idle_parts([passes[schedule] for passes in of_stage])
@@ -136,23 +136,18 @@ def _idle_parts(of_stage: list[list[Pass]]) -> tuple[list[float], list[float]]:
     return idle, steps_s
 
 
-def measure_stage(
-    context: RankContext, durations: ComputeDurations, rounds: int, unit_s: float
-) -> dict[str, list[Pass]]:
+def measure_stage(context: RankContext, durations: ComputeDurations) -> dict[str, list[Pass]]:
     """Run as one stage: steps of both schedules in turn, the first of each as a warm-up."""
-    config, device = Config.from_dict(_TABLES), torch.device("cpu")
-    process = Process(rank=context.rank, world_size=context.world_size, init_method=context.init_method)
-    join(open_rendezvous(process, job="benchmark", timeout_s=60.0))
-    recorder = Recorder(BlackBoxWriter.anonymous())
-    mesh = create_mesh(config.layout(context.world_size), context.rank, device, recorder)
-    rank_model = build_rank_model(config, mesh, recorder, device)
+    config, recorder = Config.from_dict(_TABLES), Recorder(BlackBoxWriter.anonymous())
+    mesh = joined_mesh(context, config.layout(context.world_size), recorder)
+    rank_model = build_rank_model(config, mesh, recorder, mesh.device)
     rank_model.initialise()
     rank_model.set_training(True)
     inputs = random_inputs(rank_model)
     found: dict[str, list[Pass]] = {name: [] for name in SCHEDULES}
-    for number in range(1 + rounds):
+    for number in range(1 + ROUNDS):
         for name in SCHEDULES if number % 2 else reversed(SCHEDULES):
-            spans = PacedSpans(_durations_s(durations, unit_s, is_split=name == "zero_bubble"))
+            spans = PacedSpans(_durations_s(durations, is_split=name == "zero_bubble"))
             rank_model.pipeline.recorder = cast(Recorder, spans)
             for chunk in rank_model.data_parallel:
                 chunk.start_step()
@@ -167,11 +162,11 @@ def measure_stage(
     return found
 
 
-def _durations_s(durations: ComputeDurations, unit_s: float, *, is_split: bool) -> dict[Operation, float]:
+def _durations_s(durations: ComputeDurations, *, is_split: bool) -> dict[Operation, float]:
     deferred = durations.wgrad
     backward = durations.dgrad + (0.0 if is_split else deferred)
     return {
-        Operation.FORWARD_COMPUTE: durations.forward * unit_s,
-        Operation.BACKWARD_COMPUTE: backward * unit_s,
-        Operation.BACKWARD_WEIGHT_COMPUTE: deferred * unit_s,
+        Operation.FORWARD_COMPUTE: durations.forward * UNIT_S,
+        Operation.BACKWARD_COMPUTE: backward * UNIT_S,
+        Operation.BACKWARD_WEIGHT_COMPUTE: deferred * UNIT_S,
     }

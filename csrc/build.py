@@ -34,7 +34,7 @@ TORCH_FLAGS = (f"-DTORCH_TARGET_VERSION={TARGET_TORCH}", f"-DPy_LIMITED_API={TAR
 
 
 class KernelBuildError(Exception):
-    """A sentence for the user that says why nothing was built."""
+    """Nothing was built. The message is for the user."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +69,8 @@ def build(output: Path, architectures: Sequence[str], jobs: int, *, optimization
         raise KernelBuildError("torch is not installed in this environment: its headers are needed")
     check_same_toolkit(_run([str(nvcc), "--version"]).stdout, cuda_of_torch(torch))
     with tempfile.TemporaryDirectory() as directory:
-        # what takes longest comes first, so that no compiler is left alone at the end: kernels, and of them the largest
+        # the slowest files come first, so that the compilers end at about the same time: kernels before operators, and
+        # large kernels before small ones
         kernels = sorted(KERNELS.glob("*.cu"), key=lambda source: source.stat().st_size, reverse=True)
         operators = sorted(OPERATORS.glob("*.cpp"))
         threads = f"--threads={max(1, jobs // len(kernels))}"
@@ -140,9 +141,9 @@ def include_flags(torch: Path, *, is_system: bool = False) -> list[str]:
 def link_flags(nvcc: Path, torch: Path) -> list[str]:
     """Return nvcc's flags for the shared library. CUDA's runtime is linked statically: none is needed at load time.
 
-    libtorch is kept as a dependency although the linker finds no symbol of it in use. In a torch for CUDA it brings in
-    libtorch_cuda, which torch itself loads for its own libraries only. Without it the weak function that returns the
-    current stream stays null.
+    libtorch is kept as a dependency although the linker finds no symbol of it in use. In a torch for CUDA it loads
+    libtorch_cuda, whose symbols torch itself makes visible only to its own libraries. Without this dependency, the weak
+    function that returns the current stream would stay null.
     """
     library = f"-L{nvcc.parent.parent / 'lib'}"
     return ["-shared", "--cudart=static", library, "-Xlinker", "--no-as-needed", *library_flags(torch)]
@@ -189,13 +190,13 @@ def check_same_toolkit(nvcc_answer: str, torch_cuda: str | None) -> None:
     if torch_cuda is None or release is None or release[1] == torch_cuda.partition(".")[0]:
         return
     raise KernelBuildError(
-        f"nvcc is of CUDA {release[0].removeprefix('release ')} and torch of CUDA {torch_cuda}: one generation must "
-        f"serve both; put an nvcc of CUDA {torch_cuda.partition('.')[0]} first on PATH or in CUDA_HOME"
+        f"nvcc is of CUDA {release[0].removeprefix('release ')} and torch of CUDA {torch_cuda}: the major versions "
+        f"must be the same; put an nvcc of CUDA {torch_cuda.partition('.')[0]} first on PATH or in CUDA_HOME"
     )
 
 
 def site_packages() -> Iterator[Path]:
-    """Yield the directories of this environment's packages, also in an isolated build that hides them from imports."""
+    """Yield the directories of this environment's packages, even in an isolated build that hides them from imports."""
     seen = dict.fromkeys([*(sysconfig.get_paths()[key] for key in ("purelib", "platlib")), *sys.path])
     yield from (Path(one) for one in seen if one)
 

@@ -1,4 +1,4 @@
-/* What the kernels share: processors, vectors, and threads. To be included before other headers. */
+/* The choice of the processor's instructions, vectors, and threads, for all kernels. Include it before other headers. */
 #ifndef MEGATRAIN_HOST_H
 #define MEGATRAIN_HOST_H
 
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* LINE_ELEMENTS: whole cache lines of elements, so that no two threads write to one */
+/* LINE_ELEMENTS: elements of whole cache lines, so that no two threads write to the same line */
 enum { MIN_ELEMENTS_OF_THREAD = 1 << 15, MAX_THREADS = 256, LINE_ELEMENTS = 64 };
 
 /* On x86-64, each loop is compiled twice: for every processor, and for those with AVX2 and fused instructions. */
@@ -23,7 +23,18 @@ static int has_avx2(void) { return 0; }
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* Some floats that are computed together. Processors without such vectors compute the same numbers in parts. */
+/* Defines the function `name`, which runs `name_any`, an INLINE function, as compiled for this processor. */
+#define COMPILE_TWICE(name, parameters, arguments) COMPILE_EXPANDED(name, parameters, arguments)
+#define COMPILE_EXPANDED(name, parameters, arguments)                   \
+  FOR_AVX2 static void name##_avx2 parameters { name##_any arguments; } \
+  static void name parameters {                                         \
+    if (has_avx2())                                                     \
+      name##_avx2 arguments;                                            \
+    else                                                                \
+      name##_any arguments;                                             \
+  }
+
+/* Floats that are computed together. Processors without vectors of this length compute the same numbers in parts. */
 enum { LANES = 8 };
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));

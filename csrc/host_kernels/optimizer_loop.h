@@ -1,4 +1,4 @@
-/* One loop over elements, for the types that the file which includes this defines; see optimizer_step.c. */
+/* One loop over elements. optimizer_step.c includes this file once for each combination of types, which it defines. */
 
 #define LOOP_PASTED(name, suffix) name##suffix
 #define LOOP_NAMED(name, suffix) LOOP_PASTED(name, suffix)
@@ -62,17 +62,9 @@ INLINE void LOOP_NAMED(LOOP_NAME, _any)(const Step *step, int64_t start, int64_t
   }
 }
 
-FOR_AVX2
-static void LOOP_NAMED(LOOP_NAME, _avx2)(const Step *step, int64_t start, int64_t stop, int is_decayed) {
-  LOOP_NAMED(LOOP_NAME, _any)(step, start, stop, is_decayed);
-}
-
-static void LOOP_NAME(const Step *step, int64_t start, int64_t stop, int is_decayed) {
-  if (has_avx2())
-    LOOP_NAMED(LOOP_NAME, _avx2)(step, start, stop, is_decayed);
-  else
-    LOOP_NAMED(LOOP_NAME, _any)(step, start, stop, is_decayed);
-}
+COMPILE_TWICE(
+    LOOP_NAME, (const Step *step, int64_t start, int64_t stop, int is_decayed), (step, start, stop, is_decayed)
+)
 
 #undef LOOP_NAMED
 #undef LOOP_PASTED

@@ -4,7 +4,7 @@
  * operation below is one of torch's there, in the same order and with the same rounding. Where torch's loops multiply
  * and add with one rounding, fma() is written out, and the compiler may not contract anything else
  * (-ffp-contract=off). Without fused instructions in the processor, fma() is a slow function of the C library.
- * Nothing here knows torch or Python.
+ * This file uses neither torch nor Python.
  */
 #include "host.h"
 #include "argument.h"
@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The same as `_Step` in megatrain/ops/host_kernels.py. */
+/* The same as `_Step` in megatrain/ops/host_optimizer.py. */
 typedef struct {
   void *grad; /* LAMB replaces it by the direction */
   void *master;
@@ -83,7 +83,7 @@ static void update_elements(const void *call, int64_t start, int64_t stop) {
   void (*const update)(const Step *, int64_t, int64_t, int) = step->is_double       ? update_doubles
                                                               : step->has_bf16_grad ? update_floats_with_bf16_grad
                                                                                     : update_floats;
-  int64_t done = start; /* padding, and all that lies in no run, is not decayed */
+  int64_t done = start; /* padding, and elements outside of all runs, are not decayed */
   for (int64_t run = 0; run < step->num_runs; ++run) {
     if (!step->is_decayed[run]) continue;
     const int64_t from = clamped(step->run_borders[run], done, stop);

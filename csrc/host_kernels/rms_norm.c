@@ -3,7 +3,7 @@
  * A row is computed by the same operations wherever it lies and whatever the processor: its sums have a fixed order,
  * and the compiler may not contract anything (-ffp-contract=off). Rows stay in the processor's cache between the loop
  * that sums them and the one that uses the sum.
- * Nothing here knows torch or Python.
+ * This file uses neither torch nor Python.
  */
 #include "host.h"
 #include "argument.h"
@@ -124,15 +124,7 @@ INLINE void compute_any(const RmsNorm *call, int64_t start, int64_t stop) {
     compute_rows(call, row, end, 0, 0);
 }
 
-FOR_AVX2
-static void compute_avx2(const RmsNorm *call, int64_t start, int64_t stop) { compute_any(call, start, stop); }
-
-static void compute(const void *call, int64_t start, int64_t stop) {
-  if (has_avx2())
-    compute_avx2(call, start, stop);
-  else
-    compute_any(call, start, stop);
-}
+COMPILE_TWICE(compute, (const void *call, int64_t start, int64_t stop), (call, start, stop))
 
 void megatrain_rms_norm(const RmsNorm *call) {
   const int64_t num_elements = call->num_rows * call->num_columns;

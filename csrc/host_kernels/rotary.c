@@ -2,7 +2,7 @@
  *
  * The results have the bits of the reference in megatrain/ops/rotary_reference.py: each product and each sum is rounded
  * (-ffp-contract=off). Source and target may be the same memory.
- * Nothing here knows torch or Python.
+ * This file uses neither torch nor Python.
  */
 #include "host.h"
 #include "argument.h"
@@ -68,32 +68,22 @@ INLINE void turn_heads(const Rotation *call, const Heads *heads, int64_t positio
   }
 }
 
-/* Parts begin at whole tokens. */
-INLINE void compute_any(const Rotation *call, int64_t start, int64_t stop, int64_t elements_of_token) {
-  for (int64_t token = start / elements_of_token; token < stop / elements_of_token; ++token)
-    for (int64_t group = 0; group < call->num_groups; ++group)
-      for (int64_t kind = 0; kind < call->num_kinds; ++kind)
-        turn_heads(call, &call->heads[kind], token / call->num_samples, token % call->num_samples, group);
-}
-
 static int64_t elements_of_token(const Rotation *call) {
   int64_t num_heads = 0;
   for (int64_t kind = 0; kind < call->num_kinds; ++kind) num_heads += call->heads[kind].num_heads;
   return call->num_groups * num_heads * call->num_units;
 }
 
-FOR_AVX2
-static void compute_avx2(const Rotation *call, int64_t start, int64_t stop, int64_t of_token) {
-  compute_any(call, start, stop, of_token);
+/* Parts begin at whole tokens. */
+INLINE void compute_any(const Rotation *call, int64_t start, int64_t stop) {
+  const int64_t of_token = elements_of_token(call), end = stop / of_token;
+  for (int64_t token = start / of_token; token < end; ++token)
+    for (int64_t group = 0; group < call->num_groups; ++group)
+      for (int64_t kind = 0; kind < call->num_kinds; ++kind)
+        turn_heads(call, &call->heads[kind], token / call->num_samples, token % call->num_samples, group);
 }
 
-static void compute(const void *call, int64_t start, int64_t stop) {
-  const int64_t of_token = elements_of_token(call);
-  if (has_avx2())
-    compute_avx2(call, start, stop, of_token);
-  else
-    compute_any(call, start, stop, of_token);
-}
+COMPILE_TWICE(compute, (const void *call, int64_t start, int64_t stop), (call, start, stop))
 
 void megatrain_rotate(const Rotation *call) {
   const int64_t of_token = elements_of_token(call);

@@ -1,7 +1,7 @@
 /* The sum of the squares of fp32 numbers on the CPU, added in fp64.
  *
  * The order of additions depends only on the number of elements: 16 partial sums of each block, then the blocks one
- * after another. Nothing here knows torch or Python.
+ * after another. This file uses neither torch nor Python.
  */
 #include "host.h"
 #include "argument.h"
@@ -46,15 +46,7 @@ INLINE void compute_any(const SquareSum *call, int64_t start, int64_t stop) {
     call->block_sums[start / BLOCK_ELEMENTS] = block_sum(call->x + start, clamped(stop - start, 0, BLOCK_ELEMENTS));
 }
 
-FOR_AVX2
-static void compute_avx2(const SquareSum *call, int64_t start, int64_t stop) { compute_any(call, start, stop); }
-
-static void compute(const void *call, int64_t start, int64_t stop) {
-  if (has_avx2())
-    compute_avx2(call, start, stop);
-  else
-    compute_any(call, start, stop);
-}
+COMPILE_TWICE(compute, (const void *call, int64_t start, int64_t stop), (call, start, stop))
 
 void megatrain_square_sum(const SquareSum *call) {
   run_in_parts(compute, call, call->num_elements, BLOCK_ELEMENTS, call->num_threads);

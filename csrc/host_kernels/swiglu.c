@@ -3,7 +3,7 @@
  * Each element is computed from its own inputs by the same operations, wherever it lies and whatever the processor:
  * fma() is written out, and the compiler may not contract anything else (-ffp-contract=off). The exponential function
  * is written here because those of C libraries and of torch differ in their last bits.
- * Nothing here knows torch or Python.
+ * This file uses neither torch nor Python.
  */
 #include "host.h"
 #include "argument.h"
@@ -80,21 +80,14 @@ INLINE void compute_any(const Swiglu *call, int64_t start, int64_t stop) {
   }
 }
 
-FOR_AVX2
-static void compute_avx2(const Swiglu *call, int64_t start, int64_t stop) { compute_any(call, start, stop); }
-
-static void compute(const void *call, int64_t start, int64_t stop) {
-  if (has_avx2())
-    compute_avx2(call, start, stop);
-  else
-    compute_any(call, start, stop);
-}
+COMPILE_TWICE(compute, (const void *call, int64_t start, int64_t stop), (call, start, stop))
 
 void megatrain_swiglu_backward(const Swiglu *call) {
   run_in_parts(compute, call, call->num_rows * call->num_columns, LINE_ELEMENTS, call->num_threads);
 }
 
-/* Write 1 if fma() is an instruction here. Where it is a function, torch's operations are much faster than this kernel. */
+/* Writes 1 if fma() is an instruction of this processor, else 0. If it is a function, torch's operations are much faster
+ * than this kernel. */
 void megatrain_has_fused_instructions(int64_t *found) {
 #ifdef __FP_FAST_FMAF
   *found = 1;

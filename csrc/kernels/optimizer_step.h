@@ -49,7 +49,8 @@ struct LambDirection {
   T* exp_avg;
   T* exp_avg_sq;
   // [tiles + runs, 2]: sums of squares of weight and direction. Row tile + run is for the run's elements in the tile. From
-  // one pair (tile, run) to the next one of them grows, so no row is used twice, and the parts of a run are adjacent.
+  // one pair (tile, run) to the next, one of the two numbers grows. So no two pairs use one row, and a run's parts are
+  // adjacent.
   double* parts;
   int64_t count;
   ParameterRuns runs;

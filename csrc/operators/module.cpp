@@ -1,4 +1,4 @@
-// Importing megatrain._C loads this library, whose static registrations add kernels to the operators that megatrain/ops declares.
+// Importing megatrain._C loads this library. Its static registrations add kernels to the operators that megatrain/ops declares.
 // The module itself has the compute capabilities that it was built for, and whether it found torch's current stream.
 #include <Python.h>
 

@@ -1,8 +1,8 @@
 """The interface of a group of several ranks to a communication library, with one implementation per library.
 
-NcclCommunicator (nccl.py) runs exchanges on streams of the GPU, GlooCommunicator (gloo.py) in threads on CPUs, and
-DryCommunicator (dry.py) needs no peers. Each defines what the library does for an exchange (a Transfer). Its `submit`
-determines when the exchange starts. Spans and errors are created in one place for all libraries (exchange.py).
+NcclCommunicator (nccl.py) runs exchanges on streams of the GPU, GlooCommunicator (gloo.py) in threads on CPUs. Each
+defines what the library does for an exchange (a Transfer). Its `submit` determines when the exchange starts. Spans and
+errors are created in one place for all libraries (exchange.py).
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 class Communicator(ABC):
-    """The exchanges of one group. Tensors are contiguous; peers and roots are global ranks.
+    """The exchanges of one of torch's process groups. Tensors are contiguous; peers and roots are global ranks.
 
-    `timeout` limits the time of an exchange. `connects_at_first_message`: two ranks of a link connect at the first
-    message between them, not when the group is created (link_warmup.py).
+    `timeout` limits the time of an exchange.
     """
 
     connects_at_first_message = False
+    """Whether two ranks of a link connect at the first message between them (link_warmup.py), not when the group is
+    created."""
+    is_asynchronous = True
+    """Whether a collective runs in parallel with the caller and returns a Work."""
 
-    def __init__(self, timeout: timedelta) -> None:
+    def __init__(self, process_group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.process_group = process_group
         self.timeout = timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Limit the time of every later exchange."""
         self.timeout = timeout
+        dist.distributed_c10d._set_pg_timeout(timeout, self.process_group)
 
     @abstractmethod
     def all_gather(self, x: Tensor, out: Tensor) -> Transfer:
@@ -55,17 +60,18 @@ class Communicator(ABC):
         Shapes: x [sum(sent)], out [sum(received)].
         """
 
-    @abstractmethod
     def all_reduce(self, x: Tensor, *, maximum: bool) -> Transfer:
         """Sum `x`, or take its maximum, in place."""
+        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+        return Transfer(lambda: dist.all_reduce(x, op, group=self.process_group, async_op=self.is_asynchronous))
 
-    @abstractmethod
     def broadcast(self, x: Tensor, root: int) -> Transfer:
         """Fill `x` with the `x` of `root`."""
+        return Transfer(lambda: dist.broadcast(x, root, group=self.process_group, async_op=self.is_asynchronous))
 
-    @abstractmethod
     def gather(self, x: Tensor, out: list[Tensor] | None, root: int) -> Transfer:
         """Fill `out` with every rank's `x` in group order. `out` is None except at `root`."""
+        return Transfer(lambda: dist.gather(x, out, root, group=self.process_group, async_op=self.is_asynchronous))
 
     @abstractmethod
     def send(self, x: Tensor, peer: int) -> Transfer:
@@ -81,31 +87,6 @@ class Communicator(ABC):
 
         Raises: CommunicationError if it cannot be started; the Pending raises later errors.
         """
-
-
-class ProcessGroupCommunicator(Communicator):
-    """The common part for all libraries that torch uses through a process group."""
-
-    is_asynchronous = True
-    """Whether a collective runs in parallel with the caller and returns a Work."""
-
-    def __init__(self, process_group: dist.ProcessGroup, timeout: timedelta) -> None:
-        super().__init__(timeout)
-        self.process_group = process_group
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        super().set_timeout(timeout)
-        dist.distributed_c10d._set_pg_timeout(timeout, self.process_group)
-
-    def all_reduce(self, x: Tensor, *, maximum: bool) -> Transfer:
-        op = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-        return Transfer(lambda: dist.all_reduce(x, op, group=self.process_group, async_op=self.is_asynchronous))
-
-    def broadcast(self, x: Tensor, root: int) -> Transfer:
-        return Transfer(lambda: dist.broadcast(x, root, group=self.process_group, async_op=self.is_asynchronous))
-
-    def gather(self, x: Tensor, out: list[Tensor] | None, root: int) -> Transfer:
-        return Transfer(lambda: dist.gather(x, out, root, group=self.process_group, async_op=self.is_asynchronous))
 
 
 def summed_parts(x: Tensor, out: Tensor, size: int, exchange_parts: Callable[[Tensor], Work | None]) -> Transfer:

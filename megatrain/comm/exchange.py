@@ -125,7 +125,7 @@ class ExchangeRunner:
         self._prepare(exchange)  # while the compute stream is current, so that allocated memory belongs to it
         with stream.after_compute():
             token = self.begin_span(exchange)
-            work = self._launch(exchange)
+            work = self.launch(exchange)
             if work is not None:  # torch runs a send or receive on another stream: `stream` waits for it
                 work.wait()
             self.recorder.launched(token)
@@ -154,7 +154,7 @@ class ExchangeRunner:
     def start(self, exchange: Exchange) -> Work:
         """Start `exchange`. Raises: CommunicationError."""
         self._prepare(exchange)
-        work = self._launch(exchange)
+        work = self.launch(exchange)
         assert work is not None, "without a device each exchange has a Work"
         return work
 
@@ -164,7 +164,8 @@ class ExchangeRunner:
         if exchange.transfer.prepare is not None:
             exchange.transfer.prepare()
 
-    def _launch(self, exchange: Exchange) -> Work | None:
+    def launch(self, exchange: Exchange) -> Work | None:
+        """Call the library. Returns None if the operation runs on the current stream. Raises: CommunicationError."""
         try:
             return exchange.transfer.start()
         except torch.OutOfMemoryError:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.communicator import ProcessGroupCommunicator, is_same_memory, summed_parts
+from megatrain.comm.communicator import Communicator, is_same_memory, summed_parts
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Transfer, Work
 from megatrain.comm.group_creation import missing_members_error, new_process_group
 from megatrain.comm.group_plan import PlannedGroup
@@ -25,7 +25,7 @@ from megatrain.comm.lanes import AwaitedLane, Lane, submit_in
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class GlooCommunicator(ProcessGroupCommunicator):
+class GlooCommunicator(Communicator):
     """A group's exchanges, run by gloo's threads.
 
     new_lane: makes a lane from its name, for a group whose exchanges are started first and awaited later; None for a

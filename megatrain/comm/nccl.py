@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from megatrain.comm.communicator import HALF, ProcessGroupCommunicator, summed_parts
+from megatrain.comm.communicator import HALF, Communicator, summed_parts
 from megatrain.comm.device_stream import DeviceStreams
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending, Transfer
 from megatrain.comm.group_creation import missing_members_error, new_process_group
@@ -30,7 +30,7 @@ _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class NcclCommunicator(ProcessGroupCommunicator):
+class NcclCommunicator(Communicator):
     """A group's exchanges. `streams`: those of the rank; the properties of the planned group select one of them."""
 
     connects_at_first_message = True

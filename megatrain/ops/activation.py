@@ -22,8 +22,15 @@ from megatrain.ops.activation_reference import (
     reference_swiglu,
     reference_swiglu_backward,
 )
-from megatrain.ops.host_swiglu import swiglu_backward_kernel
-from megatrain.ops.library import declare, require_contiguous, require_floating, require_same_kind, require_shape
+from megatrain.ops.host_swiglu import host_swiglu_backward, swiglu_backward_kernel
+from megatrain.ops.library import (
+    HostImplementation,
+    declare,
+    require_contiguous,
+    require_floating,
+    require_same_kind,
+    require_shape,
+)
 from megatrain.ops.recomputed import recomputed
 
 
@@ -164,7 +171,7 @@ _swiglu_backward_op = declare(
     "swiglu_backward(Tensor grad_out, Tensor x) -> Tensor",
     check=_check_swiglu_backward,
     reference=reference_swiglu_backward,
-    host=swiglu_backward_kernel,
+    host=HostImplementation(swiglu_backward_kernel, host_swiglu_backward),
     fake=lambda grad_out, x: torch.empty_like(x),
 )
 _bias_swiglu_backward_op = declare(

@@ -9,8 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
+
+HostFunction = Callable[[Any], None]
+"""A compiled function of csrc/host_kernels. It takes a pointer to the struct of its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,13 @@ def host_function(module: str, name: str, argument_types: Sequence[type]) -> Cal
     except (OSError, AttributeError, ValueError):
         return None  # compiled for another machine, or of another version
     return function if is_of_this_version else None
+
+
+def host_kernel(name: str, argument: type[ctypes.Structure]) -> HostFunction | None:
+    """Return a function of csrc/host_kernels, which takes a pointer to `argument`; None under the conditions of
+    host_function.
+    """
+    return host_function("megatrain._host_kernels", f"megatrain_{name}", [ctypes.POINTER(argument)])
 
 
 def missing_capability(architectures: tuple[str, ...], capability: tuple[int, int]) -> str:

@@ -1,31 +1,22 @@
 """Calls the kernel of csrc/host_kernels/rms_norm.c: RMSNorm in fp32, one pass forward and one backward.
 
-Other dtypes are computed in torch operations (normalization_reference.py). The kernel is as exact as these, but its
-sums have another order. The order is the same for every row, and for every number of threads.
+The kernel is as exact as torch's operations (normalization_reference.py), but its sums have another order. The order is
+the same for every row, and for every number of threads.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from megatrain.ops.extension import host_function
-from megatrain.ops.normalization_reference import (
-    reference_add_rms_norm,
-    reference_rms_norm,
-    reference_rms_norm_backward,
-)
-
-Run = Callable[[Any], None]
-"""The compiled function, which gets a pointer to a `_RmsNorm`."""
+from megatrain.ops.extension import HostFunction, host_kernel
 
 _BLOCK_ROWS = 16
-"""Rows whose gradients of the weight the kernel adds, as in csrc/host_kernels/rms_norm.c. torch adds the blocks."""
+"""The number of rows whose gradients of the weight the kernel adds, as in csrc/host_kernels/rms_norm.c. torch adds the
+sums of these blocks of rows."""
 
 
 class _RmsNorm(ctypes.Structure):
@@ -39,63 +30,40 @@ class _RmsNorm(ctypes.Structure):
     )
 
 
-def rms_norm_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """Return the function that does what reference_rms_norm does, in one pass if it can; None if there is no kernel."""
-    run = compiled_rms_norm()
-    return None if run is None else partial(_rms_norm, run)
-
-
-def add_rms_norm_kernel() -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
-    """Return the function that does what reference_add_rms_norm does; None if there is no kernel."""
-    run = compiled_rms_norm()
-    return None if run is None else partial(_add_rms_norm, run)
-
-
-def rms_norm_backward_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """Return the function that does what reference_rms_norm_backward does; None if there is no kernel."""
-    run = compiled_rms_norm()
-    return None if run is None else partial(_rms_norm_backward, run)
-
-
 @cache
-def compiled_rms_norm() -> Run | None:
+def compiled_rms_norm() -> HostFunction | None:
     """Return the compiled function, once per process; None if there is none."""
-    return host_function("megatrain._host_kernels", "megatrain_rms_norm", [ctypes.POINTER(_RmsNorm)])
+    return host_kernel("rms_norm", _RmsNorm)
 
 
-def _rms_norm(run: Run, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if not _is_supported(x):
-        return reference_rms_norm(x, weight, eps)
+def host_rms_norm(norm: HostFunction, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of x, and one number per row, as reference_rms_norm."""
     out, rstd = torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))
-    _run(run, x, eps, (x, None, weight, None, rstd, None, out, None))
+    _run(norm, x, eps, (x, None, weight, None, rstd, None, out, None))
     return out, rstd
 
 
-def _add_rms_norm(run: Run, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    if not _is_supported(x):
-        return reference_add_rms_norm(x, residual, weight, eps)
+def host_add_rms_norm(
+    norm: HostFunction, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm of the sum, the sum, and one number per row, as reference_add_rms_norm."""
     out, total, rstd = torch.empty_like(x), torch.empty_like(x), x.new_empty((*x.shape[:-1], 1))
-    _run(run, x, eps, (x, residual, weight, None, rstd, total, out, None))
+    _run(norm, x, eps, (x, residual, weight, None, rstd, total, out, None))
     return out, total, rstd
 
 
-def _rms_norm_backward(
-    run: Run, grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor
+def host_rms_norm_backward(
+    norm: HostFunction, grad_out: Tensor, grad_sum: Tensor | None, x: Tensor, weight: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor]:
-    if not _is_supported(x):
-        return reference_rms_norm_backward(grad_out, grad_sum, x, weight, rstd)
+    """Return the gradients of x and weight, as reference_rms_norm_backward."""
     grad_x = torch.empty_like(x)
     num_blocks = -(-rstd.numel() // _BLOCK_ROWS)
     grad_weight = x.new_empty((num_blocks, weight.numel()))
-    _run(run, x, 0.0, (x, grad_sum, weight, grad_out, rstd, None, grad_x, grad_weight))
+    _run(norm, x, 0.0, (x, grad_sum, weight, grad_out, rstd, None, grad_x, grad_weight))
     return grad_x, grad_weight.sum(0)
 
 
-def _is_supported(x: Tensor) -> bool:
-    return bool(x.dtype == torch.float32 and x.numel() > 0)
-
-
-def _run(run: Run, x: Tensor, eps: float, tensors: tuple[Tensor | None, ...]) -> None:
+def _run(norm: HostFunction, x: Tensor, eps: float, tensors: tuple[Tensor | None, ...]) -> None:
     """Call the kernel on all threads of torch. ctypes lets other Python threads run meanwhile."""
     call = _RmsNorm(
         *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
@@ -104,4 +72,4 @@ def _run(run: Run, x: Tensor, eps: float, tensors: tuple[Tensor | None, ...]) ->
         torch.get_num_threads(),
         eps,
     )
-    run(ctypes.byref(call))
+    norm(ctypes.byref(call))

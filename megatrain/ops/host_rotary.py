@@ -1,28 +1,19 @@
 """Calls the kernel of csrc/host_kernels/rotary.c: the rotation of queries and keys in fp32, in one pass.
 
-Other dtypes are computed in torch operations (rotary_reference.py). The bits are the same.
+The bits are those of torch's operations (rotary_reference.py).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from megatrain.ops.extension import host_function
-from megatrain.ops.rotary_reference import (
-    new_heads,
-    reference_rotate,
-    reference_rotated_backward,
-    reference_split_rotated,
-)
-
-Run = Callable[[Any], None]
-"""The compiled function, which gets a pointer to a `_Rotation`."""
+from megatrain.ops.extension import HostFunction, host_kernel
+from megatrain.ops.rotary_reference import new_heads
 
 _MAX_KINDS = 3
 
@@ -50,61 +41,39 @@ class _Rotation(ctypes.Structure):
     )
 
 
-def rotate_kernel() -> Callable[..., None] | None:
-    """Return the function that does what reference_rotate does, in one pass if it can; None if there is no kernel."""
-    run = compiled_rotation()
-    return None if run is None else partial(_rotate, run)
-
-
-def split_rotated_kernel() -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
-    """Return the function that does what reference_split_rotated does; None if there is no kernel."""
-    run = compiled_rotation()
-    return None if run is None else partial(_split_rotated, run)
-
-
-def rotated_backward_kernel() -> Callable[..., Tensor] | None:
-    """Return the function that does what reference_rotated_backward does; None if there is no kernel."""
-    run = compiled_rotation()
-    return None if run is None else partial(_rotated_backward, run)
-
-
 @cache
-def compiled_rotation() -> Run | None:
+def compiled_rotation() -> HostFunction | None:
     """Return the compiled function, once per process; None if there is none."""
-    return host_function("megatrain._host_kernels", "megatrain_rotate", [ctypes.POINTER(_Rotation)])
+    return host_kernel("rotate", _Rotation)
 
 
-def _rotate(run: Run, product: Tensor, cos: Tensor, sin: Tensor) -> None:
-    if not _is_supported(product):
-        reference_rotate(product, cos, sin)
-        return
+def host_rotate(rotate: HostFunction, product: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate in place, as reference_rotate."""
     heads = product[..., :-1, :]
-    _run(run, [(heads, heads)], cos, sin, 1.0)
+    _run(rotate, [(heads, heads)], cos, sin, 1.0)
 
 
-def _split_rotated(run: Run, product: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if not _is_supported(product):
-        return reference_split_rotated(product, cos, sin)
+def host_split_rotated(
+    rotate: HostFunction, product: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return new queries, keys and values, as reference_split_rotated."""
     q, k, v = product.split((product.shape[3] - 2, 1, 1), dim=3)
     turned_q, turned_k, new_v = (new_heads(product, part.shape[3]) for part in (q, k, v))
-    _run(run, [(q, turned_q), (k, turned_k), (v, new_v)], cos, sin, 1.0)
+    _run(rotate, [(q, turned_q), (k, turned_k), (v, new_v)], cos, sin, 1.0)
     return turned_q, turned_k, new_v
 
 
-def _rotated_backward(run: Run, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if not _is_supported(grad_q):
-        return reference_rotated_backward(grad_q, grad_k, grad_v, cos, sin)
+def host_rotated_backward(
+    rotate: HostFunction, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
+    """Return the gradient of the product, as reference_rotated_backward."""
     grad = new_heads(grad_q, grad_q.shape[3] + 2)
     targets = grad.split((grad_q.shape[3], 1, 1), dim=3)
-    _run(run, list(zip((grad_q, grad_k, grad_v), targets, strict=True)), cos, sin, -1.0)
+    _run(rotate, list(zip((grad_q, grad_k, grad_v), targets, strict=True)), cos, sin, -1.0)
     return grad
 
 
-def _is_supported(x: Tensor) -> bool:
-    return bool(x.dtype == torch.float32 and x.numel() > 0)
-
-
-def _run(run: Run, parts: Sequence[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, sign: float) -> None:
+def _run(rotate: HostFunction, parts: Sequence[tuple[Tensor, Tensor]], cos: Tensor, sin: Tensor, sign: float) -> None:
     """Rotate the first two parts and copy the third. Each is a source and its target.
 
     All threads of torch are used. ctypes lets other Python threads run meanwhile.
@@ -130,4 +99,4 @@ def _run(run: Run, parts: Sequence[tuple[Tensor, Tensor]], cos: Tensor, sin: Ten
         *(num_positions, num_samples, num_groups, num_units, torch.get_num_threads()),
         sign,
     )
-    run(ctypes.byref(call))
+    rotate(ctypes.byref(call))

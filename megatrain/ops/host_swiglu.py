@@ -1,27 +1,18 @@
 """Calls the kernel of csrc/host_kernels/swiglu.c: the gradient of SwiGLU in fp32 without a bias, in one pass.
 
-Other dtypes, a bias, and forward are computed in torch operations (activation_reference.py). The kernel is as exact as
-these, but differs in the last bits: its exponential function is another one.
+The kernel is as exact as torch's operations (activation_reference.py), but differs in the last bits: its exponential
+function is another one.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from megatrain.ops.activation_reference import reference_swiglu_backward
-from megatrain.ops.extension import host_function
-
-Run = Callable[[Any], None]
-"""The compiled function, which gets a pointer to a `_Swiglu`."""
-
-
-_Flag = ctypes.POINTER(ctypes.c_int64)
+from megatrain.ops.extension import HostFunction, host_function, host_kernel
 
 
 class _Swiglu(ctypes.Structure):
@@ -33,37 +24,38 @@ class _Swiglu(ctypes.Structure):
     )
 
 
-def swiglu_backward_kernel() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return the function that does what reference_swiglu_backward does, in one pass; None if there is no kernel."""
-    run = compiled_swiglu_backward()
-    return None if run is None else partial(_swiglu_backward, run)
-
-
 @cache
-def compiled_swiglu_backward() -> Run | None:
-    """Return the compiled function, once per process; None if there is none, or the processor lacks fused instructions.
+def swiglu_backward_kernel() -> HostFunction | None:
+    """Return compiled_swiglu_backward(), once per process; None if there is none, or if the processor lacks fused
+    multiply-add instructions.
 
     Without them the kernel takes thousands of times as long as torch's operations.
     """
-    has_fused = host_function("megatrain._host_kernels", "megatrain_has_fused_instructions", [_Flag])
+    return compiled_swiglu_backward() if _has_fused_instructions() else None
+
+
+def compiled_swiglu_backward() -> HostFunction | None:
+    """Return the compiled function, whatever the processor is; None if there is none."""
+    return host_kernel("swiglu_backward", _Swiglu)
+
+
+def _has_fused_instructions() -> bool:
+    ask = host_function("megatrain._host_kernels", "megatrain_has_fused_instructions", [ctypes.POINTER(ctypes.c_int64)])
     found = ctypes.c_int64(0)
-    if has_fused is not None:
-        has_fused(ctypes.byref(found))
-    if not found.value:
-        return None
-    return host_function("megatrain._host_kernels", "megatrain_swiglu_backward", [ctypes.POINTER(_Swiglu)])
+    if ask is not None:
+        ask(ctypes.byref(found))
+    return bool(found.value)
 
 
-def _swiglu_backward(run: Run, grad_out: Tensor, x: Tensor) -> Tensor:
-    if x.dtype != torch.float32:
-        return reference_swiglu_backward(grad_out, x)
+def host_swiglu_backward(differentiate: HostFunction, grad_out: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of x, as reference_swiglu_backward."""
     grad_x = torch.empty_like(x)
     columns = x.shape[-1]
     call = _Swiglu(
         *(tensor.data_ptr() for tensor in (x, grad_out, grad_x)),
-        grad_out.numel() // max(columns, 1),
+        grad_out.numel() // columns,
         columns,
         torch.get_num_threads(),
     )
-    run(ctypes.byref(call))  # other Python threads run meanwhile
+    differentiate(ctypes.byref(call))  # ctypes lets other Python threads run meanwhile
     return grad_x

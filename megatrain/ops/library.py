@@ -10,12 +10,12 @@ another in backward. References with large temporaries work in blocks of *_BLOCK
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from megatrain.ops.extension import load_extension
+from megatrain.ops.extension import HostFunction, load_extension
 
 _LIBRARY = torch.library.Library("megatrain", "FRAGMENT")
 _DECLARED: list[str] = []
@@ -31,6 +31,19 @@ SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU = 1 << 16
 """Elements of a flat tensor that are summed in fp64 at once: the fastest of the measured sizes."""
 
 
+class HostImplementation(NamedTuple):
+    """The kernel of an operator for tensors on the CPU. It has the bits of the reference, or bits that depend neither
+    on an element's place nor on threads.
+
+    find: returns the compiled function, or None if there is none. run: does what the reference does, given the compiled
+    function before the operator's arguments. dtypes: the dtypes of the first argument for which the kernel is used.
+    """
+
+    find: Callable[[], HostFunction | None]
+    run: Callable[..., Any]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+
+
 def declare(
     schema: str,
     *,
@@ -38,21 +51,24 @@ def declare(
     reference: Callable[..., Any],
     fake: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
-    host: Callable[[], Callable[..., Any] | None] | None = None,
+    host: HostImplementation | None = None,
 ) -> Callable[..., Any]:
     """Define the operator `schema` and return the function that calls it.
 
     check: raises for arguments that the schema's types allow but the operation does not. It runs before reference and
     fake; kernels make the same checks with the same messages. fake: returns empty results. cuda: the implementation on
-    CUDA by a torch function that CPUs lack; such an operator has no compiled kernel. host: returns the compiled kernel
-    for tensors on the CPU, or None if there is none; called when the operator is. The kernel has the bits of the
-    reference, or bits that depend neither on an element's place nor on threads.
+    CUDA by a torch function that CPUs lack; such an operator has no compiled kernel. host: replaces the reference for
+    tensors on the CPU that have elements.
     """
 
     def checked_reference(*args: Any) -> Any:
         check(*args)
-        kernel = host() if host is not None and args[0].device.type == "cpu" else None
-        return (kernel or reference)(*args)
+        first = args[0]
+        if host is not None and first.device.type == "cpu" and first.dtype in host.dtypes and first.numel():
+            function = host.find()
+            if function is not None:
+                return host.run(function, *args)
+        return reference(*args)
 
     def checked_fake(*args: Any) -> Any:
         check(*args)

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megatrain.ops.host_rms_norm import add_rms_norm_kernel, rms_norm_backward_kernel, rms_norm_kernel
+from megatrain.ops.host_rms_norm import compiled_rms_norm, host_add_rms_norm, host_rms_norm, host_rms_norm_backward
 from megatrain.ops.library import (
+    HostImplementation,
     declare,
     require_contiguous,
     require_dtype,
@@ -183,14 +184,14 @@ _rms_norm_op = declare(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor out, Tensor rstd)",
     check=_check_forward,
     reference=reference_rms_norm,
-    host=rms_norm_kernel,
+    host=HostImplementation(compiled_rms_norm, host_rms_norm),
     fake=lambda x, weight, eps: (torch.empty_like(x), _empty_statistic(x)),
 )
 _add_rms_norm_op = declare(
     "add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor out, Tensor sum, Tensor rstd)",
     check=_check_add_forward,
     reference=reference_add_rms_norm,
-    host=add_rms_norm_kernel,
+    host=HostImplementation(compiled_rms_norm, host_add_rms_norm),
     fake=lambda x, residual, weight, eps: (torch.empty_like(x), torch.empty_like(x), _empty_statistic(x)),
 )
 _rms_norm_backward_op = declare(
@@ -198,7 +199,7 @@ _rms_norm_backward_op = declare(
     "-> (Tensor grad_x, Tensor grad_weight)",
     check=_check_backward,
     reference=reference_rms_norm_backward,
-    host=rms_norm_backward_kernel,
+    host=HostImplementation(compiled_rms_norm, host_rms_norm_backward),
     fake=lambda grad_out, grad_sum, x, weight, rstd: (torch.empty_like(x), torch.empty_like(weight)),
 )
 _layer_norm_op = declare(

@@ -15,8 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megatrain.ops.host_kernels import adamw_kernel, lamb_direction_kernel
+from megatrain.ops.host_optimizer import host_adamw, host_lamb_direction, step_kernel
 from megatrain.ops.library import (
+    HostImplementation,
     declare,
     require_contiguous,
     require_dtype,
@@ -196,7 +197,7 @@ _adamw_op = declare(
     "float bias_correction1, float bias_correction2, float gradient_scale) -> ()",
     check=_check_adamw,
     reference=reference_adamw,
-    host=adamw_kernel,
+    host=HostImplementation(step_kernel, host_adamw, (torch.float32, torch.float64, torch.bfloat16)),
     fake=lambda *arguments: None,
 )
 _lamb_direction_op = declare(
@@ -205,7 +206,7 @@ _lamb_direction_op = declare(
     "float bias_correction1, float bias_correction2, float gradient_scale) -> Tensor",
     check=_check_lamb_direction,
     reference=reference_lamb_direction,
-    host=lamb_direction_kernel,
+    host=HostImplementation(step_kernel, host_lamb_direction, (torch.float32, torch.float64)),
     fake=lambda grad, master, exp_avg, exp_avg_sq, run_borders, is_decayed, *scalars: master.new_empty(
         (is_decayed.numel(), 2), dtype=torch.float64
     ),

@@ -49,7 +49,7 @@ class FoundBackend:
 
 
 def find_apex() -> FoundBackend:
-    """Look for NVIDIA apex with its compiled norms."""
+    """Find NVIDIA apex with its compiled norms."""
     directory = _directory("apex")
     if directory is None:
         return FoundBackend(None, "", "NVIDIA apex is not installed", APEX_INSTALL)
@@ -64,7 +64,7 @@ def find_apex() -> FoundBackend:
 
 
 def find_transformer_engine() -> FoundBackend:
-    """Look for Transformer Engine with its PyTorch module."""
+    """Find Transformer Engine with its PyTorch module."""
     directory = _directory("transformer_engine")
     if directory is None:
         return FoundBackend(None, "", "Transformer Engine is not installed", TRANSFORMER_ENGINE_INSTALL)

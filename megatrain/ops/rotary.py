@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatrain.ops.host_rotary import rotate_kernel, rotated_backward_kernel, split_rotated_kernel
+from megatrain.ops.host_rotary import compiled_rotation, host_rotate, host_rotated_backward, host_split_rotated
 from megatrain.ops.library import (
+    HostImplementation,
     declare,
     require_contiguous,
     require_dtype,
@@ -132,20 +133,20 @@ _rotate_op = declare(
     "rotate_queries_and_keys_(Tensor(a!) product, Tensor cos, Tensor sin) -> ()",
     check=_check_product,
     reference=reference_rotate,
-    host=rotate_kernel,
+    host=HostImplementation(compiled_rotation, host_rotate),
     fake=lambda product, cos, sin: None,
 )
 _split_rotated_op = declare(
     "split_rotated(Tensor product, Tensor cos, Tensor sin) -> (Tensor q, Tensor k, Tensor v)",
     check=_check_product,
     reference=reference_split_rotated,
-    host=split_rotated_kernel,
+    host=HostImplementation(compiled_rotation, host_split_rotated),
     fake=lambda product, cos, sin: tuple(new_heads(product, count) for count in (product.shape[3] - 2, 1, 1)),
 )
 _rotated_backward_op = declare(
     "rotated_backward(Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor cos, Tensor sin) -> Tensor",
     check=_check_backward,
     reference=reference_rotated_backward,
-    host=rotated_backward_kernel,
+    host=HostImplementation(compiled_rotation, host_rotated_backward),
     fake=lambda grad_q, grad_k, grad_v, cos, sin: new_heads(grad_q, grad_q.shape[3] + 2),
 )

@@ -7,18 +7,19 @@ ones. NaN and infinity propagate to the sum. The order of additions depends only
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from megatrain.ops.extension import host_function
-from megatrain.ops.library import SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU, declare, require_contiguous, require_floating
-
-Run = Callable[[Any], None]
-"""The compiled function, which gets a pointer to a `_SquareSum`."""
+from megatrain.ops.extension import HostFunction, host_kernel
+from megatrain.ops.library import (
+    SQUARE_SUM_BLOCK_ELEMENTS_ON_CPU,
+    HostImplementation,
+    declare,
+    require_contiguous,
+    require_floating,
+)
 
 _BLOCK_ELEMENTS = 1 << 16
 """Elements of a partial sum of the kernel, as in csrc/host_kernels/square_sum.c."""
@@ -56,25 +57,17 @@ def reference_square_sum(flat: Tensor) -> Tensor:
     return total
 
 
-def square_sum_kernel() -> Callable[[Tensor], Tensor] | None:
-    """Return the function that does what reference_square_sum does, fp32 in one pass; None if there is none."""
-    run = compiled_square_sum()
-    return None if run is None else partial(_host_square_sum, run)
-
-
 @cache
-def compiled_square_sum() -> Run | None:
-    """Return the compiled function, once per process; None if there is none."""
-    return host_function("megatrain._host_kernels", "megatrain_square_sum", [ctypes.POINTER(_SquareSum)])
+def compiled_square_sum() -> HostFunction | None:
+    """Return the compiled function of csrc/host_kernels/square_sum.c, once per process; None if there is none."""
+    return host_kernel("square_sum", _SquareSum)
 
 
-def _host_square_sum(run: Run, flat: Tensor) -> Tensor:
-    if flat.dtype != torch.float32:
-        return reference_square_sum(flat)
+def _host_square_sum(add_up: HostFunction, flat: Tensor) -> Tensor:
     total = torch.empty((), dtype=torch.float64)
     block_sums = torch.empty(-(-flat.numel() // _BLOCK_ELEMENTS), dtype=torch.float64)
     pointers = (flat.data_ptr(), block_sums.data_ptr(), total.data_ptr())
-    run(ctypes.byref(_SquareSum(*pointers, flat.numel(), torch.get_num_threads())))
+    add_up(ctypes.byref(_SquareSum(*pointers, flat.numel(), torch.get_num_threads())))
     return total
 
 
@@ -82,6 +75,6 @@ _square_sum_op = declare(
     "square_sum(Tensor flat) -> Tensor",
     check=_check,
     reference=reference_square_sum,
-    host=square_sum_kernel,
+    host=HostImplementation(compiled_square_sum, _host_square_sum),
     fake=lambda flat: flat.new_empty((), dtype=torch.float64),
 )

@@ -10,8 +10,8 @@ Source: MegaScale sec. 3.2; ZeRO (arXiv:1910.02054).
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from megatrain.comm.exchange import Pending
 from megatrain.comm.group import Group
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.ops.main_grad import Addition, set_main_grad
+from megatrain.ops.main_grad import Addition
 from megatrain.parallel.bucket import Bucket, group_into_buckets
+from megatrain.parallel.bucket_main_grad import BucketMainGrad, add_gradients_to
 from megatrain.parallel.deferred_wgrads import Wgrads
 from megatrain.parallel.holder_sums import start_sum_over_holders
 from megatrain.parallel.sharding import LogicalParameter
@@ -47,14 +48,6 @@ class DataParallelOptions:
     has_overlap: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PendingReduction:
-    """The reduction of one bucket's gradients into this rank's shard, in flight."""
-
-    bucket: Bucket
-    pending: Pending
-
-
 class ChunkDataParallel:
     """The buckets of one chunk and their collectives in flight."""
 
@@ -71,7 +64,8 @@ class ChunkDataParallel:
         self.number = number
         self.wgrads = Wgrads()
         self.buckets: list[Bucket] = []
-        self._reductions: list[_PendingReduction] = []
+        self._reductions: deque[tuple[Bucket, Pending]] = deque()
+        """The reductions of gradients into this rank's shards, in flight."""
         self._gathers: dict[Bucket, Pending] = {}
         self._shards: dict[Bucket, Tensor] = {}
         self._is_stale = False
@@ -79,10 +73,8 @@ class ChunkDataParallel:
             bucket = Bucket(members, groups, dtype=options.dtype, gradient_dtype=options.gradient_dtype, device=device)
             self.buckets.append(bucket)
             for index, logical in enumerate(members):
-                main_grad = _BucketMainGrad(self, len(self.buckets) - 1, index)
-                set_main_grad(logical.parameter, main_grad)
-                # for operations that return gradients to autograd
-                logical.parameter.register_post_accumulate_grad_hook(_weak_hook(main_grad))
+                write = partial(self._add_gradient, len(self.buckets) - 1, index)
+                add_gradients_to(BucketMainGrad(write, self.wgrads), logical.parameter)
             if options.zero_stage == 2:
                 # the sum over micro-batches; full gradients exist only during a backward and its reduction
                 self._shards[bucket] = torch.zeros(bucket.shard_numel, dtype=options.gradient_dtype, device=device)
@@ -187,11 +179,15 @@ class ChunkDataParallel:
         self.finish_gather()
         sums = []
         for bucket in self.buckets:
-            sums += start_sum_over_holders(bucket, self.gradient_shard(bucket))  # a list of at most one sum
-            if not self.options.has_overlap and sums:
-                sums.pop().finish()
-        for pending_sum in sums:
-            pending_sum.finish()
+            started = start_sum_over_holders(bucket, self.gradient_shard(bucket))
+            if started is None:
+                continue
+            if self.options.has_overlap:
+                sums.append(started)
+            else:
+                started.finish()
+        for started in sums:
+            started.finish()
 
     def gradient_shard(self, bucket: Bucket) -> Tensor:
         """Return this rank's shard of the summed gradients. Shapes: [shard_numel]."""
@@ -209,9 +205,8 @@ class ChunkDataParallel:
         if not self._is_stale:
             return
         self._is_stale = False
-        for bucket in reversed(
-            self.buckets
-        ):  # they are in the order of the backward, and the forward needs the last one first
+        # the buckets are in the order of the backward, and the forward needs the last one first
+        for bucket in reversed(self.buckets):
             shard, whole = bucket.values[bucket.shard], bucket.values
             pending = bucket.replicas.all_gather(shard, Operation.PARAMS_ALL_GATHER, out=whole, chunk=self.number)
             if not self.options.has_overlap:
@@ -235,16 +230,16 @@ class ChunkDataParallel:
         """Wait for the gathers in flight."""
         self._await_gathers(list(self._gathers))
 
-    def add_gradient(self, number: int, index: int, add: Addition) -> None:
+    def _add_gradient(self, number: int, index: int, add: Addition) -> None:
         """Call `add` with the gradient of parameter `index` of bucket `number`, and start to reduce complete buckets.
 
         Raises: RuntimeError for more writes than declared.
         """
-        if not self._is_counting:
-            add(*self.buckets[number].take_gradient(index))
-            return
-        self._counts.count(number, index)  # before the write: the reduction of the bucket may be in flight
+        if self._is_counting:
+            self._counts.count(number, index)  # before the write: the reduction of the bucket may be in flight
         add(*self.buckets[number].take_gradient(index))
+        if not self._is_counting:
+            return
         order = self._counts.order
         # a complete bucket waits for the earlier ones, because all ranks must start collectives in the same order
         while self._num_started < self._counts.num_early and self._counts.is_complete(order[self._num_started]):
@@ -274,47 +269,22 @@ class ChunkDataParallel:
         shard = gradients[bucket.shard]
         if options.zero_stage == 2 and options.reduce_dtype != gradients.dtype and bucket.replicas.size > 1:
             shard = torch.empty_like(shard)  # a slice would keep all gradients alive, although a cast copy is sent
-        self._reductions.append(_PendingReduction(bucket, self._reduce_scatter(bucket, gradients, shard)))
-        if options.zero_stage == 2:
-            bucket.gradients = None  # the reduction in flight keeps the memory alive
-
-    def _reduce_scatter(self, bucket: Bucket, gradients: Tensor, shard: Tensor) -> Pending:
         # with one replica nothing is sent, so the gradients are not rounded
-        whole = gradients.to(self.options.reduce_dtype) if bucket.replicas.size > 1 else gradients
-        return bucket.replicas.reduce_scatter(
+        whole = gradients.to(options.reduce_dtype) if bucket.replicas.size > 1 else gradients
+        pending = bucket.replicas.reduce_scatter(
             whole, Operation.GRADS_REDUCE_SCATTER, out=shard, chunk=self.number, sums_in_fp32=True
         )
+        self._reductions.append((bucket, pending))
+        if options.zero_stage == 2:
+            bucket.gradients = None  # the reduction in flight keeps the memory alive
 
     def finish_reductions(self) -> None:
         """Wait for the reductions in flight."""
         while self._reductions:
-            reduction = self._reductions.pop(0)  # dropped before the next wait, with the full gradients that it holds
-            result = reduction.pending.wait()
+            bucket, pending = self._reductions.popleft()  # drops the last one, with its full gradients, before the wait
+            result = pending.wait()
             if self.options.zero_stage == 2:
-                self._shards[reduction.bucket].add_(result)
-
-
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class _BucketMainGrad:
-    """The main_grad of a parameter whose gradient lies in a bucket."""
-
-    chunk: ChunkDataParallel
-    number: int
-    """The bucket's number in the chunk."""
-    index: int
-    """The parameter's index in the bucket."""
-
-    def add(self, add: Addition) -> None:
-        self.chunk.add_gradient(self.number, self.index, add)
-
-    def add_wgrad(self, add: Addition) -> None:
-        self.chunk.wgrads.run(lambda: self.add(add))
-
-    def add_grad(self, parameter: Tensor) -> None:
-        """Move the gradient that autograd left in `parameter.grad`, if any, to the bucket."""
-        if parameter.grad is not None:
-            gradient, parameter.grad = parameter.grad, None
-            self.add(lambda total, is_fresh: total.copy_(gradient) if is_fresh else total.add_(gradient))
+                self._shards[bucket].add_(result)
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -324,19 +294,3 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield from _parts(child)
         else:
             yield child
-
-
-def _weak_hook(main_grad: _BucketMainGrad) -> Callable[[Tensor], None]:
-    """Return a hook that adds to `main_grad` without keeping it alive, for the parameter that has it.
-
-    The garbage collector does not traverse torch's hooks. A hook with a strong reference to its bucket, and so to the
-    parameter, would keep the whole model and its groups alive forever.
-    """
-    reference = weakref.ref(main_grad)
-
-    def add_grad(parameter: Tensor) -> None:
-        found = reference()
-        if found is not None:  # otherwise the parameter has another main_grad by now
-            found.add_grad(parameter)
-
-    return add_grad

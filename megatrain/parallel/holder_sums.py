@@ -40,8 +40,8 @@ class SumOverHolders:
                 part.copy_(summed)
 
 
-def start_sum_over_holders(bucket: Bucket, shard: Tensor) -> list[SumOverHolders]:
-    """Start to sum the parts of this rank's `shard` of a bucket that have several holders.
+def start_sum_over_holders(bucket: Bucket, shard: Tensor) -> SumOverHolders | None:
+    """Start to sum the parts of this rank's `shard` of a bucket that have several holders. Returns None if none have.
 
     Communication: one all-reduce over the first of the bucket's sum groups, or none, the same on all ranks of the
     groups.
@@ -52,10 +52,10 @@ def start_sum_over_holders(bucket: Bucket, shard: Tensor) -> list[SumOverHolders
         if shard_slice.holders.groups
     ]
     if not parts:
-        return []
+        return None
     flat = parts[0] if len(parts) == 1 else torch.cat(parts)
     first, *others = bucket.sum_groups
-    return [SumOverHolders(parts, flat, _sum_over(first, flat), others)]
+    return SumOverHolders(parts, flat, _sum_over(first, flat), others)
 
 
 def _sum_over(group: Group, flat: Tensor) -> Pending:

@@ -11,18 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
 from megatrain.comm.gloo import GlooCommunicator
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.errors import CommunicationError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import open_recorder
 from tests.helpers.black_boxes import boxes_by_rank, spans
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.waiting import DEADLINE_S
+from tests.helpers.single_rank import SilentRecorder
 
 SIZE = 3
 CPU = torch.device("cpu")
@@ -44,15 +43,6 @@ class Answers:
     error: str = ""
 
 
-def joined_mesh(context: RankContext, layout: Layout, boxes: str = "", *, has_wrap_links: bool = False) -> Mesh:
-    rank, world_size = context.rank, layout.world_size
-    process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="collectives", timeout_s=DEADLINE_S))
-    identity = Identity("collectives", "main", 0, rank, layout, os.getpid(), "host")
-    recorder = open_recorder(identity, directory=boxes, run_key="key", num_records=256)
-    return create_mesh(layout, rank, CPU, recorder, has_wrap_links=has_wrap_links, timeout_s=DEADLINE_S)
-
-
 def own(rank: int) -> Tensor:
     """Return a rank's input: each maximum is from another rank, and no rank's input equals the sum."""
     return torch.tensor([[rank, -rank], [10.0 * (rank == 1), 7.0]], dtype=torch.float64)
@@ -64,7 +54,9 @@ def sent_by(rank: int) -> Tensor:
 
 
 def exchange(context: RankContext, boxes: str) -> Answers:
-    mesh, rank, answers = joined_mesh(context, Layout(dp_size=SIZE), boxes), context.rank, Answers()
+    layout, rank, answers = Layout(dp_size=SIZE), context.rank, Answers()
+    identity = Identity("collectives", "main", 0, rank, layout, os.getpid(), "host")
+    mesh = joined_mesh(context, layout, open_recorder(identity, directory=boxes, run_key="key", num_records=256))
     dp, results = mesh.replicas, answers.results
     results["sum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE).wait().tolist()
     results["maximum"] = dp.all_reduce(own(rank), Operation.DP_ALL_REDUCE, maximum=True).wait().tolist()
@@ -156,7 +148,7 @@ def test_timeout_is_set_for_every_group(answers: list[Answers]) -> None:
 
 
 def channels_of(context: RankContext, layout: Layout, has_wrap_links: bool) -> tuple[list[str], bool, bool]:
-    links = joined_mesh(context, layout, has_wrap_links=has_wrap_links).links
+    links = joined_mesh(context, layout, SilentRecorder(), has_wrap_links=has_wrap_links).links
     assert links is not None
     channels = (links.forward_to_next, links.forward_from_previous, links.backward_to_previous,
                 links.backward_from_next)  # fmt: skip
@@ -188,7 +180,7 @@ def reduce_half_precision(context: RankContext) -> list[float]:
     rank = context.rank
     x = torch.full((SIZE * 2,), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)
     own_slice = x[2 * rank : 2 * rank + 2]
-    dp = joined_mesh(context, Layout(dp_size=SIZE)).replicas
+    dp = joined_mesh(context, Layout(dp_size=SIZE), SilentRecorder()).replicas
     reduced = dp.reduce_scatter(x, Operation.GRADS_REDUCE_SCATTER, out=own_slice, sums_in_fp32=True).wait()
     assert reduced is own_slice
     halves = torch.full((SIZE,), 256.0 if rank == 0 else 0.5, dtype=torch.bfloat16)

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.comm.cpu_groups import gather_json_in
 from megatrain.contracts.black_box.operations import Operation
-from megatrain.contracts.black_box.values import Identity
 from megatrain.contracts.layout import REPLICAS, Layout
-from megatrain.contracts.process import Process
-from megatrain.telemetry.recorder import open_recorder
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
-from tests.helpers.waiting import DEADLINE_S
+from tests.helpers.single_rank import SilentRecorder
 
 LAYOUTS = [
     Layout(tp_size=2, pp_size=2, dp_size=2),
@@ -41,13 +38,7 @@ def replicas_of(layout: Layout) -> set[tuple[str, ...]]:
 
 def talk(context: RankContext, layout: Layout) -> dict[str, Any]:
     rank, world_size = context.rank, layout.world_size
-    if world_size > 1:
-        process = Process(rank, world_size, rank, world_size, 0, context.init_method)
-        join(open_rendezvous(process, job="talk", timeout_s=DEADLINE_S))
-    recorder = open_recorder(
-        Identity("talk", "main", 0, rank, layout, 1, "host"), directory="", run_key="", num_records=256
-    )
-    mesh = create_mesh(layout, rank, torch.device("cpu"), recorder, timeout_s=DEADLINE_S)
+    mesh = joined_mesh(context, layout, SilentRecorder())
     cpu_groups = mesh.cpu_groups
     return {
         "gathered": cpu_groups.gather_json(rank, plan_of(rank)),

@@ -12,9 +12,10 @@ from megatrain.contracts.layout import Layout
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import PlacementRow
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
-from tests.dist.test_collectives import joined_mesh
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
+from tests.helpers.single_rank import SilentRecorder
 
 WIDTH, BATCH, LR = 6, 4, 0.05
 NUM_REPLICAS, NUM_MICROBATCHES = 2, 2
@@ -79,7 +80,7 @@ def train_replica(context: RankContext, zero_stage: int) -> tuple[list[Values], 
     Returns the parameters after each step, and for each reduction how many buckets started before the backward ended.
     """
     layout = Layout(dp_size=NUM_REPLICAS)
-    mesh = joined_mesh(context, layout)
+    mesh = joined_mesh(context, layout, SilentRecorder())
     with torch.device("meta"):
         module = Routed()
     plan = TensorPlan(TABLE, layout, context.rank, mesh.tp, recompute="none", vocab_size=0)

@@ -12,25 +12,21 @@ from megatrain.checkpoint.image import key_of
 from megatrain.checkpoint.load import LoadReport, load_state
 from megatrain.checkpoint_format.local_location import LocalLocation
 from megatrain.checkpoint_format.manifest import Manifest
-from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.process import Process
 from megatrain.training.rank_model import build_rank_model
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.saved_checkpoint import whole_state, write_as_job
 from tests.helpers.single_rank import SilentRecorder, make_config
-from tests.helpers.waiting import DEADLINE_S
 
 
 def load_on_rank(
     context: RankContext, layout: Layout, directory: Path, manifest: Manifest, config: Config
 ) -> tuple[LoadReport, list[str]]:
     """Run as a rank that loads its state; return its report, and the shards that differ from the saved state."""
-    process = Process(context.rank, layout.world_size, context.rank, layout.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="load", timeout_s=DEADLINE_S))
-    mesh = create_mesh(layout, context.rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)
+    mesh = joined_mesh(context, layout, SilentRecorder())
     saved = build_rank_model(config, mesh, SilentRecorder(), mesh.device).saved_shards()
     shards = [(one.kind, one.shard) for one in saved]
     report = load_state(LocalLocation(directory), manifest, shards, mesh.rank, mesh.cpu_groups)

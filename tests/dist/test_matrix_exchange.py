@@ -8,19 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.process import Process
 from megatrain.ops.orthogonalize import orthogonalized
 from megatrain.parallel.bucket import Bucket, group_into_buckets
 from megatrain.parallel.matrix_exchange import matrix_exchanges
 from megatrain.parallel.placement import Cut, PlacementRow
 from megatrain.parallel.sharding import FlatShard
 from megatrain.parallel.tensor_plan import TensorPlan, apply_tensor_plan
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.single_rank import SilentRecorder
-from tests.helpers.waiting import DEADLINE_S
 
 SHAPES = {"experts": (40, 24), "dense": (24, 40), "other_experts": (24, 32)}
 TABLE = (
@@ -37,9 +35,7 @@ def drawn(name: str) -> torch.Tensor:
 
 def orthogonalize_on_rank(context: RankContext, layout: Layout) -> list[FlatShard]:
     """Run as a rank with its parts of all weights; return its shards of the orthogonal matrices, multiplied by two."""
-    process = Process(context.rank, layout.world_size, context.rank, layout.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="matrices", timeout_s=DEADLINE_S))
-    mesh = create_mesh(layout, context.rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)
+    mesh = joined_mesh(context, layout, SilentRecorder())
     names = [name for name in SHAPES if layout.size("ep") > 1 or not name.endswith("experts")]
     with torch.device("meta"):
         module = nn.ModuleDict({name: nn.Linear(*reversed(SHAPES[name]), bias=False) for name in names})

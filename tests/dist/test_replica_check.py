@@ -13,12 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.errors import ReplicaError
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.pipeline import Pipeline
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
@@ -27,11 +25,11 @@ from megatrain.training.rank_model import RankModel
 from megatrain.training.replica_check import ReplicaCheck, differing_rows
 from tests.dist.training_jobs import Tables, TrainingJobs, assert_states_bitwise
 from tests.helpers.black_boxes import boxes_by_rank, recording_in, spans_by_step
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankError, RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.single_rank import SilentRecorder
 from tests.helpers.training_case import CaseOrders, RankRecord, make_config, on_layout, train_on_rank
-from tests.helpers.waiting import DEADLINE_S
 
 STEPS = 4
 SMALL: Tables = {"model": {"num_layers": 2}, "train": {"steps": STEPS, "checksum_interval": 2}}
@@ -109,9 +107,7 @@ def compare_on_more_axes(context: RankContext, layout: Layout, odd_rank: int, od
     """Run as a rank that holds a dense parameter and experts, compare them, and return the findings. On `odd_rank` the
     last bit of one of the two is flipped."""
     rank = context.rank
-    process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="compare", timeout_s=DEADLINE_S))
-    mesh = create_mesh(layout, rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)
+    mesh = joined_mesh(context, layout, SilentRecorder())
     options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=False)
     parameters = []
     for row, shape in MORE_ROWS if "ep" in layout.axes else MORE_ROWS[:1]:

@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from megatrain.comm import create_mesh, join, open_rendezvous
 from megatrain.contracts.black_box.operations import Operation
 from megatrain.contracts.layout import Layout
-from megatrain.contracts.process import Process
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Cut, PlacementRow, placements_of, tensor_shape
 from megatrain.parallel.sharding import LogicalParameter
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.single_rank import SilentRecorder
-from tests.helpers.waiting import DEADLINE_S
 
 SHAPE = (8, 96)
 CASES = {
@@ -42,10 +40,7 @@ def gradient_of(rank: int) -> torch.Tensor:
 def sum_on_rank(context: RankContext, row: PlacementRow, layout: Layout) -> list[tuple[Any, torch.Tensor]]:
     """Run as a rank with one parameter; return the boxes of its shard with their summed gradients, and the token
     count."""
-    rank = context.rank
-    process = Process(rank, layout.world_size, rank, layout.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="spans", timeout_s=DEADLINE_S))
-    mesh = create_mesh(layout, rank, torch.device("cpu"), SilentRecorder(), timeout_s=DEADLINE_S)
+    rank, mesh = context.rank, joined_mesh(context, layout, SilentRecorder())
     placements = placements_of("w", SHAPE, row, layout, rank)
     parameter = nn.Parameter(torch.zeros(tensor_shape(placements), dtype=torch.float64))
     options = DataParallelOptions(1, torch.float64, torch.float64, torch.float64, bucket_size=1, has_overlap=True)

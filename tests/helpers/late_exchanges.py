@@ -15,21 +15,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from megatrain.comm import Mesh, create_mesh, join, open_rendezvous
+from megatrain.comm import Mesh
 from megatrain.comm.channel import Channel
 from megatrain.comm.exchange import Exchange, ExchangeRunner, Pending
 from megatrain.comm.group import Group
 from megatrain.config.config import Config
 from megatrain.contracts.black_box.values import Identity
-from megatrain.contracts.process import Process
 from megatrain.telemetry.recorder import Recorder, open_recorder
 from megatrain.training.rank_model import RankModel, build_rank_model
 from megatrain.training.step import train_step
+from tests.helpers.joined_mesh import joined_mesh
 from tests.helpers.paced_train import pause_until
 from tests.helpers.rank_pool import RankPool
 from tests.helpers.rank_protocol import RankContext
 from tests.helpers.training_case import make_config, on_layout
-from tests.helpers.waiting import DEADLINE_S
 
 Tables = dict[str, dict[str, Any]]
 MOST_S = 0.004
@@ -165,14 +164,11 @@ def open_mesh(
     """Join the peers of this rank of the pool. `before_exchange` is called with each exchange right before it
     starts."""
     layout, rank = config.layout(context.world_size), context.rank
-    process = Process(rank, context.world_size, rank, context.world_size, 0, context.init_method)
-    join(open_rendezvous(process, job="exchanges", timeout_s=DEADLINE_S))
     identity = Identity("exchanges", "main", 0, rank, layout, os.getpid(), "host")
     recorder = open_recorder(identity, directory="", run_key="exchanges", num_records=256)
-    mesh = create_mesh(
+    mesh = joined_mesh(
+        context,
         layout,
-        rank,
-        torch.device("cpu"),
         recorder,
         has_wrap_links=config.parallel.num_chunks > 1,
         holders=config.holders,

@@ -51,12 +51,13 @@ def host_kernels_report() -> dict[str, Any]:
     """Return whether the library for CPUs is there, and the names of the kernels that are not used.
 
     missing: the library cannot be loaded, or has no such function of this version. unlike_torch: it rounds in another
-    way than torch.
+    way than torch. slow_here: this processor lacks fused multiply-add instructions, without which the kernel is slow.
     """
-    from megatrain.ops.host_kernels import compiled_step, step_kernel
+    from megatrain.ops.extension import HostFunction
+    from megatrain.ops.host_optimizer import compiled_step, step_kernel
     from megatrain.ops.host_rms_norm import compiled_rms_norm
     from megatrain.ops.host_rotary import compiled_rotation
-    from megatrain.ops.host_swiglu import compiled_swiglu_backward
+    from megatrain.ops.host_swiglu import compiled_swiglu_backward, swiglu_backward_kernel
     from megatrain.ops.square_sums import compiled_square_sum
 
     compiled = {
@@ -66,11 +67,16 @@ def host_kernels_report() -> dict[str, Any]:
         HostKernel.SWIGLU_GRADIENT: compiled_swiglu_backward(),
         HostKernel.GRADIENT_NORM: compiled_square_sum(),
     }
-    is_unlike_torch = compiled[HostKernel.STEP] is not None and step_kernel() is None
+    missing = [name for name, function in compiled.items() if function is None]
+
+    def unused(name: HostKernel, function: HostFunction | None) -> list[HostKernel]:
+        return [name] if function is None and name not in missing else []
+
     return {
         "is_built": importlib.util.find_spec("megatrain._host_kernels") is not None,
-        "missing": [name for name, run in compiled.items() if run is None],
-        "unlike_torch": [HostKernel.STEP] if is_unlike_torch else [],
+        "missing": missing,
+        "unlike_torch": unused(HostKernel.STEP, step_kernel()),
+        "slow_here": unused(HostKernel.SWIGLU_GRADIENT, swiglu_backward_kernel()),
     }
 
 

@@ -32,6 +32,7 @@ class HostKernel(StrEnum):
     GRADIENT_NORM = "the gradient norm"
 
 
+NO_FUSED_INSTRUCTIONS = "this processor has no fused multiply-add instructions (FMA)"
 SAME_BITS = (HostKernel.STEP, HostKernel.ROTATION)
 """The kernels whose results equal those of torch's operations bit by bit."""
 
@@ -120,8 +121,8 @@ def _kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
 def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     """Return which kernels of csrc/host_kernels are used; if not all are, why, and the consequence."""
     found = report["host_kernels"]
-    missing, unlike_torch = found["missing"], found["unlike_torch"]
-    unused = [name for name in HostKernel if name in (*missing, *unlike_torch)]
+    missing, unlike_torch, slow_here = found["missing"], found["unlike_torch"], found["slow_here"]
+    unused = [name for name in HostKernel if name in (*missing, *unlike_torch, *slow_here)]
     if not unused:
         return DoctorFinding("host kernels", "compiled, all used")
     changed = [name for name in unused if name not in SAME_BITS]
@@ -130,8 +131,9 @@ def _host_kernels_finding(report: Mapping[str, Any]) -> DoctorFinding:
     if not found["is_built"]:
         return DoctorFinding("host kernels", NOT_COMPILED, consequence, FindingLevel.ABSENT)
     if not missing:
-        state = f"compiled, but not used for {names_text(unlike_torch)}: this torch rounds in another way"
-        return DoctorFinding("host kernels", state, consequence, FindingLevel.ABSENT)
+        reasons = {"this torch rounds in another way": unlike_torch, NO_FUSED_INSTRUCTIONS: slow_here}
+        not_used = [f"not used for {names_text(names)}: {reason}" for reason, names in reasons.items() if names]
+        return DoctorFinding("host kernels", f"compiled, but {'; '.join(not_used)}", consequence, FindingLevel.ABSENT)
     rebuild = "in megatrain's sources: MEGATRAIN_CUDA=0 python setup.py build_ext --inplace --force"
     state = f"compiled, but of another version or for another machine, without {names_text(missing)}: build it again"
     if len(missing) == len(HostKernel):

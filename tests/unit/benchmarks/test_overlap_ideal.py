@@ -7,7 +7,8 @@ from typing import Literal
 import pytest
 import torch
 
-from benchmarks.overlap import OverlapCase, bars_of, is_known, is_valid
+from benchmarks.overlap import bars_of, is_known, is_valid
+from benchmarks.overlap_cases import OverlapCase
 from benchmarks.overlap_cost import ExchangeCost, cost_columns, measured_cost
 from benchmarks.overlap_ideal import Computes, ideal_of_schedule, sent_bytes
 from benchmarks.overlap_pace import LayerPace

@@ -26,7 +26,7 @@ REPORT = {
     "is_cuda_available": True,
     "devices": [{"name": "NVIDIA H100", "capability": "9.0", "memory_bytes": 80 << 30, "missing_capability": ""}],
     "kernels": {"architectures": ["8.0", "9.0a"], "reason": ""},
-    "host_kernels": {"is_built": True, "missing": [], "unlike_torch": []},
+    "host_kernels": {"is_built": True, "missing": [], "unlike_torch": [], "slow_here": []},
     "has_gloo": True,
     "has_nccl": True,
     "nccl_version": "2.29.1",

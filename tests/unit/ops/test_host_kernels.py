@@ -12,7 +12,7 @@ import importlib.util
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from typing import Any
@@ -26,23 +26,13 @@ from torch import Tensor
 from megatrain.ops import activation, normalization, optimizer_reference, rotary
 from megatrain.ops.activation_reference import reference_swiglu_backward
 from megatrain.ops.extension import host_function
-from megatrain.ops.host_kernels import adamw_kernel, lamb_direction_kernel, step_kernel
-from megatrain.ops.host_rms_norm import (
-    add_rms_norm_kernel,
-    compiled_rms_norm,
-    rms_norm_backward_kernel,
-    rms_norm_kernel,
-)
-from megatrain.ops.host_rotary import (
-    compiled_rotation,
-    rotate_kernel,
-    rotated_backward_kernel,
-    split_rotated_kernel,
-)
+from megatrain.ops.host_optimizer import step_kernel
+from megatrain.ops.host_rms_norm import compiled_rms_norm
+from megatrain.ops.host_rotary import compiled_rotation
 from megatrain.ops.host_swiglu import compiled_swiglu_backward, swiglu_backward_kernel
 from megatrain.ops.optimizer_reference import reference_adamw, reference_lamb_direction
 from megatrain.ops.rotary_reference import reference_rotate, reference_rotated_backward, reference_split_rotated
-from megatrain.ops.square_sums import compiled_square_sum, reference_square_sum, square_sum_kernel
+from megatrain.ops.square_sums import compiled_square_sum, reference_square_sum
 from tests.helpers.kernels import UNDER_TEST
 from tests.helpers.optimizer_shards import LAYOUTS, OPS, make_shard
 from tests.helpers.require import require
@@ -65,22 +55,12 @@ SPECIAL = (
     float("nan"),
 )
 ODDS = st.integers(0, 17)
+SCALARS = (0.9, 0.95, 1e-8, 0.1, 0.3, 0.2, 0.7)
+MEMORY_ONLY = tuple(f"aten::{name}" for name in ("as_strided", "empty", "new_empty", "narrow", "slice", "split"))
 DECLARING = (activation, normalization, rotary)
 """Their import declares the operators that are tested here."""
-
-
-KERNELS = (
-    adamw_kernel,
-    lamb_direction_kernel,
-    rms_norm_kernel,
-    add_rms_norm_kernel,
-    rms_norm_backward_kernel,
-    rotate_kernel,
-    split_rotated_kernel,
-    rotated_backward_kernel,
-    square_sum_kernel,
-    swiglu_backward_kernel,
-)
+FINDING = (step_kernel, compiled_rms_norm, compiled_rotation, compiled_square_sum, swiglu_backward_kernel)
+"""The functions that find the kernels."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -91,8 +71,15 @@ def _needs_the_library() -> None:
     require("compiler", found is not None, "megatrain._host_kernels was not built")
 
 
+@pytest.fixture(autouse=True)
+def _keep_the_number_of_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def values(numel: int, seed: int, dtype: torch.dtype, specials: Sequence[int], at: int = 0) -> Tensor:
-    """Return random numbers with some special ones, `at` elements behind the begin of their memory."""
+    """Return random numbers with some special ones, `at` elements after the beginning of their memory."""
     generator = torch.Generator().manual_seed(seed)
     magnitude = torch.exp(4 * torch.randn(numel, generator=generator, dtype=torch.float64))
     drawn = torch.randn(numel, generator=generator, dtype=torch.float64) * magnitude
@@ -150,13 +137,13 @@ def test_kernel_has_the_bits_of_torch(
     numel = sum(lengths)
     borders, decays = torch.tensor([0, *accumulate(lengths[:-1])]), torch.arange(len(lengths) - 1) % 3 != 1
     scalars = (beta1, 0.95, 1e-8, weight_decay, 1 - 0.9**3, 1 - 0.95**3, 0.7)
+    assert step_kernel() is not None, "the kernel is not used here: it differs from this torch"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optimizer_reference, "OPTIMIZER_BLOCK_ELEMENTS_ON_CPU", block)
-        updates: list[tuple[Callable[..., Any] | None, Callable[..., Any]]] = [(adamw_kernel(), reference_adamw)]
+        updates: list[tuple[Callable[..., Any], Callable[..., Any]]] = [(OPS.adamw_, reference_adamw)]
         if grad_dtype == dtype:
-            updates.append((lamb_direction_kernel(), reference_lamb_direction))
+            updates.append((OPS.lamb_direction_, reference_lamb_direction))
         for kernel, reference in updates:
-            assert kernel is not None, "the kernel is not used here: it differs from this torch"
             is_lamb = reference is reference_lamb_direction
             sides = []
             for update in (kernel, reference):
@@ -180,13 +167,9 @@ def test_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, num_threads
     lengths = [100_001, 3, 60_000, 41]
     one, many = make_shard(lengths, dtype), make_shard(lengths, dtype)
     grad = values(one.master.numel(), 5, dtype, [])
-    before = torch.get_num_threads()
-    try:
-        for shard, count in ((one, 1), (many, num_threads)):
-            torch.set_num_threads(count)
-            shard.adamw(grad)
-    finally:
-        torch.set_num_threads(before)
+    for shard, count in ((one, 1), (many, num_threads)):
+        torch.set_num_threads(count)
+        shard.adamw(grad)
 
     assert_same_bits(many.tensors, one.tensors)
 
@@ -204,19 +187,13 @@ def test_blocks_of_the_reference_do_not_change_a_bit(monkeypatch: pytest.MonkeyP
     assert_same_bits(*sides)
 
 
-SCALARS = (0.9, 0.95, 1e-8, 0.1, 0.3, 0.2, 0.7)
-
-
-MEMORY_ONLY = tuple(f"aten::{name}" for name in ("as_strided", "empty", "new_empty", "narrow", "slice", "split"))
-
-
 def test_the_operators_run_the_kernels_alone() -> None:
     shard = make_shard([40, 20, 4], torch.float32)
     grad = values(64, 5, torch.float32, [])
     rows = grad[:42].view(2, 21)
     row, rstd = rows[0], rows[:, :1].contiguous()
     product, angles = torch.ones(1, 1, 2, 4, 8), torch.ones(1, 1, 1, 4)
-    assert adamw_kernel() is not None  # the first call compares it with torch's operations
+    assert step_kernel() is not None  # the first call compares it with torch's operations
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
         OPS.adamw_(grad, *shard.tensors, None, shard.run_borders, shard.is_decayed, 0.1, *SCALARS)
         OPS.swiglu_backward(row, rows)
@@ -230,7 +207,7 @@ def test_the_operators_run_the_kernels_alone() -> None:
 
     own = {event.name for event in trace.events() if event.name.startswith("megatrain::")}
     others = {event.name for event in trace.events()} - own
-    assert len(own) == len(KERNELS) - 1  # that of LAMB sums in torch operations
+    assert len(own) == 9  # all but LAMB's, which sums in torch operations
     computing = {name for name in others if not name.startswith(MEMORY_ONLY)}
     assert computing <= {"aten::sum", "aten::fill_"}, computing  # of the blocks of a weight's gradient
 
@@ -245,15 +222,11 @@ def swiglu_inputs(rows: int, columns: int, dtype: torch.dtype = torch.float32) -
 @pytest.mark.parametrize(("rows", "columns"), [(slice(None), slice(None)), (slice(7, 402), slice(3, 300))])
 def test_bits_of_swiglu_backward_depend_on_no_other_element(rows: slice, columns: slice, num_threads: int) -> None:
     x, grad = swiglu_inputs(523, 331)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        whole = OPS.swiglu_backward(grad, x)
-        torch.set_num_threads(num_threads)
-        part, part_grad = x[rows, :, columns].contiguous(), grad[rows, columns].contiguous()
-        found = OPS.swiglu_backward(part_grad, part)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(1)
+    whole = OPS.swiglu_backward(grad, x)
+    torch.set_num_threads(num_threads)
+    part, part_grad = x[rows, :, columns].contiguous(), grad[rows, columns].contiguous()
+    found = OPS.swiglu_backward(part_grad, part)
 
     assert_same_bits([found], [whole[rows, :, columns].contiguous()])
 
@@ -267,14 +240,10 @@ def test_rotation_kernel_has_the_bits_of_torch(shape: tuple[int, ...], num_threa
     # the layout of the gradients of attention: heads before positions
     by_head = [product[..., :count, :].permute(1, 2, 3, 0, 4).contiguous() for count in (heads - 2, 1, 1)]
     grads = [grad.permute(3, 0, 1, 2, 4) for grad in by_head]
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(num_threads)
-        in_place, expected_in_place = product.clone(), product.clone()
-        OPS.rotate_queries_and_keys_(in_place, cos, sin)
-        found = [in_place, *OPS.split_rotated(product, cos, sin), OPS.rotated_backward(*grads, cos, sin)]
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
+    in_place, expected_in_place = product.clone(), product.clone()
+    OPS.rotate_queries_and_keys_(in_place, cos, sin)
+    found = [in_place, *OPS.split_rotated(product, cos, sin), OPS.rotated_backward(*grads, cos, sin)]
 
     reference_rotate(expected_in_place, cos, sin)
     grad_q, grad_k, grad_v = grads
@@ -299,15 +268,11 @@ def test_bits_of_rms_norm_depend_on_no_other_row(columns: int) -> None:
     # enough blocks of rows that torch's last sum over them may be parallel
     x, added = (torch.randn(1_100, columns, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     weight = values(columns, 5, torch.float32, [])
-    before = torch.get_num_threads()
-    try:
-        of_threads = []
-        for num_threads in (1, 2, 5):
-            torch.set_num_threads(num_threads)
-            of_threads.append(norm_results(x, added, weight))
-        rows = norm_results(x[7:402], added[7:402], weight)[:-1]
-    finally:
-        torch.set_num_threads(before)
+    of_threads = []
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        of_threads.append(norm_results(x, added, weight))
+    rows = norm_results(x[7:402], added[7:402], weight)[:-1]
 
     assert_same_bits(of_threads[1], of_threads[0])
     assert_same_bits(of_threads[2], of_threads[0])
@@ -317,14 +282,10 @@ def test_bits_of_rms_norm_depend_on_no_other_row(columns: int) -> None:
 @pytest.mark.parametrize("length", [1, 65_551, 700_003])
 def test_square_sum_has_one_order_of_additions(length: int) -> None:
     flat = torch.randn(length, generator=torch.Generator().manual_seed(6))
-    before = torch.get_num_threads()
-    try:
-        sums = set()
-        for num_threads in (1, 2, 5):
-            torch.set_num_threads(num_threads)
-            sums.add(OPS.square_sum(flat).item())
-    finally:
-        torch.set_num_threads(before)
+    sums = set()
+    for num_threads in (1, 2, 5):
+        torch.set_num_threads(num_threads)
+        sums.add(OPS.square_sum(flat).item())
 
     assert len(sums) == 1
     assert sums.pop() == pytest.approx(reference_square_sum(flat).item(), rel=1e-14)
@@ -358,27 +319,17 @@ def test_swiglu_of_other_dtypes_is_the_reference(dtype: torch.dtype) -> None:
 def test_without_the_library_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch, origin: str | None) -> None:
     spec = None if origin is None else importlib.util.spec_from_file_location("megatrain._host_kernels", origin)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr("megatrain.ops.host_kernels.step_kernel", step_kernel.__wrapped__)
-    monkeypatch.setattr("megatrain.ops.host_rms_norm.compiled_rms_norm", compiled_rms_norm.__wrapped__)
-    monkeypatch.setattr("megatrain.ops.host_rotary.compiled_rotation", compiled_rotation.__wrapped__)
-    monkeypatch.setattr("megatrain.ops.square_sums.compiled_square_sum", compiled_square_sum.__wrapped__)
-    monkeypatch.setattr("megatrain.ops.host_swiglu.compiled_swiglu_backward", compiled_swiglu_backward.__wrapped__)
 
-    for kernel in KERNELS:
-        assert kernel() is None, kernel
+    for find in FINDING:
+        assert find.__wrapped__() is None, find
 
 
 def test_swiglu_without_fused_instructions_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[str] = []
+    # the flag stays 0
+    monkeypatch.setattr("megatrain.ops.host_swiglu.host_function", lambda *arguments: lambda pointer: None)
 
-    def load(module: str, name: str, argument_types: Sequence[type]) -> Callable[..., None]:
-        loaded.append(name)
-        return lambda pointer: None  # the flag stays 0
-
-    monkeypatch.setattr("megatrain.ops.host_swiglu.host_function", load)
-
-    assert compiled_swiglu_backward.__wrapped__() is None
-    assert loaded == ["megatrain_has_fused_instructions"]
+    assert swiglu_backward_kernel.__wrapped__() is None
+    assert compiled_swiglu_backward() is not None
 
 
 THREADS = """
@@ -438,9 +389,6 @@ def test_a_kernel_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -
         step.eps = step.eps * 1.5
         run(pointer)
 
-    def load(*arguments: object) -> Callable[[Any], None]:
-        return other
-
-    monkeypatch.setattr("megatrain.ops.host_kernels.host_function", load)
+    monkeypatch.setattr("megatrain.ops.host_optimizer.compiled_step", lambda: other)
 
     assert step_kernel.__wrapped__() is None

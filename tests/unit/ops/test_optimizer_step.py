@@ -169,22 +169,6 @@ def test_an_element_that_is_not_finite_stays_alone() -> None:
         assert tensor.isnan().nonzero().flatten().tolist() == [12289]
 
 
-def test_adamw_leaves_the_gradient_alone_and_lamb_the_weights() -> None:
-    shard = make_shard(LAYOUTS["packs"], torch.float32)
-    grad = draw(shard.master.numel(), dtype=torch.float32, seed=7)
-    grad_before = grad.clone()
-    shard.adamw(grad)
-    assert torch.equal(grad, grad_before)
-
-    master_before = shard.master.clone()
-    shard.lamb_direction(grad)
-    assert torch.equal(shard.master, master_before)
-    direction_before = grad.clone()
-    ratios = torch.ones(shard.is_decayed.numel(), dtype=torch.float64, device=grad.device)
-    lamb_apply_(grad, shard.master, None, shard.run_borders, ratios, lr=0.1)
-    assert torch.equal(grad, direction_before)
-
-
 @pytest.mark.slow(kept=["123-dtype0-1e-13", "packs-dtype0-1e-13", "packs-dtype1-1e-05", "short-dtype1-1e-05"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.example_optimizer import DECAYED, SHAPES, Rank, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import DECAYED, SHAPES, build_rank, draw, whole_state
 
 STEPS = 20
 
@@ -28,33 +28,27 @@ def by_torch(dtype: torch.dtype, weight_decay: float, eps: float) -> dict[str, T
     return {name: weight.detach() for name, weight in weights.items()}
 
 
-def by_us(ranks: list[Rank], num_steps: int = STEPS) -> None:
-    for step in range(num_steps):
+@pytest.mark.parametrize(
+    ("dp_size", "weight_decay", "eps", "dtype"),
+    [
+        (1, 0.0, 1e-8, torch.float64),
+        (1, 0.1, 0.5, torch.float64),
+        (2, 0.1, 1e-8, torch.float64),
+        (3, 0.1, 0.5, torch.float64),
+        (1, 0.1, 1e-8, torch.float32),
+    ],
+)
+def test_twenty_steps_are_those_of_torch(dp_size: int, weight_decay: float, eps: float, dtype: torch.dtype) -> None:
+    ranks = [build_rank(dp_size, rank, weight_decay=weight_decay, eps=eps, dtype=dtype) for rank in range(dp_size)]
+    for step in range(STEPS):
         for rank in ranks:
             rank.set_gradients(draw(100 + step))
             rank.optimizer.step(0.1 / (step + 1), 1.0)
 
-
-@pytest.mark.parametrize(
-    ("dp_size", "weight_decay", "eps"), [(1, 0.0, 1e-8), (1, 0.1, 0.5), (2, 0.1, 1e-8), (3, 0.1, 0.5)]
-)
-def test_twenty_steps_in_fp64_are_torchs(dp_size: int, weight_decay: float, eps: float) -> None:
-    ranks = [build_rank(dp_size, rank, weight_decay=weight_decay, eps=eps) for rank in range(dp_size)]
-    by_us(ranks)
-
-    found, expected = whole_state(ranks), by_torch(torch.float64, weight_decay, eps)
+    found, expected = whole_state(ranks), by_torch(dtype, weight_decay, eps)
+    rtol, atol = (1e-12, 1e-12) if dtype == torch.float64 else (1e-5, 1e-6)
     for name, truth in expected.items():
-        torch.testing.assert_close(found[name], truth, rtol=1e-12, atol=1e-12, msg=name)
-
-
-def test_twenty_steps_in_fp32_are_torchs() -> None:
-    rank = build_rank(dtype=torch.float32)
-    by_us([rank])
-
-    found, expected = whole_state([rank]), by_torch(torch.float32, 0.1, 1e-8)
-    for name, truth in expected.items():
-        assert found[name].dtype == torch.float32
-        torch.testing.assert_close(found[name], truth, rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(found[name], truth, rtol=rtol, atol=atol, msg=name)
 
 
 def test_decay_alone_shrinks_matrices_and_nothing_else() -> None:

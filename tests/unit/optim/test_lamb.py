@@ -75,33 +75,23 @@ def test_tensor_parallel_parameter_has_the_ratio_of_the_whole(dp_size: int) -> N
         torch.testing.assert_close(found[name], truth, rtol=1e-10, atol=1e-10, msg=name)
 
 
-def test_lamb_scales_gradients_first() -> None:
-    # another factor each step: a trust ratio hides a constant factor
-    ranks, scales = make_ranks(1, weight_decay=0.1), [1.0, 0.25, 3.0, 0.5, 2.0, 0.125]
-    gradients = [draw(100 + step) for step in range(STEPS)]
-    run(ranks, gradients, scales=scales)
+@pytest.mark.parametrize(
+    ("factor", "weight_decay", "scales"),
+    [
+        # another scale each step: a trust ratio hides a constant one
+        pytest.param(1.0, 0.1, (1.0, 0.25, 3.0, 0.5, 2.0, 0.125), id="scaled gradients"),
+        pytest.param(1.0, 0.0, (1.0,) * STEPS, id="no weight decay"),
+        pytest.param(0.01, 0.0, (1.0,), id="weights with a norm below one"),
+    ],
+)
+def test_trust_ratio_is_that_of_the_algorithm(factor: float, weight_decay: float, scales: tuple[float, ...]) -> None:
+    weights = {name: factor * one for name, one in draw(0).items()}
+    ranks = make_ranks(1, weights=weights, weight_decay=weight_decay)
+    gradients = [draw(100 + step) for step in range(len(scales))]
+    run(ranks, gradients, scales)
 
     scaled = [{name: scale * one for name, one in step.items()} for step, scale in zip(gradients, scales, strict=True)]
-    expected = plain_lamb(draw(0), scaled, 0.1, 0.05)
-    for name, found in whole_state(ranks).items():
-        torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-10, msg=name)
-
-
-def test_without_weight_decay_matrices_still_have_a_ratio() -> None:
-    ranks = make_ranks(1, weight_decay=0.0)
-    gradients = [draw(100 + step) for step in range(STEPS)]
-    run(ranks, gradients)
-
-    expected = plain_lamb(draw(0), gradients, 0.0, 0.05)
-    assert all(torch.allclose(one, expected[name], rtol=1e-10) for name, one in whole_state(ranks).items())
-
-
-def test_weights_with_a_norm_below_one_move_in_proportion() -> None:
-    small = {name: 0.01 * one for name, one in draw(0).items()}
-    ranks, gradients = make_ranks(1, weights=small, weight_decay=0.0), [draw(100)]
-    run(ranks, gradients)
-
-    expected = plain_lamb(small, gradients, 0.0, 0.05)
+    expected = plain_lamb(weights, scaled, weight_decay, 0.05)
     for name, found in whole_state(ranks).items():
         torch.testing.assert_close(found, expected[name], rtol=1e-10, atol=1e-10, msg=name)
 

@@ -24,6 +24,7 @@ def rates(steps: list[int], decay_steps: int, **options: Any) -> list[float]:
 
 TABLE: list[tuple[dict[str, Any], list[int], list[float]]] = [
     ({"lr_schedule": "constant"}, [0, 1, 99, 100, 1000], [1, 1, 1, 1, 1]),
+    ({"lr_schedule": "constant", "lr_warmup_steps": 1}, [0, 1], [1, 1]),
     ({"lr_schedule": "constant", "lr_warmup_steps": 4}, [0, 1, 2, 3, 4, 500], [0.25, 0.5, 0.75, 1, 1, 1]),
     ({"lr_schedule": "linear"}, [0, 25, 50, 99, 100, 101, 5000], [1, 0.75, 0.5, 0.01, 0, 0, 0]),
     ({"lr_schedule": "linear", "min_lr": 0.2}, [0, 50, 100, 101], [1, 0.6, 0.2, 0.2]),
@@ -31,6 +32,7 @@ TABLE: list[tuple[dict[str, Any], list[int], list[float]]] = [
     ({"lr_schedule": "cosine"}, [0, 50, 100, 300], [1, 0.5, 0, 0]),
     ({"lr_schedule": "cosine", "min_lr": 0.1}, [0, 50, 100, 300], [1, 0.55, 0.1, 0.1]),
     ({"lr_schedule": "cosine", "lr_warmup_steps": 20, "min_lr": 0.1}, [0, 19, 20, 60, 100], [0.05, 1, 1, 0.55, 0.1]),
+    ({"lr_schedule": "cosine", "lr_warmup_steps": 20, "lr": 3e-4}, [10, 60], [1.65e-4, 1.5e-4]),
     ({"lr_schedule": "wsd", "wsd_decay_steps": 20}, [0, 50, 80, 90, 99, 100, 101], [1, 1, 1, 0.5, 0.05, 0, 0]),
     (
         {"lr_schedule": "wsd", "wsd_decay_steps": 20, "lr_warmup_steps": 10, "min_lr": 0.5},
@@ -44,16 +46,6 @@ TABLE: list[tuple[dict[str, Any], list[int], list[float]]] = [
 def test_rates_are_those_of_the_table() -> None:
     for options, steps, expected in TABLE:
         assert rates(steps, 100, **options) == pytest.approx(expected, abs=1e-12), options
-
-
-def test_rate_scales_with_lr() -> None:
-    assert rates([10, 60], 100, lr=3e-4, lr_schedule="cosine", lr_warmup_steps=20) == pytest.approx([1.65e-4, 1.5e-4])
-
-
-def test_first_step_of_a_warmup_is_not_wasted() -> None:
-    assert rates([0], 1000, lr_warmup_steps=100)[0] == pytest.approx(0.01)
-    assert rates([0], 1000, lr_warmup_steps=0) == [1.0]
-    assert rates([0, 1], 1000, lr_warmup_steps=1, lr_schedule="constant") == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ saving."""
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
 
 from megatrain.parallel.placement import ShardHolders
-from tests.helpers.example_optimizer import SHAPES, build_rank, draw, whole_state
+from tests.helpers.example_optimizer import HIDDEN, SHAPES, build_rank, draw, whole_state
 from tests.helpers.single_rank_buckets import give_holders
 
 
@@ -73,6 +75,23 @@ def test_padding_of_the_shards_stays_zero(name: str, dtype: torch.dtype) -> None
             assert not tensor[used:].any()
             assert torch.isfinite(tensor).all()
     assert num_padding > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "of_hidden", "of_others"),
+    [
+        ({"name": "adamw"}, {"exp_avg", "exp_avg_sq"}, {"exp_avg", "exp_avg_sq"}),
+        ({"name": "muon"}, {"exp_avg"}, {"exp_avg", "exp_avg_sq"}),
+        ({"name": "sgd"}, {"momentum"}, {"momentum"}),
+        ({"name": "sgd", "ema_decay": 0.75}, {"momentum", "ema"}, {"momentum", "ema"}),
+    ],
+)
+def test_each_rule_keeps_its_kinds_of_state(options: dict[str, Any], of_hidden: set[str], of_others: set[str]) -> None:
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for kind, shard, _ in build_rank(**options).optimizer.flat_shards():
+        kinds[shard.name].add(kind)
+
+    assert kinds == {name: {"master"} | (of_hidden if name in HIDDEN else of_others) for name in SHAPES}
 
 
 @pytest.mark.parametrize("dp_size", [1, 2, 3])

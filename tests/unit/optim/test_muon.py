@@ -83,16 +83,6 @@ def test_without_nesterov_the_momentum_itself_is_the_direction() -> None:
         torch.testing.assert_close(found[name], truth, rtol=1e-10, atol=1e-10, msg=name)
 
 
-def test_hidden_weights_keep_one_moment_and_the_others_two() -> None:
-    rank = build_rank(name="muon")
-    kinds: dict[str, set[str]] = {}
-    for kind, shard, _ in rank.optimizer.flat_shards():
-        kinds.setdefault(shard.name, set()).add(kind)
-
-    for name, found in kinds.items():
-        assert found == {"master", "exp_avg"} | ({"exp_avg_sq"} if name not in HIDDEN else set())
-
-
 def test_a_step_of_the_model_is_that_of_torch() -> None:
     """In bf16, as in torch: q, k and v separately, gate and up separately; all other parameters as in torch's AdamW."""
     config = make_config(

@@ -38,9 +38,3 @@ def test_steps_are_those_of_torch(dp_size: int, momentum: float, weight_decay: f
     found = whole_state(ranks)
     for name, truth in by_torch(momentum, weight_decay, has_nesterov=has_nesterov).items():
         torch.testing.assert_close(found[name], truth, rtol=1e-12, atol=1e-12, msg=name)
-
-
-def test_the_sum_of_gradients_is_all_that_is_kept() -> None:
-    rank = build_rank(name="sgd")
-
-    assert {kind for kind, _, _ in rank.optimizer.flat_shards()} == {"master", "momentum"}

@@ -33,9 +33,3 @@ def test_the_average_is_that_of_the_weights_after_each_update(name: str, dp_size
         torch.testing.assert_close(averages[parameter], expected[parameter], rtol=bound, atol=bound, msg=parameter)
         assert torch.equal(weights[parameter], without[parameter])
         assert not torch.equal(averages[parameter], weights[parameter])
-
-
-def test_without_a_decay_there_is_no_average() -> None:
-    kinds = {kind for kind, _, _ in build_rank().optimizer.flat_shards()}
-
-    assert kinds == {"master", "exp_avg", "exp_avg_sq"}

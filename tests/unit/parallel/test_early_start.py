@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatrain.comm.exchange import Pending
 from megatrain.contracts.black_box.operations import Operation
+from megatrain.ops.main_grad import main_grad_of
 from megatrain.parallel.boxes import Box
 from megatrain.parallel.data_parallel import ChunkDataParallel, DataParallelOptions
 from megatrain.parallel.placement import Placement
@@ -92,6 +93,13 @@ class OrderNotingGroup:
         return Pending(out)
 
 
+def write_gradient(chunk: ChunkDataParallel, bucket: int) -> None:
+    """Write to the gradient of the first parameter of a bucket."""
+    main_grad = main_grad_of(chunk.buckets[bucket].parameters[0].parameter)
+    assert main_grad is not None
+    main_grad.add(lambda total, is_fresh: total.fill_(1.0))
+
+
 NAMES = ("a", "b", "c")
 """Parameters in the order of their buckets, one each. A micro-batch may leave b without a gradient."""
 
@@ -117,7 +125,7 @@ def started_buckets(written: str, *, is_by_bucket: bool, zero_stage: int) -> tup
     chunk.set_num_microbatches(1)
     chunk.before_backward()
     for name in written:
-        chunk.add_gradient(NAMES.index(name), 0, lambda total, is_fresh: total.fill_(1.0))
+        write_gradient(chunk, NAMES.index(name))
     num_early = len(notes)
     chunk.after_backward()
     chunk.reduce()
@@ -251,7 +259,7 @@ def test_gradient_after_the_last_reduction_is_an_error() -> None:
     rank_model = make_rank_model("zero 2", overlap=False)
     (chunk,) = rank_model.data_parallel
     run_step(rank_model, 1)
-    chunk.add_gradient(0, 0, lambda total, is_fresh: total.fill_(1.0))
+    write_gradient(chunk, 0)
     with pytest.raises(RuntimeError, match=r"the gradients of \S+ were written after the last reduction of the step"):
         chunk.finish_reduce()
 

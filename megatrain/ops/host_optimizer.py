@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatrain.ops.extension import host_function
+from megatrain.ops.extension import HostFunction, host_kernel
 from megatrain.ops.optimizer_reference import reference_adamw, reference_lamb_direction, run_square_sums
-
-Run = Callable[[Any], None]
-"""The compiled function, which gets a pointer to a `_Step`."""
 
 _NUM_COMPARED = 4133
 _COMPARED_BORDER = 1021
-"""Elements on which a kernel is compared with torch, and the border of their runs: neither is a multiple of a vector,
-because torch's loops may round the remainder in another way."""
+"""The number of elements on which a kernel is compared with torch, and the border of their runs. Neither is a multiple
+of a vector's length, because torch's loops may round the remainder in another way."""
 
 
 class _Step(ctypes.Structure):
@@ -40,35 +37,23 @@ class _Step(ctypes.Structure):
     )
 
 
-def adamw_kernel() -> Callable[..., None] | None:
-    """Return the kernel that does what reference_adamw does, with the same bits; None if there is none."""
-    run = step_kernel()
-    return None if run is None else partial(_adamw, run)
-
-
-def lamb_direction_kernel() -> Callable[..., Tensor] | None:
-    """Return the kernel that does what reference_lamb_direction does, with the same bits; None if there is none."""
-    run = step_kernel()
-    return None if run is None else partial(_lamb_direction, run)
-
-
 @cache
-def step_kernel() -> Run | None:
+def step_kernel() -> HostFunction | None:
     """Return compiled_step(), once per process; None if there is none, or if its bits are not those of torch.
 
     Whether torch rounds a product before it adds it depends on how torch was built, and on the processor.
     """
-    run = compiled_step()
-    return run if run is not None and _has_bits_of_torch(run) else None
+    update = compiled_step()
+    return update if update is not None and _has_bits_of_torch(update) else None
 
 
-def compiled_step() -> Run | None:
+def compiled_step() -> HostFunction | None:
     """Return the compiled function, whatever its bits are; None if there is none."""
-    return host_function("megatrain._host_kernels", "megatrain_optimizer_step", [ctypes.POINTER(_Step)])
+    return host_kernel("optimizer_step", _Step)
 
 
-def _adamw(
-    run: Run,
+def host_adamw(
+    update: HostFunction,
     grad: Tensor,
     master: Tensor,
     exp_avg: Tensor,
@@ -85,8 +70,9 @@ def _adamw(
     bias_correction2: float,
     gradient_scale: float,
 ) -> None:
+    """Update the weights, as reference_adamw."""
     _run(
-        run,
+        update,
         (grad, master, exp_avg, exp_avg_sq, published, run_borders, is_decayed),
         (beta1, beta2, eps, bias_correction2, gradient_scale),
         is_lamb=False,
@@ -96,8 +82,8 @@ def _adamw(
     )
 
 
-def _lamb_direction(
-    run: Run,
+def host_lamb_direction(
+    update: HostFunction,
     grad: Tensor,
     master: Tensor,
     exp_avg: Tensor,
@@ -112,8 +98,9 @@ def _lamb_direction(
     bias_correction2: float,
     gradient_scale: float,
 ) -> Tensor:
+    """Return the sums of squares of each run's weights and direction, as reference_lamb_direction."""
     _run(
-        run,
+        update,
         (grad, master, exp_avg, exp_avg_sq, None, run_borders, is_decayed),
         (beta1, beta2, eps, bias_correction2, gradient_scale),
         is_lamb=True,
@@ -125,7 +112,7 @@ def _lamb_direction(
 
 
 def _run(
-    run: Run,
+    update: HostFunction,
     tensors: tuple[Tensor | None, ...],
     scalars: tuple[float, float, float, float, float],
     *,
@@ -151,19 +138,19 @@ def _run(
         torch.get_num_threads(),
         *(gradient_scale, 1.0 - beta1, beta2, 1.0 - beta2, math.sqrt(bias_correction2), eps, decay, correction),
     )
-    run(ctypes.byref(step))
+    update(ctypes.byref(step))
 
 
-def _has_bits_of_torch(run: Run) -> bool:
+def _has_bits_of_torch(update: HostFunction) -> bool:
     wide, narrow = torch.float32, torch.bfloat16
     return all(
-        _is_same(partial(kernel, run), reference, grad_dtype, dtype, lr)
+        _is_same(partial(kernel, update), reference, grad_dtype, dtype, lr)
         for kernel, reference, grad_dtype, dtype, lr in (
-            (_adamw, reference_adamw, wide, wide, [0.01]),
-            (_adamw, reference_adamw, narrow, wide, [0.01]),
-            (_adamw, reference_adamw, torch.float64, torch.float64, [0.01]),
-            (_lamb_direction, reference_lamb_direction, wide, wide, []),
-            (_lamb_direction, reference_lamb_direction, torch.float64, torch.float64, []),
+            (host_adamw, reference_adamw, wide, wide, [0.01]),
+            (host_adamw, reference_adamw, narrow, wide, [0.01]),
+            (host_adamw, reference_adamw, torch.float64, torch.float64, [0.01]),
+            (host_lamb_direction, reference_lamb_direction, wide, wide, []),
+            (host_lamb_direction, reference_lamb_direction, torch.float64, torch.float64, []),
         )
     )
 
