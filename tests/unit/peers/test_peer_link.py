@@ -16,6 +16,7 @@ import pytest
 from megatrain.contracts.errors import CommunicationError
 from megatrain.peers.link import MAX_MESSAGE_BYTES, PeerAddress, PeerConnection, PeerLimits, connect_peer
 from megatrain.peers.server import PeerServer, listen
+from tests.helpers.thread_starts import no_thread_starts
 from tests.helpers.waiting import DEADLINE_S, wait_until
 
 SECRET, OTHER_SECRET = bytes(32), bytes(31) + b"\1"
@@ -237,6 +238,21 @@ def test_silent_peers_are_dropped_in_time_and_bounded_in_number() -> None:
             return False
 
         wait_until(is_served, "an answer to a rank")
+
+
+def test_server_without_threads_drops_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    serve, outcomes = outcome_of(lambda connection: connection.receive_message())
+    with serving(serve) as (_, address):
+        with no_thread_starts():
+            # more than may be unauthenticated at a time
+            for _ in range(10):
+                with raw_connection(address) as refused:
+                    assert refused.recv(1) == b""
+        with connect_peer(address, SECRET, LIMITS) as connection:
+            connection.send_message(b"from a rank")
+            assert outcomes.get(timeout=DEADLINE_S) == b"from a rank"
+    (message,) = caplog.messages
+    assert "no thread could be started for it: can't start new thread" in message
 
 
 def test_closing_a_server_ends_what_it_serves() -> None:
