@@ -71,25 +71,20 @@ class SlotReader(Closable):
                 return decode_words(page, str(self.path))
         raise CheckpointError(f"{self.path}: the header changed in each of {_NUM_READ_ATTEMPTS} reads")
 
-    def read_contents(self, offset: int, num_bytes: int) -> bytes:
-        """Return a part of the contents. They are of one snapshot if `words()` is equal before and after the read."""
-        self._check_range(offset, num_bytes)
-        return self._read(HEADER_BYTES + offset, num_bytes)
-
     def read_contents_into(self, offset: int, buffer: bytearray | memoryview) -> None:
-        """Fill a buffer with the contents from `offset` on, like `read_contents`, without allocating memory."""
+        """Fill a buffer with the contents from `offset` on.
+
+        They are of one snapshot if `words()` is equal before and after the read.
+        """
         with memoryview(buffer) as view, view.cast("B") as rest:
-            self._check_range(offset, len(rest))
+            if offset + len(rest) > self.header.contents_bytes:
+                raise CheckpointError(
+                    f"{self.path}: bytes {offset} to {offset + len(rest)} were requested, but the contents have "
+                    f"{self.header.contents_bytes} bytes"
+                )
             done = 0
             while done < len(rest):
                 done += self._read_some(HEADER_BYTES + offset + done, rest[done:])
-
-    def _check_range(self, offset: int, num_bytes: int) -> None:
-        if offset < 0 or num_bytes < 0 or offset + num_bytes > self.header.contents_bytes:
-            raise CheckpointError(
-                f"{self.path}: bytes {offset} to {offset + num_bytes} were requested, but the contents have "
-                f"{self.header.contents_bytes} bytes"
-            )
 
     def _read(self, offset: int, num_bytes: int, *, is_exact: bool = True) -> bytes:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,9 @@ class UrlLocation:
                 if len(content) == num_bytes:
                     return bytearray(content)
             # an invented length must not become the size of a buffer
-            size = self._size_to_read()
+            size = self.size()
+            if size is None:
+                raise IsADirectoryError if self.exists() else FileNotFoundError
             if offset + num_bytes <= size:
                 content = self._content(offset, offset + num_bytes) if num_bytes else b""
                 if len(content) == num_bytes:
@@ -123,7 +126,7 @@ class UrlLocation:
             try:
                 if self._has_conditional_put:
                     self.store.pipe_file(self.path, content, mode="create")
-                elif "file" in self._protocols:
+                elif self._is_local:
                     with self._written(content) as temporary:
                         is_new = give_name(Path(temporary), Path(self.path))
                         Path(temporary).unlink(missing_ok=True)
@@ -138,7 +141,7 @@ class UrlLocation:
         return True
 
     def is_exclusive(self) -> bool:
-        if "file" in self._protocols:
+        if self._is_local:
             return LocalLocation(Path(self.path)).is_exclusive()
         if not self._has_conditional_put:
             return False
@@ -156,8 +159,6 @@ class UrlLocation:
     def _written(self, content: bytes) -> Iterator[str]:
         """Yield the name of a temporary file for the block to move into place. The move is durable after the block."""
         self._make_parent()
-        if self._has_type("directory"):
-            raise IsADirectoryError
         temporary = f"{self._parent}/{temporary_name(self.name)}"
         try:
             with self.store.open(temporary, "wb") as file:
@@ -174,8 +175,6 @@ class UrlLocation:
         with self._naming("cannot be written"):
             if not self._is_object_store:
                 self._make_parent()
-                if self._has_type("directory"):
-                    raise IsADirectoryError
                 # a superseded process that has the old file open must keep writing to that file, not to the new one
                 with suppress(FileNotFoundError):
                     self.store.rm_file(self.path)
@@ -198,17 +197,20 @@ class UrlLocation:
         return self.path.rpartition("/")[0]
 
     @property
-    def _protocols(self) -> tuple[str, ...]:
-        protocol = self.store.protocol
-        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+    def _is_local(self) -> bool:
+        return self._is_of({"file"})
 
     @property
     def _is_object_store(self) -> bool:
-        return not _OBJECT_STORES.isdisjoint(self._protocols)
+        return self._is_of(_OBJECT_STORES)
 
     @property
     def _has_conditional_put(self) -> bool:
-        return not _CONDITIONAL_PUTS.isdisjoint(self._protocols)
+        return self._is_of(_CONDITIONAL_PUTS)
+
+    def _is_of(self, schemes: AbstractSet[str]) -> bool:
+        protocol = self.store.protocol
+        return not schemes.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
 
     def _info(self) -> dict[str, Any] | None:
         with self._naming("cannot be looked up"):
@@ -222,12 +224,6 @@ class UrlLocation:
         info = self._info()
         return info is not None and info["type"] == kind
 
-    def _size_to_read(self) -> int:
-        size = self.size()
-        if size is None:
-            raise IsADirectoryError if self.exists() else FileNotFoundError
-        return size
-
     def _content(self, start: int | None, end: int | None) -> bytes:
         try:
             return bytes(self.store.cat_file(self.path, start=start, end=end))
@@ -237,17 +233,20 @@ class UrlLocation:
             raise
 
     def _make_parent(self) -> None:
+        """Create the directory above. Raises: IsADirectoryError when a directory has the name of the file to write."""
         if self._parent:
             self.store.makedirs(self._parent, exist_ok=True)
+        if self._has_type("directory"):
+            raise IsADirectoryError
 
     def _sync(self, file: Any) -> None:
         """Make a local file durable; other stores do that themselves."""
-        if "file" in self._protocols:
+        if self._is_local:
             file.flush()
             os.fsync(file.fileno())
 
     def _sync_parent(self) -> None:
-        if "file" in self._protocols:
+        if self._is_local:
             sync_directory(Path(self._parent or "/"))
 
     @contextmanager

@@ -66,8 +66,6 @@ class PeerServer(Closable):
         self._is_closing = threading.Event()
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, PeerConnection] = {}
-        self.num_rejected = 0
-        """The number of connections that could not authenticate themselves."""
         self._has_logged_limit = False
         self._thread = threading.Thread(target=self._accept, name="peer-server", daemon=True)
         self._thread.start()
@@ -136,8 +134,6 @@ class PeerServer(Closable):
         try:
             connection.authenticate(self._secret, is_server=True)
         except CommunicationError:
-            with self._lock:
-                self.num_rejected += 1
             return False
         finally:
             self._unauthenticated.release()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.arena_slots import plan_snapshot
 from megatrain.checkpoint.gathered_items import stored_by_ranks
-from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, BoundImage, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.offline_writer import write_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import write_manifest
@@ -114,7 +114,7 @@ def write_as_job(
 
 def _data_file(plan: ImagePlan) -> tuple[bytes, FileEntry]:
     image = bytearray(plan.num_bytes + 64)  # An empty image has no memory to point to.
-    bound = plan.bind(memoryview(image))
+    bound = BoundImage(plan, memoryview(image))
     bound.write_envelopes()
     bound.copy_out()
     content = bytes(image[: plan.num_bytes])
