@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +90,6 @@ class UrlLocation:
             return self._content(None, None)
 
     def read_range(self, offset: int, num_bytes: int) -> bytearray:
-        if offset < 0 or num_bytes < 0:
-            raise ValueError(f"{num_bytes} bytes at {offset}")
         with self._naming("cannot be read", MissingFileError):
             content = b""
             if 0 < num_bytes <= _MAX_UNCHECKED_BYTES:
@@ -115,7 +112,7 @@ class UrlLocation:
 
     def write(self, content: bytes) -> None:
         with self._naming("cannot be written"):
-            if self._is_object_store:
+            if self._schemes & _OBJECT_STORES:
                 self.store.pipe_file(self.path, content)
                 return
             with self._written(content) as temporary:
@@ -124,9 +121,9 @@ class UrlLocation:
     def write_new(self, content: bytes) -> bool:
         with self._naming("cannot be written"):
             try:
-                if self._has_conditional_put:
+                if self._schemes & _CONDITIONAL_PUTS:
                     self.store.pipe_file(self.path, content, mode="create")
-                elif self._is_local:
+                elif "file" in self._schemes:
                     with self._written(content) as temporary:
                         is_new = give_name(Path(temporary), Path(self.path))
                         Path(temporary).unlink(missing_ok=True)
@@ -141,9 +138,9 @@ class UrlLocation:
         return True
 
     def is_exclusive(self) -> bool:
-        if self._is_local:
+        if "file" in self._schemes:
             return LocalLocation(Path(self.path)).is_exclusive()
-        if not self._has_conditional_put:
+        if not self._schemes & _CONDITIONAL_PUTS:
             return False
         # a server may ignore the condition and write anyway
         trial = self / temporary_name("exclusive")
@@ -173,7 +170,7 @@ class UrlLocation:
 
     def create(self) -> Sink:
         with self._naming("cannot be written"):
-            if not self._is_object_store:
+            if not self._schemes & _OBJECT_STORES:
                 self._make_parent()
                 # a superseded process that has the old file open must keep writing to that file, not to the new one
                 with suppress(FileNotFoundError):
@@ -197,20 +194,9 @@ class UrlLocation:
         return self.path.rpartition("/")[0]
 
     @property
-    def _is_local(self) -> bool:
-        return self._is_of({"file"})
-
-    @property
-    def _is_object_store(self) -> bool:
-        return self._is_of(_OBJECT_STORES)
-
-    @property
-    def _has_conditional_put(self) -> bool:
-        return self._is_of(_CONDITIONAL_PUTS)
-
-    def _is_of(self, schemes: AbstractSet[str]) -> bool:
+    def _schemes(self) -> frozenset[str]:
         protocol = self.store.protocol
-        return not schemes.isdisjoint((protocol,) if isinstance(protocol, str) else protocol)
+        return frozenset((protocol,) if isinstance(protocol, str) else protocol)
 
     def _info(self) -> dict[str, Any] | None:
         with self._naming("cannot be looked up"):
@@ -241,12 +227,12 @@ class UrlLocation:
 
     def _sync(self, file: Any) -> None:
         """Make a local file durable; other stores do that themselves."""
-        if self._is_local:
+        if "file" in self._schemes:
             file.flush()
             os.fsync(file.fileno())
 
     def _sync_parent(self) -> None:
-        if self._is_local:
+        if "file" in self._schemes:
             sync_directory(Path(self._parent or "/"))
 
     @contextmanager
