@@ -61,11 +61,11 @@ def test_lengths_train_alike_on_one_device_and_in_a_layout(
     assert begins == [
         (
             "from step 3 on, samples have 16 tokens: at sample 16, after 64 tokens (after_tokens=50, rounded up to a "
-            "whole step); 2 of them consist of windows of the length before"
+            "whole step); 2 of them are assembled from windows of the previous length"
         ),
         (
             "from step 7 on, samples have 8 tokens: at sample 32, after 320 tokens (after_tokens=300, rounded up to a "
-            "whole step); 8 of them consist of windows of the length before"
+            "whole step); 8 of them are assembled from windows of the previous length"
         ),
     ]
 
