@@ -57,7 +57,7 @@ def test_lengths_train_alike_on_one_device_and_in_a_layout(
     reference = jobs.remembered(make_config(tables(train_data)))
     run = jobs.run(make_config(tables(train_data), layout))
     assert_same_numbers([run], reference)
-    begins = [note.partition(", the rest of")[0] for note in run.ranks[0].notes if "samples have" in note]
+    begins = [note.partition(", until")[0] for note in run.ranks[0].notes if "samples have" in note]
     assert begins == [
         (
             "from step 3 on, samples have 16 tokens: at sample 16, after 64 tokens (after_tokens=50, rounded up to a "
