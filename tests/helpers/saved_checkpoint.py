@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megatrain.checkpoint.arena_slots import plan_snapshot
 from megatrain.checkpoint.gathered_items import stored_by_ranks
-from megatrain.checkpoint.image import MAX_ITEM_BYTES, BoundImage, ImagePlan, key_of, plan_image
+from megatrain.checkpoint.image import MAX_ITEM_BYTES, ImagePlan, key_of, plan_image
 from megatrain.checkpoint.metadata_file import describing_files
 from megatrain.checkpoint.offline_writer import write_checkpoint
 from megatrain.checkpoint_format.checkpoint_files import write_manifest
@@ -39,6 +39,7 @@ from megatrain.parallel.boxes import Box
 from megatrain.parallel.sharding import FlatShard
 from megatrain.training.rank_model import build_rank_model
 from tests.helpers.checkpoint_tree import make_manifest
+from tests.helpers.images import image_bytes
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 
@@ -113,11 +114,7 @@ def write_as_job(
 
 
 def _data_file(plan: ImagePlan) -> tuple[bytes, FileEntry]:
-    image = bytearray(plan.num_bytes + 64)  # An empty image has no memory to point to.
-    bound = BoundImage(plan, memoryview(image))
-    bound.write_envelopes()
-    bound.copy_out()
-    content = bytes(image[: plan.num_bytes])
+    content = image_bytes(plan)
     hasher = ItemHasher([(item.offset, item.length) for item in plan.items], plan.num_bytes, "image")
     hasher.update(content)
     trailer = encode_trailer(hasher.finish())
