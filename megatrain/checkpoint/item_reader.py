@@ -7,6 +7,7 @@ only one that makes tensors from an item's bytes.
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Mapping
 
 import torch
@@ -72,7 +73,7 @@ def tensor_of(content: Tensor, directory: Location, key: str, item: StoredItem, 
         loaded = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         if not isinstance(loaded, Tensor) or tuple(loaded.shape) != item.sizes:
             raise ValueError(f"found {type(loaded).__name__} {tuple(getattr(loaded, 'shape', ()))}")
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{directory / item.file}: {key} at byte {item.offset} is not a tensor of shape {item.sizes}: {error}"
         ) from error

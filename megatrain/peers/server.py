@@ -116,7 +116,8 @@ class PeerServer(Closable):
             _logger.warning(
                 "%s: the connection is closed, because no thread could be started for it: %s (see `ulimit -u` and "
                 "pids.max); the server continues, and does not log further failures of this kind",
-                *(connection.location, error),
+                connection.location,
+                error,
             )
 
     def _handle(self, connection: PeerConnection) -> None:
