@@ -257,7 +257,7 @@ say(signals.is_requested)
 
 
 def test_watchdog_keeps_no_file_of_the_worker_open() -> None:
-    body = "opened = open(os.devnull); watchdog.close(); watchdog = start_watchdog(9, 0); say(watchdog.pid); get_stuck()"
+    body = "file = open(os.devnull); watchdog.close(); watchdog = start_watchdog(9, 0); say(watchdog.pid); get_stuck()"
     with worker(body) as stuck:
         stuck.watchdog_pid = int(stuck.line())
         assert stuck.line() == "stuck"
