@@ -237,8 +237,7 @@ class DiskCases(LocationCases):
         file."""
         (place / "a").write(b"old")
         preparation = (
-            "from megatrain.checkpoint_format.url_location import open_location\n"
-            f"place = open_location({str(place)!r})"
+            f"from megatrain.checkpoint_format.url_location import open_location\nplace = open_location({str(place)!r})"
         )
         number = 0
         while crash_at(number, preparation, "(place / 'a').write(b'new')"):

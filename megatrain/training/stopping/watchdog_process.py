@@ -38,9 +38,7 @@ _POLL_S = 0.5
 _NS = 1_000_000_000
 
 
-def run_watchdog(
-    read_fd: int, worker_pid: int, grace_s: float, rank: int, fence_rule: FenceRule | None
-) -> NoReturn:
+def run_watchdog(read_fd: int, worker_pid: int, grace_s: float, rank: int, fence_rule: FenceRule | None) -> NoReturn:
     """Run the forked child. No Python code of the worker may continue in the child, even after an error."""
     try:
         _detach_from_worker(read_fd)
